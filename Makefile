@@ -1,0 +1,72 @@
+# memfit: everything is reached from here. `make` alone lists what there is.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+# The first Python on the path that is new enough; `make PYTHON=/path/to/python ...` says otherwise.
+PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& echo $$name && break; done)
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c requirements.lock
+
+RUN_EXTRAS := plots,html,workloads
+DEV_EXTRAS := $(RUN_EXTRAS),transformers,dev
+
+# The example of `make run`: the whole idea in one command.
+RUN := $(BIN)/memfit train conve --dataset umls --output-dir runs/conve-umls --budget-fraction 0.75
+
+# One thread per process: the tests run side by side and small tensors gain nothing from more.
+TEST_WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test check fast format bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+run: $(VENV)/.run-stamp ## Train ConvE on UMLS inside three quarters of the memory it would take
+	$(RUN)
+
+test: $(VENV)/.dev-stamp ## Run all tests (add ARGS='-k name' to choose)
+	@$(PYTEST) $(ARGS)
+
+check: $(VENV)/.dev-stamp ## Run the whole gate: lint, format, types, import contract, tests
+	@echo "ruff check";         $(BIN)/ruff check
+	@echo "ruff format";        $(BIN)/ruff format --check
+	@echo "mypy";               $(BIN)/mypy
+	@echo "import contract";    $(BIN)/lint-imports --no-logo
+	@echo "tests";              $(MAKE) --no-print-directory test
+
+fast: $(VENV)/.dev-stamp ## Run the quick tests alone
+	@$(PYTEST) -m 'not slow and not gpu' $(ARGS)
+
+format: $(VENV)/.dev-stamp ## Format the code and apply the safe fixes
+	@$(BIN)/ruff check --fix; $(BIN)/ruff format
+
+bench: $(VENV)/.dev-stamp ## Run the benchmarks, one after the other
+	@for file in benchmarks/bench_*.py; do \
+		echo "$$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean: ## Remove what these targets made: the environment, caches and runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build runs
+
+# pip is the last thing that venv writes, so its presence says that the environment is whole.
+$(BIN)/pip:
+	@test -n "$(PYTHON)" || { echo "memfit needs Python 3.11 or newer and found none on the path." \
+		"Install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memfit needs Python 3.11 or \
+newer, and %s is %d.%d. Name another: make PYTHON=/path/to/python3" \
+		% (sys.executable, *sys.version_info[:2]))'
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-stamp: pyproject.toml requirements.lock | $(BIN)/pip
+	@echo "Installing memfit and what it needs to run (once; torch is large)"
+	@$(PIP) -e '.[$(RUN_EXTRAS)]'
+	@touch $@
+
+$(VENV)/.dev-stamp: pyproject.toml requirements.lock | $(BIN)/pip
+	@echo "Installing memfit and its checks (once; torch is large)"
+	@$(PIP) -e '.[$(DEV_EXTRAS)]'
+	@touch $(VENV)/.run-stamp $@

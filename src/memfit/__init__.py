@@ -1,0 +1,66 @@
+"""Make any PyTorch training step fit the memory there is."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from memfit._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from memfit.errors import MemfitError as MemfitError
+    from memfit.figures import Measurement as Measurement
+    from memfit.figures import Prediction as Prediction
+    from memfit.job import Job as Job
+    from memfit.job import Total as Total
+    from memfit.measurement import measure as measure
+    from memfit.planner import plan as plan
+    from memfit.prediction import predict as predict
+    from memfit.runtime.run import Run as Run
+    from memfit.runtime.run import start as start
+    from memfit.strategies.plan import Plan as Plan
+    from memfit.verification import verify as verify
+
+# Resolved on first use, so that `memfit --help` never imports torch.
+_HOMES = {
+    "Job": "memfit.job",
+    "Measurement": "memfit.figures",
+    "MemfitError": "memfit.errors",
+    "Plan": "memfit.strategies.plan",
+    "Prediction": "memfit.figures",
+    "Run": "memfit.runtime.run",
+    "Total": "memfit.job",
+    "measure": "memfit.measurement",
+    "plan": "memfit.planner",
+    "predict": "memfit.prediction",
+    "start": "memfit.runtime.run",
+    "verify": "memfit.verification",
+}
+
+__all__ = [  # noqa: F822 - the names come from _HOMES
+    "Job",
+    "Measurement",
+    "MemfitError",
+    "Plan",
+    "Prediction",
+    "Run",
+    "Total",
+    "measure",
+    "plan",
+    "predict",
+    "start",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        msg = f"module 'memfit' has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted([*__all__, "__version__"])

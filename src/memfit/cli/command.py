@@ -1,0 +1,54 @@
+"""What a command is.
+
+A command's file defines one class and binds an instance of it to ``COMMAND``; ``cli/main.py``
+lists the file by name. The class docstring is the text of ``--help``. Whatever is slow to import
+(torch, rich tables, the planner) is imported inside ``run``, so that ``--help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Command(Protocol):
+    """One command of ``memfit``."""
+
+    name: str
+    """The word after ``memfit``."""
+    summary: str
+    """One line for the list of commands."""
+    example: str
+    """A command line that works, shown in the help."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments; imports nothing slow."""
+
+    def run(self, args: argparse.Namespace, console: Console) -> int:
+        """Do the work, show it on ``console`` and give the exit code.
+
+        Exit codes: 0 done or fits, 1 error, 2 usage, 3 no plan fits. An error is raised as a
+        ``MemfitError``, which carries its own exit code.
+        """
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``, which every command has."""
+    parser.add_argument(
+        "--json", action="store_true", help="write one JSON value to standard output instead"
+    )
+
+
+def write_json(data: object) -> None:
+    """Write a JSON value to standard output, without the line breaks that a console adds.
+
+    Raises:
+        TypeError: if a part of it is no plain JSON value.
+        ValueError: if a number is infinite or undefined, which JSON cannot say.
+    """
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")

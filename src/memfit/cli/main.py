@@ -1,0 +1,200 @@
+"""The entry point: finds the command, runs it, and turns every error into one line.
+
+Commands are listed here by module and imported only when asked for, so ``memfit --help`` needs
+neither torch nor rich. This is the only place that catches every exception.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NamedTuple, NoReturn
+
+from memfit.errors import MemfitError
+
+from .command import Command
+
+EXIT_DONE = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells expect
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class ListedCommand(NamedTuple):
+    """A command as the list of commands shows it, and the module that holds it."""
+
+    name: str
+    summary: str
+    module: str
+
+
+COMMANDS = (
+    ListedCommand(
+        "predict", "predict the peak memory of a step without running it", "memfit.cli.predict"
+    ),
+    ListedCommand("plan", "find the fastest exact way to fit a budget", "memfit.cli.plan"),
+    ListedCommand("measure", "run a step here and measure its peak memory", "memfit.cli.measure"),
+    ListedCommand("train", "train one of the five systems inside a budget", "memfit.cli.train"),
+    ListedCommand("devices", "list devices and where each figure is from", "memfit.cli.devices"),
+    ListedCommand("doctor", "check this machine and this installation", "memfit.cli.doctor"),
+)
+
+
+class _ParserDoneError(Exception):
+    """Carry the exit code of a parser that has shown its help or refused its arguments."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parse without ending the program, so that ``main`` always returns an exit code."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Show the message and hand the exit code to ``main``."""
+        if message:
+            sys.stderr.write(message)
+        raise _ParserDoneError(status)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``memfit`` with these words (the program's own by default); gives the exit code."""
+    # The profiler inside torch logs to stderr unless this is set before torch is imported.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        exit_code = _run(words)
+        sys.stdout.flush()
+    except _ParserDoneError as done:
+        return done.exit_code
+    except MemfitError as error:
+        _write_error(str(error), words)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more at exit; it needs somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - the last resort: one line instead of a traceback
+        _write_error(_describe_unexpected(error, words), words)
+        return EXIT_ERROR
+    return exit_code
+
+
+def load_command(listed: ListedCommand) -> Command | None:
+    """Import a command; None when its module does not exist in this version."""
+    try:
+        module = importlib.import_module(listed.module)
+    except ModuleNotFoundError as error:
+        if error.name != listed.module:
+            raise
+        return None
+    command: Command = module.COMMAND
+    return command
+
+
+def command_parser(command: Command) -> argparse.ArgumentParser:
+    """Build the parser of one command, with its docstring and example as help."""
+    parser = _Parser(
+        prog=f"memfit {command.name}",
+        description=inspect.getdoc(type(command)) or command.summary,
+        epilog=f"example:\n  {command.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    _add_debug_argument(parser)
+    return parser
+
+
+def _run(words: Sequence[str]) -> int:
+    """Find the command among the words and run it with the words that follow it."""
+    position = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    parser = _main_parser()
+    parser.parse_args(words[:position])
+    if position == len(words):
+        parser.error("a command is needed; `memfit --help` lists them")
+    command = _find_command(parser, words[position])
+    args = command_parser(command).parse_args(words[position + 1 :])
+    from .console import StdoutConsole
+
+    return command.run(args, StdoutConsole())
+
+
+def _find_command(parser: argparse.ArgumentParser, name: str) -> Command:
+    """Load a command by its name, or refuse the name with the nearest one."""
+    listed = {entry.name: entry for entry in COMMANDS}
+    if name not in listed:
+        near = get_close_matches(name, listed, n=1, cutoff=0.5)
+        hint = f"did you mean `memfit {near[0]}`?" if near else "`memfit --help` lists them"
+        parser.error(f"there is no command {name!r}; {hint}")
+    command = load_command(listed[name])
+    if command is None:
+        parser.error(f"the command {name!r} is not part of this version of memfit")
+    return command
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    """Build the parser of the words before the command."""
+    width = max(len(entry.name) for entry in COMMANDS)
+    lines = [f"  {entry.name:<{width}}  {entry.summary}" for entry in COMMANDS]
+    parser = _Parser(
+        prog="memfit",
+        usage="memfit [--help] [--version] [--debug] COMMAND ...",
+        description="Make a PyTorch training step fit the memory there is.",
+        epilog="\n".join(
+            ["commands:", *lines, "", "`memfit COMMAND --help` explains one, with an example."]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_ShowVersion, help="show the version and exit")
+    _add_debug_argument(parser)
+    return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Show the version, which is looked up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Write ``memfit`` and its version to standard output."""
+        from memfit._version import __version__
+
+        sys.stdout.write(f"memfit {__version__}\n")
+        parser.exit()
+
+
+def _add_debug_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--debug``; it is accepted before and after the command."""
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _is_debugging(words: Sequence[str]) -> bool:
+    """Say whether tracebacks are wanted; words after ``--`` belong to another program."""
+    own = words[: words.index("--")] if "--" in words else words
+    return "--debug" in own or os.environ.get("MEMFIT_DEBUG") == "1"
+
+
+def _describe_unexpected(error: Exception, words: Sequence[str]) -> str:
+    """Name an error that memfit did not foresee, and how to see where it comes from."""
+    advice = "" if _is_debugging(words) else " Run again with --debug to see where it comes from."
+    return f"unexpected {type(error).__name__}: {error}.{advice}"
+
+
+def _write_error(message: str, words: Sequence[str]) -> None:
+    """Write an error as one line on standard error, after the traceback if that is wanted."""
+    if _is_debugging(words):
+        traceback.print_exc()
+    sys.stderr.write(f"memfit: error: {' '.join(message.split())}\n")

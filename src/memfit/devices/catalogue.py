@@ -1,0 +1,215 @@
+"""The catalogue: one TOML file per device, read into ``Device`` and checked.
+
+A name is the file's name without its ending. Unknown keys are refused, so that a misspelt figure
+cannot pass for a missing one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from datetime import date
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from memfit.errors import DataError, UnknownDeviceError
+from memfit.figures import Certainty
+from memfit.units import GIB
+
+from .detect import CudaDevice, Host, host, host_memory_bytes
+from .spec import CPU, CUDA, Device, Fact
+
+REQUIRED_FACTS = (
+    "memory_bytes",
+    "memory_bandwidth_bytes_per_second",
+    "matrix_float32_flops_per_second",
+    "link_bytes_per_second",
+    "context_bytes",
+    "launch_seconds",
+)
+OPTIONAL_FACTS = (
+    "matrix_float64_flops_per_second",
+    "matrix_tf32_flops_per_second",
+    "matrix_float16_flops_per_second",
+    "matrix_bfloat16_flops_per_second",
+)
+_FACT_KEYS = tuple(field.name for field in fields(Fact))
+_REQUIRED_KEYS = ("title", "kind", "facts")
+_OPTIONAL_KEYS = ("compute_capability", "cuda_names")
+
+# Drivers and ECC move a card's memory by up to 7 %; cards that share a name differ by a third.
+_MEMORY_TOLERANCE_FRACTION = 0.1
+_ASSUMED_HOST_MEMORY_BYTES = 8 * GIB
+
+
+def device_names() -> tuple[str, ...]:
+    """Give the names of all devices, sorted."""
+    return tuple(sorted(_files()))
+
+
+def all_devices() -> tuple[Device, ...]:
+    """Load every device, sorted by name."""
+    return tuple(load_device(name) for name in device_names())
+
+
+@cache
+def load_device(name: str) -> Device:
+    """Load a device by its name; ``cpu`` gets the memory of this machine.
+
+    Raises:
+        UnknownDeviceError: if the catalogue has no such device.
+        DataError: if the device's file is malformed.
+    """
+    files = _files()
+    if name not in files:
+        raise UnknownDeviceError(name, files)
+    return _with_own_memory(parse_device(name, files[name].read_text(encoding="utf-8")))
+
+
+def parse_device(name: str, text: str) -> Device:
+    """Read a device from the text of its file.
+
+    Raises:
+        DataError: if a key is unknown or missing, or a value has the wrong type.
+    """
+    path = f"{name}.toml"
+    table = _read_table(path, text)
+    facts = table["facts"]
+    _check_keys(path, "facts", facts, REQUIRED_FACTS, OPTIONAL_FACTS)
+    if table["kind"] not in (CPU, CUDA):
+        raise DataError(path, f"kind is {table['kind']!r}; it must be {CPU!r} or {CUDA!r}")
+    return Device(
+        name=name,
+        title=table["title"],
+        kind=table["kind"],
+        compute_capability=table.get("compute_capability"),
+        facts={key: _read_fact(path, key, value) for key, value in facts.items()},
+    )
+
+
+def catalogue_name(cuda_device: CudaDevice) -> str | None:
+    """Find the catalogue's name for a CUDA device; None when it is not in the catalogue.
+
+    The driver's name must be listed in a device's ``cuda_names`` letter by letter, and the memory
+    must agree, as cards of different memory may share a name.
+    """
+    for name in _names_by_cuda_name().get(cuda_device.name, ()):
+        expected_bytes = load_device(name).memory_bytes
+        difference_bytes = abs(cuda_device.memory_bytes - expected_bytes)
+        if difference_bytes <= _MEMORY_TOLERANCE_FRACTION * expected_bytes:
+            return name
+    return None
+
+
+def current_device_name(machine: Host | None = None) -> str:
+    """Give the name of the device that a job would use here: the first CUDA device, or ``cpu``.
+
+    Raises:
+        UnknownDeviceError: if the first CUDA device is not in the catalogue.
+    """
+    machine = host() if machine is None else machine
+    if not machine.cuda_devices:
+        return CPU
+    first = machine.cuda_devices[0]
+    name = catalogue_name(first)
+    if name is None:
+        raise UnknownDeviceError(first.name, device_names())
+    return name
+
+
+def _files() -> dict[str, Traversable]:
+    """Find the catalogue's files by device name."""
+    folder = resources.files(__package__) / "data"
+    suffix = ".toml"
+    return {
+        file.name.removesuffix(suffix): file
+        for file in folder.iterdir()
+        if file.name.endswith(suffix)
+    }
+
+
+@cache
+def _names_by_cuda_name() -> Mapping[str, tuple[str, ...]]:
+    """List the devices behind each name that a CUDA driver may give."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, file in sorted(_files().items()):
+        table = _read_table(f"{name}.toml", file.read_text(encoding="utf-8"))
+        for cuda_name in table.get("cuda_names", ()):
+            found[cuda_name] = (*found.get(cuda_name, ()), name)
+    return found
+
+
+def _read_table(path: str, text: str) -> dict[str, Any]:
+    """Parse a device's file and check its outermost keys."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(path, f"it is not valid TOML: {error}") from error
+    _check_keys(path, "the file", table, _REQUIRED_KEYS, _OPTIONAL_KEYS)
+    return table
+
+
+def _read_fact(path: str, name: str, table: Mapping[str, Any]) -> Fact:
+    """Read one figure with its source, date and certainty."""
+    _check_keys(path, name, table, _FACT_KEYS, ())
+    if isinstance(table["value"], bool) or not isinstance(table["value"], (int, float)):
+        raise DataError(path, f"{name}.value is {table['value']!r}; it must be a number")
+    if table["certainty"] not in tuple(Certainty):
+        allowed = ", ".join(Certainty)
+        raise DataError(
+            path, f"{name}.certainty is {table['certainty']!r}; it must be one of {allowed}"
+        )
+    try:
+        date.fromisoformat(table["read_on"])
+    except (TypeError, ValueError):
+        raise DataError(
+            path, f"{name}.read_on is {table['read_on']!r}; write a date as '2026-01-31'"
+        ) from None
+    return Fact(**table)
+
+
+def _check_keys(
+    path: str,
+    place: str,
+    found: object,
+    required: Collection[str],
+    optional: Collection[str],
+) -> None:
+    """Refuse unknown keys, with the nearest known one, and missing keys."""
+    if not isinstance(found, dict):
+        raise DataError(path, f"{place} must be a table of keys, not {type(found).__name__}")
+    known = (*required, *optional)
+    for key in found:
+        if key not in known:
+            nearest = (get_close_matches(key, known, n=1, cutoff=0.0) or known)[0]
+            raise DataError(path, f"unknown key {key!r} in {place}; the nearest is {nearest!r}")
+    missing = [key for key in required if key not in found]
+    if missing:
+        raise DataError(path, f"{place} lacks {', '.join(missing)}; add it with its source")
+
+
+def _with_own_memory(device: Device) -> Device:
+    """Fill in this machine's memory where the file says 0."""
+    if device.memory_bytes:
+        return device
+    found_bytes = host_memory_bytes()
+    read_on = date.today().isoformat()
+    if found_bytes is None:
+        memory = Fact(
+            value=_ASSUMED_HOST_MEMORY_BYTES,
+            source="Guess: this system does not tell its memory; pass a budget to replace it",
+            read_on=read_on,
+            certainty=Certainty.GUESS.value,
+        )
+    else:
+        memory = Fact(
+            value=found_bytes,
+            source="read from this machine: the host's memory or the container's limit",
+            read_on=read_on,
+            certainty=Certainty.EXACT.value,
+        )
+    return replace(device, facts={**device.facts, "memory_bytes": memory})

@@ -1,0 +1,52 @@
+"""A device as data: memory, speeds and allocator rules, each number with its source and date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CPU = "cpu"
+CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A number from outside: its value, where it was read, when, and how sure it is."""
+
+    value: float
+    source: str
+    read_on: str
+    certainty: str
+    """``exact``, ``table`` or ``guess``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where a step would run."""
+
+    name: str
+    title: str
+    kind: str
+    """``cpu`` or ``cuda``."""
+    compute_capability: str | None
+    facts: Mapping[str, Fact]
+    """Every number by its name: ``memory_bytes``, ``memory_bandwidth_bytes_per_second``,
+    ``link_bytes_per_second``, ``context_bytes``, ``launch_seconds`` and
+    ``matrix_<dtype>_flops_per_second`` for dtypes the device multiplies (dense)."""
+
+    def value(self, fact: str) -> float:
+        """Give the value of a fact."""
+        return self.facts[fact].value
+
+    @property
+    def memory_bytes(self) -> int:
+        """Give the memory of the device."""
+        return int(self.value("memory_bytes"))
+
+    def matrix_flops_per_second(self, dtype: str) -> float:
+        """Give the dense matrix rate for a dtype (``float32``, ``bfloat16``, ...).
+
+        Falls back to float32 where the device has no rate of its own for the dtype.
+        """
+        fact = self.facts.get(f"matrix_{dtype}_flops_per_second")
+        return fact.value if fact else self.value("matrix_float32_flops_per_second")

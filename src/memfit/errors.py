@@ -1,0 +1,182 @@
+"""The error tree. Each class takes facts and writes its own sentence and remedy.
+
+MemfitError
+├── UsageError                  words of a command that make no sense (exit code 2)
+├── JobError                    what the user brought cannot be used
+│   ├── JobFileError            FILE.py is missing or fails while it is imported
+│   ├── JobNameError            FILE.py has no such job
+│   ├── JobFunctionError        model, batch, loss or optimizer fails or has the wrong signature
+│   ├── LossNotScalarError      the loss is no scalar
+│   └── BatchSizeIgnoredError   batch(n) gives the same tensors for every n
+├── UnknownDeviceError          no such device in the catalogue
+├── DeviceUnavailableError      the device is not in this machine
+├── StrategyError               a strategy that is unknown, badly set or cannot apply
+├── PlanFileError               a plan file that cannot be read
+├── RecordingError              the step cannot be recorded virtually
+├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
+├── MissingExtraError           an optional package is not installed
+└── DataError                   a data file or checkpoint is missing or malformed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+from memfit.units import format_bytes
+
+
+class MemfitError(Exception):
+    """Be the root of every error that memfit raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(MemfitError):
+    """Refuse words of a command that make no sense."""
+
+    exit_code = 2
+
+
+class JobError(MemfitError):
+    """Say that what the user brought cannot be used."""
+
+
+class JobFileError(JobError):
+    """Say which job file could not be loaded, and why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"Cannot load the job file {path}: {reason}. "
+            "Give it as FILE.py:name, where name is a memfit.Job in that file."
+        )
+
+
+class JobNameError(JobError):
+    """Say which job name was not found, and which there are."""
+
+    def __init__(self, path: str, name: str, found: Sequence[str]) -> None:
+        there = f"The jobs there: {', '.join(found)}" if found else "It holds no memfit.Job at all"
+        super().__init__(f"{path} has no memfit.Job named {name!r}. {there}.")
+
+
+class JobFunctionError(JobError):
+    """Say which of the job's functions failed, and what it should look like."""
+
+    def __init__(self, function: str, expected: str, reason: str) -> None:
+        super().__init__(f"The job's {function} failed: {reason}. Expected {function}: {expected}.")
+
+
+class LossNotScalarError(JobError):
+    """Say what the loss returned instead of a scalar."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"The job's loss returned {found}; needed is a scalar tensor, the mean over the batch, "
+            "or memfit.Total(sum, count). Reduce it, for example with .mean()."
+        )
+
+
+class BatchSizeIgnoredError(JobError):
+    """Say that the batch function does not follow its argument."""
+
+    def __init__(self, sizes: tuple[int, int], shapes: str) -> None:
+        super().__init__(
+            f"The job's batch function ignores its argument: batch({sizes[0]}) and batch({sizes[1]}) "
+            f"both give {shapes}. It must return tensors with one dimension that grows with the "
+            "batch size."
+        )
+
+
+class UnknownDeviceError(MemfitError):
+    """Say which device is unknown, with the nearest names."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = get_close_matches(name, known, n=3, cutoff=0.4) or known
+        super().__init__(
+            f"No device named {name!r}. Nearest: {', '.join(near)}. `memfit devices` lists all."
+        )
+
+
+class DeviceUnavailableError(MemfitError):
+    """Say that the device is not in this machine."""
+
+    def __init__(self, name: str, found: str) -> None:
+        super().__init__(
+            f"{name} is not in this machine ({found}). `memfit predict --device {name}` needs no "
+            "device; to measure here, use --device cpu."
+        )
+
+
+class StrategyError(MemfitError):
+    """Say which strategy cannot be used, and why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"Strategy {name!r} cannot be used: {reason}")
+
+
+class PlanFileError(MemfitError):
+    """Say why a plan file cannot be read."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"Cannot read the plan file {path}: {reason}. `memfit plan --save FILE` writes one."
+        )
+
+
+class RecordingError(MemfitError):
+    """Say why the step could not be recorded without running it."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"The step cannot be recorded: {what}. {remedy}")
+
+
+class NoPlanFitsError(MemfitError):
+    """Name the smallest peak that any plan reached, and what holds it."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        smallest_peak_bytes: int,
+        by_category: Mapping[str, int],
+        strategies: Sequence[str],
+        remedies: Sequence[str] = (),
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.smallest_peak_bytes = smallest_peak_bytes
+        self.by_category = dict(by_category)
+        self.strategies = tuple(strategies)
+        held = ", ".join(
+            f"{name} {format_bytes(num_bytes)}"
+            for name, num_bytes in sorted(by_category.items(), key=lambda item: -item[1])
+            if num_bytes
+        )
+        with_plan = " + ".join(strategies) if strategies else "no strategy"
+        advice = " ".join(remedies) or "Raise the budget, or allow approximations with --allow."
+        super().__init__(
+            f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached is "
+            f"{format_bytes(smallest_peak_bytes)}, with {with_plan}. It holds: {held}. {advice}"
+        )
+
+
+class MissingExtraError(MemfitError):
+    """Name the optional package that is missing, with the pip line."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs the package {package}, which is not installed. "
+            f"Run: pip install 'memfit[{extra}]'"
+        )
+
+
+class DataError(MemfitError):
+    """Say which data file is missing or malformed, where, and what to do."""
+
+    def __init__(self, path: str, reason: str, line: int | None = None) -> None:
+        place = path if line is None else f"{path}, line {line}"
+        super().__init__(f"{place}: {reason}")

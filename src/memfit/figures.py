@@ -1,0 +1,115 @@
+"""What a step takes, as data: predictions, measurements, and the timeline behind both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Certainty(StrEnum):
+    """Say how a figure is known."""
+
+    EXACT = "exact"
+    TABLE = "table"
+    GUESS = "guess"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One part of a predicted peak, with how it is known and from where."""
+
+    name: str
+    num_bytes: int
+    certainty: Certainty
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """One block that lives at the peak: its bytes and where it comes from."""
+
+    num_bytes: int
+    category: str
+    module: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Allocated bytes over one step, by category.
+
+    ``allocated_bytes[i]`` is the total after event ``i``; ``by_category[name][i]`` its parts;
+    ``phases`` are ``(first event, phase name)`` pairs in order.
+    """
+
+    allocated_bytes: Sequence[int]
+    by_category: Mapping[str, Sequence[int]]
+    phases: Sequence[tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What one step would take on a device, under a plan, without running it."""
+
+    device: str
+    batch_size: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    process_bytes: int
+    first_step_peak_bytes: int
+    step_seconds: float
+    by_category: Mapping[str, int]
+    by_module: Mapping[str, int]
+    strategies: Sequence[str]
+    numerics: str
+    certainty: Certainty
+    terms: Sequence[Term] = ()
+    largest: Sequence[Holder] = ()
+    budget_bytes: int | None = None
+    budget_of: str = "allocated"
+    fits: bool | None = None
+    num_flops: int = 0
+    record_seconds: float = 0.0
+    timeline: Timeline | None = field(default=None, repr=False)
+
+    def bounded_bytes(self, budget_of: str | None = None) -> int:
+        """Give the figure that a budget bounds: ``allocated``, ``reserved`` or ``process``."""
+        return {
+            "allocated": self.peak_allocated_bytes,
+            "reserved": self.peak_reserved_bytes,
+            "process": self.process_bytes,
+        }[budget_of or self.budget_of]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields as plain JSON values, without the timeline."""
+        return without_timeline(asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one step really took on this machine, from the allocator's own counters."""
+
+    device: str
+    batch_size: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    process_bytes: int
+    first_step_peak_bytes: int
+    step_seconds: float
+    by_category: Mapping[str, int]
+    strategies: Sequence[str]
+    numerics: str
+    predicted_peak_bytes: int | None = None
+    timeline: Timeline | None = field(default=None, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields as plain JSON values, without the timeline."""
+        return without_timeline(asdict(self))
+
+
+def without_timeline(fields: dict[str, Any]) -> dict[str, Any]:
+    """Drop the timeline, which is for pictures."""
+    fields.pop("timeline", None)
+    return fields

@@ -1,0 +1,1 @@
+"""Render predictions, plans and runs; nothing about memory is computed here."""

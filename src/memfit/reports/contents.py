@@ -1,0 +1,43 @@
+"""What a report shows, as data: every renderer takes these records and computes nothing new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.figures import Measurement, Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """One plan that was considered, and what became of it."""
+
+    strategies: tuple[str, ...]
+    numerics: str
+    peak_allocated_bytes: int
+    step_seconds: float
+    fits: bool
+    chosen: bool
+    reason: str
+    """Why the plan was chosen or turned down, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Everything that the page of one run shows."""
+
+    title: str
+    job: str
+    device: str
+    budget_bytes: int | None
+    plain: Prediction
+    planned: Prediction
+    measured: Measurement | None
+    rows: Sequence[PlanRow]
+    metrics: Sequence[Mapping[str, Any]]
+    """One mapping per epoch: epoch, loss, valid_mrr, seconds, measured_peak_bytes and the like."""
+    results: Mapping[str, Any]
+    """The final metrics by name."""
+    command: str
+    """The command line that repeats the run."""

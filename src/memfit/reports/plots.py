@@ -1,0 +1,396 @@
+"""Pictures of a step and of a training run.
+
+Figures are built as objects, without pyplot and its global state, so that a report can be made
+inside a training process. Neutral colours become CSS variables in SVG, so that one picture serves
+a light and a dark page.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import MissingExtraError
+from memfit.figures import Timeline
+from memfit.trace.events import Category
+from memfit.units import GIB, KIB, MIB, format_bytes
+
+from .atomic_file import write_atomically
+from .timeline_points import (
+    PhaseSpan,
+    downsample,
+    highest_events,
+    labelled_spans,
+    phase_spans,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# "Bright" qualitative scheme, distinct under colour-vision deficiency.
+# Source: Paul Tol, Colour Schemes, SRON/EPS/TN/09-002, issue 3.2, 2021-08-18.
+CATEGORY_COLOURS = {
+    Category.PARAMETERS.value: "#4477aa",
+    Category.BUFFERS.value: "#bbbbbb",
+    Category.OPTIMIZER_STATE.value: "#66ccee",
+    Category.GRADIENTS.value: "#228833",
+    Category.BATCH.value: "#aa3377",
+    Category.SAVED_ACTIVATIONS.value: "#ee6677",
+    Category.TEMPORARIES.value: "#ccbb44",
+}
+OTHER_COLOUR = "#8c959f"
+
+_INK, _MUTED, _LINE, _SURFACE = "#1f2429", "#5f6872", "#dfe3e8", "#fefefe"
+_SHADE = {"setup": "#f1f2f4", "forward": "#fefefe", "backward": "#f3f5f8", "optimizer": "#e9edf2"}
+_CSS_VARIABLES = {
+    _INK: "--plot-ink",
+    _MUTED: "--plot-muted",
+    _LINE: "--plot-line",
+    _SURFACE: "--plot-surface",
+    _SHADE["setup"]: "--plot-setup",
+    _SHADE["backward"]: "--plot-backward",
+    _SHADE["optimizer"]: "--plot-optimizer",
+}
+# Above this many points a step drawn as a slope looks the same and halves the file.
+_MAX_STEP_POINTS = 300
+# A budget further above the peak than this would flatten the picture; the legend names it then.
+_BUDGET_IN_VIEW = 1.6
+_HEADROOM = 1.24
+# The width of a letter of a phase's name, as a part of a panel of half the figure.
+_PERCENT_PER_LETTER = 1.75
+_OTHER_POINTS = 160
+
+
+def _new_figure(width_inches: float, height_inches: float) -> Figure:
+    """Make an empty figure without pyplot.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise MissingExtraError("A picture of memory", "matplotlib", "html") from error
+    return Figure(
+        figsize=(width_inches, height_inches),
+        layout=ConstrainedLayoutEngine(wspace=0.05),
+        facecolor=_SURFACE,
+        dpi=160,
+    )
+
+
+def timeline_figure(
+    predicted: Timeline | None,
+    measured: Timeline | None,
+    *,
+    budget_bytes: int | None = None,
+    title: str = "",
+    names: tuple[str, str] = ("predicted", "measured"),
+    max_points: int = 4000,
+) -> Figure:
+    """Draw allocated bytes over one step, stacked by category, two timelines side by side.
+
+    Each panel also shows the total of the other one. The horizontal axis is the event number as a
+    percentage of the step, not time.
+
+    Args:
+        predicted: the left panel; None leaves it out.
+        measured: the right panel; None leaves it out.
+        budget_bytes: drawn as a dashed line where it is near enough to be seen.
+        title: the heading of the figure.
+        names: what the two panels are called.
+        max_points: longer timelines are thinned to this, keeping their maxima.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    pairs = [
+        (name, downsample(timeline, max_points))
+        for name, timeline in zip(names, (predicted, measured), strict=True)
+        if timeline is not None and timeline.allocated_bytes
+    ]
+    figure = _new_figure(10.0, 4.6)
+    if title:
+        figure.suptitle(title, x=0.004, ha="left", fontsize=11.5, fontweight="bold", color=_INK)
+    if not pairs:
+        return _say_empty(figure, "No timeline was recorded.")
+    top = max(max(timeline.allocated_bytes) for _, timeline in pairs) or 1
+    shown_budget = budget_bytes if budget_bytes and budget_bytes <= _BUDGET_IN_VIEW * top else None
+    unit_bytes, unit = _axis_unit(max(top, shown_budget or 0))
+    axes = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
+    axes[0].set_ylim(0, _HEADROOM * max(top, shown_budget or 0) / unit_bytes)
+    for index, (name, timeline) in enumerate(pairs):
+        _style_axes(axes[index])
+        _draw_panel(axes[index], timeline, name=name, unit_bytes=unit_bytes)
+        _mark_peak(axes[index], timeline, unit_bytes=unit_bytes, budget_bytes=shown_budget)
+        if len(pairs) == 2:
+            other_name, other = pairs[1 - index]
+            _draw_other(axes[index], other, name=other_name, unit_bytes=unit_bytes)
+        if shown_budget:
+            axes[index].axhline(
+                shown_budget / unit_bytes, color=_INK, linewidth=1.1, linestyle=(0, (5, 3))
+            )
+    axes[0].set_ylabel(f"allocated ({unit})", color=_MUTED, fontsize=9)
+    _draw_legend(figure, [timeline for _, timeline in pairs], budget_bytes, shown_budget)
+    return figure
+
+
+def _say_empty(figure: Figure, sentence: str) -> Figure:
+    """Say that there is nothing to draw instead of drawing an empty panel."""
+    figure.text(0.5, 0.5, sentence, ha="center", color=_MUTED, fontsize=11)
+    return figure
+
+
+def _axis_unit(num_bytes: int) -> tuple[int, str]:
+    """Choose the unit of a bytes axis."""
+    for unit_bytes, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= unit_bytes:
+            return unit_bytes, unit
+    return 1, "bytes"
+
+
+def _style_axes(axes: Axes) -> None:
+    """Keep a light grid behind the data and no frame."""
+    axes.set_facecolor(_SURFACE)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_LINE)
+    axes.tick_params(colors=_MUTED, labelsize=8.5, length=0, pad=5)
+    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _progress(timeline: Timeline) -> list[float]:
+    """Give the place of every point in the step, in percent."""
+    last = max(1, len(timeline.allocated_bytes) - 1)
+    return [100 * index / last for index in range(len(timeline.allocated_bytes))]
+
+
+def _ordered_categories(timeline: Timeline) -> list[str]:
+    """List the categories that hold anything: the lasting ones below, unknown ones on top."""
+    known = [name for name in CATEGORY_COLOURS if name in timeline.by_category]
+    names = known + sorted(set(timeline.by_category) - set(known))
+    return [name for name in names if any(timeline.by_category[name])]
+
+
+def _draw_panel(axes: Axes, timeline: Timeline, *, name: str, unit_bytes: int) -> None:
+    """Draw one stacked timeline with its phases."""
+    progress = _progress(timeline)
+    names = _ordered_categories(timeline)
+    if names:
+        step = "post" if len(progress) <= _MAX_STEP_POINTS else None
+        axes.stackplot(
+            progress,
+            [[value / unit_bytes for value in timeline.by_category[key]] for key in names],
+            colors=[CATEGORY_COLOURS.get(key, OTHER_COLOUR) for key in names],
+            linewidth=0,
+            zorder=2,
+            step=step,
+        )
+    _draw_phases(axes, phase_spans(timeline))
+    axes.set_xlim(0, 100)
+    axes.set_xticks([0, 25, 50, 75, 100])
+    axes.set_xlabel("progress of the step (% of its events)", color=_MUTED, fontsize=9)
+    axes.set_title(name, loc="left", color=_INK, fontsize=10, pad=8)
+
+
+def _draw_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
+    """Shade the phases and write their names where there is room."""
+    for span in spans:
+        shade = _SHADE.get(span.name, _SHADE["setup"])
+        axes.axvspan(span.start, span.end, color=shade, linewidth=0, zorder=0)
+    for span in labelled_spans(spans, _PERCENT_PER_LETTER):
+        if span.start > 0:
+            axes.axvline(span.start, color=_MUTED, linewidth=0.6, alpha=0.6, zorder=3)
+        axes.text(
+            (span.start + span.end) / 2,
+            0.985,
+            span.name,
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va="top",
+            fontsize=8,
+            color=_MUTED,
+        )
+
+
+def _mark_peak(
+    axes: Axes, timeline: Timeline, *, unit_bytes: int, budget_bytes: int | None
+) -> None:
+    """Put a dot and the bytes at the highest point, clear of the budget's line."""
+    peak_bytes = max(timeline.allocated_bytes)
+    place = _progress(timeline)[list(timeline.allocated_bytes).index(peak_bytes)]
+    height = axes.get_ylim()[1]
+    peak, budget = peak_bytes / unit_bytes, (budget_bytes or 0) / unit_bytes
+    label_at = peak + 0.03 * height
+    is_in_the_way = budget_bytes is not None and peak <= budget <= label_at + 0.07 * height
+    if is_in_the_way:
+        label_at = budget + 0.02 * height
+        axes.plot([place, place], [peak, label_at], color=_INK, linewidth=0.7, zorder=5)
+    axes.plot(
+        [place],
+        [peak],
+        marker="o",
+        markersize=4.5,
+        color=_INK,
+        markeredgecolor=_SURFACE,
+        zorder=6,
+        clip_on=False,
+    )
+    axes.text(
+        place,
+        label_at,
+        f"peak {format_bytes(peak_bytes)}",
+        ha="left" if place < 22 else "right" if place > 78 else "center",
+        va="bottom",
+        fontsize=9,
+        fontweight="bold",
+        color=_INK,
+        zorder=7,
+        bbox={"facecolor": _SURFACE, "edgecolor": "none", "pad": 1.5, "alpha": 0.85},
+    )
+
+
+def _draw_other(axes: Axes, other: Timeline, *, name: str, unit_bytes: int) -> None:
+    """Draw the total of the other timeline as a line; a long one by its upper edge."""
+    events = highest_events(other.allocated_bytes, _OTHER_POINTS)
+    progress = _progress(other)
+    axes.plot(
+        [progress[event] for event in events],
+        [other.allocated_bytes[event] / unit_bytes for event in events],
+        color=_INK,
+        linewidth=1.2,
+        zorder=4,
+        drawstyle="steps-post" if len(events) == len(progress) else "default",
+    )
+    axes.set_title(f"line: total {name}", loc="right", color=_MUTED, fontsize=8.5, pad=8)
+
+
+def _draw_legend(
+    figure: Figure,
+    timelines: Sequence[Timeline],
+    budget_bytes: int | None,
+    shown_budget: int | None,
+) -> None:
+    """Name the categories that occur, and the budget, below the panels."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    found = {name for timeline in timelines for name in _ordered_categories(timeline)}
+    ordered = [*CATEGORY_COLOURS, *sorted(found - set(CATEGORY_COLOURS))]
+    handles: list[Any] = [
+        Patch(color=CATEGORY_COLOURS.get(name, OTHER_COLOUR), label=name, linewidth=0)
+        for name in ordered
+        if name in found
+    ]
+    if budget_bytes:
+        note = "" if shown_budget else " (above the picture)"
+        style: Any = (0, (5, 3)) if shown_budget else "none"
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=_INK,
+                linewidth=1.1,
+                linestyle=style,
+                label=f"budget {format_bytes(budget_bytes)}{note}",
+            )
+        )
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(4, len(handles)) or 1,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=_INK,
+        handlelength=1.4,
+        columnspacing=2.0,
+    )
+
+
+def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the loss and the first validation metric over the epochs, one panel each.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    names = plotted_metrics(metrics)
+    figure = _new_figure(10.0, 2.7)
+    if not names:
+        return _say_empty(figure, "No metrics were recorded.")
+    colours = (CATEGORY_COLOURS["saved activations"], CATEGORY_COLOURS["parameters"])
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name, colour in zip(panels, names, colours, strict=False):
+        points = [
+            (row.get("epoch", number), row[name])
+            for number, row in enumerate(metrics, start=1)
+            if _is_finite(row.get(name))
+        ]
+        _style_axes(axes)
+        epochs, values = [point[0] for point in points], [point[1] for point in points]
+        marker = "o" if len(points) <= 30 else ""
+        axes.plot(epochs, values, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
+        axes.set_title(name.replace("_", " "), loc="left", color=_INK, fontsize=10, pad=8)
+        axes.set_xlabel("epoch", color=_MUTED, fontsize=9)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.margins(x=0.03, y=0.12)
+    return figure
+
+
+def plotted_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Choose what to draw of the epochs: the loss, and the validation MRR or what stands for it."""
+    found = [name for row in metrics for name, value in row.items() if _is_finite(value)]
+    valid = [name for name in found if name.startswith("valid_") and not name.endswith("_bytes")]
+    preferred = "valid_mrr" if "valid_mrr" in valid else next(iter(valid), None)
+    return [name for name in ("loss", preferred) if name is not None and name in found]
+
+
+def _is_finite(value: object) -> bool:
+    """Say whether a metric is a number that can be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """Give a figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG file, whole or not at all."""
+    write_atomically(path, png_bytes(figure))
+
+
+def svg_text(figure: Figure, *, prefix: str = "plot") -> str:
+    """Give a figure as an ``<svg>`` element for a page.
+
+    Text stays text, ids begin with ``prefix`` so that several pictures fit on one page, and
+    neutral colours are CSS variables with the light colour as their default.
+    """
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    no_dates = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+        figure.savefig(buffer, format="svg", metadata=no_dates)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    text = text.replace("url(#", f"url(#{prefix}-")
+    text = re.sub(r' d="[^"]*"', lambda path: _round_path(path.group()), text)
+    for colour, variable in _CSS_VARIABLES.items():
+        text = text.replace(colour, f"var({variable}, {colour})")
+    return text
+
+
+def _round_path(path: str) -> str:
+    """Round the coordinates of a path to hundredths of a point, which no screen resolves."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", path)

@@ -1,0 +1,116 @@
+"""Thin a timeline for drawing, and find the phases in it, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memfit.figures import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSpan:
+    """A phase of the step, from ``start`` to ``end`` in percent of its events."""
+
+    start: float
+    end: float
+    name: str
+
+
+def kept_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]:
+    """Choose at most ``max_points`` events: the lowest and the highest of every stretch.
+
+    The first and the last event stay as well, so that the picture begins and ends where the step
+    does; the highest event of all is the highest of its stretch and is always kept.
+    """
+    count = len(allocated_bytes)
+    if count <= max_points:
+        return list(range(count))
+    stretches = max(1, (max_points - 2) // 2)
+    kept = {0, count - 1}
+    for stretch in range(stretches):
+        events = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        kept.add(max(events, key=allocated_bytes.__getitem__))
+        kept.add(min(events, key=allocated_bytes.__getitem__))
+    return sorted(kept)
+
+
+def downsample(timeline: Timeline, max_points: int) -> Timeline:
+    """Thin a timeline to at most ``max_points`` events, keeping its maxima.
+
+    Phases move to the first kept event at or after the one they began with.
+    """
+    kept = kept_events(timeline.allocated_bytes, max_points)
+    if len(kept) == len(timeline.allocated_bytes):
+        return timeline
+    phases, position = [], 0
+    for event, name in timeline.phases:
+        while position < len(kept) - 1 and kept[position] < event:
+            position += 1
+        phases.append((position, name))
+    return Timeline(
+        allocated_bytes=[timeline.allocated_bytes[event] for event in kept],
+        by_category={
+            name: [values[event] for event in kept] for name, values in timeline.by_category.items()
+        },
+        phases=phases,
+    )
+
+
+def phase_spans(timeline: Timeline) -> list[PhaseSpan]:
+    """Give each phase its span in percent; neighbours of one name are joined."""
+    last = max(1, len(timeline.allocated_bytes) - 1)
+    starts: list[tuple[float, str]] = []
+    for event, name in timeline.phases:
+        if not starts or starts[-1][1] != name:
+            starts.append((100 * min(event, last) / last, name))
+    ends = [start for start, _ in starts[1:]] + [100.0]
+    return [
+        PhaseSpan(start=start, end=end, name=name)
+        for (start, name), end in zip(starts, ends, strict=True)
+        if end > start
+    ]
+
+
+def highest_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]:
+    """Choose the highest event of every stretch: the upper edge of a long timeline."""
+    count = len(allocated_bytes)
+    if count <= max_points:
+        return list(range(count))
+    stretches = max_points - 2
+    highest = {
+        max(
+            range(stretch * count // stretches, (stretch + 1) * count // stretches),
+            key=allocated_bytes.__getitem__,
+        )
+        for stretch in range(stretches)
+    }
+    return sorted(highest | {0, count - 1})
+
+
+def labelled_spans(spans: Sequence[PhaseSpan], percent_per_letter: float) -> list[PhaseSpan]:
+    """Name the phases that have room for a name.
+
+    Where the phases of micro-batches are too narrow for theirs, one name stands for all of them.
+    """
+
+    def has_room(span: PhaseSpan) -> bool:
+        return len(span.name) * percent_per_letter <= span.end - span.start
+
+    repeated = [span for span in spans if span.name in ("forward", "backward")]
+    times = sum(span.name == "forward" for span in repeated)
+    if times > 1 and not all(has_room(span) for span in repeated):
+        joined = PhaseSpan(
+            start=repeated[0].start,
+            end=repeated[-1].end,
+            name=f"forward and backward, {times} times",
+        )
+        outside = [span for span in spans if span.end <= joined.start or span.start >= joined.end]
+        spans = [*outside, joined]
+    shortened = [
+        PhaseSpan(start=span.start, end=span.end, name="opt.")
+        if span.name == "optimizer" and not has_room(span)
+        else span
+        for span in spans
+    ]
+    return [span for span in shortened if has_room(span)]

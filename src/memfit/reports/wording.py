@@ -1,0 +1,229 @@
+"""The words that the terminal and the page share, so that both say the same about a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memfit.figures import Certainty, Measurement, Prediction
+from memfit.units import format_bytes, format_fraction, format_seconds
+
+from .contents import PlanRow
+
+NUMERICS_MEANING = {
+    "exact": "equal to the plain step up to rounding",
+    "same-in-law": "the same in law, with other random draws such as dropout masks",
+    "approximate": "close to the plain step, not equal to it",
+    "different": "another training problem than the plain step",
+}
+FIGURE_NAMES = {
+    "allocated": "peak allocated",
+    "reserved": "peak reserved",
+    "process": "process",
+}
+
+
+def plan_name(strategies: Sequence[str], *, width: int | None = None) -> str:
+    """Join the strategies of a plan; a plan without any is the plain step.
+
+    A name wider than ``width`` gets one line per strategy.
+    """
+    name = " + ".join(strategies) if strategies else "plain"
+    return "\n+ ".join(strategies) if width is not None and len(name) > width else name
+
+
+def module_name(module: str) -> str:
+    """Name a module; what belongs to none belongs to the step itself."""
+    return module or "(step)"
+
+
+def shorten(name: str, width: int) -> str:
+    """Cut the middle out of a name that is wider than ``width`` characters.
+
+    Both ends tell modules apart: the part of the model in front, the layer at the end.
+    """
+    if len(name) <= width:
+        return name
+    front = (width - 3) // 2
+    return f"{name[:front]}...{name[len(name) - (width - 3 - front) :]}"
+
+
+def largest_first(parts: Mapping[str, int], *, limit: int | None = None) -> list[tuple[str, int]]:
+    """Order parts by bytes without the empty ones; past ``limit`` they are added up in one line."""
+    ordered = sorted(
+        ((name, num_bytes) for name, num_bytes in parts.items() if num_bytes),
+        key=lambda part: (-part[1], part[0]),
+    )
+    if limit is None or len(ordered) <= limit:
+        return ordered
+    rest = ordered[limit:]
+    return [*ordered[:limit], (f"({len(rest)} others)", sum(part[1] for part in rest))]
+
+
+def percent(part_bytes: int, whole_bytes: int) -> str:
+    """Write a part of a whole as a percentage."""
+    return f"{100 * part_bytes / whole_bytes:.1f} %" if whole_bytes else "-"
+
+
+def error_fraction(predicted: float | None, measured: float | None) -> float | None:
+    """Give the signed error of a prediction: above zero when too much was predicted."""
+    if predicted is None or not measured:
+        return None
+    return predicted / measured - 1
+
+
+def signed_error(predicted: float | None, measured: float | None) -> str:
+    """Write the signed error of a prediction, or ``-`` where one side is unknown."""
+    error = error_fraction(predicted, measured)
+    return "-" if error is None else format_fraction(error)
+
+
+def measured_bytes(measurement: Measurement, budget_of: str) -> int | None:
+    """Give the measured figure that a budget bounds; None where the device does not report it."""
+    return {
+        "allocated": measurement.peak_allocated_bytes,
+        "reserved": measurement.peak_reserved_bytes,
+        "process": measurement.process_bytes,
+    }[budget_of]
+
+
+def is_within(prediction: Prediction, budget_bytes: int | None) -> bool | None:
+    """Say whether a prediction fits; None without a budget.
+
+    The prediction's own verdict counts where it was made for this budget.
+    """
+    if budget_bytes is None:
+        return None
+    if prediction.fits is not None and prediction.budget_bytes == budget_bytes:
+        return prediction.fits
+    return prediction.bounded_bytes() <= budget_bytes
+
+
+def process_certainty(prediction: Prediction) -> Certainty:
+    """Give the weakest certainty of a prediction and its terms."""
+    order = list(Certainty)
+    return max(
+        (prediction.certainty, *(term.certainty for term in prediction.terms)), key=order.index
+    )
+
+
+def bounded_certainty(prediction: Prediction) -> Certainty:
+    """Say how the figure that the budget bounds is known."""
+    if prediction.budget_of == "process":
+        return process_certainty(prediction)
+    return prediction.certainty
+
+
+def _bounded_figure(prediction: Prediction) -> str:
+    """Write the figure that the budget bounds; a guess is called one."""
+    guess = " (a guess)" if bounded_certainty(prediction) is Certainty.GUESS else ""
+    return f"{format_bytes(prediction.bounded_bytes())}{guess}"
+
+
+def fits_sentence(prediction: Prediction, budget_bytes: int | None) -> str:
+    """Say whether a prediction fits a budget, and by how much."""
+    within = is_within(prediction, budget_bytes)
+    if budget_bytes is None or within is None:
+        return "No budget was given."
+    found = prediction.bounded_bytes()
+    figure = f"{FIGURE_NAMES[prediction.budget_of]} {_bounded_figure(prediction)}"
+    if within:
+        return (
+            f"Fits the budget of {format_bytes(budget_bytes)}: {figure}, "
+            f"{format_bytes(budget_bytes - found)} to spare."
+        )
+    excess = f", {format_bytes(found - budget_bytes)} too much" if found > budget_bytes else ""
+    return f"Does not fit the budget of {format_bytes(budget_bytes)}: {figure}{excess}."
+
+
+def explanation_lines(
+    plain: Prediction,
+    planned: Prediction,
+    *,
+    budget_bytes: int | None = None,
+    rows: Sequence[PlanRow] = (),
+) -> list[str]:
+    """Tell in sentences what the plan changes: peak, categories, time, numerics and the reason."""
+    lines = [_plain_line(plain, budget_bytes)]
+    if planned.strategies:
+        lines += [_planned_line(plain, planned), *_category_lines(plain, planned)]
+        lines.append(_seconds_line(plain, planned))
+    meaning = NUMERICS_MEANING.get(planned.numerics, "")
+    lines.append(
+        f"Numerics: {planned.numerics}{': ' if meaning else ''}{meaning}. "
+        f"The effective batch size is {planned.batch_size:,}."
+    )
+    lines += [f"Why this plan: {row.reason}" for row in rows if row.chosen and row.reason]
+    return lines
+
+
+def _plain_line(plain: Prediction, budget_bytes: int | None) -> str:
+    """Set the plain peak against the budget."""
+    found = plain.bounded_bytes()
+    figure = f"The plain step: {FIGURE_NAMES[plain.budget_of]} {_bounded_figure(plain)}"
+    if budget_bytes is None:
+        return f"{figure}; no budget was given."
+    side = "above" if found > budget_bytes else "below"
+    return (
+        f"{figure}, {format_bytes(abs(found - budget_bytes))} {side} "
+        f"the budget of {format_bytes(budget_bytes)}."
+    )
+
+
+def _planned_line(plain: Prediction, planned: Prediction) -> str:
+    """Set the planned peak against the plain one."""
+    change = signed_error(planned.bounded_bytes(), plain.bounded_bytes())
+    figure = _bounded_figure(planned)
+    return f"The plan {plan_name(planned.strategies)} brings it to {figure} ({change})."
+
+
+def _category_lines(plain: Prediction, planned: Prediction) -> list[str]:
+    """Name the categories that change most, those that grow included."""
+    names = {*plain.by_category, *planned.by_category}
+    changes = {
+        name: planned.by_category.get(name, 0) - plain.by_category.get(name, 0) for name in names
+    }
+    ordered = sorted(
+        (name for name in names if changes[name]), key=lambda name: -abs(changes[name])
+    )
+    parts = [
+        f"{name} {format_bytes(plain.by_category.get(name, 0))} to "
+        f"{format_bytes(planned.by_category.get(name, 0))}"
+        for name in ordered[:3]
+    ]
+    return [f"What changes most at the peak: {'; '.join(parts)}."] if parts else []
+
+
+def _seconds_line(plain: Prediction, planned: Prediction) -> str:
+    """Set the planned step time against the plain one."""
+    return (
+        f"The step is predicted to take {format_seconds(planned.step_seconds)}; plain, "
+        f"{format_seconds(plain.step_seconds)} "
+        f"({signed_error(planned.step_seconds, plain.step_seconds)})."
+    )
+
+
+def format_value(name: str, value: object) -> str:
+    """Write a metric by the unit in its name: bytes, seconds, counts or four digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name == "seconds" or name.endswith("_seconds"):
+        return format_seconds(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def flat_values(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """List named values as text, with nested mappings under dotted names."""
+    flat: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat += flat_values(value, f"{prefix}{name}.")
+        else:
+            flat.append((f"{prefix}{name}", format_value(name, value)))
+    return flat

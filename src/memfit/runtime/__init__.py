@@ -1,0 +1,1 @@
+"""Carries a job out under a plan, and watches what it takes."""

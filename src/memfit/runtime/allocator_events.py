@@ -1,0 +1,95 @@
+"""Reads the CPU allocator's own events: every allocation and free, with its bytes and address.
+
+The CPU allocator keeps no counters, but it reports each event to torch's profiler
+(``reportMemoryUsageToProfiler`` in c10/core/CPUAllocator.cpp, read at torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+_MEMORY_EVENT = "[memory]"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorEvent:
+    """One event: signed bytes, the block's address, when, and the operator that ran."""
+
+    num_bytes: int
+    address: int
+    time_ns: int
+    operator: str
+
+
+class AllocatorWatch:
+    """Collect the CPU allocator's events while active.
+
+    Does not see memory that libraries take without torch's allocator (oneDNN's packed weights,
+    NumPy), nor anything before it became active.
+    """
+
+    def __init__(self) -> None:
+        self._profile: Any = torch.autograd.profiler.profile(
+            use_cpu=True, use_kineto=True, profile_memory=True
+        )
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._profile.__exit__(exc_type, exc, traceback)
+
+    def highest_growth_bytes(self) -> int:
+        """Give the highest sum of allocations less frees since the watch began."""
+        events = self._profile.kineto_results.events()
+        deltas = [(e.start_ns(), e.nbytes()) for e in events if e.name() == _MEMORY_EVENT]
+        deltas.sort(key=lambda delta: delta[0])
+        current = highest = 0
+        for _, num_bytes in deltas:
+            current += num_bytes
+            highest = max(highest, current)
+        return highest
+
+    def events(self) -> list[AllocatorEvent]:
+        """Give every event in order."""
+        tree = self._profile.kineto_results.experimental_event_tree()
+        allocation = torch._C._profiler._EventType.Allocation
+        found = [
+            AllocatorEvent(
+                node.extra_fields.alloc_size,
+                node.extra_fields.ptr,
+                node.start_time_ns,
+                node.parent.name if node.parent is not None else "",
+            )
+            for node in _walk(tree)
+            if node.tag == allocation and node.extra_fields.device.type == "cpu"
+        ]
+        return sorted(found, key=lambda event: event.time_ns)
+
+    def marks(self, prefix: str) -> list[tuple[int, str]]:
+        """Give the start of every ``record_function`` range whose name begins with ``prefix``."""
+        return sorted(
+            (event.start_ns(), event.name().removeprefix(prefix))
+            for event in self._profile.kineto_results.events()
+            if event.name().startswith(prefix)
+        )
+
+
+def _walk(nodes: Any) -> Iterator[Any]:
+    """Yield every node of an event tree."""
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(node.children)

@@ -1,0 +1,101 @@
+"""Measures the peak of steps while a job runs, at a bounded cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.trace.recorder import Owned
+
+_ALWAYS_MEASURED_STEPS = 3
+
+
+@dataclass(slots=True)
+class StepReading:
+    """What was read of one step; the peak is None where the step was not measured."""
+
+    step_seconds: float = 0.0
+    measured_peak_bytes: int | None = None
+
+
+class StepMonitor:
+    """Measure peaks of steps.
+
+    On a GPU the allocator counts for itself and every step is measured. The CPU allocator has to
+    be watched event by event, so there the first steps are measured, every step whose batch is
+    larger than any before, and others only while watching costs less than ``overhead_fraction``
+    of the run.
+    """
+
+    def __init__(self, device_type: str, overhead_fraction: float = 0.01) -> None:
+        self._device_type = device_type
+        self._overhead_fraction = overhead_fraction
+        self._num_steps = 0
+        self._total_seconds = 0.0
+        self._watching_seconds = 0.0
+        self._shortest_seconds = float("inf")
+        self._largest_batch_bytes = 0
+        self.highest_peak_bytes: int | None = None
+
+    @contextmanager
+    def observe(self, owned: Iterable[Owned], batch_bytes: int) -> Iterator[StepReading]:
+        """Time the step inside, and measure its peak where that is due."""
+        reading = StepReading()
+        is_due = self._is_due(batch_bytes)
+        started = time.perf_counter()
+        if self._device_type == "cuda":
+            with _counted_by_cuda(reading):
+                yield reading
+        elif is_due:
+            with _watched_on_cpu(reading, owned):
+                yield reading
+        else:
+            yield reading
+        self._account(reading, time.perf_counter() - started)
+
+    def _is_due(self, batch_bytes: int) -> bool:
+        self._num_steps += 1
+        if batch_bytes > self._largest_batch_bytes:
+            self._largest_batch_bytes = batch_bytes
+            return True
+        if self._num_steps <= _ALWAYS_MEASURED_STEPS:
+            return True
+        return self._watching_seconds < self._overhead_fraction * self._total_seconds
+
+    def _account(self, reading: StepReading, seconds: float) -> None:
+        """Add the step to the totals; what watching cost is the excess over an unwatched step."""
+        reading.step_seconds = seconds
+        self._total_seconds += seconds
+        if reading.measured_peak_bytes is None:
+            self._shortest_seconds = min(self._shortest_seconds, seconds)
+            return
+        peak = reading.measured_peak_bytes
+        self.highest_peak_bytes = max(peak, self.highest_peak_bytes or 0)
+        if self._shortest_seconds < float("inf"):
+            self._watching_seconds += max(0.0, seconds - self._shortest_seconds)
+
+
+@contextmanager
+def _counted_by_cuda(reading: StepReading) -> Iterator[None]:
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    reading.measured_peak_bytes = torch.cuda.max_memory_allocated()
+
+
+@contextmanager
+def _watched_on_cpu(reading: StepReading, owned: Iterable[Owned]) -> Iterator[None]:
+    at_start_bytes = storage_bytes(owned)
+    with AllocatorWatch() as watch:
+        yield
+    reading.measured_peak_bytes = at_start_bytes + watch.highest_growth_bytes()
+
+
+def storage_bytes(owned: Iterable[Owned]) -> int:
+    """Add up the bytes of the storages behind tensors, each storage once."""
+    storages = (entry.tensor.untyped_storage() for entry in owned)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

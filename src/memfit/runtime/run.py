@@ -1,0 +1,183 @@
+"""The Run: a job carried out under a plan, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from memfit.errors import DeviceUnavailableError, StrategyError
+from memfit.job import Job
+from memfit.runtime.gradients import accumulate_gradients
+from memfit.runtime.monitor import StepMonitor, StepReading
+from memfit.session.batches import BatchLayout, find_layout
+from memfit.session.facts import gather_facts
+from memfit.session.session import PhaseListener, Session, open_session
+from memfit.strategies.base import Strategy, Undo
+from memfit.strategies.plan import Plan
+from memfit.trace.events import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step gave: the loss (a detached scalar) and what it took."""
+
+    loss: torch.Tensor
+    num_samples: int
+    step_seconds: float
+    measured_peak_bytes: int | None
+    """The peak of this step; None where it was not measured."""
+    predicted_peak_bytes: int | None
+
+
+class Run:
+    """Carry out a job's steps under a plan.
+
+    Made by ``memfit.start``. ``model`` and ``optimizer`` are the live objects.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        plan: Plan,
+        *,
+        phase_listener: PhaseListener | None = None,
+        monitor: StepMonitor | None = None,
+    ) -> None:
+        self.plan = plan
+        self._session = session
+        self._enter_phase = phase_listener or _ignore_phase
+        self._monitor = monitor
+        self._num_steps = 0
+        self._undos = apply_strategies(session, plan.strategies)
+        session.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Give the live model."""
+        return self._session.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Give the live optimizer."""
+        return self._session.optimizer
+
+    @property
+    def num_steps(self) -> int:
+        """Count the steps done so far."""
+        return self._num_steps
+
+    @property
+    def measured_peak_bytes(self) -> int | None:
+        """Give the highest peak measured so far; None before the first measured step."""
+        return None if self._monitor is None else self._monitor.highest_peak_bytes
+
+    def step(self, batch: Any) -> StepResult:
+        """Carry out one step: gradients of the mean loss over the batch, clip, optimizer step.
+
+        Args:
+            batch: a pytree of tensors laid out like the job's ``batch``; it may hold fewer samples.
+        """
+        with self._observing(batch) as reading:
+            loss = self._carry_out(batch)
+        self._num_steps += 1
+        prediction = self.plan.prediction
+        return StepResult(
+            loss=loss,
+            num_samples=self._session.layout.num_samples(batch),
+            step_seconds=reading.step_seconds,
+            measured_peak_bytes=reading.measured_peak_bytes,
+            predicted_peak_bytes=prediction.peak_allocated_bytes if prediction else None,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint must keep: model, optimizer and number of steps."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "num_steps": self._num_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state given by ``state_dict``; the plan stays this run's own."""
+        self._undo_strategies()
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._num_steps = int(state["num_steps"])
+        self._undos = apply_strategies(self._session, self.plan.strategies)
+
+    def close(self) -> None:
+        """Take the strategies off the model and the optimizer."""
+        self._undo_strategies()
+        self._undos = []
+
+    def _observing(self, batch: Any) -> Any:
+        if self._monitor is None:
+            return nullcontext(StepReading())
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        batch_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        return self._monitor.observe(self._session.owned_tensors(batch), batch_bytes)
+
+    def _carry_out(self, batch: Any) -> torch.Tensor:
+        session, enter_phase = self._session, self._enter_phase
+        enter_phase(Phase.FORWARD)
+        loss = session.gradient_pass(session, batch, enter_phase)
+        enter_phase(Phase.OPTIMIZER)
+        if session.job.clip_grad_norm is not None:
+            parameters = session.model.parameters()
+            torch.nn.utils.clip_grad_norm_(parameters, session.job.clip_grad_norm)
+        session.optimizer.step()
+        session.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def _undo_strategies(self) -> None:
+        for undo in reversed(self._undos):
+            undo()
+
+
+def start(job: Job, plan: Plan | None = None, *, device: str = "cpu") -> Run:
+    """Build a job's model and optimizer here and get ready to carry out its steps under a plan.
+
+    Args:
+        job: what to train.
+        plan: how; None carries the job out as it is.
+        device: ``cpu`` or a CUDA device of this machine.
+
+    Raises:
+        StrategyError: if a strategy of the plan cannot apply to the job.
+        DeviceUnavailableError: if the device is not in this machine.
+    """
+    device_type = device.partition(":")[0]
+    if device_type != "cpu" and not torch.cuda.is_available():
+        raise DeviceUnavailableError(device, "torch sees no CUDA device")
+    session = open_session(job, device_type, find_layout(job), accumulate_gradients)
+    return Run(session, plan or Plan(), monitor=StepMonitor(device_type))
+
+
+def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Session:
+    """Build a session that carries the job out as it is."""
+    return open_session(job, device_type, layout, accumulate_gradients)
+
+
+def apply_strategies(session: Session, strategies: Sequence[Strategy]) -> list[Undo]:
+    """Apply strategies in order.
+
+    Raises:
+        StrategyError: if one cannot apply, with the reason.
+    """
+    undos: list[Undo] = []
+    facts = gather_facts(session)
+    for strategy in strategies:
+        reason = strategy.obstacle(facts) if strategy.name != "loss-chunking" else None
+        if reason:
+            raise StrategyError(strategy.name, reason)
+        undos.append(strategy.apply(session))
+    return undos
+
+
+def _ignore_phase(_phase: Phase) -> None:
+    """Listen to nothing."""

@@ -1,0 +1,137 @@
+"""Finds out which dimension of a batch counts samples, and cuts batches along it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from memfit.errors import BatchSizeIgnoredError, JobFunctionError, RecordingError
+from memfit.job import Job, expected_signature
+from memfit.trace.virtual import as_virtual, virtual_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDim:
+    """Where a tensor of the batch counts samples: the dimension, and its entries per sample."""
+
+    dim: int
+    per_sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """How a job's batches are laid out; one entry per leaf, None for leaves without samples."""
+
+    spec: TreeSpec
+    dims: tuple[BatchDim | None, ...]
+
+    def num_samples(self, batch: Any) -> int:
+        """Count the samples of a batch by its first leaf that has them."""
+        leaves = self._leaves(batch)
+        for leaf, place in zip(leaves, self.dims, strict=True):
+            if place is not None:
+                return int(leaf.shape[place.dim]) // place.per_sample
+        raise AssertionError("a layout has at least one batch dimension")
+
+    def split(self, batch: Any, micro_batch_size: int) -> Iterator[tuple[Any, int]]:
+        """Yield micro-batches, as views, with their numbers of samples; the last may be smaller."""
+        num_samples = self.num_samples(batch)
+        if micro_batch_size >= num_samples:
+            yield batch, num_samples
+            return
+        leaves = self._leaves(batch)
+        for start in range(0, num_samples, micro_batch_size):
+            count = min(micro_batch_size, num_samples - start)
+            pieces = [
+                leaf
+                if place is None
+                else leaf.narrow(place.dim, start * place.per_sample, count * place.per_sample)
+                for leaf, place in zip(leaves, self.dims, strict=True)
+            ]
+            yield tree_unflatten(pieces, self.spec), count
+
+    def _leaves(self, batch: Any) -> list[Any]:
+        leaves, spec = tree_flatten(batch)
+        if len(leaves) != len(self.dims):
+            raise JobFunctionError(
+                "batch",
+                expected_signature("batch"),
+                f"a training batch has {len(leaves)} parts ({spec}), batch() gives {self.spec}",
+            )
+        return leaves
+
+
+def find_layout(job: Job) -> BatchLayout:
+    """Compare batches of two sizes to see which dimension of each tensor follows the batch size.
+
+    Raises:
+        BatchSizeIgnoredError: if no dimension does.
+        JobFunctionError: if the batch function fails.
+    """
+    size = job.batch_size
+    other = size - 1 if size > 1 else size + 1
+    leaves, spec = tree_flatten(shapes_of(job, size))
+    others, _ = tree_flatten(shapes_of(job, other))
+    dims = tuple(
+        _batch_dim(leaf, its_other, size, other)
+        for leaf, its_other in zip(leaves, others, strict=True)
+    )
+    if not any(dims):
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if _is_tensor(leaf))
+        raise BatchSizeIgnoredError((size, other), shapes or "no tensors")
+    return BatchLayout(spec, dims)
+
+
+def shapes_of(job: Job, batch_size: int) -> Any:
+    """Build a batch of fake tensors, without memory where the batch function allows it."""
+    try:
+        with virtual_tensors() as mode:
+            return as_virtual(mode, job.batch(batch_size))
+    except RecordingError:
+        # The function looks at values: it has to be run for real.
+        batch = real_batch(job, batch_size)
+        with virtual_tensors() as mode:
+            return as_virtual(mode, batch)
+    except Exception as error:
+        raise _batch_failed(error, batch_size) from error
+
+
+def real_batch(job: Job, batch_size: int) -> Any:
+    """Build a real batch.
+
+    Raises:
+        JobFunctionError: if the batch function fails.
+    """
+    try:
+        return job.batch(batch_size)
+    except Exception as error:
+        raise _batch_failed(error, batch_size) from error
+
+
+def _batch_failed(error: Exception, batch_size: int) -> JobFunctionError:
+    reason = f"batch({batch_size}) raised {type(error).__name__}: {error}"
+    return JobFunctionError("batch", expected_signature("batch"), reason)
+
+
+def _batch_dim(leaf: Any, other: Any, size: int, other_size: int) -> BatchDim | None:
+    """Find the first dimension whose extent is a fixed multiple of the batch size."""
+    if not _is_tensor(leaf) or leaf.dim() != other.dim():
+        return None
+    for dim, (extent, other_extent) in enumerate(_extents(leaf, other)):
+        if extent != other_extent and extent % size == 0:
+            per_sample = extent // size
+            if per_sample * other_size == other_extent:
+                return BatchDim(dim, per_sample)
+    return None
+
+
+def _extents(leaf: torch.Tensor, other: torch.Tensor) -> Sequence[tuple[int, int]]:
+    return list(zip(leaf.shape, other.shape, strict=True))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

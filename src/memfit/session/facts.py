@@ -1,0 +1,107 @@
+"""What strategies and the planner need to know of a job, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.session.session import Session
+
+_BATCH_NORMS = (torch.nn.modules.batchnorm._BatchNorm,)
+_DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """Describe a job to the strategies."""
+
+    batch_size: int
+    device_type: str
+    batch_norms: tuple[str, ...]
+    """Modules whose training statistics couple the samples of a batch."""
+    has_dropout: bool
+    block_levels: tuple[tuple[str, ...], ...]
+    """Names of repeated modules: the outermost repetition first, then the ones inside it."""
+    optimizer: str
+    optimizer_implementations: tuple[str, ...]
+    """The implementations that this optimizer offers on this device."""
+    streamable_candidates: int
+    """The largest number of candidates that a streamable loss of the step scores; 0 for none."""
+
+
+def gather_facts(session: Session, streamable_candidates: int = 0) -> JobFacts:
+    """Look at a session's model and optimizer."""
+    named = dict(session.model.named_modules())
+    return JobFacts(
+        batch_size=session.job.batch_size,
+        device_type=session.device_type,
+        batch_norms=tuple(
+            name
+            for name, module in named.items()
+            if isinstance(module, _BATCH_NORMS) and module.training
+        ),
+        has_dropout=any(_drops(module) for module in named.values()),
+        block_levels=_block_levels(session.model),
+        optimizer=type(session.optimizer).__name__,
+        optimizer_implementations=_implementations(session.optimizer),
+        streamable_candidates=streamable_candidates,
+    )
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Say whether a module draws random masks in training."""
+    if isinstance(module, _DROPOUTS):
+        return module.training and module.p > 0
+    rates = (getattr(module, name, 0.0) for name in ("dropout", "attention_dropout"))
+    return module.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def _implementations(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """List the implementations that torch.optim offers for an optimizer."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return ()
+    offered = [name for name in ("fused", "foreach") if name in optimizer.defaults]
+    dtypes = {p.dtype for group in optimizer.param_groups for p in group["params"]}
+    if "fused" in offered and not all(dtype.is_floating_point for dtype in dtypes):
+        offered.remove("fused")
+    return (*offered, "loop") if offered else ()
+
+
+def _block_levels(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Find repeated modules, level by level from the outside in."""
+    levels: list[tuple[str, ...]] = []
+    roots: list[tuple[str, torch.nn.Module]] = [("", model)]
+    while roots:
+        blocks = [block for name, root in roots for block in _outermost_blocks(name, root)]
+        if blocks:
+            levels.append(tuple(name for name, _ in blocks))
+        roots = blocks
+    return tuple(levels)
+
+
+def _outermost_blocks(prefix: str, root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the repeated members of the first containers found below a module."""
+    members = list(_repeated_members(root)) if _is_container(root) else []
+    for child_name, child in root.named_children():
+        name = f"{prefix}.{child_name}" if prefix else child_name
+        if child in members:
+            yield name, child
+        elif not members or any(True for _ in child.children()):
+            yield from _outermost_blocks(name, child)
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    return isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))
+
+
+def _repeated_members(container: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield members that have parts of their own and a sibling of the same class."""
+    children = list(container.children())
+    classes = [type(child) for child in children]
+    for child in children:
+        has_parts = any(True for _ in child.children())
+        if has_parts and classes.count(type(child)) > 1:
+            yield child

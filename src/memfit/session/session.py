@@ -1,0 +1,120 @@
+"""The Session: a job's live model and optimizer, and the places where strategies take hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memfit.errors import JobFunctionError, LossNotScalarError
+from memfit.job import Job, Total, expected_signature
+from memfit.session.batches import BatchLayout
+from memfit.trace.events import Category
+from memfit.trace.recorder import Owned
+
+GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
+"""Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""
+PhaseListener = Callable[[Any], None]
+
+
+@dataclass(slots=True)
+class Session:
+    """Hold what one job needs to be carried out; strategies change its fields."""
+
+    job: Job
+    device_type: str
+    layout: BatchLayout
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    gradient_pass: GradientPass
+    micro_batch_size: int
+    forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+
+    def loss_of(self, batch: Any) -> torch.Tensor | Total:
+        """Compute the loss of a (micro-)batch inside the contexts that strategies have asked for.
+
+        Raises:
+            LossNotScalarError: if the loss is neither a scalar tensor nor a Total of scalars.
+        """
+        with ExitStack() as stack:
+            for context in self.forward_contexts:
+                stack.enter_context(context())
+            loss = self.job.loss(self.model, batch)
+        check_loss(loss)
+        return loss
+
+    def owned_tensors(self, batch: Any) -> Iterable[Owned]:
+        """Yield every tensor of the job whose purpose is known."""
+        for name, parameter in self.model.named_parameters():
+            module = name.rpartition(".")[0]
+            yield Owned(parameter, Category.PARAMETERS, module)
+            if parameter.grad is not None:
+                yield Owned(parameter.grad, Category.GRADIENTS, module)
+            state = self.optimizer.state.get(parameter, {})
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    yield Owned(value, Category.OPTIMIZER_STATE, module)
+        for name, buffer in self.model.named_buffers():
+            yield Owned(buffer, Category.BUFFERS, name.rpartition(".")[0])
+        for leaf in torch.utils._pytree.tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                yield Owned(leaf, Category.BATCH, "")
+
+
+def open_session(
+    job: Job, device_type: str, layout: BatchLayout, gradient_pass: GradientPass
+) -> Session:
+    """Build a job's model and optimizer.
+
+    Raises:
+        JobFunctionError: if one of the job's functions fails or gives something else.
+    """
+    model = _built(job, "model", torch.nn.Module)
+    if device_type != "cpu":
+        model.to(device_type)
+    optimizer = _built(job, "optimizer", torch.optim.Optimizer, list(model.parameters()))
+    return Session(
+        job=job,
+        device_type=device_type,
+        layout=layout,
+        model=model,
+        optimizer=optimizer,
+        gradient_pass=gradient_pass,
+        micro_batch_size=job.batch_size,
+    )
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse a loss that is no scalar tensor and no Total of scalars."""
+    value = loss.sum if isinstance(loss, Total) else loss
+    if not isinstance(value, torch.Tensor):
+        raise LossNotScalarError(f"a {type(value).__name__}")
+    if value.dim() != 0:
+        raise LossNotScalarError(f"a tensor of shape {tuple(value.shape)}")
+    if not value.requires_grad:
+        raise LossNotScalarError("a tensor that does not require grad, so nothing would be trained")
+
+
+def _built(job: Job, function: str, kind: type, *args: Any) -> Any:
+    """Call one of the job's functions and check what it gives."""
+    try:
+        value = getattr(job, function)(*args)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if _is_virtual_failure(error):
+            raise
+        reason = f"it raised {type(error).__name__}: {error}"
+        raise JobFunctionError(function, expected_signature(function), reason) from error
+    if not isinstance(value, kind):
+        reason = f"it returned a {type(value).__name__}"
+        raise JobFunctionError(function, expected_signature(function), reason)
+    return value
+
+
+def _is_virtual_failure(error: Exception) -> bool:
+    """Say whether fake tensors, not the job, are at fault."""
+    return type(error).__module__.startswith("torch._subclasses")

@@ -1,0 +1,44 @@
+"""The strategies, one file each. ``CATALOGUE`` lists them in display order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from memfit.errors import StrategyError
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.base import Numerics, Strategy
+from memfit.strategies.bf16 import Bf16
+from memfit.strategies.loss_chunking import LossChunking
+from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_implementation import OptimizerImplementation
+
+CATALOGUE: tuple[type[Strategy], ...] = (
+    OptimizerImplementation,
+    LossChunking,
+    ActivationCheckpointing,
+    MicroBatching,
+    Bf16,
+)
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Find a strategy by its name.
+
+    Raises:
+        StrategyError: if there is none, with the nearest names.
+    """
+    by_name = {strategy.name: strategy for strategy in CATALOGUE}
+    if name in by_name:
+        return by_name[name]
+    near = get_close_matches(name, by_name, n=2, cutoff=0.3) or list(by_name)
+    raise StrategyError(name, f"there is no such strategy. Nearest: {', '.join(near)}.")
+
+
+def build_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:
+    """Build a strategy from its name and plain settings."""
+    return strategy_class(name).from_settings(settings)
+
+
+__all__ = ["CATALOGUE", "Numerics", "Strategy", "build_strategy", "strategy_class"]

@@ -1,0 +1,86 @@
+"""What a strategy is: one way to carry out the same step in less memory."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+
+from memfit.errors import StrategyError
+from memfit.session.facts import JobFacts
+from memfit.session.session import Session
+
+Undo = Callable[[], None]
+
+
+class Numerics(StrEnum):
+    """Say what a strategy does to the results, from harmless to not."""
+
+    EXACT = "exact"
+    SAME_IN_LAW = "same-in-law"
+    APPROXIMATE = "approximate"
+    DIFFERENT = "different"
+
+    @property
+    def rank(self) -> int:
+        """Order the classes: a plan is as bad as its worst strategy."""
+        return list(Numerics).index(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(abc.ABC):
+    """Change how a step is carried out. Settings are the fields of the subclass."""
+
+    name: ClassVar[str]
+    """The word in commands, plans and docs."""
+    numerics: ClassVar[Numerics]
+
+    @classmethod
+    @abc.abstractmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """Yield the settings that the planner may try, the mildest first."""
+
+    @abc.abstractmethod
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Say in a sentence why the strategy cannot apply to this job; None if it can."""
+
+    @abc.abstractmethod
+    def apply(self, session: Session) -> Undo:
+        """Change the session, and return what puts it back. Serves virtual and real runs alike."""
+
+    def numerics_for(self, facts: JobFacts) -> Numerics:
+        """Say what the strategy does to the results of this job."""
+        return self.numerics
+
+    def settings(self) -> dict[str, Any]:
+        """Give the settings as plain values."""
+        return asdict(self)
+
+    def label(self) -> str:
+        """Write the strategy with its settings: ``micro-batching(micro_batch_size=32)``."""
+        values = ", ".join(f"{key}={value}" for key, value in self.settings().items())
+        return f"{self.name}({values})" if values else self.name
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """Build the strategy from plain values.
+
+        Raises:
+            StrategyError: if a setting is unknown or missing.
+        """
+        known = [entry.name for entry in fields(cls)]
+        unknown = sorted(set(settings) - set(known))
+        if unknown:
+            reason = f"it has no setting {', '.join(unknown)}; it has: {', '.join(known) or 'none'}."
+            raise StrategyError(cls.name, reason)
+        try:
+            return cls(**{key: _frozen(value) for key, value in settings.items()})
+        except (TypeError, ValueError) as error:
+            raise StrategyError(cls.name, f"{error}.") from None
+
+
+def _frozen(value: Any) -> Any:
+    """Turn lists, as YAML gives them, into tuples."""
+    return tuple(value) if isinstance(value, list) else value

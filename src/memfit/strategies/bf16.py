@@ -1,0 +1,49 @@
+"""bf16: forward and loss run under autocast in bfloat16; parameters stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Self
+
+import torch
+
+from memfit.session.facts import JobFacts
+from memfit.session.session import Session
+from memfit.strategies.base import Numerics, Strategy, Undo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16(Strategy):
+    """Run forward and loss under ``torch.autocast`` with bfloat16.
+
+    Activations take half the memory; each weight that is used gets a bfloat16 copy until the
+    context ends. bfloat16 has float32's range, so no gradient scaler is needed.
+
+    Limits: approximate; relative rounding error 2^-8 per operation. It saves nothing on parameters,
+    gradients and optimizer states.
+    Source: https://docs.pytorch.org/docs/stable/amp.html (operator lists per device type).
+    """
+
+    name: ClassVar[str] = "bf16"
+    numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+
+    @classmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """There is one way."""
+        yield cls()
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Autocast is there on every device that memfit knows."""
+        return None
+
+    def apply(self, session: Session) -> Undo:
+        """Add the autocast context."""
+        context = partial(torch.autocast, session.device_type, dtype=torch.bfloat16)
+        session.forward_contexts.append(context)
+
+        def undo() -> None:
+            session.forward_contexts.remove(context)
+
+        return undo

@@ -1,0 +1,61 @@
+"""Loss chunking: losses over many candidates are streamed, so that no score matrix is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Self
+
+from memfit.losses.chunking import chunked
+from memfit.session.facts import JobFacts
+from memfit.session.session import Session
+from memfit.strategies.base import Numerics, Strategy, Undo
+
+_SMALLEST = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossChunking(Strategy):
+    """Stream the losses of memfit.losses over chunks of candidates, exactly.
+
+    Scores of batch x candidates are never stored; each chunk is computed again in backward.
+
+    Limits: acts only on losses that are computed by memfit.losses.
+    Source: the loss is a sum over candidates, so its gradient is too; the derivation is in
+    memfit.losses.one_to_many.
+    """
+
+    num_candidates: int
+
+    name: ClassVar[str] = "loss-chunking"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def __post_init__(self) -> None:
+        if self.num_candidates < 1:
+            msg = f"num_candidates must be at least 1, not {self.num_candidates}"
+            raise ValueError(msg)
+
+    @classmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """Offer a quarter of the candidates, then ever fewer, down to a useful matrix size."""
+        size = facts.streamable_candidates // 4
+        while size >= _SMALLEST:
+            yield cls(num_candidates=size)
+            size //= 8
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse steps without a streamable loss."""
+        if facts.streamable_candidates:
+            return None
+        return "the loss of this job is not computed by memfit.losses, so there is nothing to stream."
+
+    def apply(self, session: Session) -> Undo:
+        """Set the chunk size around forward and loss."""
+        context = partial(chunked, self.num_candidates)
+        session.forward_contexts.append(context)
+
+        def undo() -> None:
+            session.forward_contexts.remove(context)
+
+        return undo

@@ -1,0 +1,128 @@
+"""The Plan: a tuple of strategies with their settings, saved as YAML."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from memfit.errors import PlanFileError, StrategyError
+from memfit.figures import Prediction
+from memfit.files import write_atomically
+from memfit.session.facts import JobFacts
+from memfit.strategies import CATALOGUE, build_strategy
+from memfit.strategies.base import Numerics, Strategy
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsideredPlan:
+    """One plan that the planner looked at: what it would take and why it was or wasn't chosen."""
+
+    strategies: tuple[str, ...]
+    numerics: str
+    peak_bytes: int
+    step_seconds: float
+    fits: bool
+    chosen: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Say how to carry out a job's step."""
+
+    strategies: tuple[Strategy, ...] = ()
+    numerics: Numerics = Numerics.EXACT
+    prediction: Prediction | None = None
+    considered: Sequence[ConsideredPlan] = ()
+
+    def labels(self) -> tuple[str, ...]:
+        """Write the strategies with their settings."""
+        return tuple(strategy.label() for strategy in self.strategies)
+
+    def with_prediction(self, prediction: Prediction) -> Self:
+        """Give the same plan with another prediction."""
+        return replace(self, prediction=prediction)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the plan as plain values."""
+        prediction = None if self.prediction is None else self.prediction.to_json()
+        return {
+            "memfit_plan": _VERSION,
+            "numerics": str(self.numerics),
+            "strategies": [
+                {"name": strategy.name, **strategy.settings()} for strategy in self.strategies
+            ],
+            "prediction": _plain(prediction),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as YAML."""
+        stream = io.StringIO()
+        _yaml().dump(self.to_json(), stream)
+        write_atomically(Path(path), stream.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a plan written by ``save`` or by hand; its prediction is left out.
+
+        Raises:
+            PlanFileError: if the file is missing, is no plan, or has unknown strategies.
+        """
+        try:
+            content = _yaml().load(Path(path).read_text())
+        except OSError as error:
+            raise PlanFileError(str(path), error.strerror or "it cannot be opened") from None
+        except (YAMLError, UnicodeDecodeError) as error:
+            reason = f"it is no YAML ({str(error).splitlines()[0]})"
+            raise PlanFileError(str(path), reason) from None
+        if not isinstance(content, dict) or content.get("memfit_plan") != _VERSION:
+            raise PlanFileError(str(path), f"it does not say memfit_plan: {_VERSION}")
+        try:
+            strategies = tuple(_strategy(entry) for entry in content.get("strategies") or [])
+            numerics = Numerics(content.get("numerics", Numerics.EXACT))
+        except (StrategyError, ValueError, KeyError, TypeError) as error:
+            raise PlanFileError(str(path), str(error)) from None
+        return cls(strategies=strategies, numerics=numerics)
+
+
+def worst_numerics(strategies: Sequence[Strategy], facts: JobFacts) -> Numerics:
+    """Give the numerics class of a combination: that of its worst member."""
+    classes = (strategy.numerics_for(facts) for strategy in strategies)
+    return max(classes, key=lambda numerics: numerics.rank, default=Numerics.EXACT)
+
+
+def in_catalogue_order(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
+    """Sort strategies the way they are shown and applied."""
+    return tuple(sorted(strategies, key=lambda strategy: CATALOGUE.index(type(strategy))))
+
+
+def _strategy(entry: Mapping[str, Any]) -> Strategy:
+    if not isinstance(entry, dict) or "name" not in entry:
+        msg = f"a strategy needs a name, found {entry!r}"
+        raise ValueError(msg)
+    settings = {key: value for key, value in entry.items() if key != "name"}
+    return build_strategy(entry["name"], settings)
+
+
+def _plain(value: Any) -> Any:
+    """Turn tuples, mappings and enums into what YAML and JSON can write."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # untyped attribute
+    return yaml

@@ -1,0 +1,94 @@
+"""Puts right the one place where watching a step changes its memory: adding up gradients.
+
+Where a tensor feeds several operators, autograd adds the gradients that come back. Unwatched, it
+adds in place when nothing else holds the first one; as soon as a dispatch mode is active it makes
+a new tensor instead (``accumulate`` and ``can_accumulate_inplace`` in
+torch/csrc/autograd/input_buffer.cpp, read at torch 2.13). Recorded as is, every residual connection
+would cost one activation too much. Here the addition is done in place where autograd would have.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ADD = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+# Torch wraps every __torch_dispatch__ so that its compiler leaves it alone.
+_WRAPPERS_OF_DISPATCH = ("eval_frame.py", "_compile.py")
+
+
+def is_in_place_accumulation(func: Any, args: tuple[Any, ...]) -> bool:
+    """Say whether this addition is autograd's own and would be done in place if unwatched.
+
+    To be called directly from a dispatch mode's ``__torch_dispatch__``.
+    """
+    if func is not _ADD or len(args) != 2 or not _comes_from_engine(sys._getframe(2)):
+        return False
+    if not all(isinstance(arg, torch.Tensor) for arg in args) or args[0].shape != args[1].shape:
+        return False
+    return _num_holders(args) <= num_holders_when_exclusive()
+
+
+def accumulate_in_place(args: tuple[Any, ...]) -> torch.Tensor:
+    """Add the second gradient to the first one in place."""
+    _ADD_IN_PLACE(*args)
+    first: torch.Tensor = args[0]
+    return first
+
+
+def _comes_from_engine(frame: FrameType | None) -> bool:
+    """Say whether the autograd engine dispatched the operator, with no Python code between."""
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS_OF_DISPATCH):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def _num_holders(args: tuple[Any, ...]) -> tuple[int, int]:
+    """Count who holds the first gradient, and who holds its storage."""
+    tensor = args[0]
+    count = getattr(tensor, "_use_count", None)
+    storage = tensor.untyped_storage()
+    return (count() if count else 0, torch._C._storage_Use_Count(storage._cdata))
+
+
+class _Probe(TorchDispatchMode):
+    """Count the holders of a gradient that nothing but the engine holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: tuple[int, int] = (0, 0)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is _ADD:
+            self.counts = max(self.counts, _num_holders(args))
+        return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def num_holders_when_exclusive() -> tuple[int, int]:
+    """Measure, once, the holders that the watching itself adds.
+
+    To be called first from outside a dispatch, where autograd is at hand.
+    """
+    with torch.enable_grad():
+        leaf = torch.ones(2, requires_grad=True)
+        middle = leaf * 2.0
+        total = (middle * 3.0).sum() + (middle * 5.0).sum()
+        probe = _Probe()
+        # Not under the caller's modes: the count of a plain gradient is wanted.
+        with torch.utils._python_dispatch._disable_current_modes(), probe:
+            total.backward()
+    return probe.counts

@@ -1,0 +1,72 @@
+"""What an operator costs: floating-point operations and bytes moved."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from memfit.trace.events import Operation, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is known of an operator before it is called."""
+
+    name: str
+    is_view: bool
+    count_flops: Callable[..., int] | None
+
+
+@functools.cache
+def _kind(func: Any) -> _Kind:
+    packet = getattr(func, "overloadpacket", func)
+    return _Kind(
+        name=str(packet).removeprefix("aten."),
+        is_view=bool(getattr(func, "is_view", False)),
+        count_flops=flop_registry.get(packet),
+    )
+
+
+def operator_name(func: Any) -> str:
+    """Name an operator without its overload: ``addmm``, ``native_layer_norm``."""
+    return _kind(func).name
+
+
+def describe(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: Phase
+) -> Operation | None:
+    """Describe one call of an operator; None for views, which cost nothing.
+
+    Floating-point operations are counted by torch's own formulas (torch.utils.flop_counter), for
+    matrix products, convolutions and attention; other operators are bound by the bytes they move.
+    """
+    kind = _kind(func)
+    if kind.is_view:
+        return None
+    num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
+    moved_bytes = _num_bytes(args) + _num_bytes((out,))
+    return Operation(kind.name, phase, _dtype(args, out), num_flops, moved_bytes)
+
+
+def tensors_in(values: Any) -> Iterable[torch.Tensor]:
+    """Yield the tensors in nested tuples and lists, which is all that operators take and give."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from tensors_in(value)
+
+
+def _num_bytes(values: tuple[Any, ...]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(values))
+
+
+def _dtype(args: tuple[Any, ...], out: Any) -> str:
+    for tensor in tensors_in((out, *args)):
+        return str(tensor.dtype).removeprefix("torch.")
+    return "float32"

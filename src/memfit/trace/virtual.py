@@ -1,0 +1,141 @@
+"""Fake tensors: a step is carried out with shapes only, so that an 8 B model takes megabytes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
+
+from memfit.errors import RecordingError
+from memfit.trace.scratch import lstm_workspace_bytes
+
+_RANGES = (
+    torch.ops.aten.linspace.default,
+    torch.ops.aten.arange.default,
+    torch.ops.aten.arange.start,
+    torch.ops.aten.arange.start_step,
+)
+_EMPTY = torch.ops.aten.empty.memory_format
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+_MOST_KNOWN_VALUES = 4096
+
+
+class ValuesNeededError(RecordingError):
+    """Say which operator needs the values of tensors."""
+
+
+class VirtualTensors(FakeTensorMode):
+    """Make fake tensors, and keep the values of small ones that depend on no input.
+
+    Models look at such values: schedules (``[rate.item() for rate in torch.linspace(...)]``),
+    positions, optimizer step counts. They need neither a batch nor noteworthy memory.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] = MappingProxyType({}),
+    ) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _RANGES and isinstance(out, FakeTensor) and out.numel() <= _MOST_KNOWN_VALUES:
+            with no_dispatch():
+                out.constant = func(*args, **{**kwargs, "device": "cpu"})
+        if func is _LSTM:
+            # torch's own fake version leaves the workspace empty.
+            workspace = super().__torch_dispatch__(_EMPTY, types, ([lstm_workspace_bytes(tuple(args))],), {"dtype": torch.uint8, "device": "cpu"})
+            return (*out[:3], workspace)
+        return out
+
+    def may_turn_const(self, tensor: torch.Tensor) -> bool:
+        """Keep the values of more than the single numbers that torch keeps."""
+        return (
+            tensor.numel() <= _MOST_KNOWN_VALUES
+            and tensor.layout is torch.strided
+            and not isinstance(tensor, FakeTensor)
+            and tensor.device.type != "meta"
+        )
+
+
+@contextmanager
+def virtual_tensors(*, disguised: bool = True) -> Iterator[FakeTensorMode]:
+    """Make every tensor inside a fake one: it has a shape, a dtype and a device, and no memory.
+
+    Args:
+        disguised: have libraries that treat fake tensors specially take their usual path.
+
+    Raises:
+        ValuesNeededError: if the code inside needs the values of tensors.
+        RecordingError: if an operator has no fake implementation.
+    """
+    mode = VirtualTensors(allow_non_fake_inputs=True)
+    try:
+        with ExitStack() as stack:
+            for replacement in _replacements(disguised):
+                stack.enter_context(replacement)
+            with mode:
+                yield mode
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValuesNeededError(
+            f"{_operator(error)} depends on the values of tensors, which are not there yet",
+            "Take it out of the step (compute it with the batch, or with shapes only), or use "
+            "`memfit measure`, which really runs the step.",
+        ) from error
+    except (UnsupportedOperatorException, UnsupportedFakeTensorException) as error:
+        raise RecordingError(
+            f"{_operator(error)} has no fake implementation",
+            "Register one with torch.library.register_fake, or use `memfit measure`.",
+        ) from error
+
+
+def as_virtual(mode: FakeTensorMode, values: object) -> object:
+    """Turn the real tensors in a pytree into fake ones; fake ones are made the mode's own."""
+    return tree_map_only(torch.Tensor, lambda tensor: _one_as_virtual(mode, tensor), values)
+
+
+def _one_as_virtual(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """Make a fake tensor like another one, with a storage of its own."""
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
+        return tensor
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+def _replacements(disguised: bool) -> Iterator[Any]:
+    """Replace functions that cannot or need not do their work on fake tensors."""
+    # Truncated normals are drawn by rejection, which looks at the values drawn.
+    yield patch.object(torch.nn.init, "_no_grad_trunc_normal_", _leave_as_is)
+    # transformers builds attention masks for fake tensors that it leaves out for real ones.
+    library = sys.modules.get("transformers.utils.import_utils")
+    if disguised and hasattr(library, "is_fake_tensor"):
+        yield patch.object(library, "is_fake_tensor", _say_no)
+
+
+def _leave_as_is(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    return tensor
+
+
+def _say_no(_value: object) -> bool:
+    return False
+
+
+def _operator(error: Exception) -> str:
+    func = getattr(error, "func", None)
+    return f"The operator {func}" if func is not None else str(error)

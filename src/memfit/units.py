@@ -1,0 +1,71 @@
+"""Reads and writes sizes, durations and fractions: the only place that spells GiB."""
+
+from __future__ import annotations
+
+import re
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+TIB = 1024**4
+
+_SIZE = re.compile(r"^\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[A-Za-z]*)\s*$")
+_BYTES_PER_UNIT = {
+    "": 1,
+    "b": 1,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a size such as ``39GiB``, ``8GB`` or ``1048576`` as bytes.
+
+    Binary suffixes (KiB, MiB, GiB, TiB) are powers of 1024, decimal ones (kB, MB, GB, TB) powers
+    of 1000; a bare number is bytes.
+
+    Raises:
+        ValueError: if the text is no size.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.match(text)
+    unit = match["unit"].lower() if match else None
+    if match is None or unit not in _BYTES_PER_UNIT:
+        msg = f"{text!r} is not a size; write it as 39GiB, 8GB, 512MiB or a number of bytes"
+        raise ValueError(msg)
+    return int(float(match["number"]) * _BYTES_PER_UNIT[unit])
+
+
+def format_bytes(num_bytes: int | float) -> str:
+    """Write bytes the way people read them, in 1024-based units: ``1.50 GiB``, ``812.3 MiB``."""
+    if abs(num_bytes) >= GIB:
+        return f"{num_bytes / GIB:,.2f} GiB"
+    if abs(num_bytes) >= MIB / 10:
+        return f"{num_bytes / MIB:,.1f} MiB"
+    if abs(num_bytes) >= KIB:
+        return f"{num_bytes / KIB:,.1f} KiB"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration with three significant digits: ``12.3 ms``, ``4.56 s``, ``3 min 20 s``."""
+    if seconds >= 60:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02d} s"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def format_fraction(fraction: float) -> str:
+    """Write a fraction as a percentage with its sign: ``+0.12 %``."""
+    return f"{fraction * 100:+.2f} %"

@@ -1,0 +1,184 @@
+"""Reads knowledge graphs: triples and names from text files, every line accounted for."""
+
+from __future__ import annotations
+
+import array
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memfit.errors import DataError
+
+from .settings import GraphFiles
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A knowledge graph: triples (n, 3) int64 of head, relation and tail, and the names of ids."""
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    entity_ids: dict[str, int]
+    relation_ids: dict[str, int]
+    num_entities: int
+    """The largest id + 1: ids may have gaps."""
+    num_relations: int
+    num_bad_lines: int
+    """Lines that could not be used; above 0 only where they were to be skipped."""
+
+    def triple_name(self, head: int, relation: int, tail: int) -> str:
+        """Write a triple with its names, for messages."""
+        entities = {number: name for name, number in self.entity_ids.items()}
+        relations = {number: name for name, number in self.relation_ids.items()}
+        return f"({entities.get(head, head)}, {relations.get(relation, relation)}, " + (
+            f"{entities.get(tail, tail)})"
+        )
+
+
+@dataclass(slots=True)
+class BadLines:
+    """Stop at the first line that cannot be used, or count them all."""
+
+    skip: bool
+    num_skipped: int = 0
+
+    def report(self, path: Path, line: int, reason: str) -> None:
+        """Account for one line.
+
+        Raises:
+            DataError: unless bad lines are to be skipped.
+        """
+        if not self.skip:
+            remedy = "Correct the line, or pass --skip-bad-lines to leave such lines out."
+            raise DataError(str(path), f"{reason}. {remedy}", line)
+        self.num_skipped += 1
+        logger.warning("%s, line %d is skipped: %s", path, line, reason)
+
+
+@dataclass(slots=True)
+class Names:
+    """Ids by name; an open set of names grows with every new one it is asked for."""
+
+    kind: str
+    source: Path | None
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def id_of(self, name: str) -> int | None:
+        """Give the id of a name; None for one that a file of names does not list."""
+        found = self.ids.get(name)
+        if found is None and self.source is None:
+            found = self.ids[name] = len(self.ids)
+        return found
+
+    def count(self) -> int:
+        """Give the largest id + 1."""
+        return max(self.ids.values(), default=-1) + 1
+
+
+def read_graph(files: GraphFiles, *, skip_bad_lines: bool = False) -> Graph:
+    """Read a graph; names without a file of ids are numbered in the order in which they appear.
+
+    Args:
+        files: where to read.
+        skip_bad_lines: count lines that cannot be used and log each, instead of stopping.
+
+    Raises:
+        DataError: if a file cannot be read, has a bad line, or has no triples.
+    """
+    bad = BadLines(skip=skip_bad_lines)
+    entities = _read_names("entity", files.entity_to_id, bad)
+    relations = _read_names("relation", files.relation_to_id, bad)
+    train, valid, test = (
+        _read_triples(path, entities, relations, bad)
+        for path in (files.train, files.valid, files.test)
+    )
+    return Graph(
+        train=train,
+        valid=valid,
+        test=test,
+        entity_ids=entities.ids,
+        relation_ids=relations.ids,
+        num_entities=entities.count(),
+        num_relations=relations.count(),
+        num_bad_lines=bad.num_skipped,
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file with their numbers; empty lines hold nothing and are passed over.
+
+    Raises:
+        DataError: if the file cannot be read as text.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                text = line.rstrip("\r\n")
+                if text:
+                    yield number, text
+    except UnicodeDecodeError as error:
+        reason = f"it is no UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8."
+        raise DataError(str(path), reason) from None
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror}). Check the path and its permissions."
+        raise DataError(str(path), reason) from None
+
+
+def _read_names(kind: str, path: Path | None, bad: BadLines) -> Names:
+    """Read ``name TAB id`` lines, each name and each id once."""
+    names = Names(kind=kind, source=path)
+    if path is None:
+        return names
+    line_of_id: dict[int, int] = {}
+    for number, text in _lines(path):
+        parts = text.split("\t")
+        if len(parts) != 2 or not parts[0] or not parts[1].strip().isdecimal():
+            reason = f"found {text!r}, needed {kind} name TAB id, the id a number from 0 up"
+            bad.report(path, number, reason)
+            continue
+        name, value = parts[0], int(parts[1])
+        if name in names.ids:
+            bad.report(path, number, f"the {kind} {name!r} is already listed further up")
+        elif value in line_of_id:
+            bad.report(path, number, f"the id {value} is already used in line {line_of_id[value]}")
+        else:
+            names.ids[name] = value
+            line_of_id[value] = number
+    if not names.ids:
+        raise DataError(str(path), f"it lists no {kind}. Needed are lines of name TAB id.")
+    return names
+
+
+def _read_triples(path: Path, entities: Names, relations: Names, bad: BadLines) -> Tensor:
+    """Read ``head TAB relation TAB tail`` lines into (n, 3) int64."""
+    ids = array.array("q")
+    for number, text in _lines(path):
+        parts = text.split("\t")
+        if len(parts) != 3 or not all(parts):
+            reason = f"found {text!r}, needed head TAB relation TAB tail"
+            bad.report(path, number, reason)
+            continue
+        unknown = _unknown_name(parts, entities, relations)
+        if unknown:
+            bad.report(path, number, unknown)
+            continue
+        places = zip((entities, relations, entities), parts, strict=True)
+        ids.extend(names.ids[name] for names, name in places)
+    if not ids:
+        raise DataError(str(path), "it has no triples. Needed are lines of head, relation, tail.")
+    return torch.frombuffer(ids, dtype=torch.int64).clone().view(-1, 3)
+
+
+def _unknown_name(parts: list[str], entities: Names, relations: Names) -> str | None:
+    """Say which name of a triple is not listed; names of open sets are taken up on the way."""
+    for names, name in zip((entities, relations, entities), parts, strict=True):
+        if names.id_of(name) is None:
+            return f"the {names.kind} {name!r} is not in {names.source}"
+    return None

@@ -1,0 +1,210 @@
+"""What the flags of ``memfit train conve`` mean, as data. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import UsageError
+
+from .sizes import check_image, even_image
+
+DATASETS = ("kinships", "nations", "umls")
+K_VS_ALL, SINGLE = "k-vs-all", "single"
+_DATASET_FOLDER = Path(__file__).parent / "datasets"
+_DEFAULT_IMAGE = (10, 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFiles:
+    """Where a knowledge graph is read from."""
+
+    train: Path
+    valid: Path
+    test: Path
+    entity_to_id: Path | None = None
+    relation_to_id: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """The model's sizes and dropouts, without the numbers that come from the data."""
+
+    embedding_dim: int
+    embedding_height: int
+    embedding_width: int
+    output_channels: int
+    kernel_height: int
+    kernel_width: int
+    input_dropout: float
+    feature_map_dropout: float
+    output_dropout: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """How much memory training may take, and by which means."""
+
+    device: str | None
+    budget_bytes: int | None
+    budget_fraction: float | None
+    """Of the predicted peak without any strategy."""
+    allow: tuple[str, ...]
+    require: tuple[str, ...]
+    plan_file: Path | None
+    memory_cleanup: bool
+    """Recorded only: memfit never empties the allocator's cache, which would save nothing."""
+
+    @property
+    def use_mixed_precision(self) -> bool:
+        """Say whether bf16 autocast was asked for."""
+        return "bf16" in self.require
+
+    @property
+    def use_gradient_checkpointing(self) -> bool:
+        """Say whether recomputation was asked for."""
+        return "activation-checkpointing" in self.require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """Everything that one training run is told."""
+
+    files: GraphFiles
+    image: ImageSettings
+    memory: MemorySettings
+    output_dir: Path
+    checkpoint_dir: Path
+    checkpoint_frequency: int
+    resume: str | None
+    """A checkpoint's path, ``auto``, or None."""
+    overwrite: bool
+    skip_bad_lines: bool
+    training_target: str
+    num_epochs: int
+    batch_size: int
+    learning_rate: float
+    learning_rate_decay: float
+    label_smoothing: float
+    eval_every: int
+    early_stopping_patience: int | None
+    random_seed: int
+    num_workers: int
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields as plain JSON values."""
+        return {key: _plain(value) for key, value in asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
+    """Turn parsed flags into settings.
+
+    Raises:
+        UsageError: if flags contradict each other.
+    """
+    return TrainingSettings(
+        files=_graph_files(args),
+        image=_image_settings(args),
+        memory=_memory_settings(args),
+        output_dir=args.output_dir,
+        checkpoint_dir=args.checkpoint_dir or args.output_dir / "checkpoints",
+        checkpoint_frequency=args.checkpoint_frequency,
+        resume=args.resume_from_checkpoint,
+        overwrite=args.overwrite,
+        skip_bad_lines=args.skip_bad_lines,
+        training_target=args.training_target,
+        num_epochs=args.num_epochs,
+        batch_size=args.batch_size,
+        learning_rate=args.learning_rate,
+        learning_rate_decay=args.learning_rate_decay,
+        label_smoothing=args.label_smoothing,
+        eval_every=args.eval_every,
+        early_stopping_patience=args.early_stopping_patience,
+        random_seed=args.random_seed,
+        num_workers=args.num_workers,
+        command=command,
+    )
+
+
+def _graph_files(args: argparse.Namespace) -> GraphFiles:
+    own = [getattr(args, name) for name in ("train", "valid", "test")]
+    maps = [args.entity_to_id, args.relation_to_id]
+    if args.dataset and any(path is not None for path in own + maps):
+        msg = (
+            "--dataset brings its own files; give either --dataset or --train, --valid and --test."
+        )
+        raise UsageError(msg)
+    if args.dataset:
+        folder = _DATASET_FOLDER / args.dataset
+        own = [folder / f"{name}.txt" for name in ("train", "valid", "test")]
+    if any(path is None for path in own):
+        msg = (
+            "No graph to train on. Give --train, --valid and --test with one file each, or "
+            f"--dataset with one of {', '.join(DATASETS)}."
+        )
+        raise UsageError(msg)
+    return GraphFiles(
+        train=own[0], valid=own[1], test=own[2], entity_to_id=maps[0], relation_to_id=maps[1]
+    )
+
+
+def _image_settings(args: argparse.Namespace) -> ImageSettings:
+    height, width = _image(args.embedding_dim, args.embedding_height, args.embedding_width)
+    embedding_dim = args.embedding_dim or height * width
+    check_image(embedding_dim, height, width)
+    return ImageSettings(
+        embedding_dim=embedding_dim,
+        embedding_height=height,
+        embedding_width=width,
+        output_channels=args.output_channels,
+        kernel_height=args.kernel_height,
+        kernel_width=args.kernel_width,
+        input_dropout=args.input_dropout,
+        feature_map_dropout=args.feature_map_dropout,
+        output_dropout=args.output_dropout,
+    )
+
+
+def _image(embedding_dim: int | None, height: int | None, width: int | None) -> tuple[int, int]:
+    """Fill in the image's sides that were not given."""
+    if embedding_dim is not None and height is None and width is None:
+        return even_image(embedding_dim)
+    if embedding_dim is not None and height is None and width is not None:
+        return max(embedding_dim // width, 1), width
+    if embedding_dim is not None and width is None and height is not None:
+        return height, max(embedding_dim // height, 1)
+    return height or _DEFAULT_IMAGE[0], width or _DEFAULT_IMAGE[1]
+
+
+def _memory_settings(args: argparse.Namespace) -> MemorySettings:
+    if args.no_gpu and args.device not in (None, "cpu"):
+        msg = f"--no-gpu contradicts --device {args.device}; leave one of them out."
+        raise UsageError(msg)
+    require = []
+    if args.use_mixed_precision:
+        require.append("bf16")
+    if args.use_gradient_checkpointing:
+        require.append("activation-checkpointing")
+    if args.plan and (require or args.allow):
+        msg = "--plan says which strategies to use; leave out --allow and the --use flags with it."
+        raise UsageError(msg)
+    return MemorySettings(
+        device="cpu" if args.no_gpu else args.device,
+        budget_bytes=args.budget,
+        budget_fraction=args.budget_fraction,
+        allow=tuple(dict.fromkeys([*args.allow, *require])),
+        require=tuple(require),
+        plan_file=args.plan,
+        memory_cleanup=not args.disable_memory_cleanup,
+    )

@@ -1,0 +1,81 @@
+"""The public names: sorted, resolvable, documented, and lazy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memfit
+
+ROOT = Path(__file__).parents[2]
+
+
+def typed_names(source: str) -> set[str]:
+    """Read the public names that type checkers see: the re-exports under TYPE_CHECKING."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+
+
+def torch_is_imported_by(code: str) -> bool:
+    """Run code in a fresh interpreter and say whether torch was imported."""
+    probe = f"{code}\nimport sys; sys.exit(42 if 'torch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False)
+    assert done.returncode in {0, 42}, done.stderr.decode()
+    return done.returncode == 42
+
+
+HELP = """
+import contextlib, io
+from memfit.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main(["--help"])
+"""
+
+
+def test_the_list_of_public_names_is_sorted_and_without_repeats() -> None:
+    assert list(memfit.__all__) == sorted(set(memfit.__all__))
+
+
+@pytest.mark.parametrize("name", memfit.__all__)
+def test_every_public_name_resolves_and_is_documented(name: str) -> None:
+    value = getattr(memfit, name)
+
+    if name.startswith("__"):
+        assert isinstance(value, str)
+    else:
+        assert (value.__doc__ or "").strip()
+        assert value.__doc__ != type(value).__doc__
+
+
+def test_type_checkers_see_the_same_names_as_the_run_time() -> None:
+    source = Path(memfit.__file__).read_text("utf-8")
+
+    assert typed_names(source) - {"Any"} == {n for n in memfit.__all__ if not n.startswith("__")}
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        memfit.no_such_name  # noqa: B018 - the access is the test
+
+
+@pytest.mark.parametrize("code", ["import memfit", HELP], ids=["import", "help"])
+def test_torch_stays_out_until_it_is_needed(code: str) -> None:
+    assert not torch_is_imported_by(code)
+
+
+def test_the_probe_for_torch_can_fail() -> None:
+    assert torch_is_imported_by("import sys; sys.modules['torch'] = sys")
+
+
+def test_names_under_type_checking_are_read() -> None:
+    source = "if TYPE_CHECKING:\n    from memfit.job import Job as Job, Total as Sum\nimport os"
+
+    assert typed_names(source) == {"Job", "Sum"}

@@ -1,0 +1,88 @@
+"""Functions stay within 50 lines and files within 400 (tests 600), docstrings not counted."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src", "tests", "examples", "benchmarks")
+FUNCTION_LINES = 50
+FILE_LINES = 400
+TEST_FILE_LINES = 600
+
+# What may be longer, and why: "path" for a file, "path:function" for a function.
+EXCEPTIONS: dict[str, str] = {}
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function's body, from its first statement after the docstring."""
+    body = function.body
+    if ast.get_docstring(function, clean=False) is not None:
+        body = body[1:]
+    if not body:
+        return 0
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def oversized(path: str, source: str) -> Iterator[tuple[str, int]]:
+    """Yield what is too long in a file, with its lines."""
+    limit = TEST_FILE_LINES if path.startswith("tests/") else FILE_LINES
+    num_lines = len(source.splitlines())
+    if num_lines > limit:
+        yield path, num_lines
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            num_lines = body_lines(node)
+            if num_lines > FUNCTION_LINES:
+                yield f"{path}:{node.name}", num_lines
+
+
+def oversized_in(root: Path) -> dict[str, int]:
+    """Find everything too long below a root."""
+    return {
+        key: num_lines
+        for folder in FOLDERS
+        for file in sorted((root / folder).rglob("*.py"))
+        for key, num_lines in oversized(file.relative_to(root).as_posix(), file.read_text("utf-8"))
+    }
+
+
+def test_functions_and_files_stay_within_their_lines() -> None:
+    found = {key: lines for key, lines in oversized_in(ROOT).items() if key not in EXCEPTIONS}
+
+    assert not found, f"split these, or name them in EXCEPTIONS with a reason: {found}"
+
+
+def test_every_exception_is_still_needed_and_has_a_reason() -> None:
+    assert set(EXCEPTIONS) <= set(oversized_in(ROOT))
+    assert all(len(reason.split()) >= 4 for reason in EXCEPTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "num_statements", "is_refused"),
+    [
+        ("src/memfit/planted.py", FUNCTION_LINES, False),
+        ("src/memfit/planted.py", FUNCTION_LINES + 1, True),
+        ("tests/unit/test_planted.py", FUNCTION_LINES + 1, True),
+    ],
+)
+def test_a_function_is_refused_from_one_line_above_the_limit(
+    tmp_path: Path, path: str, num_statements: int, is_refused: bool
+) -> None:
+    body = "".join(f"    a{i} = {i}\n" for i in range(num_statements))
+    planted = tmp_path / path
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f'def long():\n    """Say it.\n\n    In several lines.\n    """\n{body}')
+
+    assert oversized_in(tmp_path) == ({f"{path}:long": num_statements} if is_refused else {})
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [("src/memfit/planted.py", FILE_LINES), ("tests/unit/test_planted.py", TEST_FILE_LINES)],
+)
+def test_a_file_is_refused_from_one_line_above_its_limit(path: str, limit: int) -> None:
+    assert not list(oversized(path, "a = 1\n" * limit))
+    assert list(oversized(path, "a = 1\n" * (limit + 1))) == [(path, limit + 1)]

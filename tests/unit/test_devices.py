@@ -1,0 +1,293 @@
+"""The device catalogue: every figure has a source, and nothing misspelt slips in."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from datetime import date
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from memfit.devices import catalogue, detect
+from memfit.devices.catalogue import (
+    OPTIONAL_FACTS,
+    REQUIRED_FACTS,
+    all_devices,
+    catalogue_name,
+    current_device_name,
+    device_names,
+    load_device,
+    parse_device,
+)
+from memfit.devices.detect import CudaDevice, Host, host, host_memory_bytes
+from memfit.errors import DataError, UnknownDeviceError
+from memfit.units import GIB
+
+EXPECTED_NAMES = (
+    "a10",
+    "a100-40gb",
+    "a100-80gb",
+    "cpu",
+    "h100-80gb",
+    "h200",
+    "l4",
+    "rtx-3060-12gb",
+    "rtx-3090",
+    "rtx-4090",
+    "rtx-6000-ada",
+    "t4",
+    "v100-16gb",
+    "v100-32gb",
+)
+
+
+def data_text(name: str) -> str:
+    return (resources.files("memfit.devices") / "data" / f"{name}.toml").read_text("utf-8")
+
+
+def machine_with(*cuda_devices: CudaDevice) -> Host:
+    return Host(
+        python_version="3.11.0",
+        torch_version="2.11.0",
+        torch_problem=None,
+        num_cpus=2,
+        memory_bytes=8 * GIB,
+        cuda_devices=cuda_devices,
+    )
+
+
+@pytest.fixture
+def fresh_catalogue():
+    load_device.cache_clear()
+    yield
+    load_device.cache_clear()
+
+
+def test_the_catalogue_holds_the_promised_devices():
+    assert device_names() == EXPECTED_NAMES
+    assert tuple(device.name for device in all_devices()) == EXPECTED_NAMES
+
+
+@pytest.mark.parametrize("name", EXPECTED_NAMES)
+def test_every_figure_has_a_positive_value_a_source_a_date_and_a_certainty(name):
+    device = load_device(name)
+    assert set(REQUIRED_FACTS) <= set(device.facts) <= {*REQUIRED_FACTS, *OPTIONAL_FACTS}
+    for fact_name, fact in device.facts.items():
+        assert fact.value > 0, fact_name
+        assert len(fact.source) > 20, fact_name
+        assert date.fromisoformat(fact.read_on) >= date(2026, 1, 1), fact_name
+        assert fact.certainty in ("exact", "table", "guess"), fact_name
+        says_guess = fact.source.startswith("Guess")
+        if fact_name != "context_bytes":
+            assert says_guess == (fact.certainty == "guess"), fact_name
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED_NAMES if name != "cpu"])
+def test_a_source_that_mentions_sparsity_says_which_figure_is_dense(name):
+    for fact in load_device(name).facts.values():
+        if "sparsity" in fact.source:
+            assert "dense" in fact.source
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flops_per_second"),
+    [
+        ("a100-80gb", "bfloat16", 312e12),
+        ("a100-80gb", "tf32", 156e12),
+        ("h100-80gb", "bfloat16", 989.4e12),
+        ("h200", "float16", 989.4e12),
+        ("l4", "float16", 121e12),
+        ("rtx-4090", "bfloat16", 165.2e12),
+        ("t4", "float16", 65e12),
+    ],
+)
+def test_rates_are_the_dense_ones(name, dtype, flops_per_second):
+    assert load_device(name).matrix_flops_per_second(dtype) == flops_per_second
+
+
+@pytest.mark.parametrize("name", ["t4", "v100-16gb", "v100-32gb"])
+def test_cards_before_ampere_have_neither_bfloat16_nor_tf32_rates(name):
+    device = load_device(name)
+    assert "matrix_bfloat16_flops_per_second" not in device.facts
+    assert "matrix_tf32_flops_per_second" not in device.facts
+    assert device.matrix_flops_per_second("bfloat16") == device.matrix_flops_per_second("float32")
+
+
+def test_rates_stand_in_the_order_of_their_widths():
+    for device in all_devices():
+        rates = [device.matrix_flops_per_second(dtype) for dtype in ("float64", "float32")]
+        if "matrix_float16_flops_per_second" in device.facts:
+            rates.append(device.matrix_flops_per_second("float16"))
+        assert rates == sorted(rates), device.name
+
+
+def test_usable_memory_is_below_the_nominal_memory_in_the_name():
+    for device in all_devices():
+        nominal = re.search(r"(\d+) GB$", device.title)
+        if nominal:
+            assert 0.88 < device.memory_bytes / (int(nominal[1]) * GIB) < 1.01, device.name
+
+
+def test_names_are_kebab_case():
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in device_names())
+
+
+def test_a_device_is_loaded_once():
+    assert load_device("t4") is load_device("t4")
+
+
+def test_an_unknown_device_is_refused_with_the_nearest_names():
+    with pytest.raises(UnknownDeviceError, match="Nearest: a100-40gb"):
+        load_device("a100-40")
+
+
+def test_a_path_is_no_device_name():
+    with pytest.raises(UnknownDeviceError):
+        load_device("../data/t4")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[facts.memory_bytes]", "[facts.memory_byte]", "nearest is 'memory_bytes'"),
+        ("title =", "titel =", "nearest is 'title'"),
+        ("certainty =", "certainity =", "nearest is 'certainty'"),
+        ('kind = "cuda"', "", "lacks kind"),
+        ('kind = "cuda"', 'kind = "gpu"', "must be 'cpu' or 'cuda'"),
+        ('certainty = "table"', 'certainty = "sure"', "must be one of exact, table, guess"),
+        ('read_on = "2026', 'read_on = "26', "write a date as"),
+        ("value = 320e9", 'value = "fast"', "must be a number"),
+        ("value = 320e9", "value = true", "must be a number"),
+        ("value = 320e9", "value = ", "not valid TOML"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_what_is_wrong(old, new, message):
+    text = data_text("t4")
+    assert old in text
+    with pytest.raises(DataError, match=re.escape(message)):
+        parse_device("t4", text.replace(old, new, 1))
+
+
+def test_a_missing_figure_is_refused():
+    text = re.sub(r"\[facts\.launch_seconds\].*?(?=\n\[)", "", data_text("t4"), flags=re.DOTALL)
+    with pytest.raises(DataError, match="facts lacks launch_seconds"):
+        parse_device("t4", text)
+
+
+def test_facts_that_are_no_table_are_refused():
+    with pytest.raises(DataError, match="must be a table"):
+        parse_device("x", 'title = "X"\nkind = "cuda"\nfacts = 3\n')
+
+
+def test_the_cpu_has_the_memory_of_this_machine():
+    memory = load_device("cpu").facts["memory_bytes"]
+    assert memory.value == host_memory_bytes()
+    assert memory.certainty == "exact"
+
+
+@pytest.mark.usefixtures("fresh_catalogue")
+def test_a_system_that_does_not_tell_its_memory_gives_a_guess(monkeypatch):
+    monkeypatch.setattr(catalogue, "host_memory_bytes", lambda: None)
+    memory = load_device("cpu").facts["memory_bytes"]
+    assert memory.value > 0
+    assert memory.certainty == "guess"
+    assert "budget" in memory.source
+
+
+def test_a_container_limit_below_the_physical_memory_counts(monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{GIB // 2}\n")
+    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", (limit, tmp_path / "absent"))
+    assert host_memory_bytes() == GIB // 2
+
+
+def test_a_container_without_a_limit_leaves_the_physical_memory(monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text("max\n")
+    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", (limit,))
+    monkeypatch.setattr(os, "sysconf", lambda _: 4096, raising=False)
+    assert host_memory_bytes() == 4096 * 4096
+
+
+def test_memory_is_unknown_where_the_system_has_no_such_setting(monkeypatch):
+    def refuse(_: str) -> int:
+        raise ValueError
+
+    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", ())
+    monkeypatch.setattr(os, "sysconf", refuse, raising=False)
+    assert host_memory_bytes() is None
+
+
+def test_a_cuda_device_is_matched_by_its_exact_name():
+    card = load_device("a100-40gb").memory_bytes
+    assert catalogue_name(CudaDevice(name="NVIDIA A100-SXM4-40GB", memory_bytes=card)) == (
+        "a100-40gb"
+    )
+    part = CudaDevice(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", memory_bytes=card)
+    assert catalogue_name(part) is None
+    assert catalogue_name(CudaDevice(name="A100", memory_bytes=card)) is None
+
+
+def test_cards_that_share_a_name_are_told_apart_by_their_memory():
+    name = "NVIDIA GeForce RTX 3060"
+    assert catalogue_name(CudaDevice(name=name, memory_bytes=12 * GIB)) == "rtx-3060-12gb"
+    assert catalogue_name(CudaDevice(name=name, memory_bytes=8 * GIB)) is None
+
+
+def test_a_driver_that_reports_a_little_less_memory_still_matches():
+    ecc_bytes = int(44.43 * GIB)
+    card = CudaDevice(name="NVIDIA RTX 6000 Ada Generation", memory_bytes=ecc_bytes)
+    assert catalogue_name(card) == "rtx-6000-ada"
+
+
+def test_every_cuda_device_of_the_catalogue_can_be_found_by_a_driver_name():
+    names = catalogue._names_by_cuda_name()
+    found = {name for matches in names.values() for name in matches}
+    assert found == {device.name for device in all_devices() if device.kind == "cuda"}
+    assert all(len(set(matches)) == len(matches) for matches in names.values())
+
+
+def test_the_current_device_is_the_cpu_without_a_cuda_device():
+    assert current_device_name(machine_with()) == "cpu"
+
+
+def test_the_current_device_is_the_first_cuda_device():
+    t4 = CudaDevice(name="Tesla T4", memory_bytes=load_device("t4").memory_bytes)
+    l4 = CudaDevice(name="NVIDIA L4", memory_bytes=load_device("l4").memory_bytes)
+    assert current_device_name(machine_with(l4, t4)) == "l4"
+
+
+def test_a_cuda_device_outside_the_catalogue_is_an_error_and_not_the_cpu():
+    with pytest.raises(UnknownDeviceError, match="Unheard Of 9000"):
+        current_device_name(machine_with(CudaDevice(name="Unheard Of 9000", memory_bytes=GIB)))
+
+
+def test_the_host_names_its_cuda_devices(monkeypatch):
+    cards = [SimpleNamespace(name="Tesla T4", total_memory=15 * GIB)] * 2
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: len(cards),
+        get_device_properties=cards.__getitem__,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0", cuda=cuda))
+    found = host()
+    assert found.torch_version == "2.11.0"
+    assert found.cuda_devices == (CudaDevice(name="Tesla T4", memory_bytes=15 * GIB),) * 2
+    assert found.num_cpus >= 1
+
+
+def test_a_host_without_torch_says_why_and_does_not_raise(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = host()
+    assert found.torch_version is None
+    assert "torch" in (found.torch_problem or "")
+    assert found.cuda_devices == ()
+
+
+def test_the_devices_package_imports_nothing_itself():
+    source = Path(detect.__file__).with_name("__init__.py").read_text("utf-8")
+    assert "import" not in source

@@ -37,7 +37,7 @@ _HOMES = {
     "verify": "memfit.verification",
 }
 
-__all__ = [  # noqa: F822 - the names come from _HOMES
+__all__ = [
     "Job",
     "Measurement",
     "MemfitError",

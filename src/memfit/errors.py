@@ -82,8 +82,8 @@ class BatchSizeIgnoredError(JobError):
 
     def __init__(self, sizes: tuple[int, int], shapes: str) -> None:
         super().__init__(
-            f"The job's batch function ignores its argument: batch({sizes[0]}) and batch({sizes[1]}) "
-            f"both give {shapes}. It must return tensors with one dimension that grows with the "
+            f"The job's batch function ignores its argument: batch({sizes[0]}) and "
+            f"batch({sizes[1]}) both give {shapes}. It must return tensors with one dimension that grows with the "
             "batch size."
         )
 
@@ -159,8 +159,8 @@ class NoPlanFitsError(MemfitError):
         with_plan = " + ".join(strategies) if strategies else "no strategy"
         advice = " ".join(remedies) or "Raise the budget, or allow approximations with --allow."
         super().__init__(
-            f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached is "
-            f"{format_bytes(smallest_peak_bytes)}, with {with_plan}. It holds: {held}. {advice}"
+            f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached "
+            f"is {format_bytes(smallest_peak_bytes)}, with {with_plan}. It holds: {held}. {advice}"
         )
 
 

@@ -109,6 +109,21 @@ class Measurement:
         return without_timeline(asdict(self))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsideredPlan:
+    """One plan that the planner looked at: what it would take, and what became of it."""
+
+    strategies: tuple[str, ...]
+    numerics: str
+    peak_bytes: int
+    """The peak that the budget bounds."""
+    step_seconds: float
+    fits: bool
+    chosen: bool
+    reason: str
+    """Why the plan was chosen or turned down."""
+
+
 def without_timeline(fields: dict[str, Any]) -> dict[str, Any]:
     """Drop the timeline, which is for pictures."""
     fields.pop("timeline", None)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from memfit.errors import JobError, JobFileError, JobNameError
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class Total(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Total:
     """A loss given as a sum and the number of terms in it, both scalars.
 
     Micro-batches are then weighted by their true counts, so that a mean over ragged tokens stays
@@ -47,7 +48,7 @@ class Job:
     batch: Callable[[int], Any]
     """Build a batch: ``(batch_size) -> pytree of tensors``, the largest that training will see."""
     loss: Callable[[torch.nn.Module, Any], torch.Tensor | Total]
-    """Compute the loss: ``(model, batch) -> scalar mean over the batch`` or ``Total(sum, count)``."""
+    """Compute the loss: ``(model, batch) -> mean over the batch``, or ``Total(sum, count)``."""
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
     """Build the optimizer: ``(parameters) -> torch.optim.Optimizer``."""
     batch_size: int
@@ -59,8 +60,9 @@ class Job:
 
     def __post_init__(self) -> None:
         for function in ("model", "batch", "loss", "optimizer"):
-            if not callable(getattr(self, function)):
-                msg = f"Job.{function} must be a function, not {type(getattr(self, function)).__name__}."
+            value = getattr(self, function)
+            if not callable(value):
+                msg = f"Job.{function} must be a function, not {type(value).__name__}."
                 raise JobError(msg)
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             msg = f"Job.batch_size must be a whole number of at least 1, not {self.batch_size!r}."
@@ -136,7 +138,7 @@ def _import_file(path: Path) -> Any:
         spec.loader.exec_module(module)
     except JobError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the user's file raises is shown in one line
+    except Exception as error:
         line = _line_in(error, path)
         raise JobFileError(str(path), f"{type(error).__name__}: {error}{line}") from error
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memfit.allocator.simulate import CPU_RULES, peak_bytes
 from memfit.errors import DeviceUnavailableError
 from memfit.figures import Measurement, Timeline
 from memfit.job import Job
@@ -92,8 +93,6 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
 
 
 def _predicted(recording: Recording) -> int:
-    from memfit.allocator.simulate import CPU_RULES, peak_bytes
-
     return peak_bytes(recording.steady, CPU_RULES)
 
 
@@ -197,7 +196,7 @@ def _categories_at_start(
     before: Sequence[AllocatorEvent], recording: Recording
 ) -> dict[Category, int]:
     """Split what lives when the step begins; what the recording does not know is temporary."""
-    current = {category: 0 for category in Category}
+    current = dict.fromkeys(Category, 0)
     for block in recording.steady.allocations:
         if block.phase is Phase.SETUP:
             current[block.category] += block.num_bytes

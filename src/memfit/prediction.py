@@ -1,4 +1,4 @@
-"""Predicts what a step takes: it is recorded on fake tensors, with the plan applied, and replayed."""
+"""Predicts what a step takes: it is recorded on fake tensors, as planned, and replayed."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def rules_of(device: Device) -> AllocatorRules:
 
 def timeline_of(trace: Trace, rules: AllocatorRules) -> Timeline:
     """Give allocated bytes by category after every event of a trace, the step's own part only."""
-    current = {category: 0 for category in Category}
+    current = dict.fromkeys(Category, 0)
     parts: dict[str, list[int]] = {category.value: [] for category in Category}
     totals: list[int] = []
     for index, delta in trace.deltas():

@@ -65,7 +65,6 @@ def run_probe(monkeypatch):
 @pytest.fixture(autouse=True)
 def quiet_environment(monkeypatch):
     monkeypatch.delenv("MEMFIT_DEBUG", raising=False)
-    monkeypatch.setenv("KINETO_LOG_LEVEL", "5")
 
 
 def fail_with(error: BaseException):
@@ -266,16 +265,6 @@ def test_a_reader_that_goes_away_makes_no_noise(words):
     os.close(writer)
     assert done.stderr == b""
     assert done.returncode == 141
-
-
-def test_the_profiler_is_silenced_unless_the_user_chose_otherwise(monkeypatch, capsys):
-    monkeypatch.delenv("KINETO_LOG_LEVEL")
-    main(["--version"])
-    assert os.environ["KINETO_LOG_LEVEL"] == "5"
-    monkeypatch.setenv("KINETO_LOG_LEVEL", "1")
-    main(["--version"])
-    assert os.environ["KINETO_LOG_LEVEL"] == "1"
-    capsys.readouterr()
 
 
 def test_json_refuses_numbers_that_json_cannot_say():

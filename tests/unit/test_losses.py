@@ -1,5 +1,8 @@
 """The streamed losses equal the direct computation, and hold no rows x candidates buffer."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +17,7 @@ from memfit.errors import JobError
 from memfit.losses import StreamableLoss, chunk_size, chunked, noted_losses, one_to_many_bce
 
 NUM_ROWS, NUM_CANDIDATES, NUM_FEATURES = 5, 13, 4
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def make_inputs(
@@ -36,10 +39,15 @@ def make_inputs(
     return floats[0], floats[1], floats[2], positives
 
 
-def direct_loss(
-    query: Tensor, candidates: Tensor, bias: Tensor, positives: Tensor, label_smoothing: float
-) -> Tensor:
+def loss_of(inputs: Sequence[Tensor], positives: Tensor, **settings: Any) -> Tensor:
+    """Call the loss with query, candidates and bias from a sequence."""
+    query, candidates, bias = inputs
+    return one_to_many_bce(query, candidates, bias, positives, **settings)
+
+
+def direct_loss(inputs: Sequence[Tensor], positives: Tensor, label_smoothing: float) -> Tensor:
     """Write the definition down, with Python loops for the labels."""
+    query, candidates, bias = inputs
     labels = torch.zeros(query.shape[0], candidates.shape[0], dtype=query.dtype)
     for row, listed in enumerate(positives.tolist()):
         for candidate in listed:
@@ -57,8 +65,8 @@ def loss_and_gradients(loss: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]
 @pytest.mark.parametrize("chunk", [None, 1, 3, 7, NUM_CANDIDATES, NUM_CANDIDATES + 50])
 def test_loss_and_gradients_equal_the_definition(chunk: int | None, label_smoothing: float) -> None:
     *inputs, positives = make_inputs()
-    expected = loss_and_gradients(direct_loss(*inputs, positives, label_smoothing), tuple(inputs))
-    loss = one_to_many_bce(*inputs, positives, label_smoothing=label_smoothing, chunk=chunk)
+    expected = loss_and_gradients(direct_loss(inputs, positives, label_smoothing), tuple(inputs))
+    loss = loss_of(inputs, positives, label_smoothing=label_smoothing, chunk=chunk)
     for found, wanted in zip(loss_and_gradients(loss, tuple(inputs)), expected, strict=True):
         torch.testing.assert_close(found, wanted, **EXACT)
 
@@ -75,8 +83,8 @@ def test_streaming_never_changes_the_result(
     num_rows: int, num_candidates: int, chunk: int, label_smoothing: float, seed: int
 ) -> None:
     *inputs, positives = make_inputs(num_rows, num_candidates, seed=seed)
-    whole = one_to_many_bce(*inputs, positives, label_smoothing=label_smoothing)
-    streamed = one_to_many_bce(*inputs, positives, label_smoothing=label_smoothing, chunk=chunk)
+    whole = loss_of(inputs, positives, label_smoothing=label_smoothing)
+    streamed = loss_of(inputs, positives, label_smoothing=label_smoothing, chunk=chunk)
     pairs = zip(
         loss_and_gradients(streamed, tuple(inputs)),
         loss_and_gradients(whole, tuple(inputs)),
@@ -105,9 +113,9 @@ def test_smoothing_adds_e_over_n_and_not_one_over_n() -> None:
 @pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (1, 2)])
 def test_gradients_go_only_to_the_inputs_that_ask(needed: tuple[int, ...]) -> None:
     *inputs, positives = make_inputs()
-    whole = torch.autograd.grad(one_to_many_bce(*inputs, positives), inputs)
+    whole = torch.autograd.grad(loss_of(inputs, positives), inputs)
     asked = [x.detach().requires_grad_(i in needed) for i, x in enumerate(inputs)]
-    one_to_many_bce(*asked, positives, chunk=3).backward()
+    loss_of(asked, positives, chunk=3).backward()
     for i, x in enumerate(asked):
         assert (x.grad is not None) == (i in needed)
         if x.grad is not None:
@@ -128,8 +136,8 @@ def test_a_loss_without_bias_equals_a_loss_with_zero_bias(chunk: int | None) -> 
 def test_large_scores_give_finite_losses_and_gradients() -> None:
     *inputs, positives = make_inputs()
     large = [(200 * x).detach().requires_grad_() for x in inputs]
-    wanted = loss_and_gradients(direct_loss(*large, positives, 0.0), tuple(large))
-    loss = one_to_many_bce(*large, positives, chunk=3)
+    wanted = loss_and_gradients(direct_loss(large, positives, 0.0), tuple(large))
+    loss = loss_of(large, positives, chunk=3)
     for found, want in zip(loss_and_gradients(loss, tuple(large)), wanted, strict=True):
         torch.testing.assert_close(found, want, **EXACT)
 
@@ -139,8 +147,8 @@ def test_large_scores_give_finite_losses_and_gradients() -> None:
 def test_low_precision_inputs_are_scored_in_float32(dtype: torch.dtype, chunk: int | None) -> None:
     *inputs, positives = make_inputs(dtype=dtype)
     raised = [x.detach().float().requires_grad_() for x in inputs]
-    wanted = loss_and_gradients(one_to_many_bce(*raised, positives), tuple(raised))
-    found = loss_and_gradients(one_to_many_bce(*inputs, positives, chunk=chunk), tuple(inputs))
+    wanted = loss_and_gradients(loss_of(raised, positives), tuple(raised))
+    found = loss_and_gradients(loss_of(inputs, positives, chunk=chunk), tuple(inputs))
     torch.testing.assert_close(found[0], wanted[0])
     assert found[0].dtype == torch.float32
     for gradient, want in zip(found[1:], wanted[1:], strict=True):
@@ -151,9 +159,9 @@ def test_low_precision_inputs_are_scored_in_float32(dtype: torch.dtype, chunk: i
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_autocast_does_not_lower_the_precision_of_the_scores(chunk: int | None) -> None:
     *inputs, positives = make_inputs(dtype=torch.float32)
-    wanted = loss_and_gradients(one_to_many_bce(*inputs, positives, chunk=chunk), tuple(inputs))
+    wanted = loss_and_gradients(loss_of(inputs, positives, chunk=chunk), tuple(inputs))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = one_to_many_bce(*inputs, positives, chunk=chunk)
+        loss = loss_of(inputs, positives, chunk=chunk)
     for found, want in zip(loss_and_gradients(loss, tuple(inputs)), wanted, strict=True):
         assert torch.equal(found, want)
 
@@ -162,7 +170,7 @@ class LargestTensor(TorchDispatchMode):
     """Remember the largest tensor, in elements, that any operator gave or allocated."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.num_elements: list[int] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -178,7 +186,7 @@ def test_only_streaming_holds_no_buffer_of_all_scores(chunk: int | None, fits: b
     num_rows, num_candidates = 50, 400
     *inputs, positives = make_inputs(num_rows, num_candidates)
     with LargestTensor() as largest:
-        one_to_many_bce(*inputs, positives, label_smoothing=0.1, chunk=chunk).backward()
+        loss_of(inputs, positives, label_smoothing=0.1, chunk=chunk).backward()
     gradient_of_candidates = num_candidates * NUM_FEATURES
     assert (max(largest.num_elements) <= gradient_of_candidates) == fits
 
@@ -186,7 +194,7 @@ def test_only_streaming_holds_no_buffer_of_all_scores(chunk: int | None, fits: b
 def test_the_backward_pass_allocates_the_gradient_of_the_candidates_once() -> None:
     num_candidates = 400
     *inputs, positives = make_inputs(3, num_candidates)
-    loss = one_to_many_bce(*inputs, positives, chunk=num_candidates)
+    loss = loss_of(inputs, positives, chunk=num_candidates)
     own = {x.untyped_storage().data_ptr() for x in inputs}
     seen: set[int] = set()
 
@@ -198,7 +206,7 @@ def test_the_backward_pass_allocates_the_gradient_of_the_candidates_once() -> No
                     seen.add(leaf.untyped_storage().data_ptr())
             return result
 
-    with Storages():
+    with Storages():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         loss.backward()
     assert len(seen - own) == 1
 
@@ -208,7 +216,7 @@ def test_the_loss_can_be_recorded_on_fake_tensors(chunk: int | None) -> None:
     with FakeTensorMode() as mode:
         *inputs, positives = make_inputs_without_writes()
         fake = [mode.from_tensor(x) if not hasattr(x, "fake_mode") else x for x in inputs]
-        loss = one_to_many_bce(*fake, positives, label_smoothing=0.1, chunk=chunk)
+        loss = loss_of(fake, positives, label_smoothing=0.1, chunk=chunk)
         loss.backward()
     assert loss.shape == ()
     assert all(x.grad is not None and x.grad.shape == x.shape for x in fake)
@@ -227,7 +235,7 @@ def make_inputs_without_writes() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_the_backward_pass_uses_the_chunk_size_of_its_forward_pass() -> None:
     *inputs, positives = make_inputs(50, 400)
     with chunked(10):
-        loss = one_to_many_bce(*inputs, positives)
+        loss = loss_of(inputs, positives)
     with LargestTensor() as largest:
         loss.backward()
     assert max(largest.num_elements) <= 400 * NUM_FEATURES
@@ -235,7 +243,7 @@ def test_the_backward_pass_uses_the_chunk_size_of_its_forward_pass() -> None:
 
 def test_differentiating_the_gradients_again_is_refused() -> None:
     *inputs, positives = make_inputs()
-    loss = one_to_many_bce(*inputs, positives, chunk=3)
+    loss = loss_of(inputs, positives, chunk=3)
     with pytest.raises(JobError, match="differentiated again"):
         torch.autograd.grad(loss, inputs[:1], create_graph=True)
 
@@ -246,7 +254,7 @@ def test_a_positive_that_is_no_candidate_is_an_error(index: int, chunk: int | No
     *inputs, positives = make_inputs()
     positives[2, 1] = index
     with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
-        one_to_many_bce(*inputs, positives, chunk=chunk)
+        loss_of(inputs, positives, chunk=chunk)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +308,7 @@ def test_losses_are_noted_with_their_sizes_inside_the_block_only() -> None:
     *inputs, positives = make_inputs()
     note = StreamableLoss(name="one_to_many_bce", num_rows=NUM_ROWS, num_candidates=NUM_CANDIDATES)
     with noted_losses() as notes:
-        one_to_many_bce(*inputs, positives)
-        one_to_many_bce(*inputs, positives, chunk=2)
-    one_to_many_bce(*inputs, positives)
+        loss_of(inputs, positives)
+        loss_of(inputs, positives, chunk=2)
+    loss_of(inputs, positives)
     assert notes == [note, note]

@@ -15,9 +15,17 @@ import pytest
 from rich.console import Console, RenderableType
 
 from memfit.errors import MissingExtraError
-from memfit.figures import Certainty, Holder, Measurement, Prediction, Term, Timeline
+from memfit.figures import (
+    Certainty,
+    ConsideredPlan,
+    Holder,
+    Measurement,
+    Prediction,
+    Term,
+    Timeline,
+)
 from memfit.reports import text
-from memfit.reports.contents import PlanRow, RunReport
+from memfit.reports.contents import RunReport
 from memfit.reports.timeline_points import (
     PhaseSpan,
     downsample,
@@ -48,7 +56,7 @@ def make_timeline(*peaks_mib: int) -> Timeline:
 PLAIN = Prediction(
     device="cpu",
     batch_size=256,
-    peak_allocated_bytes=3 * GIB,
+    peak_bytes=3 * GIB,
     peak_reserved_bytes=3 * GIB + 512 * MIB,
     process_bytes=4 * GIB,
     first_step_peak_bytes=3 * GIB + 1 * MIB,
@@ -96,10 +104,10 @@ MEASURED = Measurement(
     predicted_peak_bytes=PLANNED.peak_allocated_bytes,
     timeline=make_timeline(0, 410, 1500, 310, 0),
 )
-REFUSED = PlanRow(
+REFUSED = ConsideredPlan(
     strategies=(),
     numerics="exact",
-    peak_allocated_bytes=3 * GIB,
+    peak_bytes=3 * GIB,
     step_seconds=0.8,
     fits=False,
     chosen=False,
@@ -110,7 +118,7 @@ ROWS = (
     replace(
         REFUSED,
         strategies=CHOSEN,
-        peak_allocated_bytes=1536 * MIB,
+        peak_bytes=1536 * MIB,
         step_seconds=1.0,
         fits=True,
         chosen=True,
@@ -120,7 +128,7 @@ ROWS = (
         REFUSED,
         strategies=("bf16",),
         numerics="approximate",
-        peak_allocated_bytes=1717 * MIB,
+        peak_bytes=1717 * MIB,
         step_seconds=0.52,
         fits=True,
         reason="Approximate numerics were not allowed.",
@@ -539,7 +547,7 @@ def test_the_chosen_plan_is_marked_once(page: str) -> None:
 
 
 def test_a_run_above_its_budget_is_not_called_fitting(html: ModuleType) -> None:
-    above = replace(REPORT, measured=replace(MEASURED, peak_allocated_bytes=3 * GIB))
+    above = replace(REPORT, measured=replace(MEASURED, peak_bytes=3 * GIB))
     content = html.report_html(above)
     assert '<p class="verdict bad">' in content
     shown = words(parsed(content).text)
@@ -572,7 +580,7 @@ def test_a_run_folder_gets_a_page_and_a_picture(tmp_path: Path, page: str) -> No
 def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memfit.reports.atomic_file import write_atomically
+    from memfit.files import write_atomically
 
     path = tmp_path / "report.html"
     write_atomically(path, b"old")

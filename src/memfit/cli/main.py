@@ -67,8 +67,6 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``memfit`` with these words (the program's own by default); gives the exit code."""
-    # The profiler inside torch logs to stderr unless this is set before torch is imported.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         exit_code = _run(words)

@@ -1,0 +1,1 @@
+"""Turns a recorded step into seconds; pure Python, no torch."""

@@ -6,21 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.figures import Measurement, Prediction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
-    """One plan that was considered, and what became of it."""
-
-    strategies: tuple[str, ...]
-    numerics: str
-    peak_allocated_bytes: int
-    step_seconds: float
-    fits: bool
-    chosen: bool
-    reason: str
-    """Why the plan was chosen or turned down, in one sentence."""
+from memfit.figures import ConsideredPlan, Measurement, Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +20,7 @@ class RunReport:
     plain: Prediction
     planned: Prediction
     measured: Measurement | None
-    rows: Sequence[PlanRow]
+    rows: Sequence[ConsideredPlan]
     metrics: Sequence[Mapping[str, Any]]
     """One mapping per epoch: epoch, loss, valid_mrr, seconds, measured_peak_bytes and the like."""
     results: Mapping[str, Any]

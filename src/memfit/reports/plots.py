@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import MissingExtraError
 from memfit.figures import Timeline
+from memfit.files import write_atomically
 from memfit.trace.events import Category
 from memfit.units import GIB, KIB, MIB, format_bytes
 
-from .atomic_file import write_atomically
 from .timeline_points import (
     PhaseSpan,
     downsample,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .atomic_file import write_atomically
+from memfit.files import write_atomically
+
 from .contents import RunReport
 from .html import report_html, timeline_pictures
 from .plots import png_bytes

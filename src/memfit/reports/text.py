@@ -16,10 +16,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.figures import Certainty, Holder, Measurement, Prediction, Term
+from memfit.figures import Certainty, ConsideredPlan, Holder, Measurement, Prediction, Term
 from memfit.units import format_bytes, format_seconds
 
-from .contents import PlanRow
 from .wording import (
     explanation_lines,
     fits_sentence,
@@ -343,7 +342,7 @@ def _bytes(num_bytes: int | None) -> str:
     return "-" if num_bytes is None else format_bytes(num_bytes)
 
 
-def plan_table(rows: Sequence[PlanRow]) -> RenderableType:
+def plan_table(rows: Sequence[ConsideredPlan]) -> RenderableType:
     """Show the plans that were considered, the chosen one marked, each with its reason."""
     table = _grid(header=True)
     table.add_column("", no_wrap=True)
@@ -362,7 +361,7 @@ def plan_table(rows: Sequence[PlanRow]) -> RenderableType:
             ">" if row.chosen else "",
             plan,
             Text(row.numerics),
-            format_bytes(row.peak_allocated_bytes),
+            format_bytes(row.peak_bytes),
             format_seconds(row.step_seconds),
             _yes_or_no(row.fits),
         )
@@ -374,7 +373,7 @@ def explanation_text(
     planned: Prediction,
     *,
     budget_bytes: int | None = None,
-    rows: Sequence[PlanRow] = (),
+    rows: Sequence[ConsideredPlan] = (),
 ) -> RenderableType:
     """Tell what a plan changes, one wrapped sentence per line."""
     table = _grid()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memfit.figures import Certainty, Measurement, Prediction
+from memfit.figures import Certainty, ConsideredPlan, Measurement, Prediction
 from memfit.units import format_bytes, format_fraction, format_seconds
-
-from .contents import PlanRow
 
 NUMERICS_MEANING = {
     "exact": "equal to the plain step up to rounding",
@@ -141,7 +139,7 @@ def explanation_lines(
     planned: Prediction,
     *,
     budget_bytes: int | None = None,
-    rows: Sequence[PlanRow] = (),
+    rows: Sequence[ConsideredPlan] = (),
 ) -> list[str]:
     """Tell in sentences what the plan changes: peak, categories, time, numerics and the reason."""
     lines = [_plain_line(plain, budget_bytes)]

@@ -6,6 +6,7 @@ The CPU allocator keeps no counters, but it reports each event to torch's profil
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -34,6 +35,8 @@ class AllocatorWatch:
     """
 
     def __init__(self) -> None:
+        # Torch's profiler tells stderr of every start and stop unless this is set before its first.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._profile: Any = torch.autograd.profiler.profile(
             use_cpu=True, use_kineto=True, profile_memory=True
         )

@@ -35,10 +35,8 @@ class StepMonitor:
     def __init__(self, device_type: str, overhead_fraction: float = 0.01) -> None:
         self._device_type = device_type
         self._overhead_fraction = overhead_fraction
-        self._num_steps = 0
-        self._total_seconds = 0.0
-        self._watching_seconds = 0.0
-        self._shortest_seconds = float("inf")
+        self._watched = _Steps()
+        self._unwatched = _Steps()
         self._largest_batch_bytes = 0
         self.highest_peak_bytes: int | None = None
 
@@ -59,25 +57,41 @@ class StepMonitor:
         self._account(reading, time.perf_counter() - started)
 
     def _is_due(self, batch_bytes: int) -> bool:
-        self._num_steps += 1
+        """Say whether to watch the next step."""
         if batch_bytes > self._largest_batch_bytes:
             self._largest_batch_bytes = batch_bytes
             return True
-        if self._num_steps <= _ALWAYS_MEASURED_STEPS:
+        if self._watched.count < _ALWAYS_MEASURED_STEPS:
             return True
-        return self._watching_seconds < self._overhead_fraction * self._total_seconds
+        if self._unwatched.count == 0:
+            return False  # nothing to hold the cost of watching against yet
+        cost = self._watched.seconds - self._watched.count * self._unwatched.mean_seconds
+        total = self._watched.seconds + self._unwatched.seconds
+        typical = max(0.0, cost) / self._watched.count
+        return max(0.0, cost) + typical < self._overhead_fraction * total
 
     def _account(self, reading: StepReading, seconds: float) -> None:
-        """Add the step to the totals; what watching cost is the excess over an unwatched step."""
+        """Add the step to the totals."""
         reading.step_seconds = seconds
-        self._total_seconds += seconds
-        if reading.measured_peak_bytes is None:
-            self._shortest_seconds = min(self._shortest_seconds, seconds)
-            return
         peak = reading.measured_peak_bytes
-        self.highest_peak_bytes = max(peak, self.highest_peak_bytes or 0)
-        if self._shortest_seconds < float("inf"):
-            self._watching_seconds += max(0.0, seconds - self._shortest_seconds)
+        steps = self._unwatched if peak is None else self._watched
+        steps.count += 1
+        steps.seconds += seconds
+        if peak is not None:
+            self.highest_peak_bytes = max(peak, self.highest_peak_bytes or 0)
+
+
+@dataclass(slots=True)
+class _Steps:
+    """How many steps of a kind there were, and how long they took together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_seconds(self) -> float:
+        """Give the mean duration."""
+        return self.seconds / self.count
 
 
 @contextmanager

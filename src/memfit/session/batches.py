@@ -117,14 +117,14 @@ def _batch_failed(error: Exception, batch_size: int) -> JobFunctionError:
     return JobFunctionError("batch", expected_signature("batch"), reason)
 
 
-def _batch_dim(leaf: Any, other: Any, size: int, other_size: int) -> BatchDim | None:
+def _batch_dim(leaf: Any, other: Any, batch_size: int, other_batch_size: int) -> BatchDim | None:
     """Find the first dimension whose extent is a fixed multiple of the batch size."""
     if not _is_tensor(leaf) or leaf.dim() != other.dim():
         return None
     for dim, (extent, other_extent) in enumerate(_extents(leaf, other)):
-        if extent != other_extent and extent % size == 0:
-            per_sample = extent // size
-            if per_sample * other_size == other_extent:
+        if extent != other_extent and extent % batch_size == 0:
+            per_sample = extent // batch_size
+            if per_sample * other_batch_size == other_extent:
                 return BatchDim(dim, per_sample)
     return None
 

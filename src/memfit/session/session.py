@@ -94,8 +94,9 @@ def check_loss(loss: Any) -> None:
         raise LossNotScalarError(f"a {type(value).__name__}")
     if value.dim() != 0:
         raise LossNotScalarError(f"a tensor of shape {tuple(value.shape)}")
-    if not value.requires_grad:
-        raise LossNotScalarError("a tensor that does not require grad, so nothing would be trained")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        found = "a tensor that does not require grad, so nothing would be trained"
+        raise LossNotScalarError(found)
 
 
 def _built(job: Job, function: str, kind: type, *args: Any) -> Any:

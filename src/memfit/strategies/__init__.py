@@ -9,6 +9,7 @@ from typing import Any
 from memfit.errors import StrategyError
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics, Strategy
+from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
@@ -19,6 +20,7 @@ CATALOGUE: tuple[type[Strategy], ...] = (
     LossChunking,
     ActivationCheckpointing,
     MicroBatching,
+    BatchNormReplay,
     Bf16,
 )
 

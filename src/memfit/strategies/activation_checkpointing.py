@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import StrategyError
-from memfit.session.facts import JobFacts
+from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
 
@@ -62,8 +62,6 @@ class ActivationCheckpointing(Strategy):
 
     def apply(self, session: Session) -> Undo:
         """Wrap the forward of each chosen block."""
-        from memfit.session.facts import gather_facts
-
         facts = gather_facts(session)
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
@@ -115,7 +113,9 @@ def _contexts(
 @contextmanager
 def _spare_running_statistics(norms: list[torch.nn.Module]) -> Iterator[None]:
     """Let recomputation update copies of the running statistics, so that they count once."""
-    kept = [{name: norm._buffers[name] for name in _RUNNING if name in norm._buffers} for norm in norms]
+    kept = [
+        {name: norm._buffers[name] for name in _RUNNING if name in norm._buffers} for norm in norms
+    ]
     for norm, buffers in zip(norms, kept, strict=True):
         for name, buffer in buffers.items():
             norm._buffers[name] = None if buffer is None else buffer.clone()

@@ -36,6 +36,8 @@ class Strategy(abc.ABC):
     name: ClassVar[str]
     """The word in commands, plans and docs."""
     numerics: ClassVar[Numerics]
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    """Names of strategies that this one cannot be combined with."""
 
     @classmethod
     @abc.abstractmethod
@@ -73,12 +75,21 @@ class Strategy(abc.ABC):
         known = [entry.name for entry in fields(cls)]
         unknown = sorted(set(settings) - set(known))
         if unknown:
-            reason = f"it has no setting {', '.join(unknown)}; it has: {', '.join(known) or 'none'}."
+            reason = (
+                f"it has no setting {', '.join(unknown)}; it has: {', '.join(known) or 'none'}."
+            )
             raise StrategyError(cls.name, reason)
         try:
             return cls(**{key: _frozen(value) for key, value in settings.items()})
         except (TypeError, ValueError) as error:
             raise StrategyError(cls.name, f"{error}.") from None
+
+
+def halvings(num_samples: int) -> Iterator[int]:
+    """Yield ever smaller micro-batch sizes, halving until one sample is left."""
+    while num_samples > 1:
+        num_samples = -(-num_samples // 2)
+        yield num_samples
 
 
 def _frozen(value: Any) -> Any:

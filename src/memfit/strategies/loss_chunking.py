@@ -48,7 +48,7 @@ class LossChunking(Strategy):
         """Refuse steps without a streamable loss."""
         if facts.streamable_candidates:
             return None
-        return "the loss of this job is not computed by memfit.losses, so there is nothing to stream."
+        return "the loss is not computed by memfit.losses, so there is nothing to stream."
 
     def apply(self, session: Session) -> Undo:
         """Set the chunk size around forward and loss."""

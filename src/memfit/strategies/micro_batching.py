@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Strategy, Undo, halvings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,8 @@ class MicroBatching(Strategy):
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Halve the batch until one sample is left."""
-        size = facts.batch_size
-        while size > 1:
-            size = -(-size // 2)
-            yield cls(micro_batch_size=size)
+        for num_samples in halvings(facts.batch_size):
+            yield cls(micro_batch_size=num_samples)
 
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Dropout masks differ from those of the whole batch."""

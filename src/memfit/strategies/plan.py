@@ -12,26 +12,13 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from memfit.errors import PlanFileError, StrategyError
-from memfit.figures import Prediction
+from memfit.figures import ConsideredPlan, Prediction
 from memfit.files import write_atomically
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import Numerics, Strategy
 
 _VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsideredPlan:
-    """One plan that the planner looked at: what it would take and why it was or wasn't chosen."""
-
-    strategies: tuple[str, ...]
-    numerics: str
-    peak_bytes: int
-    step_seconds: float
-    fits: bool
-    chosen: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +29,8 @@ class Plan:
     numerics: Numerics = Numerics.EXACT
     prediction: Prediction | None = None
     considered: Sequence[ConsideredPlan] = ()
+    refused: Sequence[tuple[str, str]] = ()
+    """Strategies that were left out of the search, each with the reason."""
 
     def labels(self) -> tuple[str, ...]:
         """Write the strategies with their settings."""

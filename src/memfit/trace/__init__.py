@@ -1,0 +1,1 @@
+"""Records a training step as data."""

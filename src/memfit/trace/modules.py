@@ -53,7 +53,7 @@ class ModuleTracker:
         """Name the running module and note it for the autograd node just made."""
         name = self._stack[-1] if self._stack else ""
         # The node was made before the operator was dispatched, so its number is one behind.
-        self._module_of_node[torch.autograd._get_sequence_nr() - 1] = name
+        self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = name
         return name
 
     def in_backward(self) -> str:

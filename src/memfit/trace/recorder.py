@@ -121,9 +121,7 @@ class Recorder(TorchDispatchMode):
         self._phase = Phase.SETUP
         return self._trace
 
-    def _note(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Note an operator, its scratch and the storages it returned."""
         is_backward = self._phase is Phase.BACKWARD
         module = self._modules.in_backward() if is_backward else self._modules.in_forward()
@@ -188,5 +186,3 @@ class Recorder(TorchDispatchMode):
                 allocation = self._trace.allocations[live.index]
                 allocation.category = owned.category
                 allocation.module = owned.module
-
-

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,10 @@ import torch
 
 _BLOCK = 16
 _PAGE_BYTES = 4096
+_FP32 = 4
+_JIT_BYTES = 4664
+_PANEL_BYTES = 165_504
+_WIDE_PANEL_BYTES = 263_808
 
 
 def scratch_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
@@ -28,44 +33,72 @@ def scratch_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
 def lstm_workspace_bytes(args: tuple[Any, ...]) -> int:
     """Give the bytes that oneDNN's LSTM keeps from forward for backward.
 
-    Gates, three padded and two plain arrays of states and one of outputs, each on whole pages
-    (``set_workspace_sizes`` in src/cpu/rnn/rnn_utils.hpp of oneDNN; fitted to the page on eleven
-    shapes).
+    Gates, two arrays of states and one of outputs in the input's type, one padded and two plain
+    arrays of states in fp32, each on whole pages (``set_workspace_sizes`` in
+    src/cpu/rnn/rnn_utils.hpp of oneDNN; fitted to the page on seventeen shapes).
     """
-    num_steps, num_rows, num_inputs = args[0].shape
-    hidden = args[2].shape[1]
-    width = args[0].element_size()
-    cells = num_steps * num_rows * width
-    states = 2 * (num_steps + 1) * num_rows * width
+    lstm = _Lstm.of(args)
+    cells = lstm.num_steps * lstm.num_rows
+    states = 2 * (lstm.num_steps + 1) * lstm.num_rows
+    widest = max(lstm.num_inputs, lstm.hidden)
     return (
-        _pages(cells * _leading(4 * hidden))
-        + 3 * _pages(states * _leading(max(num_inputs, hidden)))
-        + 2 * _pages(states * hidden)
-        + _pages(cells * _leading(hidden))
+        _pages(cells * _leading(4 * lstm.hidden, lstm.width) * lstm.width)
+        + 2 * _pages(states * _leading(widest, lstm.width) * lstm.width)
+        + _pages(states * _leading(widest, _FP32) * _FP32)
+        + 2 * _pages(states * lstm.hidden * _FP32)
+        + _pages(cells * _leading(lstm.hidden, lstm.width) * lstm.width)
     )
 
 
-def _lstm_forward(args: tuple[Any, ...], out: Any) -> int:
-    """Packed weights, the sum of both biases, and one array of gates."""
-    num_steps, num_rows, num_inputs = args[0].shape
-    hidden = args[2].shape[1]
-    width = args[0].element_size()
-    gates = _leading(4 * hidden)
-    return (
-        4 * hidden * width
-        + (num_inputs + hidden) * gates * width
-        + _pages(num_steps * num_rows * gates * width)
-        + 2 * _pages(num_rows * _leading(hidden) * width)
-        + 4664
-    )
+@dataclass(frozen=True, slots=True)
+class _Lstm:
+    """The sizes of one LSTM layer; ``width`` is the bytes of an element of its input."""
+
+    num_steps: int
+    num_rows: int
+    num_inputs: int
+    hidden: int
+    width: int
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...]) -> _Lstm:
+        """Read the sizes off an operator's arguments: input (T, B, I), weights (4H, I), (4H, H)."""
+        num_steps, num_rows, num_inputs = args[0].shape
+        hidden = args[2].shape[1]
+        return cls(num_steps, num_rows, num_inputs, hidden, args[0].element_size())
+
+    @property
+    def packed_weight_bytes(self) -> int:
+        """Give the bytes of both weights in oneDNN's layout."""
+        gates = 4 * self.hidden
+        columns = _leading(gates, _FP32) if self.width == _FP32 else gates
+        return (self.num_inputs + self.hidden) * columns * self.width
+
+    @property
+    def gate_scratch_bytes(self) -> int:
+        """Give the bytes of the gates: of all steps in fp32, of one step in bf16."""
+        num_steps = self.num_steps if self.width == _FP32 else 1
+        gates = num_steps * self.num_rows * _leading(4 * self.hidden, _FP32) * _FP32
+        states = self.num_rows * _leading(self.hidden, _FP32) * _FP32
+        return _pages(gates) + 2 * _pages(states) + _JIT_BYTES
 
 
-def _lstm_backward(args: tuple[Any, ...], out: Any) -> int:
-    """As forward, with gradients of bias and of the last states."""
-    num_rows = args[0].shape[1]
-    hidden = args[2].shape[1]
-    width = args[0].element_size()
-    return _lstm_forward(args, out) + (4 * hidden + 2 * num_rows * hidden) * width
+def _lstm_forward(args: tuple[Any, ...], _out: Any) -> int:
+    """Packed weights, the sum of both biases, and the gates."""
+    lstm = _Lstm.of(args)
+    return 4 * lstm.hidden * lstm.width + lstm.packed_weight_bytes + lstm.gate_scratch_bytes
+
+
+def _lstm_backward(args: tuple[Any, ...], _out: Any) -> int:
+    """As forward, with gradients of bias and last states; in bf16 fp32 copies of gradients too."""
+    lstm = _Lstm.of(args)
+    gates, states = 4 * lstm.hidden, 2 * lstm.num_rows * lstm.hidden
+    num_bytes = _lstm_forward(args, _out) + gates * _FP32 + states * lstm.width
+    if lstm.width == _FP32:
+        return num_bytes
+    outputs = lstm.num_steps * lstm.num_rows * lstm.hidden
+    weights = (lstm.num_inputs + lstm.hidden) * _leading(gates, _FP32)
+    return num_bytes + (outputs + states + weights) * _FP32
 
 
 def _conv_forward(args: tuple[Any, ...], out: torch.Tensor) -> int:
@@ -80,44 +113,61 @@ def _conv_forward(args: tuple[Any, ...], out: torch.Tensor) -> int:
     return max(packed_image + packed_weight, _num_bytes(out))
 
 
-def _conv_backward(args: tuple[Any, ...], out: Any) -> int:
+def _conv_backward(args: tuple[Any, ...], _out: Any) -> int:
     """Copies for the gradient of the input, then for the gradient of the weight."""
     grad_out, image, weight = (_num_bytes(tensor) for tensor in args[:3])
-    wants_image = bool(args[10][0])
-    groups = args[9]
-    packed_grad = groups * _padded(args[2].shape[0] // groups) * _padded(args[2].shape[1])
-    packed_grad *= math.prod(args[2].shape[2:]) * args[2].element_size()
+    packed = _packed_weight_bytes(args[2], groups=args[9])
+    # Below fp32, the gradient of the weight is added up in an fp32 copy of the same layout.
+    added_up = packed * _FP32 // args[2].element_size() if args[2].element_size() < _FP32 else 0
     if _is_channels_last(args[1]) or _is_channels_last(args[0]):
-        if groups > 1:
-            return packed_grad + weight
-        copied = 0 if _is_channels_last(args[0]) else grad_out
-        return copied + 3 * weight
-    if not wants_image:
-        return grad_out + weight
-    kept = image
+        if args[9] > 1:
+            return packed + max(added_up, weight)
+        copied_grad_out = 0 if _is_channels_last(args[0]) else grad_out
+        return copied_grad_out + weight + packed + max(added_up, weight)
+    if not args[10][0]:
+        return grad_out + max(added_up, weight)
     peak = max(
         grad_out + weight + image,
         2 * image,
-        kept + grad_out + image + packed_grad,
-        kept + packed_grad + weight,
+        2 * image + grad_out + packed + added_up,
+        image + packed + weight,
     )
     return peak - (image + weight)
 
 
-def _attention_forward(args: tuple[Any, ...], out: Any) -> int:
+def _packed_weight_bytes(weight: torch.Tensor, groups: int) -> int:
+    """Give the bytes of a weight (out, in / groups, ...) in blocks of channels, group by group."""
+    num_out, num_in, *kernel = weight.shape
+    channels = groups * _padded(num_out // groups) * _padded(num_in)
+    return channels * math.prod(kernel) * weight.element_size()
+
+
+def _product(args: tuple[Any, ...], out: torch.Tensor) -> int:
+    """Packed panels of a matrix product below fp32; one size below 512 inner entries, one above.
+
+    Read off fourteen products; products of thousands of inner entries, and gradients of large
+    weights, take up to 3 MiB, which this rule does not follow.
+    """
+    if out.element_size() >= _FP32:
+        return 0
+    return _WIDE_PANEL_BYTES if args[-2].shape[-1] >= 512 else _PANEL_BYTES
+
+
+def _attention_forward(args: tuple[Any, ...], _out: Any) -> int:
     """One tile of scores, and its running maximum and sum, per thread.
 
     Source: cpu_flash_attention in aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, torch 2.13.
     """
     query, key = args[0], args[1]
     rows, columns = _tile(query.shape[2], key.shape[2])
-    return torch.get_num_threads() * (rows * columns + 2 * rows + rows * query.shape[3]) * 4
+    per_thread = rows * columns + 2 * rows + rows * int(query.shape[3])
+    return torch.get_num_threads() * per_thread * _FP32
 
 
-def _attention_backward(args: tuple[Any, ...], out: Any) -> int:
+def _attention_backward(args: tuple[Any, ...], _out: Any) -> int:
     """Two tiles, of scores and of their gradients, per thread. Source: as for forward."""
     rows, columns = _tile(args[1].shape[2], args[2].shape[2])
-    return torch.get_num_threads() * 2 * rows * columns * 4
+    return torch.get_num_threads() * 2 * rows * columns * _FP32
 
 
 def _tile(num_queries: int, num_keys: int) -> tuple[int, int]:
@@ -126,10 +176,11 @@ def _tile(num_queries: int, num_keys: int) -> tuple[int, int]:
     return min(rows, num_queries), min(512, num_keys)
 
 
-def _leading(extent: int) -> int:
+def _leading(extent: int, width: int) -> int:
     """Give oneDNN's leading dimension: whole cache lines, but no multiple of 256 entries."""
-    padded = -(-extent // 16) * 16
-    return padded + 16 if padded % 256 == 0 else padded
+    line = 64 // width
+    padded = -(-extent // line) * line
+    return padded + line if padded % 256 == 0 else padded
 
 
 def _pages(num_bytes: int) -> int:
@@ -152,6 +203,8 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 _RULES: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = MappingProxyType(
     {
+        "addmm": _product,
+        "mm": _product,
         "convolution": _conv_forward,
         "convolution_backward": _conv_backward,
         "mkldnn_rnn_layer": _lstm_forward,

@@ -53,14 +53,17 @@ class VirtualTensors(FakeTensorMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] = MappingProxyType({}),
     ) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func in _RANGES and isinstance(out, FakeTensor) and out.numel() <= _MOST_KNOWN_VALUES:
             with no_dispatch():
                 out.constant = func(*args, **{**kwargs, "device": "cpu"})
         if func is _LSTM:
             # torch's own fake version leaves the workspace empty.
-            workspace = super().__torch_dispatch__(_EMPTY, types, ([lstm_workspace_bytes(tuple(args))],), {"dtype": torch.uint8, "device": "cpu"})
-            return (*out[:3], workspace)
+            num_bytes = lstm_workspace_bytes(tuple(args))
+            options = {"dtype": torch.uint8, "device": "cpu"}
+            workspace = super().__torch_dispatch__(_EMPTY, types, ([num_bytes],), options)
+            output, hidden, cell, _ = out
+            return output, hidden, cell, workspace
         return out
 
     def may_turn_const(self, tensor: torch.Tensor) -> bool:

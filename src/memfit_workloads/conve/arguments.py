@@ -67,7 +67,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "single: one row per triple, whose tail alone counts as true",
     )
     group.add_argument("--num-epochs", "--epochs", type=_whole(1), default=100, help="default 100")
-    group.add_argument("--batch-size", type=_whole(2), default=256, help="rows; default 256")
+    group.add_argument("--batch-size", type=_whole(3), default=256, help="rows; default 256")
     group.add_argument("--learning-rate", type=_positive, default=0.001, help="default 0.001")
     group.add_argument(
         "--learning-rate-decay", type=_positive, default=1.0, help="factor per epoch; default 1"

@@ -37,9 +37,8 @@ class Graph:
         """Write a triple with its names, for messages."""
         entities = {number: name for name, number in self.entity_ids.items()}
         relations = {number: name for name, number in self.relation_ids.items()}
-        return f"({entities.get(head, head)}, {relations.get(relation, relation)}, " + (
-            f"{entities.get(tail, tail)})"
-        )
+        names = (entities.get(head), relations.get(relation), entities.get(tail))
+        return f"({', '.join(map(str, names))})"
 
 
 @dataclass(slots=True)

@@ -110,9 +110,10 @@ class Queries:
 def batch_rows(order: Tensor, batch_size: int) -> list[Tensor]:
     """Cut an order of rows into batches; none is left out and none has a single row.
 
-    Batch normalisation cannot train on one row, so a lone last row gets one from the batch before.
+    Batch normalisation cannot train on one row, so a lone last row gets one from the batch before;
+    ``batch_size`` is at least 3, so that the batch before can spare it.
     """
     batches = list(order.split(batch_size))
-    if len(batches) > 1 and len(batches[-1]) == 1 and batch_size > 2:
+    if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [order[-batch_size - 1 : -2], order[-2:]]
     return batches

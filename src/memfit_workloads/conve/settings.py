@@ -74,7 +74,7 @@ class TrainingSettings:
 
     files: GraphFiles
     image: ImageSettings
-    memory: MemorySettings
+    memory_settings: MemorySettings
     output_dir: Path
     checkpoint_dir: Path
     checkpoint_frequency: int
@@ -116,7 +116,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
     return TrainingSettings(
         files=_graph_files(args),
         image=_image_settings(args),
-        memory=_memory_settings(args),
+        memory_settings=_memory_settings(args),
         output_dir=args.output_dir,
         checkpoint_dir=args.checkpoint_dir or args.output_dir / "checkpoints",
         checkpoint_frequency=args.checkpoint_frequency,

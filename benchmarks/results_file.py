@@ -1,0 +1,35 @@
+"""Where benchmarks keep their figures: one JSON file each, with the machine they ran on."""
+
+from __future__ import annotations
+
+import json
+import platform
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memfit.files import write_atomically
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def save_result(name: str, figures: dict[str, Any]) -> None:
+    """Write the figures of one benchmark and print them."""
+    content = {
+        "benchmark": name,
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "num_threads": torch.get_num_threads(),
+        **figures,
+    }
+    write_atomically(RESULTS / f"{name}.json", json.dumps(content, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in content.items() if key != "rows"}, indent=1))
+
+
+def load_result(name: str) -> dict[str, Any]:
+    """Read the figures of one benchmark."""
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return content

@@ -1,0 +1,85 @@
+"""Arguments that several commands share: the job, the device, the budget and the plan."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from memfit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memfit.strategies.plan import Plan
+
+
+def add_job_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the job, given as a file and a name in it."""
+    parser.add_argument("job", metavar="FILE.py:NAME", help="a memfit.Job in a Python file")
+
+
+def add_device_argument(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add ``--device``, once or several times."""
+    text = "where it would run, see `memfit devices`"
+    if several:
+        text += "; repeat it to compare"
+        parser.add_argument("--device", metavar="NAME", action="append", help=text)
+    else:
+        parser.add_argument("--device", metavar="NAME", default="cpu", help=text)
+
+
+def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the budget and what it bounds."""
+    parser.add_argument(
+        "--budget",
+        metavar="SIZE",
+        help="bytes that the step may take, such as 39GiB; by default the device's memory",
+    )
+    parser.add_argument(
+        "--budget-of",
+        choices=("allocated", "reserved", "process"),
+        help="what the budget bounds: by default allocated on cpu, process on a GPU",
+    )
+
+
+def add_plan_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--plan``."""
+    parser.add_argument("--plan", metavar="FILE", help="carry the job out under this plan (YAML)")
+
+
+def load_plan(path: str | None) -> Plan | None:
+    """Read the plan file, if one was given."""
+    from memfit.strategies.plan import Plan
+
+    return None if path is None else Plan.load(path)
+
+
+def read_budget_bytes(text: str | None) -> int | None:
+    """Read the budget, if one was given.
+
+    Raises:
+        UsageError: if it is no size.
+    """
+    from memfit.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        budget_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}.") from None
+    if budget_bytes <= 0:
+        raise UsageError(f"--budget must be more than 0 bytes, not {text}.")
+    return budget_bytes
+
+
+@contextmanager
+def status(console: Console, text: str, *, quiet: bool) -> Iterator[None]:
+    """Show what is being done where someone is watching."""
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield

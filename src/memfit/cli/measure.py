@@ -1,0 +1,55 @@
+"""``memfit measure``: what a step takes here, by the allocator's own counters."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .command import Command, add_json_argument, write_json
+from .job_arguments import add_job_argument, add_plan_argument, load_plan, status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class MeasureCommand:
+    """Run a few steps of a job on this machine and measure the peak of one.
+
+    On the CPU every allocation and free is counted as torch's allocator reports it; on a CUDA
+    device its counters are read. The prediction for the same step is shown beside it.
+    """
+
+    name = "measure"
+    summary = "run a step here and measure its peak memory"
+    example = "memfit measure examples/transformer.py:job --plan plan.yaml"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the job, the device and the plan."""
+        add_job_argument(parser)
+        parser.add_argument(
+            "--device",
+            metavar="NAME",
+            default="cpu",
+            help="cpu, or cuda for a card here",
+        )
+        add_plan_argument(parser)
+        add_json_argument(parser)
+
+    def run(self, args: argparse.Namespace, console: Console) -> int:
+        """Measure, and show the prediction beside it."""
+        from memfit.job import load_job
+        from memfit.measurement import measure
+        from memfit.reports.text import measurement_table
+
+        plan = load_plan(args.plan)
+        job = load_job(args.job)
+        with status(console, "running a few steps", quiet=args.json):
+            measurement = measure(job, plan, device=args.device)
+        if args.json:
+            write_json(measurement.to_json())
+        else:
+            console.print(measurement_table(measurement))
+        return 0
+
+
+COMMAND: Command = MeasureCommand()

@@ -1,0 +1,75 @@
+"""``memfit train``: one of the systems that ship with memfit, inside a budget."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import UsageError
+
+from .command import Command, add_json_argument, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WORKLOADS = "memfit_workloads"
+
+
+class TrainCommand:
+    """Train one of the systems that ship with memfit, inside a memory budget.
+
+    `memfit train WORKLOAD --help` lists the flags of a workload. With --json the last thing written
+    to standard output is one JSON object: final metrics, predicted and measured peak, and the run
+    folder; progress goes to standard error.
+    """
+
+    name = "train"
+    summary = "train one of the five systems inside a budget"
+    example = "memfit train conve --dataset umls --output-dir runs/umls --budget-fraction 0.75"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare one parser per workload."""
+        workloads = _package()
+        parsers = parser.add_subparsers(
+            title="workloads", dest="workload", metavar="WORKLOAD", required=True
+        )
+        for name in workloads.workload_names():
+            workload = workloads.load_workload(name)
+            own = parsers.add_parser(
+                name, help=workload.summary, description=workload.summary, allow_abbrev=False
+            )
+            workload.add_arguments(own)
+            if "--json" not in own._option_string_actions:
+                add_json_argument(own)
+            own.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+
+    def run(self, args: argparse.Namespace, console: Console) -> int:
+        """Train, and end with the result."""
+        from rich.console import Console
+
+        workload = _package().load_workload(args.workload)
+        shown_on = Console(file=sys.stderr, highlight=False) if args.json else console
+        result = workload.run(args, shown_on)
+        if args.json:
+            write_json(result)
+        return 0
+
+
+COMMAND: Command = TrainCommand()
+
+
+def _package() -> Any:
+    """Import the workloads, which the library itself never needs.
+
+    Raises:
+        UsageError: if they are not installed.
+    """
+    try:
+        return importlib.import_module(_WORKLOADS)
+    except ModuleNotFoundError as error:
+        if error.name != _WORKLOADS:
+            raise
+        msg = "The workloads are not installed; they come with memfit: pip install memfit."
+        raise UsageError(msg) from None

@@ -1,0 +1,121 @@
+"""Searches the combinations: every peak comes from recording the planned step, none from a guess.
+
+Time estimates only order the search. A combination is first tried on the whole batch; if that does
+not fit, the largest micro-batch that does is found by bisection, because smaller micro-batches
+take less memory and more time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memfit.figures import Prediction
+from memfit.planner.choices import Choice, Choices, conflict
+from memfit.strategies.base import Strategy
+from memfit.strategies.plan import in_catalogue_order
+
+Strategies = tuple[Strategy, ...]
+Evaluate = Callable[[Strategies], Prediction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A combination and what recording it gave."""
+
+    strategies: Strategies
+    prediction: Prediction
+
+    @property
+    def cost(self) -> tuple[float, int, tuple[str, ...]]:
+        """Order candidates: faster first, then smaller, then by name so that ties are settled."""
+        labels = tuple(strategy.label() for strategy in self.strategies)
+        seconds = self.prediction.step_seconds
+        return (seconds, self.prediction.bounded_bytes(), (str(len(labels)), *labels))
+
+
+class Search:
+    """Find the fastest combination that fits."""
+
+    def __init__(self, evaluate: Evaluate, choices: Choices) -> None:
+        self._evaluate = evaluate
+        self._choices = choices
+        self.tried: dict[Strategies, Candidate] = {}
+
+    def run(self) -> Candidate | None:
+        """Give the fastest candidate that fits; None if none does."""
+        best: Candidate | None = None
+        for seconds, combination in self._ordered_combinations():
+            if best is not None and seconds > best.prediction.step_seconds:
+                break
+            found = self._best_of(combination)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+        return best
+
+    def smallest(self) -> Candidate:
+        """Give the candidate with the smallest peak of all that were tried."""
+        return min(self.tried.values(), key=lambda candidate: candidate.prediction.bounded_bytes())
+
+    def _ordered_combinations(self) -> list[tuple[float, Strategies]]:
+        """Order combinations by the time that their members take alone, multiplied."""
+        plain = self._try(()).prediction.step_seconds
+        kept = [self._undominated(options) for options in self._choices.fixed_size]
+        choices = Choices(
+            fixed_size=tuple(kept),
+            splits=self._choices.splits,
+            must_split=self._choices.must_split,
+            refused=self._choices.refused,
+        )
+        ordered = []
+        for combination in choices.combinations():
+            ratios = (self._alone(member).prediction.step_seconds / plain for member in combination)
+            ordered.append((plain * math.prod(ratios), combination))
+        return sorted(ordered, key=lambda entry: (entry[0], len(entry[1])))
+
+    def _undominated(self, options: Sequence[Choice]) -> tuple[Choice, ...]:
+        """Drop the settings that are slower than another one and not smaller."""
+        alone = {option: self._alone(option).prediction for option in options}
+
+        def is_dominated(option: Choice) -> bool:
+            mine = alone[option]
+            return any(
+                other.step_seconds < mine.step_seconds
+                and other.bounded_bytes() <= mine.bounded_bytes()
+                for other in alone.values()
+            )
+
+        return tuple(option for option in options if not is_dominated(option))
+
+    def _best_of(self, combination: Strategies) -> Candidate | None:
+        """Give the fastest candidate with this combination, split as little as needed."""
+        splits = [split for split in self._choices.splits if not conflict([*combination, split])]
+        if not self._choices.must_split:
+            whole = self._try(combination)
+            if whole.prediction.fits:
+                return whole
+        if not splits or not self._try_split(combination, splits[-1]).prediction.fits:
+            return None
+        fitting, failing = len(splits) - 1, -1
+        while fitting - failing > 1:
+            middle = (fitting + failing) // 2
+            if self._try_split(combination, splits[middle]).prediction.fits:
+                fitting = middle
+            else:
+                failing = middle
+        return self._try_split(combination, splits[fitting])
+
+    def _alone(self, option: Choice) -> Candidate:
+        return self._try(() if option is None else (option,))
+
+    def _try_split(self, combination: Strategies, split: Strategy) -> Candidate:
+        return self._try((*combination, split))
+
+    def _try(self, strategies: Strategies) -> Candidate:
+        """Record a combination, once."""
+        strategies = in_catalogue_order(strategies)
+        if strategies not in self.tried:
+            prediction = self._evaluate(strategies)
+            self.tried[strategies] = Candidate(strategies=strategies, prediction=prediction)
+        return self.tried[strategies]

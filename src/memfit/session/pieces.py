@@ -1,0 +1,44 @@
+"""Adds up the losses and gradients of micro-batches with their true weights."""
+
+from __future__ import annotations
+
+import torch
+
+from memfit.job import Total
+from memfit.session.session import Session
+
+
+class GradientSum:
+    """Weight the losses of micro-batches so that their gradients add up to the batch's.
+
+    A mean loss is weighted by its share of the samples. A ``Total`` is summed as it is, and the
+    gradients are divided by the count over the whole batch at the end, so that ragged counts stay
+    exact.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loss: torch.Tensor | None = None
+        self._count: torch.Tensor | float | None = None
+
+    def weighted(self, loss: torch.Tensor | Total, share: float) -> torch.Tensor:
+        """Give what to backpropagate for one micro-batch."""
+        if not isinstance(loss, Total):
+            return loss * share
+        self._count = loss.count if self._count is None else self._count + loss.count
+        return loss.sum
+
+    def add(self, part: torch.Tensor) -> None:
+        """Add a backpropagated part to the loss."""
+        part = part.detach()
+        self._loss = part if self._loss is None else self._loss + part
+
+    def finish(self) -> torch.Tensor:
+        """Divide the gradients by the count, where there is one; return the mean loss."""
+        assert self._loss is not None, "a batch has at least one micro-batch"
+        if self._count is None:
+            return self._loss
+        for parameter in self._session.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self._count)
+        return self._loss / self._count

@@ -78,9 +78,8 @@ def _row(job: Job, architecture: str, optimizer: str, setting: str) -> dict[str,
         row["note"] = "as batchnorm-replay: the statistics of the whole batch are kept"
     predicted, measured = measurement.predicted_peak_bytes, measurement.peak_allocated_bytes
     assert predicted is not None
-    sys.stderr.write(
-        f"{architecture:9} {optimizer:6} {setting:14} {predicted / measured - 1:+.4%}\n"
-    )
+    error = predicted / measured - 1
+    sys.stderr.write(f"{architecture:9} {optimizer:6} {setting:14} {error:+.4%}\n")
     return row | {
         "predicted_bytes": predicted,
         "measured_bytes": measured,

@@ -83,8 +83,8 @@ class BatchSizeIgnoredError(JobError):
     def __init__(self, sizes: tuple[int, int], shapes: str) -> None:
         super().__init__(
             f"The job's batch function ignores its argument: batch({sizes[0]}) and "
-            f"batch({sizes[1]}) both give {shapes}. It must return tensors with one dimension that grows with the "
-            "batch size."
+            f"batch({sizes[1]}) both give {shapes}. It must return tensors with one dimension "
+            "that grows with the batch size."
         )
 
 

@@ -1,8 +1,8 @@
 """Searches the combinations: every peak comes from recording the planned step, none from a guess.
 
 Time estimates only order the search. A combination is first tried on the whole batch; if that does
-not fit, the largest micro-batch that does is found by bisection, because smaller micro-batches
-take less memory and more time.
+not fit, the micro-batch is halved until it does, because smaller micro-batches take less memory and
+more time.
 """
 
 from __future__ import annotations
@@ -95,22 +95,29 @@ class Search:
             whole = self._try(combination)
             if whole.prediction.fits:
                 return whole
-        if not splits or not self._try_split(combination, splits[-1]).prediction.fits:
-            return None
-        fitting, failing = len(splits) - 1, -1
-        while fitting - failing > 1:
-            middle = (fitting + failing) // 2
-            if self._try_split(combination, splits[middle]).prediction.fits:
-                fitting = middle
-            else:
-                failing = middle
-        return self._try_split(combination, splits[fitting])
+        return self._least_split(combination, splits)
+
+    def _least_split(self, combination: Strategies, splits: Sequence[Strategy]) -> Candidate | None:
+        """Halve the micro-batch until the step fits, or until halving can no longer make it fit.
+
+        Recording gets dearer with every halving, so the sizes are tried from the largest down. The
+        peak is convex in the micro-batch (a maximum of sums that are linear in it), so the line
+        through two sizes bounds every smaller one from below.
+        """
+        last_bytes: int | None = None
+        for split in splits:
+            candidate = self._try((*combination, split))
+            if candidate.prediction.fits:
+                return candidate
+            peak_bytes = candidate.prediction.bounded_bytes()
+            budget_bytes = candidate.prediction.budget_bytes
+            if last_bytes is not None and 2 * peak_bytes - last_bytes > (budget_bytes or 0):
+                return None
+            last_bytes = peak_bytes
+        return None
 
     def _alone(self, option: Choice) -> Candidate:
         return self._try(() if option is None else (option,))
-
-    def _try_split(self, combination: Strategies, split: Strategy) -> Candidate:
-        return self._try((*combination, split))
 
     def _try(self, strategies: Strategies) -> Candidate:
         """Record a combination, once."""

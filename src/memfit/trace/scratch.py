@@ -20,8 +20,11 @@ _BLOCK = 16
 _PAGE_BYTES = 4096
 _FP32 = 4
 _JIT_BYTES = 4664
-_PANEL_BYTES = 165_504
-_WIDE_PANEL_BYTES = 263_808
+_DEEP = 512
+_PANEL_BYTES = 82_752
+_DEEP_PANEL_BYTES = 131_904
+_TURNED_PANEL_BYTES = 468_096
+_TILE_BYTES = 66_176
 
 
 def scratch_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
@@ -94,6 +97,9 @@ def _lstm_backward(args: tuple[Any, ...], _out: Any) -> int:
     lstm = _Lstm.of(args)
     gates, states = 4 * lstm.hidden, 2 * lstm.num_rows * lstm.hidden
     num_bytes = _lstm_forward(args, _out) + gates * _FP32 + states * lstm.width
+    grad_out = args[10]
+    if not grad_out.is_contiguous():
+        num_bytes += _num_bytes(grad_out)
     if lstm.width == _FP32:
         return num_bytes
     outputs = lstm.num_steps * lstm.num_rows * lstm.hidden
@@ -143,14 +149,21 @@ def _packed_weight_bytes(weight: torch.Tensor, groups: int) -> int:
 
 
 def _product(args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """Packed panels of a matrix product below fp32; one size below 512 inner entries, one above.
+    """Packed panels of a matrix product below fp32, per thread; more where the left one is turned.
 
-    Read off fourteen products; products of thousands of inner entries, and gradients of large
-    weights, take up to 3 MiB, which this rule does not follow.
+    Typical of 25 products read off; sizes differ by a factor of two either way with how oneDNN cuts
+    a product up, and thousands of inner entries take up to 1.2 MiB per thread.
     """
     if out.element_size() >= _FP32:
         return 0
-    return _WIDE_PANEL_BYTES if args[-2].shape[-1] >= 512 else _PANEL_BYTES
+    left, num_threads = args[-2], torch.get_num_threads()
+    if left.shape[-1] < _DEEP:
+        return num_threads * _PANEL_BYTES
+    if left.stride(-1) == 1:
+        return num_threads * _DEEP_PANEL_BYTES
+    # Few rows are not shared out among threads, so there the left one is packed once.
+    num_packed = num_threads if left.shape[-2] >= _DEEP else 1
+    return num_packed * _TURNED_PANEL_BYTES + (num_threads - num_packed) * _TILE_BYTES
 
 
 def _attention_forward(args: tuple[Any, ...], _out: Any) -> int:

@@ -33,6 +33,8 @@ _RANGES = (
 _EMPTY = torch.ops.aten.empty.memory_format
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _MOST_KNOWN_VALUES = 4096
+_RANDOM_STATE_BYTES = 5056
+"""Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
 
 
 class ValuesNeededError(RecordingError):
@@ -125,10 +127,23 @@ def _replacements(disguised: bool) -> Iterator[Any]:
     """Replace functions that cannot or need not do their work on fake tensors."""
     # Truncated normals are drawn by rejection, which looks at the values drawn.
     yield patch.object(torch.nn.init, "_no_grad_trunc_normal_", _leave_as_is)
+    # The random state does not pass through dispatch, but it takes memory.
+    for module in (torch, torch.random):
+        yield patch.object(module, "get_rng_state", _random_state)
+        yield patch.object(module, "set_rng_state", _drop_state)
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):
         yield patch.object(library, "is_fake_tensor", _say_no)
+
+
+def _random_state() -> torch.Tensor:
+    """Give a tensor as large as the CPU's random state, which checkpointing keeps per block."""
+    return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+
+def _drop_state(_state: torch.Tensor) -> None:
+    """Take no random state: fake tensors draw nothing."""
 
 
 def _leave_as_is(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:

@@ -12,7 +12,10 @@ RUN_EXTRAS := plots,html,workloads
 DEV_EXTRAS := $(RUN_EXTRAS),transformers,dev
 
 # The example of `make run`: the whole idea in one command.
-RUN := $(BIN)/memfit train conve --dataset umls --output-dir runs/conve-umls --budget-fraction 0.75
+RUN := $(BIN)/memfit train conve --dataset umls --output-dir runs/conve-umls --overwrite \
+	--budget-fraction 0.75 --batch-size 256 --learning-rate 0.005 --learning-rate-decay 0.98 \
+	--output-channels 16 --input-dropout 0.1 --feature-map-dropout 0.1 --output-dropout 0.2 \
+	--num-epochs 70 --eval-every 10 --checkpoint-frequency 10
 
 # One thread per process: the tests run side by side and small tensors gain nothing from more.
 TEST_WORKERS ?= 2
@@ -44,8 +47,8 @@ fast: $(VENV)/.dev-stamp ## Run the quick tests alone
 format: $(VENV)/.dev-stamp ## Format the code and apply the safe fixes
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format
 
-bench: $(VENV)/.dev-stamp ## Run the benchmarks, one after the other
-	@for file in benchmarks/bench_*.py; do \
+bench: $(VENV)/.dev-stamp ## Run the benchmarks, one after the other, and write docs/benchmarks.md
+	@for file in benchmarks/bench_*.py benchmarks/write_page.py; do \
 		echo "$$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean: ## Remove what these targets made: the environment, caches and runs

@@ -52,11 +52,12 @@ def measure(job: Job, plan: Plan | None = None, device: str = "cpu") -> Measurem
         DeviceUnavailableError: if the device is not in this machine.
     """
     plan = plan or Plan()
-    if device == "cpu":
-        return _measure_on_cpu(job, plan)
-    if not torch.cuda.is_available() or not device.startswith("cuda"):
+    if device != "cpu" and not (torch.cuda.is_available() and device.startswith("cuda")):
         raise DeviceUnavailableError(device, _devices_here())
-    return _measure_on_cuda(job, plan, device)
+    with torch.random.fork_rng():  # measuring draws nothing from the caller's random state
+        if device == "cpu":
+            return _measure_on_cpu(job, plan)
+        return _measure_on_cuda(job, plan, device)
 
 
 def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:

@@ -10,6 +10,7 @@ from memfit.allocator.simulate import (
     CUDA_RULES,
     AllocatorRules,
     Replay,
+    num_setup_events,
     peak_bytes,
     phase_starts,
     replay,
@@ -169,18 +170,20 @@ def rules_of(device: Device) -> AllocatorRules:
 
 
 def timeline_of(trace: Trace, rules: AllocatorRules) -> Timeline:
-    """Give allocated bytes by category after every event of a trace, the step's own part only."""
+    """Give allocated bytes by category, when the step begins and after each of its events."""
+    num_before = num_setup_events(trace)
     current = dict.fromkeys(Category, 0)
     parts: dict[str, list[int]] = {category.value: [] for category in Category}
-    totals: list[int] = []
-    for index, delta in trace.deltas():
+    for position, (index, delta) in enumerate(trace.deltas(), start=1):
         sign = 1 if delta >= 0 else -1
         allocation = trace.allocations[index]
         current[allocation.category] += sign * rules.rounded(allocation.num_bytes)
-        totals.append(sum(current.values()))
-        for category, num_bytes in current.items():
-            parts[category.value].append(num_bytes)
-    return Timeline(allocated_bytes=totals, by_category=parts, phases=phase_starts(trace))
+        if position >= num_before:
+            for category, num_bytes in current.items():
+                parts[category.value].append(num_bytes)
+    totals = [sum(column) for column in zip(*parts.values(), strict=True)]
+    phases = [(max(0, begin - num_before), name) for begin, name in phase_starts(trace)]
+    return Timeline(allocated_bytes=totals, by_category=parts, phases=phases)
 
 
 def _terms(device: Device, peak: int, reserved: int) -> tuple[Term, ...]:

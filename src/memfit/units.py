@@ -56,12 +56,13 @@ def format_bytes(num_bytes: int | float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Write a duration with three significant digits: ``12.3 ms``, ``4.56 s``, ``3 min 20 s``."""
-    if seconds >= 60:
+    # Each bound is where three digits round up to the next unit: no "1e+03 ms", no "60 s".
+    if seconds >= 59.95:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"
-    if seconds >= 1:
+    if seconds >= 0.9995:
         return f"{seconds:.3g} s"
-    if seconds >= 1e-3:
+    if seconds >= 0.9995e-3:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds * 1e6:.3g} us"
 

@@ -44,6 +44,8 @@ class Entry:
     """Small jobs that it applies to, without dropout."""
     large_job: JobBuilder
     """A job of megabytes that it applies to, where predicted bytes are held against measured."""
+    large_settings: tuple[Strategy, ...]
+    """Instances to try on the large job."""
     refusal: tuple[Strategy, JobBuilder, str] | None
     """A setting, a job that it must refuse and a part of the sentence; None if it takes all."""
 
@@ -137,7 +139,7 @@ def residual_with_clipping() -> Job:
 
 
 def large_residual() -> Job:
-    return residual(width=192, batch_size=64)
+    return residual(width=64, batch_size=384)
 
 
 def ragged_tokens() -> Job:
@@ -260,6 +262,9 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         jobs=(residual, residual_with_clipping, ragged_tokens),
         large_job=large_residual,
+        large_settings=tuple(
+            OptimizerImplementation(implementation=name) for name in ("fused", "foreach", "loop")
+        ),
         refusal=(
             OptimizerImplementation(implementation="fused"),
             unknown_optimizer,
@@ -271,6 +276,7 @@ ENTRIES: tuple[Entry, ...] = (
         settings=(LossChunking(num_candidates=150), LossChunking(num_candidates=128)),
         jobs=(many_candidates,),
         large_job=large_many_candidates,
+        large_settings=(LossChunking(num_candidates=1024), LossChunking(num_candidates=130)),
         refusal=(LossChunking(num_candidates=128), residual, "not computed by memfit.losses"),
     ),
     Entry(
@@ -278,6 +284,7 @@ ENTRIES: tuple[Entry, ...] = (
         settings=(ActivationCheckpointing(), ActivationCheckpointing(every=2)),
         jobs=(residual, residual_with_clipping, ragged_tokens, batch_normalised),
         large_job=large_residual,
+        large_settings=(ActivationCheckpointing(), ActivationCheckpointing(every=2)),
         refusal=(ActivationCheckpointing(), one_layer, "0 levels of repeated blocks"),
     ),
     Entry(
@@ -291,6 +298,7 @@ ENTRIES: tuple[Entry, ...] = (
             many_candidates,
         ),
         large_job=large_residual,
+        large_settings=tuple(MicroBatching(micro_batch_size=size) for size in (192, 100)),
         refusal=(
             MicroBatching(micro_batch_size=2),
             batch_normalised,
@@ -302,6 +310,7 @@ ENTRIES: tuple[Entry, ...] = (
         settings=tuple(BatchNormReplay(micro_batch_size=size) for size in (1, 3, 5)),
         jobs=(batch_normalised,),
         large_job=large_batch_normalised,
+        large_settings=tuple(BatchNormReplay(micro_batch_size=size) for size in (16, 7)),
         refusal=(BatchNormReplay(micro_batch_size=2), residual, "micro-batching does the same"),
     ),
     Entry(
@@ -309,6 +318,7 @@ ENTRIES: tuple[Entry, ...] = (
         settings=(Bf16(),),
         jobs=(residual, ragged_tokens),
         large_job=large_residual,
+        large_settings=(Bf16(),),
         refusal=None,
     ),
 )

@@ -91,10 +91,18 @@ def _alive_at(trace: Trace, last_event: int) -> set[int]:
     return alive
 
 
+def num_setup_events(trace: Trace) -> int:
+    """Count the events, at the beginning, that say what lives when the step begins."""
+    for position, event in enumerate(trace.events):
+        if event < 0 or trace.allocations[event].phase is not Phase.SETUP:
+            return position
+    return len(trace.events)
+
+
 def phase_starts(trace: Trace) -> list[tuple[int, str]]:
     """Give ``(event, phase)`` wherever an allocation of another phase than the last one begins."""
     starts: list[tuple[int, str]] = []
-    current: Phase | None = None
+    current = Phase.SETUP
     for position, event in enumerate(trace.events):
         if event < 0:
             continue

@@ -78,7 +78,7 @@ class Plan:
             strategies = tuple(_strategy(entry) for entry in content.get("strategies") or [])
             numerics = Numerics(content.get("numerics", Numerics.EXACT))
         except (StrategyError, ValueError, KeyError, TypeError) as error:
-            raise PlanFileError(str(path), str(error)) from None
+            raise PlanFileError(str(path), str(error).rstrip(".")) from None
         return cls(strategies=strategies, numerics=numerics)
 
 

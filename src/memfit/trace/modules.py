@@ -45,9 +45,9 @@ class ModuleTracker:
         self._names = {id(module): name for name, module in model.named_modules()}
 
     @property
-    def is_in_module(self) -> bool:
-        """Say whether some module's forward is running, also inside backward."""
-        return bool(self._stack)
+    def is_recomputing(self) -> bool:
+        """Say whether a forward is running inside backward: only there gradients are wanted."""
+        return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
 
     def in_forward(self) -> str:
         """Name the running module and note it for the autograd node just made."""

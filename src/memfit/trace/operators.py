@@ -12,13 +12,15 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.trace.events import Operation, Phase
 
+_NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """What is known of an operator before it is called."""
 
     name: str
-    is_view: bool
+    is_free: bool
     count_flops: Callable[..., int] | None
 
 
@@ -27,7 +29,7 @@ def _kind(func: Any) -> _Kind:
     packet = getattr(func, "overloadpacket", func)
     return _Kind(
         name=str(packet).removeprefix("aten."),
-        is_view=bool(getattr(func, "is_view", False)),
+        is_free=getattr(func, "is_view", False) or getattr(func, "namespace", "") in _NO_WORK,
         count_flops=flop_registry.get(packet),
     )
 
@@ -40,13 +42,13 @@ def operator_name(func: Any) -> str:
 def describe(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: Phase
 ) -> Operation | None:
-    """Describe one call of an operator; None for views, which cost nothing.
+    """Describe one call of an operator; None for what costs nothing, such as views.
 
     Floating-point operations are counted by torch's own formulas (torch.utils.flop_counter), for
     matrix products, convolutions and attention; other operators are bound by the bytes they move.
     """
     kind = _kind(func)
-    if kind.is_view:
+    if kind.is_free:
         return None
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
     moved_bytes = _num_bytes(args) + _num_bytes((out,))

@@ -94,11 +94,12 @@ class Recorder(TorchDispatchMode):
     def begin_step(self) -> None:
         """Start a new trace with everything that is alive now."""
         self._modules.forget_nodes()
-        self._trace = trace = Trace()
-        self._forward_born = []
         self._phase = Phase.SETUP
+        # Met before the new trace begins, in which everything alive is listed once.
         for owned in self._owners():
             self._meet(owned.tensor, "")
+        self._trace = trace = Trace()
+        self._forward_born = []
         for live in self._live.values():
             live.index = len(trace.allocations)
             trace.events.append(live.index)
@@ -146,7 +147,7 @@ class Recorder(TorchDispatchMode):
             self._died(key, known.index)
         trace = self._trace
         index = len(trace.allocations)
-        is_recomputed = self._phase is Phase.BACKWARD and self._modules.is_in_module
+        is_recomputed = self._phase is Phase.BACKWARD and self._modules.is_recomputing
         category = Category.SAVED_ACTIVATIONS if is_recomputed else Category.TEMPORARIES
         trace.allocations.append(Allocation(num_bytes, operator, self._phase, module, category))
         trace.events.append(index)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class PlannedMemory:
     """The plan that a run carries out, and the figures it is held against."""
 
+    job: Job
     plan: Plan
     plain: Prediction
     """What training would take as it is, without any strategy."""
@@ -107,6 +108,7 @@ def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:
         planned = memfit.predict(job, device=device, plan=plan)
         plan = plan.with_prediction(planned)
     return PlannedMemory(
+        job=job,
         plan=plan,
         plain=plain,
         planned=planned,

@@ -166,7 +166,8 @@ def _write_report(
     *,
     console: Console,
 ) -> None:
-    """Write report.html and its picture, where the packages for it are installed."""
+    """Measure one step and write report.html, where the packages for it are installed."""
+    import memfit
     from memfit.reports.contents import RunReport
     from memfit.reports.run_folder import write_report
 
@@ -177,7 +178,9 @@ def _write_report(
         budget_bytes=planned_memory.budget_bytes,
         plain=planned_memory.plain,
         planned=planned_memory.planned,
-        measured=None,
+        measured=memfit.measure(
+            planned_memory.job, planned_memory.plan, device=planned_memory.run_device
+        ),
         rows=planned_memory.plan.considered,
         metrics=[{k: v for k, v in epoch.items() if k != "valid"} for epoch in history],
         results=metrics,

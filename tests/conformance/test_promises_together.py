@@ -1,0 +1,259 @@
+"""Promises that strategies make for particular models, and faults that verification must see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import memfit
+from memfit import Plan, Total
+from memfit.runtime.run import open_plain_session
+from memfit.session.batches import find_layout
+from memfit.session.facts import gather_facts
+from memfit.strategies import build_strategy
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.batchnorm_replay import BatchNormReplay
+from memfit.strategies.loss_chunking import LossChunking
+from memfit.strategies.micro_batching import MicroBatching
+
+from . import builders
+
+EXACT = 1e-10
+
+
+def plan_of(*strategies) -> Plan:
+    return Plan(strategies=strategies)
+
+
+def open_session(job, seed: int = 0):
+    torch.manual_seed(seed)
+    return open_plain_session(job, "cpu", find_layout(job))
+
+
+@pytest.mark.parametrize(
+    ("job", "strategies"),
+    [
+        (
+            builders.ragged_tokens,
+            [
+                ("optimizer-implementation", {"implementation": "loop"}),
+                ("activation-checkpointing", {}),
+                ("micro-batching", {"micro_batch_size": 2}),
+            ],
+        ),
+        (
+            builders.many_candidates,
+            [
+                ("optimizer-implementation", {"implementation": "fused"}),
+                ("loss-chunking", {"num_candidates": 130}),
+                ("micro-batching", {"micro_batch_size": 4}),
+            ],
+        ),
+        (
+            builders.batch_normalised,
+            [
+                ("optimizer-implementation", {"implementation": "fused"}),
+                ("batchnorm-replay", {"micro_batch_size": 4}),
+            ],
+        ),
+    ],
+    ids=["ragged", "candidates", "batch-norm"],
+)
+def test_strategies_together_are_as_exact_as_alone(job, strategies):
+    plan = plan_of(*(build_strategy(name, settings) for name, settings in strategies))
+    assert memfit.verify(job(), plan).largest_error <= EXACT
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpointing_draws_the_same_dropout_masks(every):
+    plan = plan_of(ActivationCheckpointing(every=every))
+    job = builders.residual_with_dropout()
+    found = memfit.verify(job, plan, dtype=torch.float32)
+    assert found.numerics == "exact"
+    assert found.largest_error == 0.0
+    assert memfit.verify(job, plan, dtype=torch.float32, seed=1).largest_error == 0.0
+
+
+def test_checkpointing_updates_running_statistics_once():
+    job = builders.batch_normalised()
+    run = memfit.start(job, plan_of(ActivationCheckpointing()))
+    run.step(job.batch(job.batch_size))
+    counts = [value for name, value in run.model.named_buffers() if "num_batches" in name]
+    assert [int(count) for count in counts] == [1] * 4
+
+
+def test_replay_updates_running_statistics_as_one_step_on_the_whole_batch_does():
+    job = builders.batch_normalised()
+    found = memfit.verify(job, plan_of(BatchNormReplay(micro_batch_size=3)))
+    assert found.buffer_error <= EXACT
+    run = memfit.start(job, plan_of(BatchNormReplay(micro_batch_size=3)))
+    for _ in range(3):
+        run.step(job.batch(job.batch_size))
+    counts = [value for name, value in run.model.named_buffers() if "num_batches" in name]
+    assert [int(count) for count in counts] == [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "job"),
+    [
+        (MicroBatching(micro_batch_size=3), builders.residual_with_dropout),
+        (
+            BatchNormReplay(micro_batch_size=3),
+            partial(builders.batch_normalised, rate=0.3),
+        ),
+    ],
+    ids=["micro-batching", "batchnorm-replay"],
+)
+def test_dropout_makes_micro_batches_same_in_law(strategy, job):
+    assert str(strategy.numerics_for(gather_facts(open_session(job())))) == "same-in-law"
+    assert memfit.verify(job(), plan_of(strategy)).numerics == "same-in-law"
+
+
+def test_replay_draws_the_same_dropout_masks_in_all_of_its_passes():
+    """With fixed masks the gradient says how the loss changes along itself; else it does not."""
+    job = builders.batch_normalised(rate=0.4)
+    session = open_session(job)
+    session.model.double()
+    batch = tuple(part.double() for part in job.batch(job.batch_size))
+    BatchNormReplay(micro_batch_size=3).apply(session)
+    parameters = list(session.model.parameters())
+
+    def loss_at_same_masks() -> torch.Tensor:
+        for parameter in parameters:
+            parameter.grad = None
+        torch.manual_seed(7)
+        return session.gradient_pass(session, batch, lambda phase: None)
+
+    loss_at_same_masks()
+    directions = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+    expected = sum(float(direction.square().sum()) for direction in directions)
+    half_step = 1e-5
+    losses = []
+    for sign in (1.0, -2.0):
+        with torch.no_grad():
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(direction, alpha=sign * half_step)
+        losses.append(float(loss_at_same_masks()))
+    assert (losses[0] - losses[1]) / (2 * half_step) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_uneven_micro_batches_of_ragged_tokens_are_weighted_by_their_tokens(micro_batch_size):
+    plan = plan_of(MicroBatching(micro_batch_size=micro_batch_size))
+    assert memfit.verify(builders.ragged_tokens(), plan).largest_error <= EXACT
+
+
+def test_a_checkpointed_step_takes_less_memory_than_the_plain_one():
+    job = builders.large_residual()
+    checkpointed = memfit.predict(job, plan=plan_of(ActivationCheckpointing()))
+    plain = memfit.predict(job)
+    assert checkpointed.peak_allocated_bytes < plain.peak_allocated_bytes
+    assert checkpointed.num_flops > plain.num_flops
+
+
+def test_a_streamed_loss_takes_less_memory_than_the_whole_one():
+    job = builders.large_many_candidates()
+    streamed = memfit.predict(job, plan=plan_of(LossChunking(num_candidates=256)))
+    assert streamed.peak_allocated_bytes < 0.7 * memfit.predict(job).peak_allocated_bytes
+
+
+# --- Planted faults ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualShares(MicroBatching):
+    """Weight the last micro-batch like the others, though it is smaller."""
+
+    def apply(self, session):
+        def gradient_pass(session, batch, enter_phase):
+            pieces = list(session.layout.split(batch, self.micro_batch_size))
+            loss = torch.zeros(())
+            for piece, _ in pieces:
+                value = session.loss_of(piece)
+                mean = value.sum / value.count if isinstance(value, Total) else value
+                part = mean / len(pieces)
+                enter_phase("backward")
+                part.backward()
+                loss = loss + part.detach()
+            return loss
+
+        before, session.gradient_pass = session.gradient_pass, gradient_pass
+        return lambda: setattr(session, "gradient_pass", before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyModel(MicroBatching):
+    """Micro-batch a model whatever it has inside."""
+
+    def obstacle(self, facts):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(ActivationCheckpointing):
+    """Recompute without the random state, and update running statistics again."""
+
+    def apply(self, session):
+        facts = gather_facts(session)
+        blocks = [session.model.get_submodule(name) for name in facts.block_levels[self.level]]
+        for block in blocks:
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
+
+        def undo():
+            for block in blocks:
+                del block.forward
+
+        return undo
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstRowsOnly(MicroBatching):
+    """Leave out what does not fill a micro-batch."""
+
+    def apply(self, session):
+        whole = session.gradient_pass
+
+        def gradient_pass(session, batch, enter_phase):
+            size = self.micro_batch_size
+            rows = session.layout.num_samples(batch) // size * size
+            piece, _ = next(session.layout.split(batch, rows))
+            return whole(session, piece, enter_phase)
+
+        session.gradient_pass = gradient_pass
+        return lambda: setattr(session, "gradient_pass", whole)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "job"),
+    [
+        (EqualShares(micro_batch_size=4), builders.residual),
+        (EqualShares(micro_batch_size=1), builders.ragged_tokens),
+        (FirstRowsOnly(micro_batch_size=3), builders.residual),
+        (Forgetful(), builders.residual_with_dropout),
+        (AnyModel(micro_batch_size=5), builders.batch_normalised),
+    ],
+    ids=["last-piece", "ragged-mean", "dropped-rows", "other-masks", "other-statistics"],
+)
+def test_verification_sees_wrong_gradients(faulty, job):
+    found = memfit.verify(job(), plan_of(faulty))
+    assert found.gradient_error > 1e-6
+    assert found.largest_error > EXACT
+
+
+def test_verification_sees_running_statistics_updated_twice():
+    found = memfit.verify(builders.batch_normalised(), plan_of(Forgetful()))
+    assert found.gradient_error <= EXACT
+    assert found.buffer_error > 1e-6
+    assert found.largest_error == found.buffer_error
+
+
+def test_verification_passes_even_micro_batches_with_equal_shares():
+    """The planted fault shows only where the shares differ, so the suite needs uneven batches."""
+    found = memfit.verify(builders.residual(), plan_of(EqualShares(micro_batch_size=5)))
+    assert found.largest_error <= EXACT

@@ -19,6 +19,7 @@ FLAGS = (
     "--feature-map-dropout 0.1 --output-dropout 0.2 --num-epochs 70 --eval-every 10 "
     "--checkpoint-frequency 10"
 )
+_COMMAND = (sys.executable, "-m", "memfit", "train", "conve")
 
 
 def main() -> None:
@@ -26,8 +27,7 @@ def main() -> None:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "memfit", "train", "conve", *FLAGS.split()]
-            + ["--output-dir", f"{folder}/run", "--json"],
+            [*_COMMAND, *FLAGS.split(), "--output-dir", f"{folder}/run", "--json"],
             check=True,
             stdout=subprocess.PIPE,
             text=True,

@@ -13,6 +13,12 @@ import time
 from results_file import save_result
 
 _NUM_RUNS = 15
+_PROBE = """
+import sys
+from memfit.cli.main import main
+main(["--help"])
+print("torch" in sys.modules)
+"""
 
 
 def main() -> None:
@@ -24,9 +30,8 @@ def main() -> None:
             [sys.executable, "-m", "memfit", "--help"], check=True, stdout=subprocess.DEVNULL
         )
         seconds.append(time.perf_counter() - started)
-    probe = "import sys; from memfit.cli.main import main; main(['--help']); print('torch' in sys.modules)"
     shown = subprocess.run(
-        [sys.executable, "-c", probe], check=True, capture_output=True, text=True
+        [sys.executable, "-c", _PROBE], check=True, capture_output=True, text=True
     )
     save_result(
         "startup",

@@ -34,10 +34,12 @@ def _accuracy() -> list[str]:
     figures = load_result("accuracy")
     return [
         *_heading("Predicted against measured peaks", figures, "bench_accuracy.py"),
-        f"{figures['num_rows']} rows: median absolute error "
-        f"{figures['median_abs_error_fraction']:.4%}, 95th percentile "
-        f"{figures['p95_abs_error_fraction']:.3%}, worst "
-        f"{figures['worst_abs_error_fraction']:.3%}. All rows: [accuracy.md](accuracy.md).",
+        (
+            f"{figures['num_rows']} rows: median absolute error "
+            f"{figures['median_abs_error_fraction']:.4%}, 95th percentile "
+            f"{figures['p95_abs_error_fraction']:.3%}, worst "
+            f"{figures['worst_abs_error_fraction']:.3%}. All rows: [accuracy.md](accuracy.md)."
+        ),
         "",
     ]
 
@@ -47,19 +49,25 @@ def _conve() -> list[str]:
     test = figures["test"]
     return [
         *_heading("ConvE on UMLS inside a budget", figures, "bench_conve.py"),
-        f"As it is: {format_bytes(figures['plain_peak_bytes'])}. Budget, three quarters of it: "
-        f"{format_bytes(figures['budget_bytes'])}. Plan: {' + '.join(figures['strategies'])}, "
-        f"{figures['numerics']}.",
+        (
+            f"As it is: {format_bytes(figures['plain_peak_bytes'])}. Budget, three quarters of it: "
+            f"{format_bytes(figures['budget_bytes'])}. Plan: {' + '.join(figures['strategies'])}, "
+            f"{figures['numerics']}."
+        ),
         "",
-        f"Predicted {format_bytes(figures['predicted_peak_bytes'])}, measured over the whole "
-        f"training {format_bytes(figures['measured_peak_bytes'])} "
-        f"({format_fraction(figures['error_fraction'])}; the prediction is for the largest batch "
-        "there is).",
+        (
+            f"Predicted {format_bytes(figures['predicted_peak_bytes'])}, measured over the whole "
+            f"training {format_bytes(figures['measured_peak_bytes'])} "
+            f"({format_fraction(figures['error_fraction'])}; the prediction is for the largest "
+            "batch there is)."
+        ),
         "",
-        f"Filtered test ranking, both sides: MRR {test['mrr']:.3f}, hits@1 "
-        f"{test['hits_at_1']:.3f}, hits@10 {test['hits_at_10']:.3f}. The published row is MRR "
-        "0.94 (README of TimDettmers/ConvE). The flags were chosen in short scans that showed "
-        "validation and test rankings alike, so the figure is not blind to the test triples.",
+        (
+            f"Filtered test ranking, both sides: MRR {test['mrr']:.3f}, hits@1 "
+            f"{test['hits_at_1']:.3f}, hits@10 {test['hits_at_10']:.3f}. The published row is MRR "
+            "0.94 (README of TimDettmers/ConvE). The flags were chosen in short scans that showed "
+            "validation and test rankings alike, so the figure is not blind to the test triples."
+        ),
         "",
         f"Whole process: {figures['whole_process_seconds']:.0f} s.",
         "",
@@ -70,9 +78,12 @@ def _chunked_loss() -> list[str]:
     figures = load_result("chunked_loss")
     lines = [
         *_heading("One million entities", figures, "bench_chunked_loss.py"),
-        f"One step of a one-to-many loss, dimension {figures['dimension']}, SGD, streamed over "
-        f"{figures['chunk']} entities at a time. From 16 to 256 rows the measured peak grows by "
-        f"{format_bytes(figures['growth_from_16_to_256_rows_bytes'])}: no score matrix is stored.",
+        (
+            f"One step of a one-to-many loss, dimension {figures['dimension']}, SGD, streamed "
+            f"over {figures['chunk']} entities at a time. From 16 to 256 rows the measured peak "
+            f"grows by {format_bytes(figures['growth_from_16_to_256_rows_bytes'])}: no score "
+            "matrix is stored."
+        ),
         "",
         "| rows | score matrix | plain, predicted | streamed, predicted | streamed, measured |",
         "|---:|---:|---:|---:|---:|",
@@ -93,10 +104,12 @@ def _large_model() -> list[str]:
     figures = load_result("large_model")
     return [
         *_heading("Predicting a large model", figures, "bench_large_model.py"),
-        f"A decoder of {figures['num_parameters'] / 1e9:.2f} billion parameters in "
-        f"{figures['num_layers']} layers, AdamW, 2048 tokens: predicted in "
-        f"{figures['predict_seconds']:.1f} s ({figures['whole_process_seconds']:.1f} s with "
-        f"imports), in {format_bytes(figures['resident_peak_bytes'])} of memory.",
+        (
+            f"A decoder of {figures['num_parameters'] / 1e9:.2f} billion parameters in "
+            f"{figures['num_layers']} layers, AdamW, 2048 tokens: predicted in "
+            f"{figures['predict_seconds']:.1f} s ({figures['whole_process_seconds']:.1f} s with "
+            f"imports), in {format_bytes(figures['resident_peak_bytes'])} of memory."
+        ),
         "",
     ]
 
@@ -106,9 +119,11 @@ def _overhead() -> list[str]:
     low, _, high = figures["quartiles_of_ratio"]
     return [
         *_heading("What a run costs over a bare loop", figures, "bench_runtime_overhead.py"),
-        f"ConvE on UMLS, batch {figures['batch_size']}, blocks of ten steps in turn: median ratio "
-        f"{figures['median_ratio']:.3f} (quartiles {low:.3f} to {high:.3f}), "
-        f"{figures['num_steps_each']} steps each.",
+        (
+            f"ConvE on UMLS, batch {figures['batch_size']}, blocks of ten steps in turn: median "
+            f"ratio {figures['median_ratio']:.3f} (quartiles {low:.3f} to {high:.3f}), "
+            f"{figures['num_steps_each']} steps each."
+        ),
         "",
     ]
 
@@ -118,8 +133,10 @@ def _startup() -> list[str]:
     torch = "imports torch" if figures["imports_torch"] else "does not import torch"
     return [
         *_heading("Starting the command", figures, "bench_startup.py"),
-        f"`memfit --help`: median {figures['help_median_seconds']:.2f} s, longest "
-        f"{figures['help_longest_seconds']:.2f} s; {torch}.",
+        (
+            f"`memfit --help`: median {figures['help_median_seconds']:.2f} s, longest "
+            f"{figures['help_longest_seconds']:.2f} s; {torch}."
+        ),
         "",
     ]
 
@@ -128,8 +145,10 @@ def _heading(title: str, figures: dict[str, Any], script: str) -> list[str]:
     return [
         f"## {title}",
         "",
-        f"`python benchmarks/{script}`, {figures['date']}, torch {figures['torch']}, "
-        f"{figures['num_threads']} threads.",
+        (
+            f"`python benchmarks/{script}`, {figures['date']}, torch {figures['torch']}, "
+            f"{figures['num_threads']} threads."
+        ),
         "",
     ]
 

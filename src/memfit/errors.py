@@ -106,8 +106,8 @@ class DeviceUnavailableError(MemfitError):
 
     def __init__(self, name: str, found: str) -> None:
         super().__init__(
-            f"{name} is not in this machine ({found}). `memfit predict --device {name}` needs no "
-            "device; to measure here, use --device cpu."
+            f"{name} is not in this machine ({found}). Measure with --device cpu, or predict "
+            "without the device: `memfit predict --device NAME`, with a name from `memfit devices`."
         )
 
 

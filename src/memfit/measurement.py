@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from memfit.allocator.simulate import CPU_RULES, peak_bytes
-from memfit.errors import DeviceUnavailableError
+from memfit.errors import DeviceUnavailableError, RecordingError
 from memfit.figures import Measurement, Timeline
 from memfit.job import Job
 from memfit.prediction import Recording, record
 from memfit.runtime.allocator_events import AllocatorEvent, AllocatorWatch
 from memfit.runtime.run import Run, open_plain_session
 from memfit.session.batches import find_layout, real_batch
+from memfit.session.facts import JobFacts, gather_facts
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.alignment import align
 from memfit.trace.events import Allocation, Category, Phase
@@ -61,10 +62,10 @@ def measure(job: Job, plan: Plan | None = None, device: str = "cpu") -> Measurem
 
 
 def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
-    recording = record(job, plan)
+    recording = _recorded(job, plan)
     gc.collect()
     with AllocatorWatch() as watch:
-        run, batch = _open(job, plan, "cpu")
+        run, batch, facts = _open(job, plan, "cpu")
         for _ in range(2):
             with torch.profiler.record_function(_MARK + _STEP_MARK):
                 run.step(batch)
@@ -87,20 +88,28 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
         step_seconds=step_seconds,
         by_category={name: part[at_peak] for name, part in timeline.by_category.items()},
         strategies=plan.labels(),
-        numerics=str(worst_numerics(plan.strategies, recording.facts)),
+        numerics=str(worst_numerics(plan.strategies, facts)),
         predicted_peak_bytes=_predicted(recording),
         timeline=timeline,
     )
 
 
-def _predicted(recording: Recording) -> int:
-    return peak_bytes(recording.steady, CPU_RULES)
+def _recorded(job: Job, plan: Plan) -> Recording | None:
+    """Record the step as well, where that can be done, to say what was predicted."""
+    try:
+        return record(job, plan)
+    except RecordingError:
+        return None
+
+
+def _predicted(recording: Recording | None) -> int | None:
+    return None if recording is None else peak_bytes(recording.steady, CPU_RULES)
 
 
 def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
-    recording = record(job, plan)
+    recording = _recorded(job, plan)
     peaks = []
-    run, batch = _open(job, plan, device)
+    run, batch, facts = _open(job, plan, device)
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -119,18 +128,19 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
         step_seconds=_time_steps(run, batch),
         by_category={},
         strategies=plan.labels(),
-        numerics=str(worst_numerics(plan.strategies, recording.facts)),
+        numerics=str(worst_numerics(plan.strategies, facts)),
         predicted_peak_bytes=_predicted(recording),
     )
 
 
-def _open(job: Job, plan: Plan, device: str) -> tuple[Run, Any]:
+def _open(job: Job, plan: Plan, device: str) -> tuple[Run, Any, JobFacts]:
     """Build a run without a monitor, which would measure inside the measurement."""
     session = open_plain_session(job, device.partition(":")[0], find_layout(job))
     batch = real_batch(job, job.batch_size)
     if device != "cpu":
         batch = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)
-    return Run(session, plan, phase_listener=_mark_phase), batch
+    facts = gather_facts(session)
+    return Run(session, plan, phase_listener=_mark_phase), batch, facts
 
 
 def _mark_phase(phase: Phase) -> None:
@@ -163,14 +173,15 @@ def _peak_between(events: Sequence[AllocatorEvent], begin_ns: int, end_ns: int) 
     return highest
 
 
-def _timeline(steps: _Steps, begin_ns: int, end_ns: int, recording: Recording) -> Timeline:
+def _timeline(steps: _Steps, begin_ns: int, end_ns: int, recording: Recording | None) -> Timeline:
     """Lay the measured events of the steady step out by the recorded blocks' categories."""
     before = [event for event in steps.events if event.time_ns < begin_ns]
     inside = [event for event in steps.events if begin_ns <= event.time_ns < end_ns]
-    current = _categories_at_start(before, recording)
+    recorded = [] if recording is None else recording.steady.allocations
+    current = _categories_at_start(before, recorded)
     total = sum(current.values())
     asked = [event.num_bytes for event in inside if event.num_bytes > 0]
-    recorded = [block for block in recording.steady.allocations if block.phase is not Phase.SETUP]
+    recorded = [block for block in recorded if block.phase is not Phase.SETUP]
     matches = iter(align(asked, recorded))
     of_address: dict[int, Category] = {}
     totals: list[int] = [total]
@@ -194,11 +205,11 @@ def _category(block: Allocation | None) -> Category:
 
 
 def _categories_at_start(
-    before: Sequence[AllocatorEvent], recording: Recording
+    before: Sequence[AllocatorEvent], recorded: Sequence[Allocation]
 ) -> dict[Category, int]:
     """Split what lives when the step begins; what the recording does not know is temporary."""
     current = dict.fromkeys(Category, 0)
-    for block in recording.steady.allocations:
+    for block in recorded:
         if block.phase is Phase.SETUP:
             current[block.category] += block.num_bytes
     total = sum(event.num_bytes for event in before)

@@ -151,10 +151,9 @@ def evaluate(
 def judge(
     prediction: Prediction, device: Device, budget_bytes: int | None, budget_of: str | None
 ) -> Prediction:
-    """Hold a prediction against a budget; a GPU's own memory is its default budget."""
+    """Hold a prediction against a budget; the device's own memory is its default budget."""
     budget_of = budget_of or default_budget_of(device)
-    if budget_bytes is None and device.kind == CUDA:
-        budget_bytes = device.memory_bytes
+    budget_bytes = budget_bytes or device.memory_bytes or None
     fits = None if budget_bytes is None else prediction.bounded_bytes(budget_of) <= budget_bytes
     return replace(prediction, budget_bytes=budget_bytes, budget_of=budget_of, fits=fits)
 

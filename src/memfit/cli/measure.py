@@ -11,6 +11,10 @@ from .job_arguments import add_job_argument, add_plan_argument, load_plan, statu
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memfit.figures import Prediction
+    from memfit.job import Job
+    from memfit.strategies.plan import Plan
+
 
 class MeasureCommand:
     """Run a few steps of a job on this machine and measure the peak of one.
@@ -45,11 +49,25 @@ class MeasureCommand:
         job = load_job(args.job)
         with status(console, "running a few steps", quiet=args.json):
             measurement = measure(job, plan, device=args.device)
+            prediction = None if args.json else _predicted(job, plan, args.device)
         if args.json:
             write_json(measurement.to_json())
         else:
-            console.print(measurement_table(measurement))
+            console.print(measurement_table(measurement, prediction))
         return 0
 
 
 COMMAND: Command = MeasureCommand()
+
+
+def _predicted(job: Job, plan: Plan | None, device: str) -> Prediction | None:
+    """Predict the same step on the CPU, to show category by category; None where that fails."""
+    from memfit.errors import RecordingError
+    from memfit.prediction import predict
+
+    if device != "cpu":
+        return None
+    try:
+        return predict(job, plan=plan)
+    except RecordingError:
+        return None

@@ -47,6 +47,13 @@ class PlanCommand:
             default=[],
             help="a strategy that the plan must have; may be repeated",
         )
+        parser.add_argument(
+            "--forbid",
+            metavar="NAME",
+            action="append",
+            default=[],
+            help="a strategy that the plan may not have; may be repeated",
+        )
         parser.add_argument("--save", metavar="FILE", help="write the plan as YAML")
         add_json_argument(parser)
 
@@ -77,6 +84,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
         "budget": args.budget,
         "allow": args.allow,
         "require": args.require,
+        "forbid": args.forbid,
         "budget_of": args.budget_of,
     }
     if args.json or not console.is_terminal:
@@ -106,6 +114,7 @@ def _show(plan: Plan, console: Console, saved_to: str | None) -> None:
 
     assert plan.prediction is not None, "the planner predicts what it plans"
     console.print(prediction_table(plan.prediction))
+    console.print()
     console.print(plan_table(plan.considered))
     for name, reason in plan.refused:
         console.print(f"Not used: {name}: {reason}", markup=False)

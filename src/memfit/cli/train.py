@@ -26,7 +26,7 @@ class TrainCommand:
     """
 
     name = "train"
-    summary = "train one of the five systems inside a budget"
+    summary = "train a system that ships with memfit"
     example = "memfit train conve --dataset umls --output-dir runs/umls --budget-fraction 0.75"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

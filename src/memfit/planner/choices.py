@@ -10,7 +10,7 @@ from memfit.errors import StrategyError, UsageError
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, strategy_class
 from memfit.strategies.base import Numerics, Strategy
-from memfit.strategies.plan import in_catalogue_order
+from memfit.strategies.plan import conflict, in_catalogue_order
 
 Choice = Strategy | None
 _SPLITTING = ("micro-batching", "batchnorm-replay")
@@ -39,7 +39,10 @@ class Choices:
 
 
 def gather_choices(
-    facts: JobFacts, allow: Sequence[str] = (), require: Sequence[str] = ()
+    facts: JobFacts,
+    allow: Sequence[str] = (),
+    require: Sequence[str] = (),
+    forbid: Sequence[str] = (),
 ) -> Choices:
     """Ask every strategy of the catalogue for the settings it could have.
 
@@ -47,18 +50,21 @@ def gather_choices(
         facts: what is known of the job.
         allow: names of strategies, or numerics classes, that may change the results.
         require: names of strategies that every plan must have.
+        forbid: names of strategies that no plan may have.
 
     Raises:
-        UsageError: if a name in ``allow`` or ``require`` is unknown.
+        UsageError: if a name is unknown, or both required and forbidden.
         StrategyError: if a required strategy cannot apply.
     """
-    _check_names(allow, require)
+    _check_names(allow, require, forbid)
     fixed: list[tuple[Choice, ...]] = []
     splits: list[Strategy] = []
     refused: list[tuple[str, str]] = []
     for strategy in CATALOGUE:
         is_required = strategy.name in require
         options, reason = _options(strategy, facts, is_required or _is_allowed(strategy, allow))
+        if strategy.name in forbid:
+            options, reason = [], "it was forbidden."
         if reason:
             refused.append((strategy.name, reason))
         if is_required and not options:
@@ -75,23 +81,12 @@ def gather_choices(
     )
 
 
-def conflict(strategies: Sequence[Strategy]) -> str | None:
-    """Name two strategies that cannot be combined; None if all can."""
-    names = {strategy.name for strategy in strategies}
-    for strategy in strategies:
-        if clash := sorted(names & strategy.conflicts):
-            return f"{strategy.name} cannot be combined with {clash[0]}"
-    return None
-
-
 def _options(
     strategy: type[Strategy], facts: JobFacts, is_allowed: bool
 ) -> tuple[list[Strategy], str]:
     """Give the settings of a strategy that can apply, or the reason why none can."""
     if not is_allowed:
-        reason = (
-            f"not allowed: it is {strategy.numerics}; allow it by name with --allow {strategy.name}"
-        )
+        reason = f"it is {strategy.numerics}; allow it by name with --allow {strategy.name}"
         return [], reason
     options: list[Strategy] = []
     reason = "there is nothing in this job that it could act on."
@@ -110,9 +105,11 @@ def _is_allowed(strategy: type[Strategy], allow: Sequence[str]) -> bool:
     return strategy.name in allow or str(strategy.numerics) in allow
 
 
-def _check_names(allow: Sequence[str], require: Sequence[str]) -> None:
+def _check_names(allow: Sequence[str], require: Sequence[str], forbid: Sequence[str]) -> None:
     classes = [str(numerics) for numerics in Numerics]
-    for name in (*allow, *require):
+    if both := sorted(set(require) & set(forbid)):
+        raise UsageError(f"{both[0]} is both required and forbidden; leave out one of the two.")
+    for name in (*allow, *require, *forbid):
         if name in classes and name in allow:
             continue
         try:

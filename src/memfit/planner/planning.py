@@ -29,6 +29,7 @@ def plan(
     *,
     allow: Sequence[str] = (),
     require: Sequence[str] = (),
+    forbid: Sequence[str] = (),
     budget_of: str | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -43,6 +44,7 @@ def plan(
         allow: names of strategies (``"bf16"``), or numerics classes (``"approximate"``), that may
             change the results. Exact and same-in-law ones are always allowed.
         require: names of strategies that the plan must have.
+        forbid: names of strategies that the plan may not have.
         budget_of: what the budget bounds, ``allocated``, ``reserved`` or ``process``; by default
             allocated bytes on ``cpu`` and process bytes on a GPU.
         progress: told of every plan that is about to be recorded.
@@ -59,7 +61,7 @@ def plan(
         raise UsageError(f"A budget bounds one of {', '.join(_BUDGETS)}, not {budget_of!r}.")
     layout = find_layout(job)
     recorded = record(job, Plan(), layout)
-    choices = gather_choices(recorded.facts, allow, require)
+    choices = gather_choices(recorded.facts, allow, require, forbid)
 
     def try_out(strategies: Strategies) -> Prediction:
         if progress is not None:
@@ -102,7 +104,7 @@ def _read_budget(budget: str | int | None, device: Device) -> int:
 
 def _no_plan_fits(smallest: Candidate, budget_bytes: int, choices: Choices) -> NoPlanFitsError:
     """Say how small it got, and what else could be allowed."""
-    remedies = [f"{name}: {reason}" for name, reason in choices.refused if "--allow" in reason]
+    remedies = [f"{name} ({reason})" for name, reason in choices.refused if "--allow" in reason]
     advice = ["Raise the budget or reduce the batch size or the model."]
     if remedies:
         advice.append("Not tried, because the results would change: " + "; ".join(remedies) + ".")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memfit.figures import Prediction
-from memfit.planner.choices import Choice, Choices, conflict
+from memfit.planner.choices import Choice, Choices
 from memfit.strategies.base import Strategy
-from memfit.strategies.plan import in_catalogue_order
+from memfit.strategies.plan import conflict, in_catalogue_order
 
 Strategies = tuple[Strategy, ...]
 Evaluate = Callable[[Strategies], Prediction]

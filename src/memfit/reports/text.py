@@ -253,9 +253,16 @@ def _comparison_cells(prediction: Prediction) -> list[RenderableType]:
         format_bytes(prediction.peak_reserved_bytes),
         format_bytes(prediction.process_bytes),
         format_seconds(prediction.step_seconds),
-        _mark(process_certainty(prediction)),
+        _mark(_bounded_certainty(prediction)),
         _yes_or_no(is_within(prediction, prediction.budget_bytes)),
     ]
+
+
+def _bounded_certainty(prediction: Prediction) -> Certainty:
+    """Give how the figure that the budget bounds is known."""
+    if prediction.budget_of == "process":
+        return process_certainty(prediction)
+    return prediction.certainty
 
 
 def _yes_or_no(fits: bool | None) -> Text:

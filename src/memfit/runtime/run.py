@@ -18,7 +18,7 @@ from memfit.session.batches import BatchLayout, find_layout
 from memfit.session.facts import gather_facts
 from memfit.session.session import PhaseListener, Session, open_session
 from memfit.strategies.base import Strategy, Undo
-from memfit.strategies.plan import Plan
+from memfit.strategies.plan import Plan, conflict
 from memfit.trace.events import Phase
 
 
@@ -169,11 +169,12 @@ def apply_strategies(session: Session, strategies: Sequence[Strategy]) -> list[U
     Raises:
         StrategyError: if one cannot apply, with the reason.
     """
+    if clash := conflict(strategies):
+        raise StrategyError(strategies[0].name, f"{clash}.")
     undos: list[Undo] = []
     facts = gather_facts(session)
     for strategy in strategies:
-        reason = strategy.obstacle(facts) if strategy.name != "loss-chunking" else None
-        if reason:
+        if reason := strategy.obstacle(facts):
             raise StrategyError(strategy.name, reason)
         undos.append(strategy.apply(session))
     return undos

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,13 @@ class JobFacts:
     """Names of repeated modules: the outermost repetition first, then the ones inside it."""
     optimizer: str
     optimizer_implementations: tuple[str, ...]
-    """The implementations that this optimizer offers on this device."""
-    streamable_candidates: int
-    """The largest number of candidates that a streamable loss of the step scores; 0 for none."""
+    """The implementations that this optimizer offers, the one it uses by itself last."""
+    streamable_candidates: int | None
+    """The most candidates that a streamable loss of the step scores; 0 for none, None where no
+    step has been seen yet."""
 
 
-def gather_facts(session: Session, streamable_candidates: int = 0) -> JobFacts:
+def gather_facts(session: Session, streamable_candidates: int | None = None) -> JobFacts:
     """Look at a session's model and optimizer."""
     named = dict(session.model.named_modules())
     return JobFacts(
@@ -46,7 +47,7 @@ def gather_facts(session: Session, streamable_candidates: int = 0) -> JobFacts:
         has_dropout=any(_drops(module) for module in named.values()),
         block_levels=_block_levels(session.model),
         optimizer=type(session.optimizer).__name__,
-        optimizer_implementations=_implementations(session.optimizer),
+        optimizer_implementations=_implementations(session.optimizer, session.device_type),
         streamable_candidates=streamable_candidates,
     )
 
@@ -59,15 +60,32 @@ def _drops(module: torch.nn.Module) -> bool:
     return module.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _implementations(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """List the implementations that torch.optim offers for an optimizer."""
+def _implementations(optimizer: torch.optim.Optimizer, device_type: str) -> tuple[str, ...]:
+    """List the implementations that torch.optim offers for an optimizer, its default last."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return ()
     offered = [name for name in ("fused", "foreach") if name in optimizer.defaults]
     dtypes = {p.dtype for group in optimizer.param_groups for p in group["params"]}
     if "fused" in offered and not all(dtype.is_floating_point for dtype in dtypes):
         offered.remove("fused")
-    return (*offered, "loop") if offered else ()
+    if not offered:
+        return ()
+    default = _default_implementation(optimizer.defaults, device_type)
+    others = [name for name in (*offered, "loop") if name != default]
+    return (*others, default)
+
+
+def _default_implementation(defaults: Mapping[str, Any], device_type: str) -> str:
+    """Say which implementation torch takes when none is asked for: foreach on CUDA, else a loop.
+
+    Source: ``_default_to_fused_or_foreach`` in torch/optim/optimizer.py, torch 2.13.
+    """
+    if defaults.get("fused"):
+        return "fused"
+    foreach = defaults.get("foreach")
+    if foreach is None:
+        foreach = device_type == "cuda" and not defaults.get("differentiable")
+    return "foreach" if foreach else "loop"
 
 
 def _block_levels(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -15,8 +15,11 @@ from memfit.errors import StrategyError
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 
 
-class LayerReachedError(Exception):
-    """Stop a forward at a normalisation call, and carry the call's input out."""
+class LayerReachedError(BaseException):
+    """Stop a forward at a normalisation call, and carry the call's input out.
+
+    No ``Exception``, so that no handler in a model or a loss takes it for a failure.
+    """
 
     def __init__(self, module: BatchNorm, inputs: torch.Tensor) -> None:
         super().__init__()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from memfit.errors import JobFunctionError, LossNotScalarError
+from memfit.errors import JobFunctionError, LossNotScalarError, MemfitError
 from memfit.job import Job, Total, expected_signature
 from memfit.session.batches import BatchLayout
 from memfit.trace.events import Category
@@ -42,7 +45,7 @@ class Session:
         with ExitStack() as stack:
             for context in self.forward_contexts:
                 stack.enter_context(context())
-            loss = self.job.loss(self.model, batch)
+            loss: torch.Tensor | Total = _called(self.job, "loss", self.model, batch)
         check_loss(loss)
         return loss
 
@@ -101,19 +104,36 @@ def check_loss(loss: Any) -> None:
 
 def _built(job: Job, function: str, kind: type, *args: Any) -> Any:
     """Call one of the job's functions and check what it gives."""
-    try:
-        value = getattr(job, function)(*args)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        if _is_virtual_failure(error):
-            raise
-        reason = f"it raised {type(error).__name__}: {error}"
-        raise JobFunctionError(function, expected_signature(function), reason) from error
+    value = _called(job, function, *args)
     if not isinstance(value, kind):
         reason = f"it returned a {type(value).__name__}"
         raise JobFunctionError(function, expected_signature(function), reason)
     return value
+
+
+def _called(job: Job, function: str, *args: Any) -> Any:
+    """Call one of the job's functions.
+
+    Raises:
+        JobFunctionError: if it fails for a reason of its own, with the place.
+    """
+    try:
+        return getattr(job, function)(*args)
+    except (MemfitError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if _is_virtual_failure(error):
+            raise
+        reason = f"it raised {type(error).__name__}: {error} ({_place_of(error)})"
+        raise JobFunctionError(function, expected_signature(function), reason) from error
+
+
+def _place_of(error: Exception) -> str:
+    """Name the file and line that raised, leaving out torch's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
+    frame = (own or list(frames))[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 def _is_virtual_failure(error: Exception) -> bool:

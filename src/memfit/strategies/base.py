@@ -61,8 +61,11 @@ class Strategy(abc.ABC):
         return asdict(self)
 
     def label(self) -> str:
-        """Write the strategy with its settings: ``micro-batching(micro_batch_size=32)``."""
-        values = ", ".join(f"{key}={value}" for key, value in self.settings().items())
+        """Write the strategy with its settings: ``micro-batching(32)``; names where several."""
+        settings = self.settings()
+        if len(settings) == 1:
+            return f"{self.name}({next(iter(settings.values()))})"
+        values = ", ".join(f"{key}={value}" for key, value in settings.items())
         return f"{self.name}({values})" if values else self.name
 
     @classmethod

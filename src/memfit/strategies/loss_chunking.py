@@ -39,14 +39,14 @@ class LossChunking(Strategy):
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer a quarter of the candidates, then ever fewer, down to a useful matrix size."""
-        size = facts.streamable_candidates // 4
-        while size >= _SMALLEST:
-            yield cls(num_candidates=size)
-            size //= 8
+        num_candidates = (facts.streamable_candidates or 0) // 4
+        while num_candidates >= _SMALLEST:
+            yield cls(num_candidates=num_candidates)
+            num_candidates //= 8
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse steps without a streamable loss."""
-        if facts.streamable_candidates:
+        if facts.streamable_candidates != 0:
             return None
         return "the loss is not computed by memfit.losses, so there is nothing to stream."
 

@@ -42,8 +42,8 @@ class OptimizerImplementation(Strategy):
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Offer what the optimizer has."""
-        for implementation in facts.optimizer_implementations:
+        """Offer what the optimizer has besides its default."""
+        for implementation in facts.optimizer_implementations[:-1]:
             yield cls(implementation=implementation)
 
     def obstacle(self, facts: JobFacts) -> str | None:

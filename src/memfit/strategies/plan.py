@@ -88,6 +88,15 @@ def worst_numerics(strategies: Sequence[Strategy], facts: JobFacts) -> Numerics:
     return max(classes, key=lambda numerics: numerics.rank, default=Numerics.EXACT)
 
 
+def conflict(strategies: Sequence[Strategy]) -> str | None:
+    """Name two strategies that cannot be combined; None if all can."""
+    names = {strategy.name for strategy in strategies}
+    for strategy in strategies:
+        if clash := sorted(names & strategy.conflicts):
+            return f"{strategy.name} cannot be combined with {clash[0]}"
+    return None
+
+
 def in_catalogue_order(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
     """Sort strategies the way they are shown and applied."""
     return tuple(sorted(strategies, key=lambda strategy: CATALOGUE.index(type(strategy))))

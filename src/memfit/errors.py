@@ -57,7 +57,8 @@ class JobNameError(JobError):
 
     def __init__(self, path: str, name: str, found: Sequence[str]) -> None:
         there = f"The jobs there: {', '.join(found)}" if found else "It holds no memfit.Job at all"
-        super().__init__(f"{path} has no memfit.Job named {name!r}. {there}.")
+        wrong = f"has no memfit.Job named {name!r}" if name else "does not say which job is meant"
+        super().__init__(f"{path} {wrong}. {there}. Name one as FILE.py:name.")
 
 
 class JobFunctionError(JobError):

@@ -86,7 +86,9 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
         process_bytes=_resident_peak_bytes(),
         first_step_peak_bytes=first_peak,
         step_seconds=step_seconds,
-        by_category={name: part[at_peak] for name, part in timeline.by_category.items()},
+        by_category={}
+        if recording is None
+        else {name: part[at_peak] for name, part in timeline.by_category.items()},
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, facts)),
         predicted_peak_bytes=_predicted(recording),

@@ -83,7 +83,7 @@ def test_the_file_begins_with_what_it_is_and_lists_settings_in_order(tmp_path):
 def test_a_plan_may_be_written_by_hand(tmp_path):
     path = tmp_path / "plan.yaml"
     path.write_text("memfit_plan: 1\nstrategies:\n- {name: micro-batching, micro_batch_size: 8}\n")
-    assert Plan.load(path).labels() == ("micro-batching(micro_batch_size=8)",)
+    assert Plan.load(path).labels() == ("micro-batching(8)",)
 
 
 BAD = {
@@ -191,9 +191,9 @@ def test_an_impossible_setting_is_refused_with_what_is_possible(name, settings, 
 
 def test_labels_show_the_settings():
     assert Plan(strategies=STRATEGIES).labels() == (
-        "optimizer-implementation(implementation=loop)",
+        "optimizer-implementation(loop)",
         "activation-checkpointing(level=0, every=2)",
-        "micro-batching(micro_batch_size=3)",
+        "micro-batching(3)",
         "bf16",
     )
 

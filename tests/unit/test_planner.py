@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -111,8 +110,9 @@ def test_what_fits_as_it_is_is_left_as_it_is_unless_something_is_faster():
 
 def test_the_fastest_of_what_fits_is_chosen():
     # 26 400 bytes as it is; fused and chunked leave 23 900, fused and every second block 22 900.
-    assert search(World(), 24_000).strategies == (FUSED, CHUNKED)
-    assert search(World(), 23_000).strategies == (FUSED, SECOND)
+    choices = choices_of(splits=())
+    assert search(World(), 24_000, choices).strategies == (FUSED, CHUNKED)
+    assert search(World(), 23_000, choices).strategies == (FUSED, SECOND)
 
 
 def test_micro_batches_are_as_large_as_fits():
@@ -166,7 +166,7 @@ def test_strategies_that_conflict_are_never_combined():
     tried = Search(World().evaluator(1000), choices_of(splits=(replay,)))
     tried.run()
     assert not any(replay in key and (EVERY in key or SECOND in key) for key in tried.tried)
-    assert (replay,) in tried.tried
+    assert any(replay in key for key in tried.tried)
 
 
 def test_halving_stops_where_even_one_sample_would_not_fit():
@@ -260,11 +260,11 @@ class Block(nn.Module):
 @pytest.fixture(scope="module")
 def job() -> Job:
     return Job(
-        model=lambda: nn.Sequential(*(Block(16) for _ in range(5))),
-        batch=lambda size: torch.randn(size, 16),
+        model=lambda: nn.Sequential(*(Block(16) for _ in range(4))),
+        batch=lambda size: torch.randn(size, 20, 16),
         loss=lambda model, batch: model(batch).square().mean(),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        batch_size=64,
+        batch_size=12,
     )
 
 
@@ -285,21 +285,26 @@ def test_the_plan_of_a_job_keeps_to_the_budget_and_runs_within_it(job, plain_byt
 
 
 def test_smaller_budgets_give_plans_that_are_no_faster(job, plain_bytes):
-    plans = [memfit.plan(job, budget=int(fraction * plain_bytes)) for fraction in (1.0, 0.75, 0.6)]
+    plans = [memfit.plan(job, budget=int(fraction * plain_bytes)) for fraction in (1.0, 0.8, 0.6)]
     seconds = [plan.prediction.step_seconds for plan in plans]
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[-1]
 
 
-def test_an_impossible_budget_names_the_smallest_peak_and_what_holds_it(job):
+@pytest.fixture(scope="module")
+def impossible(job) -> NoPlanFitsError:
+    """Give the error of a budget that is below the parameters alone."""
     with pytest.raises(NoPlanFitsError) as caught:
         memfit.plan(job, budget="10KiB")
-    error = caught.value
-    assert error.exit_code == 3
-    assert error.budget_bytes == 10 * 1024
-    assert error.smallest_peak_bytes > error.budget_bytes
-    assert sum(error.by_category.values()) == error.smallest_peak_bytes
-    message = str(error)
+    return caught.value
+
+
+def test_an_impossible_budget_names_the_smallest_peak_and_what_holds_it(impossible):
+    assert impossible.exit_code == 3
+    assert impossible.budget_bytes == 10 * 1024
+    assert impossible.smallest_peak_bytes > impossible.budget_bytes
+    assert sum(impossible.by_category.values()) == impossible.smallest_peak_bytes
+    message = str(impossible)
     assert "No plan fits the budget of 10.0 KiB" in message
     assert "parameters" in message
     assert "optimizer state" in message
@@ -307,11 +312,9 @@ def test_an_impossible_budget_names_the_smallest_peak_and_what_holds_it(job):
     assert "Raise the budget" in message
 
 
-def test_the_smallest_peak_named_can_be_reached(job):
-    with pytest.raises(NoPlanFitsError) as caught:
-        memfit.plan(job, budget="10KiB")
-    plan = memfit.plan(job, budget=caught.value.smallest_peak_bytes)
-    assert plan.prediction.peak_allocated_bytes <= caught.value.smallest_peak_bytes
+def test_the_smallest_peak_named_can_be_reached(job, impossible):
+    plan = memfit.plan(job, budget=impossible.smallest_peak_bytes)
+    assert plan.prediction.peak_allocated_bytes <= impossible.smallest_peak_bytes
 
 
 def test_what_changes_results_is_used_only_if_it_is_allowed(job):
@@ -333,7 +336,19 @@ def test_a_required_strategy_is_in_every_plan_without_being_allowed(job):
 
 def test_required_micro_batches_are_made_though_the_batch_fits(job):
     plan = memfit.plan(job, require=["micro-batching"])
-    assert MicroBatching(micro_batch_size=32) in plan.strategies
+    assert MicroBatching(micro_batch_size=6) in plan.strategies
+
+
+def test_what_is_forbidden_is_in_no_plan(job, plain_bytes):
+    budget_bytes = int(0.8 * plain_bytes)
+    chosen = {strategy.name for strategy in memfit.plan(job, budget=budget_bytes).strategies}
+    forbidden = sorted(chosen - {"optimizer-implementation"})
+    plan = memfit.plan(job, budget=budget_bytes, forbid=forbidden)
+    assert forbidden
+    assert not {strategy.name for strategy in plan.strategies} & set(forbidden)
+    assert {name: dict(plan.refused)[name] for name in forbidden} == dict.fromkeys(
+        forbidden, "it was forbidden."
+    )
 
 
 def test_a_required_strategy_that_cannot_apply_is_refused_with_the_reason(job):
@@ -349,6 +364,8 @@ def test_a_required_strategy_that_cannot_apply_is_refused_with_the_reason(job):
         ({"allow": ["bf17"]}, "Nearest: bf16"),
         ({"require": ["micro-batch"]}, "Nearest: micro-batching"),
         ({"require": ["approximate"]}, "there is no such strategy"),
+        ({"forbid": ["bf17"]}, "Nearest: bf16"),
+        ({"require": ["bf16"], "forbid": ["bf16"]}, "both required and forbidden"),
         ({"budget": "plenty"}, "'plenty' is not a size"),
         ({"budget": 0}, "more than 0 bytes"),
         ({"budget": -5}, "more than 0 bytes"),
@@ -401,22 +418,17 @@ def test_planning_twice_gives_the_same_plan(job, plain_bytes):
     ]
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.floats(0.5, 1.2))
-def test_whatever_the_budget_the_plan_fits_or_the_error_says_by_how_much_not(fraction):
+@pytest.mark.parametrize("fraction", [0.5, 0.8, 0.95, 1.0])
+def test_whatever_the_budget_the_plan_that_is_given_fits(fraction):
     small = Job(
         model=lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)),
         batch=lambda size: torch.randn(size, 8),
         loss=lambda model, batch: model(batch).square().mean(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=32,
+        batch_size=64,
     )
     budget_bytes = int(fraction * memfit.predict(small).peak_allocated_bytes)
-    try:
-        plan = memfit.plan(small, budget=budget_bytes)
-    except NoPlanFitsError as error:
-        assert error.smallest_peak_bytes > budget_bytes
-    else:
-        assert plan.prediction.peak_allocated_bytes <= budget_bytes
-        again = memfit.predict(replace(small), plan=plan)
-        assert again.peak_allocated_bytes == plan.prediction.peak_allocated_bytes
+    plan = memfit.plan(small, budget=budget_bytes)
+    assert plan.prediction.peak_allocated_bytes <= budget_bytes
+    again = memfit.predict(small, plan=plan)
+    assert again.peak_allocated_bytes == plan.prediction.peak_allocated_bytes

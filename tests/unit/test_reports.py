@@ -577,25 +577,6 @@ def test_a_run_folder_gets_a_page_and_a_picture(tmp_path: Path, page: str) -> No
     assert picture_path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memfit.files import write_atomically
-
-    path = tmp_path / "report.html"
-    write_atomically(path, b"old")
-
-    def fail(*_: object) -> None:
-        msg = "no space left"
-        raise OSError(msg)
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="no space left"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_a_missing_extra_is_named_and_nothing_is_written(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

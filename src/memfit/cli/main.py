@@ -41,9 +41,7 @@ COMMANDS = (
     ),
     ListedCommand("plan", "find the fastest exact way to fit a budget", "memfit.cli.plan"),
     ListedCommand("measure", "run a step here and measure its peak memory", "memfit.cli.measure"),
-    ListedCommand(
-        "train", "train a system that ships with memfit inside a budget", "memfit.cli.train"
-    ),
+    ListedCommand("train", "train a system that ships with memfit", "memfit.cli.train"),
     ListedCommand("devices", "list devices and where each figure is from", "memfit.cli.devices"),
     ListedCommand("doctor", "check this machine and this installation", "memfit.cli.doctor"),
 )

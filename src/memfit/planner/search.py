@@ -19,6 +19,8 @@ from memfit.strategies.plan import conflict, in_catalogue_order
 Strategies = tuple[Strategy, ...]
 Evaluate = Callable[[Strategies], Prediction]
 
+_LEAST_GAIN = 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -55,8 +57,23 @@ class Search:
         return best
 
     def smallest(self) -> Candidate:
-        """Give the candidate with the smallest peak of all that were tried."""
-        return min(self.tried.values(), key=lambda candidate: candidate.prediction.bounded_bytes())
+        """Give the smallest peak that can be reached, for when nothing fits.
+
+        Takes the smallest candidate tried so far and halves its micro-batch on, as long as that
+        gains something worth mentioning.
+        """
+        best = min(self.tried.values(), key=_peak_bytes)
+        whole = tuple(member for member in best.strategies if member not in self._choices.splits)
+        for split in self._choices.splits:
+            further = in_catalogue_order([*whole, split])
+            if further in self.tried or conflict(further):
+                continue
+            candidate = self._try(further)
+            gained_bytes = _peak_bytes(best) - _peak_bytes(candidate)
+            best = min(best, candidate, key=_peak_bytes)
+            if gained_bytes < _LEAST_GAIN * _peak_bytes(best):
+                break
+        return best
 
     def _ordered_combinations(self) -> list[tuple[float, Strategies]]:
         """Order combinations by the time that their members take alone, multiplied."""
@@ -126,3 +143,7 @@ class Search:
             prediction = self._evaluate(strategies)
             self.tried[strategies] = Candidate(strategies=strategies, prediction=prediction)
         return self.tried[strategies]
+
+
+def _peak_bytes(candidate: Candidate) -> int:
+    return candidate.prediction.bounded_bytes()

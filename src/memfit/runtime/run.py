@@ -124,14 +124,16 @@ class Run:
 
     def _carry_out(self, batch: Any) -> torch.Tensor:
         session, enter_phase = self._session, self._enter_phase
-        enter_phase(Phase.FORWARD)
-        loss = session.gradient_pass(session, batch, enter_phase)
-        enter_phase(Phase.OPTIMIZER)
-        if session.job.clip_grad_norm is not None:
-            parameters = session.model.parameters()
-            torch.nn.utils.clip_grad_norm_(parameters, session.job.clip_grad_norm)
-        session.optimizer.step()
-        session.optimizer.zero_grad(set_to_none=True)
+        try:
+            enter_phase(Phase.FORWARD)
+            loss = session.gradient_pass(session, batch, enter_phase)
+            enter_phase(Phase.OPTIMIZER)
+            if session.job.clip_grad_norm is not None:
+                parameters = session.model.parameters()
+                torch.nn.utils.clip_grad_norm_(parameters, session.job.clip_grad_norm)
+            session.optimizer.step()
+        finally:  # the gradients of a step that failed are not those of the next one
+            session.optimizer.zero_grad(set_to_none=True)
         return loss
 
     def _undo_strategies(self) -> None:

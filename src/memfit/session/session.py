@@ -106,7 +106,7 @@ def _built(job: Job, function: str, kind: type, *args: Any) -> Any:
     """Call one of the job's functions and check what it gives."""
     value = _called(job, function, *args)
     if not isinstance(value, kind):
-        reason = f"it returned a {type(value).__name__}"
+        reason = f"it returned {value!r:.60}"
         raise JobFunctionError(function, expected_signature(function), reason)
     return value
 
@@ -129,9 +129,10 @@ def _called(job: Job, function: str, *args: Any) -> Any:
 
 
 def _place_of(error: Exception) -> str:
-    """Name the file and line that raised, leaving out torch's own."""
+    """Name the last file and line that belong neither to torch nor to memfit."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
+    roots = tuple(f"{os.sep}{package}{os.sep}" for package in ("torch", "memfit"))
+    own = [frame for frame in frames if not any(root in frame.filename for root in roots)]
     frame = (own or list(frames))[-1]
     return f"{Path(frame.filename).name}, line {frame.lineno}"
 

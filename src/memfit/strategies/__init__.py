@@ -34,8 +34,9 @@ def strategy_class(name: str) -> type[Strategy]:
     by_name = {strategy.name: strategy for strategy in CATALOGUE}
     if name in by_name:
         return by_name[name]
-    near = get_close_matches(name, by_name, n=2, cutoff=0.3) or list(by_name)
-    raise StrategyError(name, f"there is no such strategy. Nearest: {', '.join(near)}.")
+    near = get_close_matches(name, by_name, n=2, cutoff=0.5)
+    hint = f"Nearest: {', '.join(near)}" if near else f"There are: {', '.join(by_name)}"
+    raise StrategyError(name, f"there is no such strategy. {hint}.")
 
 
 def build_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:

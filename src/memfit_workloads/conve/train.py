@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import MissingExtraError
+from memfit.units import format_bytes, format_fraction
 
 from .checkpoints import (
     INTERRUPTED,
@@ -48,7 +49,9 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
     found = _checkpoint_to_resume(settings, console)
     if found is not None:
         check_belongs(found, sizes, len(queries), settings.batch_size)
-    planned_memory = plan_memory(job, settings.memory_settings)
+    with console.status("planning: recording steps, nothing is run yet"):
+        planned_memory = plan_memory(job, settings.memory_settings)
+    _show_plan(planned_memory, console)
     folder = RunFolder(root=settings.output_dir, checkpoints=settings.checkpoint_dir)
     if found is None:
         folder.begin(overwrite=settings.overwrite)
@@ -70,6 +73,30 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
         loop.resume(found.content)
     loop.fit()
     return _finish(loop, graph, folder, planned_memory, settings=settings, console=console)
+
+
+def _show_plan(planned_memory: PlannedMemory, console: Console) -> None:
+    """Say what training would take as it is, what it may take, and how it is carried out."""
+    planned = planned_memory.planned
+    budget_bytes = planned_memory.budget_bytes
+    budget = "none" if budget_bytes is None else format_bytes(budget_bytes)
+    console.print(
+        f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}\n"
+        f"plan: {' + '.join(planned_memory.plan.labels()) or 'as it is'} ({planned.numerics}); "
+        f"predicted peak {format_bytes(planned.peak_allocated_bytes)}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _peaks_line(planned_memory: PlannedMemory, measured_bytes: int | None, folder: Path) -> str:
+    """Write predicted and measured peak of the whole training, and where everything is."""
+    predicted_bytes = planned_memory.planned.peak_allocated_bytes
+    peak = f"peak: predicted {format_bytes(predicted_bytes)}"
+    if measured_bytes is not None:
+        error = format_fraction(predicted_bytes / measured_bytes - 1)
+        peak += f", measured {format_bytes(measured_bytes)} ({error})"
+    return f"{peak}\nrun folder: {folder} (report.html, plan.yaml, metrics.jsonl, best_model.pt)"
 
 
 def _checkpoint_to_resume(settings: TrainingSettings, console: Console) -> FoundCheckpoint | None:
@@ -142,6 +169,8 @@ def _finish(
     _write_report(
         folder.root, planned_memory, settings, loop.state.history, metrics, console=console
     )
+    peaks = _peaks_line(planned_memory, loop.run.measured_peak_bytes, folder.root)
+    console.print(peaks, markup=False, soft_wrap=True)
     return result
 
 

@@ -100,9 +100,8 @@ def test_the_time_of_every_step_is_told():
 
 def test_a_step_that_fails_passes_its_error_on_and_the_next_is_measured():
     monitor = StepMonitor("cpu")
-    with pytest.raises(ValueError, match="a bad batch"):
-        with monitor.observe([], batch_bytes=1):
-            raise ValueError("a bad batch")
+    with pytest.raises(ValueError, match="a bad batch"), monitor.observe([], batch_bytes=1):
+        raise ValueError("a bad batch")
     with monitor.observe([], batch_bytes=1) as reading:
         torch.zeros(25)
     assert reading.measured_peak_bytes == 100

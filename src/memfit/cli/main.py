@@ -67,6 +67,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``memfit`` with these words (the program's own by default); gives the exit code."""
+    # Torch warns whenever a block from before a measurement is freed; read before its import.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         exit_code = _run(words)

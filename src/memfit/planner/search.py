@@ -19,7 +19,7 @@ from memfit.strategies.plan import conflict, in_catalogue_order
 Strategies = tuple[Strategy, ...]
 Evaluate = Callable[[Strategies], Prediction]
 
-_LEAST_GAIN = 0.01
+_LEAST_GAIN = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,12 @@ class Search:
         return sorted(ordered, key=lambda entry: (entry[0], len(entry[1])))
 
     def _undominated(self, options: Sequence[Choice]) -> tuple[Choice, ...]:
-        """Drop the settings that are slower than another one and not smaller."""
+        """Drop the settings that are slower than another one and not smaller.
+
+        Only for strategies whose settings compare alike in every combination.
+        """
+        if not all(option is None or option.compares_alone for option in options):
+            return tuple(options)
         alone = {option: self._alone(option).prediction for option in options}
 
         def is_dominated(option: Choice) -> bool:

@@ -39,6 +39,9 @@ class Strategy(abc.ABC):
     conflicts: ClassVar[frozenset[str]] = frozenset()
     """Names of strategies that this one cannot be combined with."""
 
+    compares_alone: ClassVar[bool] = False
+    """Whether a setting that is slower and no smaller alone is so in every combination too."""
+
     @classmethod
     @abc.abstractmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:

@@ -34,6 +34,7 @@ class OptimizerImplementation(Strategy):
 
     name: ClassVar[str] = "optimizer-implementation"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    compares_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.implementation not in _FLAGS:

@@ -1,0 +1,116 @@
+"""Models are built and run without memory, whatever usual things they do."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import memfit
+from memfit import Job
+from memfit.errors import RecordingError
+from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
+
+
+def job_of(model, loss=None) -> Job:
+    def mean_square(model, batch):
+        return model(batch).square().mean()
+
+    return Job(
+        model=model,
+        batch=lambda size: torch.randn(size, 8, 6, 6),
+        loss=loss or mean_square,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=4,
+    )
+
+
+def test_tensors_made_inside_have_shapes_and_no_memory():
+    tracemalloc.start()
+    with virtual_tensors():
+        value = torch.randn(10**6, 10**6) @ torch.randn(10**6, 3)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(value, FakeTensor)
+    assert (value.shape, value.dtype) == ((10**6, 3), torch.float32)
+    assert peak < 10**7
+
+
+def test_real_tensors_become_virtual_ones_with_their_strides_and_storages_of_their_own():
+    real = torch.zeros(4, 6).t()
+    with virtual_tensors() as mode:
+        virtual = as_virtual(mode, {"x": real, "n": 3, "y": [real]})
+    assert virtual["n"] == 3
+    assert virtual["x"].stride() == real.stride()
+    assert virtual["x"].untyped_storage()._cdata != virtual["y"][0].untyped_storage()._cdata
+
+
+def test_values_that_depend_on_no_input_are_known():
+    with virtual_tensors():
+        rates = [rate.item() for rate in torch.linspace(0.0, 0.3, 4)]
+        last = int(torch.arange(5)[-1])
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert last == 4
+
+
+def test_values_of_inputs_are_not_known():
+    with pytest.raises(ValuesNeededError, match="depends on the values of tensors"):
+        look_at_a_value()
+
+
+def look_at_a_value() -> float:
+    with virtual_tensors():
+        return torch.randn(3)[0].item()
+
+
+def test_an_operator_without_a_virtual_version_is_named_with_what_to_do():
+    library = torch.library.Library("memfit_tests", "FRAGMENT")
+    library.define("opaque(Tensor x) -> Tensor")
+    library.impl("opaque", lambda x: x.clone(), "CPU")
+    with pytest.raises(RecordingError, match="has no fake implementation") as caught:
+        memfit.predict(job_of(lambda: nn.Conv2d(8, 8, 3), loss=opaque_loss))
+    assert "opaque" in str(caught.value)
+    assert "torch.library.register_fake" in str(caught.value)
+    assert "`memfit measure`" in str(caught.value)
+
+
+def opaque_loss(model, batch):
+    return model(torch.ops.memfit_tests.opaque(batch)).mean()
+
+
+def test_truncated_normals_can_be_drawn():
+    def model():
+        layer = nn.Conv2d(8, 8, 3)
+        nn.init.trunc_normal_(layer.weight, std=0.02)
+        return layer
+
+    assert memfit.predict(job_of(model)).peak_allocated_bytes > 0
+
+
+CONVERTED = {
+    "moved": lambda: nn.Conv2d(8, 8, 3).to("cpu"),
+    "double and back": lambda: nn.Conv2d(8, 8, 3).double().float(),
+    "channels last": lambda: nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last),
+    "nested": lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)).to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.xfail(reason="torch cannot swap the parameters of a virtual module")
+def test_a_model_may_be_moved_and_converted_while_it_is_built(name):
+    assert memfit.predict(job_of(CONVERTED[name])).peak_allocated_bytes > 0
+
+
+def test_predicting_leaves_the_random_state_alone():
+    before = torch.get_rng_state()
+    memfit.predict(job_of(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_measuring_leaves_the_random_state_alone():
+    before = torch.get_rng_state()
+    memfit.measure(job_of(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))))
+    assert torch.equal(torch.get_rng_state(), before)

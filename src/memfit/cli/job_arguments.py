@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memfit.errors import UsageError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -54,25 +52,6 @@ def load_plan(path: str | None) -> Plan | None:
     from memfit.strategies.plan import Plan
 
     return None if path is None else Plan.load(path)
-
-
-def read_budget_bytes(text: str | None) -> int | None:
-    """Read the budget, if one was given.
-
-    Raises:
-        UsageError: if it is no size.
-    """
-    from memfit.units import parse_bytes
-
-    if text is None:
-        return None
-    try:
-        budget_bytes = parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"--budget: {error}.") from None
-    if budget_bytes <= 0:
-        raise UsageError(f"--budget must be more than 0 bytes, not {text}.")
-    return budget_bytes
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from .job_arguments import (
     add_job_argument,
     add_plan_argument,
     load_plan,
-    read_budget_bytes,
     status,
 )
 
@@ -48,10 +47,11 @@ class PredictCommand:
         """Record the step once, and judge it for every device."""
         from memfit.devices.catalogue import load_device
         from memfit.job import load_job
+        from memfit.planner.planning import read_budget
         from memfit.prediction import evaluate, record
         from memfit.strategies.plan import Plan
 
-        budget_bytes = read_budget_bytes(args.budget)
+        budget_bytes = read_budget(args.budget)
         devices = [load_device(name) for name in args.device or ["cpu"]]
         plan = load_plan(args.plan) or Plan()
         job = load_job(args.job)

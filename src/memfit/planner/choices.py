@@ -9,11 +9,10 @@ from itertools import product
 from memfit.errors import StrategyError, UsageError
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, strategy_class
-from memfit.strategies.base import Numerics, Strategy
+from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
 
 Choice = Strategy | None
-_SPLITTING = ("micro-batching", "batchnorm-replay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +26,7 @@ class Choices:
     fixed_size: tuple[tuple[Choice, ...], ...]
     splits: tuple[Strategy, ...]
     must_split: bool
+    """Whether a micro-batch setting was required by name."""
     refused: tuple[tuple[str, str], ...]
     """Strategies left out, each with the reason."""
 
@@ -69,14 +69,14 @@ def gather_choices(
             refused.append((strategy.name, reason))
         if is_required and not options:
             raise StrategyError(strategy.name, reason or "it has no settings for this job.")
-        if strategy.name in _SPLITTING:
+        if issubclass(strategy, AbstractSplitting):
             splits += options
         elif options:
             fixed.append((*([] if is_required else [None]), *options))
     return Choices(
         fixed_size=tuple(fixed),
         splits=tuple(splits),
-        must_split=any(name in _SPLITTING for name in require),
+        must_split=any(split.name in require for split in splits),
         refused=tuple(refused),
     )
 

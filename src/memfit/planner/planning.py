@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memfit.devices.catalogue import load_device
-from memfit.devices.spec import Device
 from memfit.errors import NoPlanFitsError, UsageError
 from memfit.figures import Prediction
 from memfit.job import Job
@@ -55,7 +54,7 @@ def plan(
         StrategyError: if a required strategy cannot apply.
     """
     spec = load_device(device)
-    budget_bytes = _read_budget(budget, spec)
+    budget_bytes = read_budget(budget) or spec.memory_bytes
     budget_of = budget_of or default_budget_of(spec)
     if budget_of not in _BUDGETS:
         raise UsageError(f"A budget bounds one of {', '.join(_BUDGETS)}, not {budget_of!r}.")
@@ -85,14 +84,14 @@ def plan(
     )
 
 
-def _read_budget(budget: str | int | None, device: Device) -> int:
-    """Read a budget, or take the device's memory.
+def read_budget(budget: str | int | None) -> int | None:
+    """Read a budget in bytes; None stays None.
 
     Raises:
         UsageError: if it is no size, or not positive.
     """
     if budget is None:
-        return device.memory_bytes
+        return None
     try:
         budget_bytes = parse_bytes(budget)
     except ValueError as error:

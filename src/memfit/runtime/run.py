@@ -21,6 +21,8 @@ from memfit.strategies.base import Strategy, Undo
 from memfit.strategies.plan import Plan, conflict
 from memfit.trace.events import Phase
 
+_IMPLEMENTATION_FLAGS = ("fused", "foreach")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -105,10 +107,17 @@ class Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a state given by ``state_dict``; the plan stays this run's own."""
         self._undo_strategies()
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._num_steps = int(state["num_steps"])
-        self._undos = apply_strategies(self._session, self.plan.strategies)
+        groups = self.optimizer.param_groups
+        flags = [{key: group.get(key) for key in _IMPLEMENTATION_FLAGS} for group in groups]
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self._num_steps = int(state["num_steps"])
+        finally:
+            # The saved groups carry the implementation of the run that saved them.
+            for group, own in zip(self.optimizer.param_groups, flags, strict=True):
+                group.update((key, own[key]) for key in own if key in group)
+            self._undos = apply_strategies(self._session, self.plan.strategies)
 
     def close(self) -> None:
         """Take the strategies off the model and the optimizer."""

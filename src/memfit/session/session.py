@@ -106,7 +106,7 @@ def _built(job: Job, function: str, kind: type, *args: Any) -> Any:
     """Call one of the job's functions and check what it gives."""
     value = _called(job, function, *args)
     if not isinstance(value, kind):
-        reason = f"it returned {value!r:.60}"
+        reason = f"it returned a {type(value).__name__}"
         raise JobFunctionError(function, expected_signature(function), reason)
     return value
 

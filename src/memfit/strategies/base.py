@@ -91,11 +91,28 @@ class Strategy(abc.ABC):
             raise StrategyError(cls.name, f"{error}.") from None
 
 
-def halvings(num_samples: int) -> Iterator[int]:
-    """Yield ever smaller micro-batch sizes, halving until one sample is left."""
-    while num_samples > 1:
-        num_samples = -(-num_samples // 2)
-        yield num_samples
+@dataclass(frozen=True, kw_only=True)
+class AbstractSplitting(Strategy):
+    """Carry a batch out in micro-batches; how their gradients add up is the subclass's matter."""
+
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size < 1:
+            msg = f"micro_batch_size must be at least 1, not {self.micro_batch_size}"
+            raise ValueError(msg)
+
+    @classmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """Halve the batch until one sample is left."""
+        num_samples = facts.batch_size
+        while num_samples > 1:
+            num_samples = -(-num_samples // 2)
+            yield cls(micro_batch_size=num_samples)
+
+    def numerics_for(self, facts: JobFacts) -> Numerics:
+        """Dropout masks differ from those of the whole batch."""
+        return Numerics.SAME_IN_LAW if facts.has_dropout else Numerics.EXACT
 
 
 def _frozen(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -19,12 +19,12 @@ from memfit.session.normalisation import (
 )
 from memfit.session.pieces import GradientSum
 from memfit.session.session import GradientPass, PhaseListener, Session
-from memfit.strategies.base import Numerics, Strategy, Undo, halvings
+from memfit.strategies.base import AbstractSplitting, Numerics, Undo
 from memfit.trace.events import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchNormReplay(Strategy):
+class BatchNormReplay(AbstractSplitting):
     """Carry out micro-batches with the batch normalisation statistics of the whole batch.
 
     One pass per normalisation call finds its mean and variance over the whole batch. The main
@@ -39,26 +39,9 @@ class BatchNormReplay(Strategy):
     the same two-pass idea for contrastive losses is GradCache, https://arxiv.org/abs/2101.06983.
     """
 
-    micro_batch_size: int
-
     name: ClassVar[str] = "batchnorm-replay"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     conflicts: ClassVar[frozenset[str]] = frozenset({"micro-batching", "activation-checkpointing"})
-
-    def __post_init__(self) -> None:
-        if self.micro_batch_size < 1:
-            msg = f"micro_batch_size must be at least 1, not {self.micro_batch_size}"
-            raise ValueError(msg)
-
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Halve the batch until one sample is left."""
-        for num_samples in halvings(facts.batch_size):
-            yield cls(micro_batch_size=num_samples)
-
-    def numerics_for(self, facts: JobFacts) -> Numerics:
-        """Dropout masks differ from those of the whole batch."""
-        return Numerics.SAME_IN_LAW if facts.has_dropout else Numerics.EXACT
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models without batch normalisation, where micro-batching does it in one pass."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo, halvings
+from memfit.strategies.base import AbstractSplitting, Numerics, Undo
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatching(Strategy):
+class MicroBatching(AbstractSplitting):
     """Split each batch into micro-batches and add up their gradients, weighted by their counts.
 
     A mean loss is weighted by the samples of each micro-batch, a ``Total(sum, count)`` by the true
@@ -25,25 +24,8 @@ class MicroBatching(Strategy):
     frameworks is described in https://github.com/huggingface/transformers/pull/34191.
     """
 
-    micro_batch_size: int
-
     name: ClassVar[str] = "micro-batching"
     numerics: ClassVar[Numerics] = Numerics.EXACT
-
-    def __post_init__(self) -> None:
-        if self.micro_batch_size < 1:
-            msg = f"micro_batch_size must be at least 1, not {self.micro_batch_size}"
-            raise ValueError(msg)
-
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Halve the batch until one sample is left."""
-        for num_samples in halvings(facts.batch_size):
-            yield cls(micro_batch_size=num_samples)
-
-    def numerics_for(self, facts: JobFacts) -> Numerics:
-        """Dropout masks differ from those of the whole batch."""
-        return Numerics.SAME_IN_LAW if facts.has_dropout else Numerics.EXACT
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse batch normalisation, whose statistics couple the samples."""

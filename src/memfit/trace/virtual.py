@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -131,6 +131,8 @@ def _replacements(disguised: bool) -> Iterator[Any]:
     """Replace functions that cannot or need not do their work on fake tensors."""
     # Truncated normals are drawn by rejection, which looks at the values drawn.
     yield patch.object(torch.nn.init, "_no_grad_trunc_normal_", _leave_as_is)
+    # Fake parameters can be neither swapped nor given other data: put new ones in their places.
+    yield patch.object(torch.nn.Module, "_apply", _ConvertedInPlace().apply)
     # The random state does not pass through dispatch, but it takes memory.
     for module in (torch, torch.random):
         yield patch.object(module, "get_rng_state", _random_state)
@@ -139,6 +141,57 @@ def _replacements(disguised: bool) -> Iterator[Any]:
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):
         yield patch.object(library, "is_fake_tensor", _say_no)
+
+
+class _ConvertedInPlace:
+    """Stand in for ``Module._apply``, which ``.to()``, ``.half()`` and their kin go through."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._converted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def apply(self) -> Callable[..., torch.nn.Module]:
+        """Give the function that takes the method's place."""
+
+        def convert(
+            module: torch.nn.Module,
+            fn: Callable[[torch.Tensor], torch.Tensor],
+            recurse: bool = True,
+        ) -> torch.nn.Module:
+            self._depth += 1
+            try:
+                # Through each child's own method: recurrent layers gather their weights anew.
+                for child in module.children() if recurse else ():
+                    child._apply(fn)
+                self._convert_own(module, fn)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._converted.clear()
+            return module
+
+        return convert
+
+    def _convert_own(
+        self, module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = self._one(tensor, fn)  # type: ignore[assignment]
+
+    def _one(
+        self, tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Convert a tensor once, however many modules share it."""
+        if id(tensor) not in self._converted:
+            with torch.no_grad():
+                converted = fn(tensor)
+            if isinstance(tensor, torch.nn.Parameter) and converted is not tensor:
+                converted = torch.nn.Parameter(converted, tensor.requires_grad)
+            self._converted[id(tensor)] = (tensor, converted)
+        return self._converted[id(tensor)][1]
 
 
 def _random_state() -> torch.Tensor:

@@ -334,8 +334,8 @@ def test_a_function_of_the_job_that_fails_is_named_in_one_line(refuse, command, 
         ("loss", "return model(batch)", "a tensor of shape (8, 20, 16)"),
         ("loss", "return 0.5", "a float"),
         ("batch", "return torch.randn(3, 20, 16)", "ignores its argument"),
-        ("model", "return None", "it returned None"),
-        ("optimizer", "return 3", "it returned 3"),
+        ("model", "return None", "it returned a NoneType"),
+        ("optimizer", "return 3", "it returned a int"),
     ],
 )
 def test_a_function_of_the_job_that_gives_something_else_is_named(

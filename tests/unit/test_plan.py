@@ -13,7 +13,8 @@ from memfit.errors import PlanFileError, StrategyError
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy, strategy_class
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.strategies.base import Numerics, halvings
+from memfit.strategies.base import Numerics
+from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
@@ -71,6 +72,7 @@ def test_the_file_begins_with_what_it_is_and_lists_settings_in_order(tmp_path):
     Plan(strategies=STRATEGIES[1:2]).save(tmp_path / "plan.yaml")
     assert (tmp_path / "plan.yaml").read_text() == (
         "memfit_plan: 1\n"
+        "device: cpu\n"
         "numerics: exact\n"
         "strategies:\n"
         "- name: activation-checkpointing\n"
@@ -219,11 +221,13 @@ def test_numerics_are_ordered_from_harmless_to_not():
     ]
 
 
+@pytest.mark.parametrize("strategy", [MicroBatching, BatchNormReplay])
 @pytest.mark.parametrize(
     ("num_samples", "expected"), [(1, []), (2, [1]), (10, [5, 3, 2, 1]), (8, [4, 2, 1])]
 )
-def test_batches_are_halved_until_one_sample_is_left(num_samples, expected):
-    assert list(halvings(num_samples)) == expected
+def test_batches_are_halved_until_one_sample_is_left(facts, strategy, num_samples, expected):
+    offered = strategy.options(replace(facts, batch_size=num_samples))
+    assert [option.micro_batch_size for option in offered] == expected
 
 
 def test_losses_are_cut_into_ever_fewer_candidates_down_to_a_useful_size(facts):

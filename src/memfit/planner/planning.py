@@ -77,6 +77,7 @@ def plan(
         raise _no_plan_fits(search.smallest(), budget_bytes, choices)
     return Plan(
         strategies=best.strategies,
+        device=spec.name,
         numerics=Numerics(best.prediction.numerics),
         prediction=best.prediction,
         considered=considered_plans(search.tried.values(), best),

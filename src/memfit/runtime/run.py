@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError, StrategyError
 from memfit.job import Job
 from memfit.runtime.gradients import accumulate_gradients
@@ -150,23 +151,27 @@ class Run:
             undo()
 
 
-def start(job: Job, plan: Plan | None = None, *, device: str = "cpu") -> Run:
+def start(job: Job, plan: Plan | None = None, *, device: str | None = None) -> Run:
     """Build a job's model and optimizer here and get ready to carry out its steps under a plan.
 
     Args:
         job: what to train.
         plan: how; None carries the job out as it is.
-        device: ``cpu`` or a CUDA device of this machine.
+        device: ``cpu`` or a CUDA device of this machine (``cuda``, ``cuda:1``); None takes the
+            kind of device that the plan was made for.
 
     Raises:
         StrategyError: if a strategy of the plan cannot apply to the job.
         DeviceUnavailableError: if the device is not in this machine.
     """
+    plan = plan or Plan()
+    if device is None:
+        device = CPU if plan.device == CPU else CUDA
     device_type = device.partition(":")[0]
     if device_type != "cpu" and not torch.cuda.is_available():
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
     session = open_session(job, device_type, find_layout(job), accumulate_gradients)
-    return Run(session, plan or Plan(), monitor=StepMonitor(device_type))
+    return Run(session, plan, monitor=StepMonitor(device_type))
 
 
 def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Session:

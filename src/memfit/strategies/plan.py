@@ -11,6 +11,7 @@ from typing import Any, Self
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from memfit.devices.spec import CPU
 from memfit.errors import PlanFileError, StrategyError
 from memfit.figures import ConsideredPlan, Prediction
 from memfit.files import write_atomically
@@ -26,6 +27,8 @@ class Plan:
     """Say how to carry out a job's step."""
 
     strategies: tuple[Strategy, ...] = ()
+    device: str = CPU
+    """The device it was made for, by its name in the catalogue."""
     numerics: Numerics = Numerics.EXACT
     prediction: Prediction | None = None
     considered: Sequence[ConsideredPlan] = ()
@@ -45,6 +48,7 @@ class Plan:
         prediction = None if self.prediction is None else self.prediction.to_json()
         return {
             "memfit_plan": _VERSION,
+            "device": self.device,
             "numerics": str(self.numerics),
             "strategies": [
                 {"name": strategy.name, **strategy.settings()} for strategy in self.strategies
@@ -79,7 +83,7 @@ class Plan:
             numerics = Numerics(content.get("numerics", Numerics.EXACT))
         except (StrategyError, ValueError, KeyError, TypeError) as error:
             raise PlanFileError(str(path), str(error).rstrip(".")) from None
-        return cls(strategies=strategies, numerics=numerics)
+        return cls(strategies=strategies, numerics=numerics, device=str(content.get("device", CPU)))
 
 
 def worst_numerics(strategies: Sequence[Strategy], facts: JobFacts) -> Numerics:

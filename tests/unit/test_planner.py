@@ -215,7 +215,6 @@ def test_the_same_question_has_the_same_answer(world, budget_bytes):
     assert (first and first.strategies) == (second and second.strategies)
 
 
-@pytest.mark.xfail(reason="a setting that saves nothing alone is dropped before it is combined")
 def test_a_setting_that_saves_only_together_with_another_is_found():
     """Alone, the optimizer's lists stand above the activations, however few are kept."""
 

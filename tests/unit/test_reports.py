@@ -56,7 +56,7 @@ def make_timeline(*peaks_mib: int) -> Timeline:
 PLAIN = Prediction(
     device="cpu",
     batch_size=256,
-    peak_bytes=3 * GIB,
+    peak_allocated_bytes=3 * GIB,
     peak_reserved_bytes=3 * GIB + 512 * MIB,
     process_bytes=4 * GIB,
     first_step_peak_bytes=3 * GIB + 1 * MIB,
@@ -547,7 +547,7 @@ def test_the_chosen_plan_is_marked_once(page: str) -> None:
 
 
 def test_a_run_above_its_budget_is_not_called_fitting(html: ModuleType) -> None:
-    above = replace(REPORT, measured=replace(MEASURED, peak_bytes=3 * GIB))
+    above = replace(REPORT, measured=replace(MEASURED, peak_allocated_bytes=3 * GIB))
     content = html.report_html(above)
     assert '<p class="verdict bad">' in content
     shown = words(parsed(content).text)

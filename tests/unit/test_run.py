@@ -237,12 +237,7 @@ def test_the_state_holds_no_trace_of_the_plan_in_the_names_of_weights():
 @pytest.mark.parametrize(
     ("saved", "loaded", "flags"),
     [
-        pytest.param(
-            "fused",
-            "plain",
-            {"fused": None, "foreach": None},
-            marks=pytest.mark.xfail(reason="the flags of the saved plan are taken over"),
-        ),
+        ("fused", "plain", {"fused": None, "foreach": None}),
         ("plain", "fused", {"fused": True, "foreach": False}),
         ("fused", "fused", {"fused": True, "foreach": False}),
     ],
@@ -266,7 +261,6 @@ def test_loading_a_state_keeps_blocks_checkpointed():
     assert "forward" not in vars(run.model[0])
 
 
-@pytest.mark.xfail(reason="the strategies are taken off before the state is read")
 def test_a_state_that_does_not_fit_leaves_the_plan_in_place():
     job = build_job()
     run, _ = steps_of_run(job, [], ActivationCheckpointing())

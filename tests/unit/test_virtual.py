@@ -99,9 +99,30 @@ CONVERTED = {
 
 
 @pytest.mark.parametrize("name", CONVERTED)
-@pytest.mark.xfail(reason="torch cannot swap the parameters of a virtual module")
 def test_a_model_may_be_moved_and_converted_while_it_is_built(name):
     assert memfit.predict(job_of(CONVERTED[name])).peak_allocated_bytes > 0
+
+
+def test_a_converted_model_takes_the_bytes_of_its_new_type():
+    def parameters_of(model) -> int:
+        return memfit.predict(job_of(model, loss=loss_in_its_type)).by_category["parameters"]
+
+    plain = parameters_of(lambda: nn.Conv2d(8, 8, 3))
+    assert parameters_of(lambda: nn.Conv2d(8, 8, 3).double()) == 2 * plain
+    assert parameters_of(lambda: nn.Conv2d(8, 8, 3).bfloat16()) == plain // 2
+
+
+def loss_in_its_type(model, batch):
+    return model(batch.to(model.weight.dtype)).square().mean()
+
+
+def test_a_tied_weight_stays_tied_when_a_model_is_converted():
+    def model():
+        pair = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+        pair[1].weight = pair[0].weight
+        return pair.double().float()
+
+    assert memfit.predict(job_of(model)).by_category["parameters"] == 6 * 6 * 4
 
 
 def test_predicting_leaves_the_random_state_alone():

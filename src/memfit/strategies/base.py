@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 from memfit.errors import StrategyError
 from memfit.session.facts import JobFacts
@@ -85,8 +85,13 @@ class Strategy(abc.ABC):
                 f"it has no setting {', '.join(unknown)}; it has: {', '.join(known) or 'none'}."
             )
             raise StrategyError(cls.name, reason)
+        types = get_type_hints(cls)
+        for key, value in settings.items():
+            if type(value) is not types[key]:
+                reason = f"{key} must be of type {types[key].__name__}, not {value!r}."
+                raise StrategyError(cls.name, reason)
         try:
-            return cls(**{key: _frozen(value) for key, value in settings.items()})
+            return cls(**settings)
         except (TypeError, ValueError) as error:
             raise StrategyError(cls.name, f"{error}.") from None
 
@@ -113,8 +118,3 @@ class AbstractSplitting(Strategy):
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Dropout masks differ from those of the whole batch."""
         return Numerics.SAME_IN_LAW if facts.has_dropout else Numerics.EXACT
-
-
-def _frozen(value: Any) -> Any:
-    """Turn lists, as YAML gives them, into tuples."""
-    return tuple(value) if isinstance(value, list) else value

@@ -30,7 +30,7 @@ class Block(torch.nn.Module):
 
 
 def model():
-    return torch.nn.Sequential(*(Block(16) for _ in range(4)))
+    return torch.nn.Sequential(*(Block(16) for _ in range(2)))
 
 
 def batch(batch_size):
@@ -45,7 +45,7 @@ def optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-job = Job(model=model, batch=batch, loss=loss, optimizer=optimizer, batch_size=8)
+job = Job(model=model, batch=batch, loss=loss, optimizer=optimizer, batch_size=4)
 """
 STABLE = {
     "peak_allocated_bytes": int,
@@ -303,7 +303,7 @@ def test_a_plan_that_cannot_apply_to_the_job_is_refused(refuse, command, job, tm
 
 
 BODIES = {
-    "model": "    return torch.nn.Sequential(*(Block(16) for _ in range(4)))\n",
+    "model": "    return torch.nn.Sequential(*(Block(16) for _ in range(2)))\n",
     "batch": "    return torch.randn(batch_size, 20, 16)\n",
     "loss": "    return model(batch).square().mean()\n",
     "optimizer": "    return torch.optim.AdamW(parameters, lr=1e-3)\n",
@@ -331,7 +331,7 @@ def test_a_function_of_the_job_that_fails_is_named_in_one_line(refuse, command, 
 @pytest.mark.parametrize(
     ("function", "body", "fragment"),
     [
-        ("loss", "return model(batch)", "a tensor of shape (8, 20, 16)"),
+        ("loss", "return model(batch)", "a tensor of shape (4, 20, 16)"),
         ("loss", "return 0.5", "a float"),
         ("batch", "return torch.randn(3, 20, 16)", "ignores its argument"),
         ("model", "return None", "it returned a NoneType"),

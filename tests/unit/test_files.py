@@ -89,3 +89,12 @@ def test_content_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch)
     monkeypatch.setattr(files.os, "fsync", fsync)
     write_atomically(path, "x")
     assert synced[0] is False
+
+
+def test_who_has_the_file_open_goes_on_reading_the_earlier_content(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("earlier")
+    with path.open() as reader:
+        write_atomically(path, "new")
+        assert reader.read() == "earlier"
+    assert path.read_text() == "new"

@@ -263,7 +263,7 @@ def job() -> Job:
         batch=lambda size: torch.randn(size, 20, 16),
         loss=lambda model, batch: model(batch).square().mean(),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        batch_size=12,
+        batch_size=6,
     )
 
 
@@ -335,7 +335,7 @@ def test_a_required_strategy_is_in_every_plan_without_being_allowed(job):
 
 def test_required_micro_batches_are_made_though_the_batch_fits(job):
     plan = memfit.plan(job, require=["micro-batching"])
-    assert MicroBatching(micro_batch_size=6) in plan.strategies
+    assert MicroBatching(micro_batch_size=3) in plan.strategies
 
 
 def test_what_is_forbidden_is_in_no_plan(job, plain_bytes):

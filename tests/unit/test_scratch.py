@@ -75,7 +75,8 @@ def test_an_lstm_of_other_sizes_is_predicted_within_a_tenth(sizes):
 def test_convolutions_are_predicted_within_a_hundredth(channels, out, kernel, side, memory_format):
     def model():
         first = nn.Conv2d(channels, out, kernel, padding=kernel // 2)
-        return nn.Sequential(first, nn.ReLU(), nn.Conv2d(out, out, kernel, padding=kernel // 2))
+        second = nn.Conv2d(out, out, kernel, padding=kernel // 2)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1))
 
     job = job_of(model, channels, side, side, batch_size=16)
     batch = job.batch
@@ -86,9 +87,16 @@ def test_convolutions_are_predicted_within_a_hundredth(channels, out, kernel, si
 @NEEDS_AVX512
 def test_a_depthwise_convolution_is_predicted_within_a_hundredth():
     def model():
-        return nn.Sequential(nn.Conv2d(32, 32, 5, padding=2, groups=32), nn.GELU())
+        layers = (nn.Conv2d(32, 32, 5, padding=2, groups=32), nn.GELU())
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
 
     assert abs(error_fraction(job_of(model, 32, 16, 16, batch_size=16))) < 0.01
+
+
+def test_an_lstm_packs_both_weights_in_forward():
+    weights = torch.zeros(256, 64), torch.zeros(256, 64)
+    num_bytes = scratch_bytes("mkldnn_rnn_layer", (torch.zeros(7, 5, 64), *weights), None)
+    assert num_bytes > 2 * 256 * 64 * 4
 
 
 @pytest.mark.xfail(strict=False, reason="one image at a time takes a kernel without a rule")

@@ -157,11 +157,13 @@ class NoPlanFitsError(MemfitError):
             for name, num_bytes in sorted(by_category.items(), key=lambda item: -item[1])
             if num_bytes
         )
+        excess_bytes = smallest_peak_bytes - budget_bytes
         with_plan = " + ".join(strategies) if strategies else "no strategy"
         advice = " ".join(remedies) or "Raise the budget, or allow approximations with --allow."
         super().__init__(
             f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached "
-            f"is {format_bytes(smallest_peak_bytes)}, with {with_plan}. It holds: {held}. {advice}"
+            f"is {format_bytes(smallest_peak_bytes)}, {format_bytes(excess_bytes)} too much, with "
+            f"{with_plan}. It holds: {held}. {advice}"
         )
 
 

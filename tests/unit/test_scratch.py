@@ -99,7 +99,6 @@ def test_an_lstm_packs_both_weights_in_forward():
     assert num_bytes > 2 * 256 * 64 * 4
 
 
-@pytest.mark.xfail(strict=False, reason="one image at a time takes a kernel without a rule")
 def test_a_convolution_of_one_image_is_predicted_within_a_hundredth():
     def model():
         return nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Tanh())

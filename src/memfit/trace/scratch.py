@@ -1,9 +1,10 @@
 """Memory that CPU kernels take and give back inside one operator, which dispatch does not see.
 
 The rules give bytes on top of the operator's outputs. They were read off the allocator's events
-(torch 2.13.0+cpu, oneDNN 3.x, AVX-512, 2026-11-21) and agree with them to the byte for the LSTM
-workspace and attention, and for convolutions up to some 100 KiB of JIT buffers. oneDNN lays data
-out in blocks of 16 channels; processors without AVX-512 use 8, which these rules don't follow.
+(torch 2.13.0+cpu, oneDNN 3.x, AVX-512, 2026-11-21) and agree with them to the byte for attention,
+for an LSTM whose sizes are multiples of 16 (others come out up to 6 % low) and for torch's own
+convolution; for oneDNN's convolutions up to some 100 KiB of JIT buffers per thread. oneDNN lays
+data out in blocks of 16 channels; processors without AVX-512 use 8, which these rules don't follow.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ def _lstm_backward(args: tuple[Any, ...], _out: Any) -> int:
 def _conv_forward(args: tuple[Any, ...], out: torch.Tensor) -> int:
     """Copies in oneDNN's blocked layout: input and weight first, the output later."""
     image, weight = args[0], args[1]
+    if _is_unfolded(image, weight, args[3:9]):
+        return _unfolded_bytes(weight, out)
     packed_weight = _num_bytes(weight)
     if _is_channels_last(image):
         is_dense = args[8] == 1
@@ -121,6 +124,9 @@ def _conv_forward(args: tuple[Any, ...], out: torch.Tensor) -> int:
 
 def _conv_backward(args: tuple[Any, ...], _out: Any) -> int:
     """Copies for the gradient of the input, then for the gradient of the weight."""
+    if _is_unfolded(args[1], args[2], args[4:10]):
+        copied = 0 if args[0].is_contiguous() else _num_bytes(args[0])
+        return copied + (_unfolded_bytes(args[2], args[0]) if args[10][1] else 0)
     grad_out, image, weight = (_num_bytes(tensor) for tensor in args[:3])
     packed = _packed_weight_bytes(args[2], groups=args[9])
     # Below fp32, the gradient of the weight is added up in an fp32 copy of the same layout.
@@ -139,6 +145,27 @@ def _conv_backward(args: tuple[Any, ...], _out: Any) -> int:
         image + packed + weight,
     )
     return peak - (image + weight)
+
+
+def _is_unfolded(image: torch.Tensor, weight: torch.Tensor, settings: tuple[Any, ...]) -> bool:
+    """Say whether torch's own kernel is used: in fp64, and for one small image at a time.
+
+    ``settings``: stride, padding, dilation, transposed, output padding, groups.
+    """
+    backend = torch._C._select_conv_backend(image, weight, None, *settings, None)
+    return bool(backend.name == "Slow2d")
+
+
+def _unfolded_bytes(weight: torch.Tensor, result: torch.Tensor) -> int:
+    """Give the bytes of an image unfolded into columns, one per position of the result.
+
+    Source: slow_conv2d in aten/src/ATen/native/ConvolutionMM2d.cpp, torch 2.13.
+    """
+    _, num_in, *kernel = weight.shape
+    num_positions = result.numel() // result.shape[1]
+    if math.prod(kernel) == 1:
+        return 0  # the image is its own columns, strides and padding apart
+    return num_in * math.prod(kernel) * num_positions * weight.element_size()
 
 
 def _packed_weight_bytes(weight: torch.Tensor, groups: int) -> int:

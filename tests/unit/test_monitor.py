@@ -7,6 +7,8 @@ import time
 import pytest
 import torch
 
+import memfit
+from memfit import Job
 from memfit.runtime import monitor as monitor_module
 from memfit.runtime.allocator_events import AllocatorWatch
 from memfit.runtime.monitor import StepMonitor, storage_bytes
@@ -168,3 +170,18 @@ def test_nothing_allocated_is_no_growth():
         pass
     assert watch.highest_growth_bytes() == 0
     assert watch.events() == []
+
+
+def test_a_step_inside_the_callers_own_profile_is_not_watched():
+    job = Job(
+        model=lambda: torch.nn.Linear(4, 1),
+        batch=lambda num_samples: torch.randn(num_samples, 4),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=2,
+    )
+    run = memfit.start(job)
+    with torch.profiler.profile():
+        profiled = run.step(torch.randn(2, 4))
+    assert profiled.measured_peak_bytes is None
+    assert run.step(torch.randn(2, 4)).measured_peak_bytes is not None

@@ -58,6 +58,8 @@ class StepMonitor:
 
     def _is_due(self, batch_bytes: int) -> bool:
         """Say whether to watch the next step."""
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # untyped binding
+            return False  # the caller's own profile is under way, and there can be only one
         if batch_bytes > self._largest_batch_bytes:
             self._largest_batch_bytes = batch_bytes
             return True

@@ -34,11 +34,6 @@ def _kind(func: Any) -> _Kind:
     )
 
 
-def operator_name(func: Any) -> str:
-    """Name an operator without its overload: ``addmm``, ``native_layer_norm``."""
-    return _kind(func).name
-
-
 def describe(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: Phase
 ) -> Operation | None:

@@ -28,8 +28,8 @@ class StepMonitor:
 
     On a GPU the allocator counts for itself and every step is measured. The CPU allocator has to
     be watched event by event, so there the first steps are measured, every step whose batch is
-    larger than any before, and others only while watching costs less than ``overhead_fraction``
-    of the run.
+    larger than any before, and others only while the watched steps, counted whole, take less
+    than ``overhead_fraction`` of the run.
     """
 
     def __init__(self, device_type: str, overhead_fraction: float = 0.01) -> None:
@@ -65,12 +65,11 @@ class StepMonitor:
             return True
         if self._watched.count < _ALWAYS_MEASURED_STEPS:
             return True
-        if self._unwatched.count == 0:
-            return False  # nothing to hold the cost of watching against yet
-        cost = self._watched.seconds - self._watched.count * self._unwatched.mean_seconds
+        # Counted whole: what watching adds cannot be told from noise, and a step that happened to be
+        # watched in a quiet moment would make watching look free for good.
         total = self._watched.seconds + self._unwatched.seconds
-        typical = max(0.0, cost) / self._watched.count
-        return max(0.0, cost) + typical < self._overhead_fraction * total
+        next_watched = self._watched.seconds + self._watched.mean_seconds
+        return next_watched < self._overhead_fraction * total
 
     def _account(self, reading: StepReading, seconds: float) -> None:
         """Add the step to the totals."""

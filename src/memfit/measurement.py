@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from memfit.allocator.simulate import CPU_RULES, peak_bytes
-from memfit.errors import DeviceUnavailableError, RecordingError
+from memfit.devices.catalogue import current_device_name
+from memfit.errors import DeviceUnavailableError, RecordingError, UnknownDeviceError
 from memfit.figures import Measurement, Timeline
 from memfit.job import Job
-from memfit.prediction import Recording, record
+from memfit.prediction import predict
+from memfit.recording import Recording, record
 from memfit.runtime.allocator_events import AllocatorEvent, AllocatorWatch
 from memfit.runtime.run import Run, open_plain_session
 from memfit.session.batches import find_layout, real_batch
@@ -108,8 +110,16 @@ def _predicted(recording: Recording | None) -> int | None:
     return None if recording is None else peak_bytes(recording.steady, CPU_RULES)
 
 
+def _predicted_here(job: Job, plan: Plan) -> int | None:
+    """Predict the peak for this machine's GPU, where the catalogue has it and the step records."""
+    try:
+        return predict(job, current_device_name(), plan).peak_allocated_bytes
+    except (RecordingError, UnknownDeviceError):
+        return None
+
+
 def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
-    recording = _recorded(job, plan)
+    predicted_bytes = _predicted_here(job, plan)
     peaks = []
     run, batch, facts = _open(job, plan, device)
     for _ in range(2):
@@ -131,7 +141,7 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
         by_category={},
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, facts)),
-        predicted_peak_bytes=_predicted(recording),
+        predicted_peak_bytes=predicted_bytes,
     )
 
 

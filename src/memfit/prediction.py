@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
+from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import (
     CPU_RULES,
     CUDA_RULES,
@@ -18,97 +19,74 @@ from memfit.allocator.simulate import (
 from memfit.cost.roofline import step_seconds
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CUDA, Device
-from memfit.errors import RecordingError
 from memfit.figures import Certainty, Holder, Prediction, Term, Timeline
 from memfit.job import Job
-from memfit.losses.chunking import noted_losses
-from memfit.runtime.run import Run, open_plain_session
-from memfit.session.batches import BatchLayout, find_layout, shapes_of
-from memfit.session.facts import JobFacts, gather_facts
+from memfit.process_memory import CardMemory, card_memory
+from memfit.recording import Recording, StepRecording, record, record_steps
+from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.events import Category, Trace
-from memfit.trace.recorder import Recorder
-from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 from memfit.units import MIB
 
 _INTERPRETER_BYTES = 320 * MIB
-_SEGMENT_BYTES = 2 * MIB
+_GUESSED_SHARE = 0.02
+"""A prediction is called a guess when more than this share of it is guessed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """A job's first and second step under a plan, recorded without running them."""
-
-    first: Trace
-    steady: Trace
-    facts: JobFacts
-    record_seconds: float
-
-
-def record(job: Job, plan: Plan | None = None, layout: BatchLayout | None = None) -> Recording:
-    """Record two steps of a job under a plan on fake tensors.
-
-    The second step is the steady one: optimizer states exist by then.
-
-    Raises:
-        RecordingError: if the step needs the values of tensors, or an operator has no fake version.
-        StrategyError: if a strategy of the plan cannot apply.
-    """
-    started = time.perf_counter()
-    plan = plan or Plan()
-    layout = layout or find_layout(job)
-    try:
-        traces, facts = _record_steps(job, plan, layout, disguised=True)
-    except ValuesNeededError:
-        # Code that looks at its batch may have a path for fake tensors that does not.
-        traces, facts = _record_steps(job, plan, layout, disguised=False)
-    return Recording(
-        first=traces[0],
-        steady=traces[1],
-        facts=facts,
-        record_seconds=time.perf_counter() - started,
-    )
-
-
-def _record_steps(
-    job: Job, plan: Plan, layout: BatchLayout, *, disguised: bool
-) -> tuple[list[Trace], JobFacts]:
-    """Record two steps, and gather the job's facts."""
-    batch_shapes = shapes_of(job, job.batch_size)
-    with virtual_tensors(disguised=disguised) as mode, noted_losses() as losses:
-        batch = as_virtual(mode, batch_shapes)
-        session = open_plain_session(job, "cpu", layout)
-        recorder = Recorder(lambda: session.owned_tensors(batch))
-        with recorder:
-            recorder.name_modules(session.model)
-            run = Run(session, plan, phase_listener=recorder.enter_phase)
-            traces = []
-            for _ in range(2):
-                recorder.begin_step()
-                run.step(batch)
-                traces.append(recorder.end_step())
-        candidates = max((loss.num_candidates for loss in losses), default=0)
-        run.close()
-        return traces, gather_facts(session, candidates)
-
-
-def predict(job: Job, device: str = "cpu", plan: Plan | None = None) -> Prediction:
+def predict(
+    job: Job, device: str = "cpu", plan: Plan | None = None, *, allocator: str | None = None
+) -> Prediction:
     """Predict peak memory and time of one steady step of a job on a device.
 
     Nothing is run and no GPU is needed. On ``cpu`` allocated bytes are what the allocator will
-    report. For GPUs the CPU's operators are used for now, and every figure is marked as a guess.
+    report. For a GPU the step is recorded on a virtual card and replayed through a simulation of
+    the caching allocator.
 
     Args:
         job: what would be trained.
         device: a name from ``memfit devices``.
         plan: how it would be carried out; None means as it is.
+        allocator: the text of ``PYTORCH_ALLOC_CONF`` under which it would run.
+
+    Raises:
+        UnknownDeviceError: if the catalogue has no such device.
+        RecordingError: if the step cannot be recorded.
+        UsageError: if the allocator's settings cannot be read.
+    """
+    spec = load_device(device)
+    settings = AllocatorSettings.parse(allocator or "")
+    recording = record(job, plan, device=spec)
+    return evaluate(job, recording, spec, plan or Plan(), settings=settings, in_full=True)
+
+
+def predict_step(
+    setup: Callable[[], Callable[[], object]],
+    device: str = "cpu",
+    *,
+    num_steps: int = 2,
+    torch_version: tuple[int, int] | None = None,
+    allocator: str | None = None,
+) -> Prediction:
+    """Predict what any training code takes; the last of its steps is the one described.
+
+    The code is recorded as it is: literal ``cuda`` devices mean the virtual card, and whatever its
+    names keep alive is counted.
+
+    Args:
+        setup: builds everything and gives a function that does one step.
+        device: a name from ``memfit devices``.
+        num_steps: how often the step is done; the first ones make optimizer states.
+        torch_version: whose CUDA rules hold; None means the installed torch's.
+        allocator: the text of ``PYTORCH_ALLOC_CONF`` under which it would run.
 
     Raises:
         UnknownDeviceError: if the catalogue has no such device.
         RecordingError: if the step cannot be recorded.
     """
     spec = load_device(device)
-    return evaluate(job, record(job, plan), spec, plan or Plan())
+    settings = AllocatorSettings.parse(allocator or "")
+    recording = record_steps(setup, spec, num_steps=num_steps, torch_version=torch_version)
+    return judge(_described(recording, spec, settings, in_full=True), spec, None, None)
 
 
 def evaluate(
@@ -119,33 +97,73 @@ def evaluate(
     *,
     budget_bytes: int | None = None,
     budget_of: str | None = None,
+    settings: AllocatorSettings | None = None,
+    in_full: bool = False,
 ) -> Prediction:
-    """Turn a recording into a prediction for one device."""
-    rules = rules_of(device)
-    outcome = replay(recording.steady, rules)
-    peak = outcome.peak_allocated_bytes
-    reserved = peak if device.kind != CUDA else -(-peak // _SEGMENT_BYTES) * _SEGMENT_BYTES
-    terms = _terms(device, peak, reserved)
-    prediction = Prediction(
-        device=device.name,
+    """Turn a recording into a prediction for the device it was made for.
+
+    ``in_full`` looks for the smallest memory as well, which takes more replays.
+    """
+    prediction = replace(
+        _described(recording, device, settings or AllocatorSettings(), in_full=in_full),
         batch_size=job.batch_size,
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=reserved,
-        process_bytes=sum(term.num_bytes for term in terms),
-        first_step_peak_bytes=peak_bytes(recording.first, rules),
-        step_seconds=step_seconds(recording.steady, device),
-        by_category=outcome.by_category,
-        by_module=outcome.by_module,
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, recording.facts)),
-        certainty=Certainty.GUESS if device.kind == CUDA else Certainty.EXACT,
-        terms=terms,
-        largest=_holders(outcome),
-        num_flops=recording.steady.flops(),
-        record_seconds=recording.record_seconds,
-        timeline=timeline_of(recording.steady, rules),
     )
     return judge(prediction, device, budget_bytes, budget_of)
+
+
+def _described(
+    recording: StepRecording, device: Device, settings: AllocatorSettings, *, in_full: bool
+) -> Prediction:
+    """Say what the recorded step takes on the device."""
+    rules = rules_of(device)
+    steady = recording.steady
+    outcome = replay(steady, rules)
+    prediction = Prediction(
+        device=device.name,
+        batch_size=None,
+        peak_allocated_bytes=outcome.peak_allocated_bytes,
+        peak_reserved_bytes=outcome.peak_allocated_bytes,
+        process_bytes=0,
+        first_step_peak_bytes=peak_bytes(recording.first, rules),
+        step_seconds=step_seconds(steady, device),
+        by_category=outcome.by_category,
+        by_module=outcome.by_module,
+        strategies=(),
+        numerics=str(Numerics.EXACT),
+        certainty=Certainty.EXACT,
+        largest=_holders(outcome),
+        num_flops=steady.flops(),
+        record_seconds=recording.record_seconds,
+        timeline=timeline_of(steady, rules),
+    )
+    if device.kind == CUDA:
+        return _on_card(prediction, card_memory(recording, device, settings, in_full=in_full))
+    terms = _cpu_terms(outcome.peak_allocated_bytes)
+    return replace(prediction, terms=terms, process_bytes=_total(terms))
+
+
+def _on_card(prediction: Prediction, memory: CardMemory) -> Prediction:
+    """Put in what the caching allocator and the libraries make of the recorded bytes."""
+    guessed_bytes = sum(t.num_bytes for t in memory.terms if t.certainty is Certainty.GUESS)
+    is_guess = guessed_bytes > _GUESSED_SHARE * _total(memory.terms)
+    return replace(
+        prediction,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        peak_reserved_bytes=memory.peak_reserved_bytes,
+        process_bytes=_total(memory.terms),
+        first_step_peak_bytes=memory.first_step_peak_bytes,
+        terms=memory.terms,
+        intervals=memory.intervals,
+        fragmentation_fraction=memory.fragmentation_fraction,
+        smallest_memory_bytes=memory.smallest_memory_bytes,
+        certainty=Certainty.GUESS if is_guess else Certainty.TABLE,
+    )
+
+
+def _total(terms: tuple[Term, ...]) -> int:
+    return sum(term.num_bytes for term in terms)
 
 
 def judge(
@@ -185,43 +203,20 @@ def timeline_of(trace: Trace, rules: AllocatorRules) -> Timeline:
     return Timeline(allocated_bytes=totals, by_category=parts, phases=phases)
 
 
-def _terms(device: Device, peak: int, reserved: int) -> tuple[Term, ...]:
-    """Split process bytes into terms, each marked with how it is known."""
-    if device.kind != CUDA:
-        source = "resident size of a Python process that has imported torch, typical"
-        return (
-            Term(
-                name="recorded step",
-                num_bytes=peak,
-                certainty=Certainty.EXACT,
-                source="replay of the recorded step",
-            ),
-            Term(
-                name="interpreter and libraries",
-                num_bytes=_INTERPRETER_BYTES,
-                certainty=Certainty.GUESS,
-                source=source,
-            ),
-        )
-    context = device.facts["context_bytes"]
+def _cpu_terms(peak: int) -> tuple[Term, ...]:
+    """Split the process bytes on a CPU into terms."""
     return (
         Term(
             name="recorded step",
             num_bytes=peak,
-            certainty=Certainty.GUESS,
-            source="replay of the step with the CPU's operators, blocks rounded to 512 bytes",
+            certainty=Certainty.EXACT,
+            source="replay of the recorded step",
         ),
         Term(
-            name="allocator's unused segments",
-            num_bytes=reserved - peak,
+            name="interpreter and libraries",
+            num_bytes=_INTERPRETER_BYTES,
             certainty=Certainty.GUESS,
-            source="rounded up to 2 MiB segments, fragmentation not simulated",
-        ),
-        Term(
-            name="CUDA context",
-            num_bytes=int(context.value),
-            certainty=Certainty(context.certainty),
-            source=context.source,
+            source="resident size of a Python process that has imported torch, typical",
         ),
     )
 
@@ -233,9 +228,7 @@ def _holders(outcome: Replay) -> tuple[Holder, ...]:
             category=allocation.category.value,
             module=allocation.module,
             operator=allocation.operator,
+            source_line=allocation.source_line,
         )
         for num_bytes, allocation in outcome.largest
     )
-
-
-__all__ = ["Recording", "RecordingError", "evaluate", "predict", "record"]

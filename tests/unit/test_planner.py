@@ -18,7 +18,7 @@ from memfit.figures import Certainty, Prediction
 from memfit.planner.choices import Choices, conflict, gather_choices
 from memfit.planner.explanation import considered_plans
 from memfit.planner.search import Search
-from memfit.prediction import record
+from memfit.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Job, Plan
-from memfit.prediction import record
+from memfit.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.trace.accumulation import num_holders_when_exclusive
 from memfit.trace.events import Category, Phase
@@ -85,7 +85,7 @@ def test_a_view_is_no_allocation_and_keeps_its_base_alive(recorder):
         base = torch.zeros(8)
         view = base.view(2, 4)[0]
         del base
-        during = list(recorder._trace.events)
+        during = list(recorder.history.events)
         del view
         trace = recorder.end_step()
     assert during == [0]

@@ -66,6 +66,15 @@ def replay(trace: Trace, rules: AllocatorRules) -> Replay:
     )
 
 
+def alive_at_peak(trace: Trace, rules: AllocatorRules) -> list[tuple[int, int]]:
+    """Give the allocations that live at the peak, with their rounded bytes."""
+    _, peak_event = _find_peak(trace, rules)
+    return [
+        (index, rules.rounded(trace.allocations[index].num_bytes))
+        for index in sorted(_alive_at(trace, peak_event))
+    ]
+
+
 def _find_peak(trace: Trace, rules: AllocatorRules) -> tuple[int, int]:
     """Find the highest total and the event that reaches it."""
     current = peak = peak_event = 0

@@ -11,7 +11,8 @@ from memfit.job import Job
 from memfit.planner.choices import Choices, gather_choices
 from memfit.planner.explanation import considered_plans
 from memfit.planner.search import Candidate, Search, Strategies
-from memfit.prediction import default_budget_of, evaluate, record
+from memfit.prediction import default_budget_of, evaluate
+from memfit.recording import record
 from memfit.session.batches import find_layout
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan
@@ -59,14 +60,14 @@ def plan(
     if budget_of not in _BUDGETS:
         raise UsageError(f"A budget bounds one of {', '.join(_BUDGETS)}, not {budget_of!r}.")
     layout = find_layout(job)
-    recorded = record(job, Plan(), layout)
+    recorded = record(job, Plan(), layout, device=spec)
     choices = gather_choices(recorded.facts, allow, require, forbid)
 
     def try_out(strategies: Strategies) -> Prediction:
         if progress is not None:
             progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
         candidate = Plan(strategies=strategies)
-        recording = record(job, candidate, layout) if strategies else recorded
+        recording = record(job, candidate, layout, device=spec) if strategies else recorded
         return evaluate(
             job, recording, spec, candidate, budget_bytes=budget_bytes, budget_of=budget_of
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError, StrategyError
@@ -84,7 +84,9 @@ class Run:
 
         Args:
             batch: a pytree of tensors laid out like the job's ``batch``; it may hold fewer samples.
+                Tensors that are not on the run's device are moved there.
         """
+        batch = self._on_device(batch)
         with self._observing(batch) as reading:
             loss = self._carry_out(batch)
         self._num_steps += 1
@@ -124,6 +126,13 @@ class Run:
         """Take the strategies off the model and the optimizer."""
         self._undo_strategies()
         self._undos = []
+
+    def _on_device(self, batch: Any) -> Any:
+        """Move a batch to the GPU; on the CPU it is left alone."""
+        place = self._session.device_type
+        if place == CPU:
+            return batch
+        return tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
 
     def _observing(self, batch: Any) -> Any:
         if self._monitor is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -25,18 +25,37 @@ class Category(StrEnum):
     OPTIMIZER_STATE = "optimizer state"
     SAVED_ACTIVATIONS = "saved activations"
     TEMPORARIES = "temporaries"
+    WORKSPACES = "workspaces"
     BATCH = "batch"
 
 
 @dataclass(slots=True)
 class Allocation:
-    """One block of memory: how many bytes, and which operator of which module asked for it."""
+    """One block of memory: how many bytes, and which operator of which module asked for it.
+
+    ``source_line`` is the line of the user's code behind it, as ``file.py:12``, where known.
+    """
 
     num_bytes: int
     operator: str
     phase: Phase
     module: str
     category: Category
+    source_line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Memory that a kernel takes and gives back inside, of which only bounds are known.
+
+    ``allocation`` is its index in the trace, where it stands with its most likely size.
+    """
+
+    allocation: int
+    low_bytes: int
+    high_bytes: int
+    certainty: str
+    source: str
 
 
 @dataclass(slots=True)
@@ -52,15 +71,19 @@ class Operation:
 
 @dataclass(slots=True)
 class Trace:
-    """One recorded step.
+    """A recorded stretch of work: one step, or everything since the model was built.
 
     ``events`` is the order of things: ``i`` says that allocation ``i`` came to life, ``-1 - i``
-    that it was freed. Allocations that live before the step begins come first, in phase SETUP.
+    that it was freed. In the trace of one step, allocations that live before it begins come first,
+    in phase SETUP.
     """
 
     allocations: list[Allocation] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
+    extras: list[Extra] = field(default_factory=list)
+    releases: list[int] = field(default_factory=list)
+    """Places in ``events`` before which cached memory is given back (``empty_cache``)."""
 
     def deltas(self) -> Iterator[tuple[int, int]]:
         """Yield ``(allocation index, signed bytes)`` for each event, in order."""
@@ -72,5 +95,51 @@ class Trace:
                 yield index, -self.allocations[index].num_bytes
 
     def flops(self) -> int:
-        """Add up the floating-point operations of the step."""
+        """Add up the floating-point operations."""
         return sum(operation.num_flops for operation in self.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMark:
+    """Where a step lies in a longer trace: its events and operations, as half-open ranges."""
+
+    first_event: int
+    last_event: int
+    first_operation: int
+    last_operation: int
+
+
+def trace_of_step(history: Trace, mark: StepMark) -> Trace:
+    """Cut one step out of a longer trace; what lives when it begins comes first, as SETUP."""
+    step = Trace(operations=history.operations[mark.first_operation : mark.last_operation])
+    place: dict[int, int] = {}
+
+    def add(index: int, allocation: Allocation) -> None:
+        place[index] = len(step.allocations)
+        step.events.append(len(step.allocations))
+        step.allocations.append(allocation)
+
+    for index in _alive_after(history.events[: mark.first_event]):
+        add(index, replace(history.allocations[index], phase=Phase.SETUP, operator=""))
+    for event in history.events[mark.first_event : mark.last_event]:
+        if event >= 0:
+            add(event, history.allocations[event])
+        else:
+            step.events.append(-1 - place[-1 - event])
+    step.extras = [
+        replace(extra, allocation=place[extra.allocation])
+        for extra in history.extras
+        if extra.allocation in place
+    ]
+    return step
+
+
+def _alive_after(events: list[int]) -> list[int]:
+    """Give the allocations that live after some events, oldest first."""
+    alive: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            alive[event] = None
+        else:
+            del alive[-1 - event]
+    return list(alive)

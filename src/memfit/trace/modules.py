@@ -1,16 +1,33 @@
-"""Tells which module an operator belongs to, in forward, backward and recomputation."""
+"""Tells which module and which line an operator belongs to, in forward, backward, recomputation."""
 
 from __future__ import annotations
 
-from types import TracebackType
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+_OWN_FOLDERS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operator was called: the module, and the line of code as ``file.py:12``."""
+
+    module: str = ""
+    source_line: str = ""
+
 
 class ModuleTracker:
-    """Follow the module that is running, by its name in the tracked model.
+    """Follow the module that is running, by its name in the tracked model, and the line of code.
 
     In backward, an operator belongs to the module whose forward created the autograd node that is
     running: both share the node's sequence number, the link torch's profiler uses as well
@@ -19,9 +36,10 @@ class ModuleTracker:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
+        self._holders: dict[int, str] = {}
         self._stack: list[str] = []
-        self._module_of_node: dict[int, str] = {}
-        self._last_in_backward = ""
+        self._place_of_node: dict[int, Place] = {}
+        self._last_in_backward = Place()
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -42,39 +60,67 @@ class ModuleTracker:
 
     def name_modules(self, model: torch.nn.Module) -> None:
         """Learn the names of a model's modules."""
-        self._names = {id(module): name for name, module in model.named_modules()}
+        for name, module in model.named_modules():
+            self._names[id(module)] = name
+        for name, parameter in model.named_parameters():
+            self._holders[id(parameter)] = name.rpartition(".")[0]
+
+    def module_of(self, parameter: torch.Tensor) -> str:
+        """Name the module that holds a parameter; empty where it is not known."""
+        return self._holders.get(id(parameter), "")
 
     @property
     def is_recomputing(self) -> bool:
         """Say whether a forward is running inside backward: only there gradients are wanted."""
         return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
 
-    def in_forward(self) -> str:
-        """Name the running module and note it for the autograd node just made."""
-        name = self._stack[-1] if self._stack else ""
+    def in_forward(self) -> Place:
+        """Tell the running module and line, and note them for the autograd node just made."""
+        place = Place(self._stack[-1] if self._stack else "", _line_of_caller())
         # The node was made before the operator was dispatched, so its number is one behind.
-        self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = name
-        return name
+        self._place_of_node[torch._C._autograd._get_sequence_nr() - 1] = place
+        return place
 
-    def in_backward(self) -> str:
-        """Name the module whose gradient is being computed."""
+    def in_backward(self) -> Place:
+        """Tell the module and line whose gradient is being computed."""
         if self._stack:
             return self.in_forward()
         node = torch._C._current_autograd_node()
         if node is not None:
-            name = self._module_of_node.get(node._sequence_nr())
-            if name is not None:
-                self._last_in_backward = name
+            place = self._place_of_node.get(node._sequence_nr())
+            if place is not None:
+                self._last_in_backward = place
         return self._last_in_backward
 
     def forget_nodes(self) -> None:
         """Drop what was learnt about the nodes of a finished step."""
-        self._module_of_node.clear()
-        self._last_in_backward = ""
+        self._place_of_node.clear()
+        self._last_in_backward = Place()
 
     def _entered(self, module: torch.nn.Module, _inputs: object) -> None:
+        if not self._stack and id(module) not in self._names:
+            self.name_modules(module)  # a model that nobody has told of
         self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
 
     def _left(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
         if self._stack:
             self._stack.pop()
+
+
+def _line_of_caller() -> str:
+    """Name the innermost line that belongs neither to torch nor to memfit."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = _name_of_file(frame.f_code.co_filename)
+        if file:
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@functools.cache
+def _name_of_file(path: str) -> str:
+    """Shorten a path to its last folder and name; empty for torch's and memfit's own files."""
+    if path.startswith(_OWN_FOLDERS) or path.startswith("<"):
+        return ""
+    return "/".join(Path(path).parts[-2:])

@@ -19,10 +19,18 @@ from memfit.trace.accumulation import (
     is_in_place_accumulation,
     num_holders_when_exclusive,
 )
-from memfit.trace.events import Allocation, Category, Phase, Trace
-from memfit.trace.modules import ModuleTracker
+from memfit.trace.events import (
+    Allocation,
+    Category,
+    Extra,
+    Phase,
+    StepMark,
+    Trace,
+    trace_of_step,
+)
+from memfit.trace.hidden import CpuKernels, HiddenMemory, Scratch
+from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import describe, tensors_in
-from memfit.trace.scratch import scratch_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +51,32 @@ class _Live:
     watch: weakref.ref[Any]
 
 
+Owners = Callable[[], Iterable[Owned]]
+
+
 class Recorder(TorchDispatchMode):
-    """Record the allocations, frees and operators of a step.
+    """Record the allocations, frees and operators of everything done while it is active.
 
     Does not see memory that an operator takes and gives back inside its kernel, except where
-    ``memfit.trace.scratch`` has a rule for it.
+    ``hidden`` has a rule for it.
 
     Args:
         owners: gives the tensors whose purpose is known, whenever it is asked.
+        hidden: the kernels' hidden memory on the device, and which tensors lie there.
     """
 
-    def __init__(self, owners: Callable[[], Iterable[Owned]]) -> None:
+    def __init__(self, owners: Owners = tuple, hidden: HiddenMemory | None = None) -> None:
         super().__init__()
         num_holders_when_exclusive()
-        self._owners = owners
+        self.owners = owners
+        self.history = Trace()
+        self.marks: list[StepMark] = []
+        self.follows_engine = False
+        self._hidden = hidden or CpuKernels()
         self._live: dict[int, _Live] = {}
-        self._trace = Trace()
         self._phase = Phase.SETUP
-        self._forward_born: list[int] = []
+        self._phase_born: list[int] = []
+        self._step_began = (0, 0)
         self._modules = ModuleTracker()
 
     def __enter__(self) -> Self:
@@ -80,6 +96,8 @@ class Recorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if self.follows_engine:
+            self._follow_engine()
         if self._phase is Phase.BACKWARD and is_in_place_accumulation(func, args):
             out: Any = accumulate_in_place(args)
         else:
@@ -87,57 +105,77 @@ class Recorder(TorchDispatchMode):
         self._note(func, args, kwargs, out)
         return out
 
+    def release_cache(self) -> None:
+        """Note that cached memory is given back."""
+        self.history.releases.append(len(self.history.events))
+
     def name_modules(self, model: torch.nn.Module) -> None:
         """Learn the names of the model's modules."""
         self._modules.name_modules(model)
 
+    def module_of(self, parameter: torch.Tensor) -> str:
+        """Name the module that holds a parameter."""
+        return self._modules.module_of(parameter)
+
     def begin_step(self) -> None:
-        """Start a new trace with everything that is alive now."""
+        """Say that a step begins."""
         self._modules.forget_nodes()
         self._phase = Phase.SETUP
-        # Met before the new trace begins, in which everything alive is listed once.
-        for owned in self._owners():
-            self._meet(owned.tensor, "")
-        self._trace = trace = Trace()
-        self._forward_born = []
-        for live in self._live.values():
-            live.index = len(trace.allocations)
-            trace.events.append(live.index)
-            trace.allocations.append(
-                Allocation(live.num_bytes, "", Phase.SETUP, "", Category.TEMPORARIES)
-            )
+        self._phase_born = []
+        for owned in self.owners():
+            self._meet(owned.tensor, "", Place())
         self._claim()
+        self._step_began = (len(self.history.events), len(self.history.operations))
 
     def enter_phase(self, phase: Phase) -> None:
         """Say that another part of the step begins."""
-        if self._phase is Phase.FORWARD and phase is Phase.BACKWARD:
+        if phase is Phase.BACKWARD:
             self._mark_saved()
         self._claim()
         self._phase = phase
-        self._forward_born = []
+        self._phase_born = []
 
     def end_step(self) -> Trace:
-        """Finish the trace and hand it over."""
+        """Finish the step and hand over its trace."""
         self._claim()
         self._phase = Phase.SETUP
-        return self._trace
+        mark = StepMark(
+            self._step_began[0],
+            len(self.history.events),
+            self._step_began[1],
+            len(self.history.operations),
+        )
+        self.marks.append(mark)
+        return trace_of_step(self.history, mark)
+
+    def _follow_engine(self) -> None:
+        """Enter and leave the backward with autograd's engine."""
+        is_in_engine = torch._C._current_graph_task_id() != -1
+        if is_in_engine and self._phase is Phase.FORWARD:
+            self.enter_phase(Phase.BACKWARD)
+        elif not is_in_engine and self._phase is Phase.BACKWARD:
+            self.enter_phase(Phase.FORWARD)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Note an operator, its scratch and the storages it returned."""
-        is_backward = self._phase is Phase.BACKWARD
-        module = self._modules.in_backward() if is_backward else self._modules.in_forward()
         operation = describe(func, args, kwargs, out, self._phase)
         if operation is None:
             return
-        self._trace.operations.append(operation)
+        is_backward = self._phase is Phase.BACKWARD
+        place = self._modules.in_backward() if is_backward else self._modules.in_forward()
+        self.history.operations.append(operation)
+        before, scratch = self._hidden.around(operation.name, args, kwargs, out)
+        for num_bytes in before:
+            self._keep(num_bytes, operation.name, place)
         for tensor in tensors_in(out):
-            self._meet(tensor, operation.name, module)
-        scratch = scratch_bytes(operation.name, args, out)
-        if scratch:
-            self._pass_by(scratch, operation.name, module)
+            self._meet(tensor, operation.name, place)
+        if scratch is not None:
+            self._pass_by(scratch, operation.name, place)
 
-    def _meet(self, tensor: torch.Tensor, operator: str, module: str = "") -> None:
+    def _meet(self, tensor: torch.Tensor, operator: str, place: Place) -> None:
         """Note a tensor's storage if it is new, or if it has been resized."""
+        if not self._hidden.is_counted(tensor):
+            return
         storage = tensor.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
         known = self._live.get(key)
@@ -145,16 +183,21 @@ class Recorder(TorchDispatchMode):
             return
         if known is not None:
             self._died(key, known.index)
-        trace = self._trace
-        index = len(trace.allocations)
         is_recomputed = self._phase is Phase.BACKWARD and self._modules.is_recomputing
         category = Category.SAVED_ACTIVATIONS if is_recomputed else Category.TEMPORARIES
-        trace.allocations.append(Allocation(num_bytes, operator, self._phase, module, category))
-        trace.events.append(index)
+        index = self._allocate(num_bytes, operator, place, category)
         watch = weakref.ref(storage, lambda _: self._died(key, None))
         self._live[key] = _Live(num_bytes, index, watch)
-        if self._phase is Phase.FORWARD:
-            self._forward_born.append(key)
+        self._phase_born.append(key)
+
+    def _allocate(self, num_bytes: int, operator: str, place: Place, category: Category) -> int:
+        """Note an allocation and give its index."""
+        index = len(self.history.allocations)
+        self.history.allocations.append(
+            Allocation(num_bytes, operator, self._phase, place.module, category, place.source_line)
+        )
+        self.history.events.append(index)
+        return index
 
     def _died(self, key: int, index: int | None) -> None:
         """Note the end of a storage."""
@@ -162,28 +205,44 @@ class Recorder(TorchDispatchMode):
         if live is None or (index is not None and live.index != index):
             return
         del self._live[key]
-        self._trace.events.append(-1 - live.index)
+        self.history.events.append(-1 - live.index)
 
-    def _pass_by(self, num_bytes: int, operator: str, module: str) -> None:
+    def _keep(self, num_bytes: int, operator: str, place: Place) -> None:
+        """Note a library's workspace, which is never given back."""
+        self._allocate(num_bytes, operator, Place("", place.source_line), Category.WORKSPACES)
+
+    def _pass_by(self, scratch: Scratch, operator: str, place: Place) -> None:
         """Note memory that came and went inside one operator."""
-        index = len(self._trace.allocations)
-        self._trace.allocations.append(
-            Allocation(num_bytes, operator, self._phase, module, Category.TEMPORARIES)
-        )
-        self._trace.events += [index, -1 - index]
+        indices = [
+            self._allocate(num_bytes, operator, place, Category.TEMPORARIES)
+            for num_bytes in scratch.blocks
+        ]
+        if indices and scratch.certainty != "exact":
+            self.history.extras.append(
+                Extra(
+                    indices[-1],
+                    max(0, scratch.blocks[-1] - (scratch.num_bytes - scratch.low_bytes)),
+                    scratch.blocks[-1] + (scratch.high_bytes - scratch.num_bytes),
+                    scratch.certainty,
+                    scratch.source,
+                )
+            )
+        self.history.events += [-1 - index for index in reversed(indices)]
 
     def _mark_saved(self) -> None:
         """Call what forward made and backward still holds saved activations."""
-        for key in self._forward_born:
+        for key in self._phase_born:
             live = self._live.get(key)
             if live is not None:
-                self._trace.allocations[live.index].category = Category.SAVED_ACTIVATIONS
+                allocation = self.history.allocations[live.index]
+                if allocation.phase is Phase.FORWARD:
+                    allocation.category = Category.SAVED_ACTIVATIONS
 
     def _claim(self) -> None:
         """Give every storage with a known owner its category and module."""
-        for owned in self._owners():
+        for owned in self.owners():
             live = self._live.get(owned.tensor.untyped_storage()._cdata)
             if live is not None:
-                allocation = self._trace.allocations[live.index]
+                allocation = self.history.allocations[live.index]
                 allocation.category = owned.category
                 allocation.module = owned.module

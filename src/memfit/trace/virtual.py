@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -23,6 +23,18 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from memfit.errors import RecordingError
+from memfit.trace.cuda.autocast import VirtualAutocast
+from memfit.trace.cuda.card import Card
+from memfit.trace.cuda.operators import cuda_operators
+from memfit.trace.cuda.placement import (
+    CARD,
+    device_told_to_cpp,
+    is_on_card,
+    placement,
+    with_device_meant,
+)
+from memfit.trace.cuda.recurrent import fake_backward, pack, reserve_bytes_of, with_reserve
+from memfit.trace.cuda.runtime import runtime
 from memfit.trace.scratch import lstm_workspace_bytes
 
 _RANGES = (
@@ -34,6 +46,10 @@ _RANGES = (
 _FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _EMPTY = torch.ops.aten.empty.memory_format
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+_CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
+_CUDNN_RNN_BACKWARD = torch.ops.aten._cudnn_rnn_backward.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
+_DEVICE = torch.ops.prim.device.default
 _MOST_KNOWN_VALUES = 4096
 _RANDOM_STATE_BYTES = 5056
 """Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
@@ -50,6 +66,10 @@ class VirtualTensors(FakeTensorMode):
     positions, optimizer step counts. They need neither a batch nor noteworthy memory.
     """
 
+    def __init__(self, *, has_card: bool = False) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._has_card = has_card
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -57,8 +77,24 @@ class VirtualTensors(FakeTensorMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] = MappingProxyType({}),
     ) -> Any:
-        out: Any = super().__torch_dispatch__(func, types, args, kwargs)
-        if func in _RANGES and isinstance(out, FakeTensor) and out.numel() <= _MOST_KNOWN_VALUES:
+        if func is _DEVICE and not self.in_kernel_invocation:
+            return device_told_to_cpp(cast(FakeTensor, args[0]))
+        if self._has_card and not self.in_kernel_invocation:
+            kwargs = with_device_meant(kwargs)
+        if func is _CUDNN_RNN_BACKWARD:
+            with self:
+                return fake_backward(args)
+        if func is _PACK and (lengths := _values_of(args[1])) is not None:
+            with self:
+                return pack(cast(torch.Tensor, args[0]), lengths, batch_first=bool(args[2]))
+        if self._has_card and kwargs.get("device") == CARD:
+            args = tuple(self._as_fake(value) for value in args)
+        with _without_values(args) if kwargs.get("device") == CARD else nullcontext():
+            out: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _CUDNN_RNN and is_on_card(args[0]):
+            with self:
+                return with_reserve(out, reserve_bytes_of(args))
+        if func in _RANGES and _is_small_and_here(out):
             with no_dispatch():
                 out.constant = func(*args, **{**kwargs, "device": "cpu"})
         if func is _LSTM:
@@ -69,6 +105,17 @@ class VirtualTensors(FakeTensorMode):
             output, hidden, cell, _ = out
             return output, hidden, cell, workspace
         return out
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Have torch make tensors on the CPU and move them, as it does without a GPU."""
+        return self._has_card or bool(super().avoid_device_init)
+
+    def _as_fake(self, value: object) -> object:
+        """Make a real tensor fake; anything else stays."""
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            return self.from_tensor(value)
+        return value
 
     def may_turn_const(self, tensor: torch.Tensor) -> bool:
         """Keep the values of more than the single numbers that torch keeps."""
@@ -81,23 +128,28 @@ class VirtualTensors(FakeTensorMode):
 
 
 @contextmanager
-def virtual_tensors(*, disguised: bool = True) -> Iterator[FakeTensorMode]:
+def virtual_tensors(
+    card: Card | None = None, *, disguised: bool = True
+) -> Iterator[FakeTensorMode]:
     """Make every tensor inside a fake one: it has a shape, a dtype and a device, and no memory.
 
     Args:
+        card: the GPU that ``cuda`` means inside; without one there is none.
         disguised: have libraries that treat fake tensors specially take their usual path.
 
     Raises:
         ValuesNeededError: if the code inside needs the values of tensors.
         RecordingError: if an operator has no fake implementation.
     """
-    mode = VirtualTensors(allow_non_fake_inputs=True)
+    mode = VirtualTensors(has_card=card is not None)
     try:
         with ExitStack() as stack:
             # What fails is reported by whoever catches it, not by torch's log as well.
             stack.enter_context(patch.object(_FAKE_TENSOR_LOG, "disabled", True))
             for replacement in _replacements(disguised):
                 stack.enter_context(replacement)
+            if card is not None:
+                _enter_card(stack, card)
             with mode:
                 yield mode
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -111,6 +163,48 @@ def virtual_tensors(*, disguised: bool = True) -> Iterator[FakeTensorMode]:
             f"{_operator(error)} has no fake implementation",
             "Register one with torch.library.register_fake, or use `memfit measure`.",
         ) from error
+
+
+def _enter_card(stack: ExitStack, card: Card) -> None:
+    """Put a virtual GPU into the machine."""
+    autocast = VirtualAutocast(card.torch_version)
+    for replacements in (placement(), runtime(card), autocast.replacements()):
+        for replacement in replacements:
+            stack.enter_context(replacement)
+    stack.enter_context(cuda_operators(card, autocast))
+
+
+def _is_small_and_here(tensor: object) -> bool:
+    """Say whether a tensor of the CPU has few enough values to keep them."""
+    return (
+        isinstance(tensor, FakeTensor)
+        and tensor.fake_device.type == "cpu"
+        and tensor.numel() <= _MOST_KNOWN_VALUES
+    )
+
+
+@contextmanager
+def _without_values(args: Sequence[object]) -> Iterator[None]:
+    """Hide the values that are known of some tensors: those of the card's tensors are not kept."""
+    known = [tensor for tensor in args if isinstance(tensor, FakeTensor)]
+    values = [tensor.constant for tensor in known]
+    for tensor in known:
+        tensor.constant = None
+    try:
+        yield
+    finally:
+        for tensor, value in zip(known, values, strict=True):
+            tensor.constant = value
+
+
+def _values_of(tensor: object) -> list[int] | None:
+    """Give the values of a tensor of whole numbers where they are known."""
+    constant = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    if not isinstance(constant, torch.Tensor) or isinstance(constant, FakeTensor):
+        return None
+    with no_dispatch():
+        values: list[int] = constant.tolist()
+    return values
 
 
 def as_virtual(mode: FakeTensorMode, values: object) -> object:

@@ -1,0 +1,200 @@
+"""Records a step on fake tensors, on the CPU or on a virtual GPU; nothing is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from memfit.devices.spec import CPU, CUDA, Device
+from memfit.job import Job
+from memfit.losses.chunking import noted_losses
+from memfit.runtime.run import Run, open_plain_session
+from memfit.session.batches import BatchLayout, find_layout, shapes_of
+from memfit.session.facts import JobFacts, gather_facts
+from memfit.strategies.plan import Plan
+from memfit.trace.cuda.card import Card
+from memfit.trace.cuda.kernels import CudaKernels
+from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
+from memfit.trace.following import StepFollower
+from memfit.trace.recorder import Recorder
+from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
+
+Step = Callable[[], object]
+_NUM_STEPS = 2
+_ASSUMED_MULTIPROCESSORS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecording:
+    """Everything that was allocated since before the model was built, and where its steps lie."""
+
+    history: Trace
+    marks: Sequence[StepMark]
+    card: Card | None
+    record_seconds: float
+
+    @property
+    def first(self) -> Trace:
+        """Give the first step, in which optimizer states are made."""
+        return trace_of_step(self.history, self.marks[0])
+
+    @property
+    def steady(self) -> Trace:
+        """Give the last step, which stands for all later ones."""
+        return trace_of_step(self.history, self.marks[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording(StepRecording):
+    """A job's first and second step under a plan."""
+
+    facts: JobFacts
+
+
+def record(
+    job: Job,
+    plan: Plan | None = None,
+    layout: BatchLayout | None = None,
+    *,
+    device: Device | None = None,
+) -> Recording:
+    """Record two steps of a job under a plan on fake tensors.
+
+    The second step is the steady one: optimizer states exist by then.
+
+    Args:
+        job: what would be trained.
+        plan: how; None means as it is.
+        layout: of the job's batches, if it is known already.
+        device: where; None means the CPU.
+
+    Raises:
+        RecordingError: if the step needs the values of tensors, or an operator has no fake version.
+        StrategyError: if a strategy of the plan cannot apply.
+    """
+    started = time.perf_counter()
+    plan = plan or Plan()
+    layout = layout or find_layout(job)
+    card = card_of(device)
+    try:
+        recorder, facts = _record_job(job, plan, layout, card, disguised=True)
+    except ValuesNeededError:
+        # Code that looks at its batch may have a path for fake tensors that does not.
+        recorder, facts = _record_job(job, plan, layout, card, disguised=False)
+    return Recording(
+        history=recorder.history,
+        marks=recorder.marks,
+        card=card,
+        facts=facts,
+        record_seconds=time.perf_counter() - started,
+    )
+
+
+def record_steps(
+    setup: Callable[[], Step],
+    device: Device,
+    *,
+    num_steps: int = _NUM_STEPS,
+    torch_version: tuple[int, int] | None = None,
+) -> StepRecording:
+    """Record any code: ``setup`` builds everything and gives a function that does one step.
+
+    The code is recorded as it is, with every name that it keeps alive.
+
+    Args:
+        setup: builds model, optimizer and the like, on ``cuda`` or the CPU as it likes.
+        device: the GPU that ``cuda`` means, or the CPU.
+        num_steps: how often the step is done.
+        torch_version: whose CUDA rules hold; None means the installed torch's.
+
+    Raises:
+        RecordingError: if the code needs the values of tensors, or an operator has no fake version.
+    """
+    started = time.perf_counter()
+    card = card_of(device, torch_version)
+    try:
+        recorder = _record_code(setup, card, num_steps, disguised=True)
+    except ValuesNeededError:
+        recorder = _record_code(setup, card, num_steps, disguised=False)
+    return StepRecording(
+        history=recorder.history,
+        marks=recorder.marks,
+        card=card,
+        record_seconds=time.perf_counter() - started,
+    )
+
+
+def card_of(device: Device | None, torch_version: tuple[int, int] | None = None) -> Card | None:
+    """Describe a catalogue GPU as a virtual card; None for the CPU."""
+    if device is None or device.kind != CUDA:
+        return None
+    major, _, minor = (device.compute_capability or "8.0").partition(".")
+    count = device.facts.get("num_multiprocessors")
+    return Card(
+        title=device.title,
+        memory_bytes=device.memory_bytes,
+        capability=(int(major), int(minor)),
+        torch_version=torch_version or installed_torch_version(),
+        num_multiprocessors=int(count.value) if count else _ASSUMED_MULTIPROCESSORS,
+    )
+
+
+def installed_torch_version() -> tuple[int, int]:
+    """Give the major and minor version of the installed torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@contextmanager
+def _recording_on(card: Card | None, *, disguised: bool) -> Iterator[tuple[Recorder, Any]]:
+    """Record everything inside, on a card or on the CPU; give the recorder and the fake mode."""
+    recorder = Recorder() if card is None else Recorder(hidden=CudaKernels(card))
+    with virtual_tensors(card, disguised=disguised) as mode, recorder:
+        if card is None:
+            yield recorder, mode
+            return
+        with patch.object(torch.cuda, "empty_cache", recorder.release_cache):
+            yield recorder, mode
+
+
+def _record_job(
+    job: Job, plan: Plan, layout: BatchLayout, card: Card | None, *, disguised: bool
+) -> tuple[Recorder, JobFacts]:
+    """Record two steps of a job, and gather its facts."""
+    batch_shapes = shapes_of(job, job.batch_size)
+    with (
+        _recording_on(card, disguised=disguised) as (recorder, mode),
+        noted_losses() as losses,
+    ):
+        batch = as_virtual(mode, batch_shapes)
+        session = open_plain_session(job, CPU if card is None else CUDA, layout)
+        recorder.owners = lambda: session.owned_tensors(batch)
+        recorder.name_modules(session.model)
+        run = Run(session, plan, phase_listener=recorder.enter_phase)
+        for _ in range(_NUM_STEPS):
+            recorder.begin_step()
+            run.step(batch)
+            recorder.end_step()
+        candidates = max((loss.num_candidates for loss in losses), default=0)
+        run.close()
+        return recorder, gather_facts(session, candidates)
+
+
+def _record_code(
+    setup: Callable[[], Step], card: Card | None, num_steps: int, *, disguised: bool
+) -> Recorder:
+    """Record code of any kind."""
+    with _recording_on(card, disguised=disguised) as (recorder, _), StepFollower(recorder):
+        step = setup()
+        for _ in range(num_steps):
+            recorder.begin_step()
+            recorder.enter_phase(Phase.FORWARD)
+            step()
+            recorder.end_step()
+    return recorder

@@ -1,0 +1,330 @@
+"""Which attention kernel CUDA would choose, and what it takes unseen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memfit.errors import RecordingError
+from memfit.figures import Certainty
+from memfit.trace.cuda.attention import (
+    AttentionQuestion,
+    attention_hidden_bytes,
+    choose_attention,
+    efficient_alignment,
+)
+
+T4, A100, A10, L4, H100, B200, THOR, RTX_5090 = (
+    (7, 5),
+    (8, 0),
+    (8, 6),
+    (8, 9),
+    (9, 0),
+    (10, 0),
+    (11, 0),
+    (12, 0),
+)
+CALL = AttentionQuestion(
+    capability=A100,
+    torch_version=(2, 13),
+    dtype="bfloat16",
+    batch=4,
+    query_heads=12,
+    key_heads=12,
+    query_length=1024,
+    key_length=1024,
+    head_dim=64,
+    value_head_dim=64,
+    is_causal=True,
+)
+MASKED = replace(CALL, is_causal=False, has_mask=True)
+GROUPED = replace(CALL, key_heads=4, enable_gqa=True)
+
+
+def chosen(question: AttentionQuestion = CALL, **changes: object) -> str:
+    """Choose a kernel for a call with changes."""
+    return choose_attention(replace(question, **changes))
+
+
+@pytest.mark.parametrize("card", [A100, A10, L4, RTX_5090])
+def test_half_precision_without_a_mask_is_flash_from_ampere_on(card):
+    assert chosen(capability=card) == "flash"
+
+
+@pytest.mark.parametrize("card", [H100, B200])
+def test_hopper_and_data_centre_blackwell_prefer_cudnn_from_2_11_on(card):
+    assert chosen(capability=card, torch_version=(2, 10)) == "flash"
+    assert chosen(capability=card, torch_version=(2, 11)) == "cudnn"
+
+
+def test_thor_and_consumer_blackwell_do_not_prefer_cudnn():
+    assert chosen(capability=THOR) == "flash"
+    assert chosen(MASKED, capability=RTX_5090) == "efficient"
+
+
+def test_bfloat16_on_turing_is_the_decomposition():
+    assert chosen(capability=T4) == "math"
+
+
+def test_float16_and_float32_on_turing_are_memory_efficient():
+    assert chosen(capability=T4, dtype="float16") == "efficient"
+    assert chosen(capability=T4, dtype="float32") == "efficient"
+
+
+def test_float32_is_memory_efficient_and_float64_the_decomposition():
+    assert chosen(dtype="float32") == "efficient"
+    assert chosen(capability=H100, dtype="float32") == "efficient"
+    assert chosen(dtype="float64") == "math"
+
+
+def test_a_mask_turns_flash_away():
+    assert chosen(MASKED) == "efficient"
+    assert chosen(MASKED, capability=H100) == "cudnn"
+
+
+def test_a_mask_with_a_gradient_turns_cudnn_away():
+    assert chosen(MASKED, capability=H100, mask_requires_grad=True) == "efficient"
+
+
+def test_a_causal_mask_over_unequal_lengths_turns_flash_away():
+    assert chosen(query_length=512) == "efficient"
+
+
+def test_mixed_head_dimensions_turn_flash_away():
+    assert chosen(head_dim=96, value_head_dim=64) == "efficient"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dropout", "backend"),
+    [
+        (192, 0.1, "flash"),
+        (200, 0.0, "efficient"),
+        (224, 0.0, "efficient"),
+        (256, 0.0, "flash"),
+        (256, 0.1, "efficient"),
+        (264, 0.0, "efficient"),
+    ],
+)
+def test_the_flash_backward_of_small_cards_has_gaps_in_its_head_dimensions(
+    head_dim, dropout, backend
+):
+    call = replace(CALL, head_dim=head_dim, value_head_dim=head_dim, dropout=dropout)
+    assert chosen(call, capability=L4) == backend
+    assert chosen(call, capability=RTX_5090) == backend
+
+
+def test_a_small_card_takes_any_flash_head_dimension_without_gradients():
+    assert chosen(capability=L4, head_dim=200, value_head_dim=200, requires_grad=False) == "flash"
+
+
+def test_flash_pads_odd_head_dimensions_but_the_efficient_kernel_does_not():
+    assert chosen(head_dim=60, value_head_dim=60) == "flash"
+    assert chosen(MASKED, head_dim=60, value_head_dim=60) == "math"
+    assert chosen(dtype="float32", head_dim=60, value_head_dim=60) == "efficient"
+    assert chosen(dtype="float32", head_dim=62, value_head_dim=62) == "math"
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "alignment"),
+    [
+        (A100, "float16", 8),
+        (A100, "float32", 4),
+        (T4, "float16", 8),
+        (T4, "float32", 1),
+        ((6, 1), "float16", 1),
+    ],
+)
+def test_the_efficient_kernel_aligns_head_dimensions_to_128_bits_where_it_uses_tensor_cores(
+    card, dtype, alignment
+):
+    assert efficient_alignment(card, dtype) == alignment
+
+
+def test_grouped_heads_take_flash_or_cudnn_but_not_the_efficient_kernel_before_2_14():
+    assert chosen(GROUPED) == "flash"
+    assert chosen(GROUPED, capability=H100) == "cudnn"
+    masked = replace(GROUPED, is_causal=False, has_mask=True)
+    assert chosen(masked) == "math"
+    assert chosen(masked, torch_version=(2, 14)) == "efficient"
+
+
+def test_heads_that_do_not_divide_are_left_to_the_decomposition():
+    assert chosen(GROUPED, key_heads=5) == "math"
+
+
+def test_unequal_heads_without_the_flag_are_left_to_the_decomposition():
+    assert chosen(GROUPED, enable_gqa=False) == "math"
+
+
+def test_one_key_head_is_broadcast_from_2_14_on():
+    call = replace(CALL, key_heads=1)
+    assert chosen(call) == "math"
+    assert chosen(call, torch_version=(2, 14)) == "flash"
+
+
+def test_unbatched_inputs_can_be_fused_from_2_14_on():
+    assert chosen(num_dims=3) == "math"
+    assert chosen(num_dims=3, torch_version=(2, 14)) == "flash"
+
+
+def test_inputs_with_a_stride_in_the_last_dimension_are_left_to_the_decomposition():
+    assert chosen(has_unit_stride=False) == "math"
+    assert chosen(has_unit_stride=False, head_dim=1, value_head_dim=1) == "flash"
+
+
+@pytest.mark.parametrize(("version", "backend"), [((2, 11), "cudnn"), ((2, 12), "flash")])
+def test_a_dropout_between_sixteenths_turns_cudnn_away_from_2_12_on(version, backend):
+    assert chosen(capability=H100, torch_version=version, dropout=0.1) == backend
+    assert chosen(capability=H100, torch_version=version, dropout=0.125) == "cudnn"
+
+
+@pytest.mark.parametrize(
+    ("version", "dims", "requires_grad", "backend"),
+    [
+        ((2, 13), (192, 128), True, "cudnn"),
+        ((2, 13), (256, 256), True, "flash"),
+        ((2, 14), (256, 256), True, "cudnn"),
+        ((2, 14), (160, 160), True, "flash"),
+        ((2, 14), (160, 160), False, "cudnn"),
+        ((2, 14), (60, 60), True, "flash"),
+    ],
+)
+def test_cudnn_takes_the_head_dimensions_of_its_version(version, dims, requires_grad, backend):
+    changes = {"head_dim": dims[0], "value_head_dim": dims[1], "requires_grad": requires_grad}
+    assert chosen(capability=H100, torch_version=version, **changes) == backend
+
+
+def test_cudnn_takes_no_single_key_and_no_dropout_on_a_single_query():
+    one = replace(CALL, capability=H100, is_causal=False)
+    assert chosen(one, key_length=1) == "flash"
+    assert chosen(one, query_length=1) == "cudnn"
+    assert chosen(one, query_length=1, dropout=0.5) == "flash"
+    assert chosen(one, query_length=1, capability=B200, torch_version=(2, 14)) == "flash"
+
+
+def test_empty_sequences_are_left_to_the_decomposition():
+    assert chosen(query_length=0, key_length=0) == "math"
+
+
+def test_what_the_user_disables_is_passed_over():
+    assert chosen(flash_enabled=False) == "efficient"
+    assert chosen(flash_enabled=False, efficient_enabled=False) == "math"
+    assert chosen(flash_enabled=False, efficient_enabled=False, math_enabled=False) == "cudnn"
+    assert chosen(capability=H100, cudnn_enabled=False) == "flash"
+
+
+def test_nothing_that_fits_is_an_error_with_a_remedy():
+    with pytest.raises(RecordingError, match=r"enabled are flash\. Enable SDPBackend\.MATH"):
+        chosen(dtype="float32", efficient_enabled=False, cudnn_enabled=False, math_enabled=False)
+
+
+def test_versions_older_than_the_table_take_its_first_line():
+    assert chosen(capability=H100, torch_version=(2, 4)) == "flash"
+
+
+def test_the_decomposition_hides_nothing():
+    scratch = attention_hidden_bytes("math", CALL)
+    assert (scratch.forward_bytes, scratch.backward_bytes) == (0, 0)
+    assert scratch.certainty is Certainty.EXACT
+
+
+def test_flash_accumulates_queries_in_float32_over_rounded_shapes():
+    call = replace(CALL, query_length=900, head_dim=72, value_head_dim=72)
+    scratch = attention_hidden_bytes("flash", call)
+    rows = 4 * 12 * 1024  # 900 queries are rounded to 1024
+    assert scratch.backward_blocks == (rows * 4, rows * 96 * 4)
+    assert (scratch.forward_bytes, scratch.certainty) == (0, Certainty.EXACT)
+
+
+def test_flash_rounds_large_head_dimensions_to_256():
+    call = replace(CALL, head_dim=200, value_head_dim=200)
+    assert attention_hidden_bytes("flash", call).backward_blocks[1] == 4 * 12 * 1024 * 256 * 4
+
+
+def test_flash_expands_the_gradients_of_grouped_heads():
+    plain = attention_hidden_bytes("flash", CALL).backward_bytes
+    grouped = attention_hidden_bytes("flash", GROUPED).backward_bytes
+    assert grouped - plain == 2 * 4 * 12 * 1024 * 64 * 2
+
+
+def test_a_call_that_flash_may_split_is_no_longer_exact():
+    call = replace(CALL, batch=1, query_heads=4, key_heads=4, query_length=256)
+    assert attention_hidden_bytes("flash", call).certainty is Certainty.TABLE
+
+
+def test_the_efficient_backward_takes_a_tile_and_a_lock_for_each_block_of_queries():
+    scratch = attention_hidden_bytes("efficient", CALL)
+    heads, tiles = 4 * 12, 1024 // 64
+    delta = heads * 1024 * 4
+    workspace = heads * tiles * (16 + 64 * 64 * 4)
+    assert scratch.backward_blocks == (delta, workspace)
+    assert scratch.certainty is Certainty.EXACT
+
+
+def test_the_efficient_backward_of_large_cards_takes_larger_tiles_for_head_dimension_128():
+    call = replace(CALL, head_dim=128, value_head_dim=128)
+    large = attention_hidden_bytes("efficient", call).backward_blocks[1]
+    small = attention_hidden_bytes("efficient", replace(call, capability=L4)).backward_blocks[1]
+    heads = 4 * 12
+    assert large == heads * 8 * (16 + 128 * 128 * 4)
+    splits = 200 // heads  # bounded, because keys and values are added up as well
+    assert small == heads * (splits * 64 * 256 * 4 + 16 * 2 * (16 + 64 * 64 * 4))
+
+
+def test_a_card_with_little_shared_memory_has_a_kernel_for_head_dimension_96():
+    call = replace(CALL, capability=L4, head_dim=96, value_head_dim=96)
+    heads = 4 * 12
+    workspace = heads * 8 * 2 * (16 + 128 * 64 * 4)
+    assert attention_hidden_bytes("efficient", call).backward_blocks[1] == workspace
+    dropped = replace(call, dropout=0.1)
+    assert attention_hidden_bytes("efficient", dropped).backward_blocks[1] != workspace
+
+
+def test_turing_keeps_head_dimension_128_in_registers_but_not_more():
+    call = replace(CALL, capability=T4, dtype="float16", head_dim=128, value_head_dim=128)
+    heads, tile = 4 * 12, 16 + 128 * 64 * 4
+    assert attention_hidden_bytes("efficient", call).backward_blocks[1] == heads * 8 * 2 * tile
+    call = replace(call, head_dim=160, value_head_dim=160)
+    added = 4 * 64 * 512 * 4  # four parts of the keys, two head dimensions rounded to 256
+    workspace = heads * (8 * 3 * tile + added)
+    assert attention_hidden_bytes("efficient", call).backward_blocks[1] == workspace
+
+
+def test_float32_multiplies_gradient_and_output_before_the_workspace():
+    call = replace(CALL, dtype="float32", head_dim=128, value_head_dim=128)
+    rows = 4 * 12 * 1024
+    blocks = attention_hidden_bytes("efficient", call).backward_blocks
+    assert blocks == (rows * 4, rows * 4, rows * 128 * 4)
+
+
+def test_a_head_dimension_above_128_accumulates_the_output_in_the_forward():
+    call = replace(CALL, head_dim=256, value_head_dim=256)
+    assert attention_hidden_bytes("efficient", call).forward_bytes == 4 * 12 * 1024 * 256 * 4
+    assert attention_hidden_bytes("efficient", replace(call, dtype="float32")).forward_bytes == 0
+
+
+def test_the_efficient_backward_expands_grouped_heads():
+    plain = attention_hidden_bytes("efficient", replace(CALL, torch_version=(2, 14)))
+    grouped = attention_hidden_bytes("efficient", replace(GROUPED, torch_version=(2, 14)))
+    assert grouped.backward_bytes - plain.backward_bytes == 2 * 4 * 12 * 1024 * 64 * 2
+
+
+def test_cudnn_is_a_guess():
+    scratch = attention_hidden_bytes("cudnn", replace(CALL, capability=H100))
+    assert scratch.certainty is Certainty.GUESS
+    assert scratch.backward_bytes == 4 * 12 * 1024 * (64 + 1) * 4
+
+
+@pytest.mark.parametrize("backend", ["flash", "efficient", "cudnn"])
+def test_nothing_is_taken_for_a_backward_that_will_not_run(backend):
+    call = replace(CALL, requires_grad=False)
+    assert attention_hidden_bytes(backend, call).backward_bytes == 0
+
+
+@pytest.mark.parametrize("card", [(5, 2), (6, 1), (7, 0), T4, A100, A10, (8, 7), H100, RTX_5090])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 160, 256, 512])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_efficient_backward_has_a_kernel_for_every_card(card, head_dim, dtype):
+    call = replace(CALL, capability=card, dtype=dtype, head_dim=head_dim, value_head_dim=head_dim)
+    assert attention_hidden_bytes("efficient", call).backward_bytes > 0

@@ -1,0 +1,524 @@
+"""Rules for memory inside CUDA kernels, against numbers worked out by hand from torch's source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memfit.trace.cuda.card import Card
+from memfit.trace.cuda.moments import Moment, between, highest
+from memfit.trace.cuda.convolutions import Convolution, Kernel, Pass, workspace_bytes
+from memfit.trace.cuda.cudnn_recurrence import rnn_workspace
+from memfit.trace.cuda.scratch import (
+    Card,
+    Recurrence,
+    Scratch,
+    cuda_scratch,
+    rnn_reserve,
+    rnn_reserve_bytes,
+)
+from memfit.trace.cuda.sorting import radix_sort_bytes
+
+T4 = Card(capability=(7, 5), num_multiprocessors=40, torch_version=(2, 11))
+H100 = Card(capability=(9, 0), num_multiprocessors=132, torch_version=(2, 13))
+UNKNOWN = Card(capability=(9, 0), num_multiprocessors=None, torch_version=(2, 13))
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def scratch(operator: str, *args: Any, card: Card = H100, out: Any = None, **kw: Any) -> Scratch:
+    found = cuda_scratch(operator, args, kw, out, card)
+    assert found is not None
+    return found
+
+
+# --- what is alive when -------------------------------------------------------------------------
+
+
+def test_outputs_that_are_still_missing_leave_room() -> None:
+    moment = Moment(blocks=(100, 30, 50), missing_output_bytes=60)
+    assert sum(moment.extra_blocks()) == 120
+    assert moment.extra_blocks() == (20, 100)
+
+
+def test_the_highest_moment_is_the_one_that_needs_most_on_top_of_the_outputs() -> None:
+    early = Moment(blocks=(500,), missing_output_bytes=450)
+    late = Moment(blocks=(40, 30))
+    assert highest((early, late)) == (30, 40)
+    assert highest(()) == ()
+
+
+def test_an_interval_never_leaves_its_figure_out() -> None:
+    figure = between("a source", (10, 0, 20), low_bytes=50, high_bytes=5)
+    assert (figure.blocks, figure.low_bytes, figure.high_bytes) == ((10, 20), 30, 30)
+
+
+def test_operators_without_a_rule_are_told_from_those_that_take_nothing() -> None:
+    assert cuda_scratch("frobnicate", (), {}, None, H100) is None
+    assert scratch("cat", [tensor(3)]).blocks == ()
+    assert scratch("scatter_add_", tensor(3)).certainty == "exact"
+
+
+# --- reductions ---------------------------------------------------------------------------------
+
+
+def test_the_sum_over_rows_stages_a_number_per_thread_of_every_block() -> None:
+    # 4 outputs per thread; blocks of 32 x 4 threads; 24 of them across. A T4 holds 40 x 8 = 320
+    # such blocks, so ceil(320 / 24) = 14 share a row: 3072 x 14 x (32 x 4) numbers of 4 bytes.
+    found = scratch("sum", tensor(2048, 3072, dtype=torch.bfloat16), [0], card=T4)
+    assert found.blocks == (3072 * 14 * 32 * 4 * 4, 24 * 4)
+    assert (found.num_bytes, found.certainty) == (22_020_192, "exact")
+
+
+def test_a_card_with_more_multiprocessors_shares_among_more_blocks() -> None:
+    # 132 x 16 = 2112 blocks at once, 32 across: 66 share a row.
+    found = scratch("sum", tensor(8192, 4096, dtype=torch.bfloat16), [0], True)
+    assert found.blocks == (4096 * 66 * 128 * 4, 32 * 4)
+
+
+def test_the_sum_of_everything_stages_one_number_per_block() -> None:
+    # 2^24 / 512 threads = 32,768 values each; 132 x 4 = 528 blocks at once share one output.
+    assert scratch("sum", tensor(2**24)).blocks == (528 * 4, 4)
+    assert scratch("mean", tensor(2**12, 2**12)).blocks == (528 * 4, 4)
+
+
+def test_sums_along_short_or_many_rows_stage_nothing() -> None:
+    assert scratch("sum", tensor(4, 100), [1]).blocks == ()
+    assert scratch("sum", tensor(4096, 1024), [-1]).blocks == ()
+    assert scratch("sum", tensor(0, 8), [0]).blocks == ()
+
+
+def test_dimensions_that_follow_in_memory_are_reduced_as_one() -> None:
+    image = tensor(8192, 1, 4096)
+    assert scratch("sum", image, [0, 1]).blocks == scratch("sum", tensor(8192, 4096), [0]).blocks
+    turned = tensor(8192, 4096).t()
+    assert scratch("sum", turned, [1]).blocks == scratch("sum", tensor(8192, 4096), [0]).blocks
+
+
+def test_outputs_in_odd_numbers_are_not_worked_on_four_at_a_time() -> None:
+    # 512 threads: 32 wide, 16 high; ceil(4095 / 32) = 128 across; 132 x 4 = 528 at once: 5 share,
+    # but 8192 / 16 = 512 values per thread leave at least ceil(512 / 256) = 2.
+    assert scratch("sum", tensor(8192, 4095), [0]).blocks == (4095 * 5 * 32 * 4, 128 * 4)
+
+
+def test_outputs_in_twos_are_worked_on_two_at_a_time() -> None:
+    # 256 threads: 32 wide, 8 high; ceil(2049 / 32) = 65 across; 132 x 8 = 1056 at once: 17 share.
+    assert scratch("sum", tensor(8192, 4098), [0]).blocks == (4098 * 17 * 64 * 4, 65 * 4)
+
+
+def test_rows_wider_than_the_card_are_not_shared() -> None:
+    # 320 blocks fill a T4; each still shares its rows with 3 others: 4096 / 4 / 256.
+    full = scratch("sum", tensor(4096, 320 * 128), [0], card=T4)
+    assert full.blocks == (320 * 128 * 4 * 128 * 4, 320 * 4)
+    assert scratch("sum", tensor(4096, 321 * 128), [0], card=T4).blocks == ()
+
+
+def test_norms_read_their_dimension_from_the_third_argument() -> None:
+    image = tensor(8192, 4096)
+    expected = scratch("sum", image, [0]).blocks
+    assert scratch("linalg_vector_norm", image, 2, [0]).blocks == expected
+    assert scratch("amax", image, dim=0).blocks == expected
+
+
+def test_without_the_number_of_multiprocessors_a_sum_is_a_guess() -> None:
+    found = scratch("sum", tensor(2**24), card=UNKNOWN)
+    assert (found.certainty, found.low_bytes) == ("guess", 0)
+    assert found.high_bytes == 2 * found.num_bytes > 0
+
+
+def test_tensors_past_32_bit_are_guessed() -> None:
+    assert scratch("sum", tensor(2**15, 2**15), [0]).certainty == "guess"
+
+
+# --- embeddings, sorting, scattering ------------------------------------------------------------
+
+
+def embedding(count: int, rows: int, width: int, card: Card = H100) -> Scratch:
+    grad, indices = tensor(count, width), tensor(count, dtype=torch.int64)
+    args = (grad, indices, rows, -1, False)
+    return scratch("embedding_dense_backward", *args, card=card, out=tensor(rows, width))
+
+
+def test_few_indices_are_added_up_in_place() -> None:
+    assert embedding(3072, 1000, 16).blocks == ()
+
+
+def test_many_indices_are_sorted_and_summed_in_parts_of_ten() -> None:
+    # 4096 indices of 8 bytes: sorted, order, starts of runs; 1000 runs; 409 + 1000 parts.
+    parts = 409 + 1000
+    kept = 3 * 4096 * 8 + 2 * 8 + 2 * 1000 * 8 + parts * 8
+    assert embedding(4096, 1000, 16).num_bytes == kept + parts * 16 * 4
+
+
+def test_the_sort_of_a_thin_embedding_peaks_before_the_gradient_exists() -> None:
+    # Sorted, order, range and cub's storage against 100,000 x 1 x 4 bytes of the output.
+    count = 2**20
+    sort = 3 * count * 8 + radix_sort_bytes(count, 8, 8, 64) - 40_000
+    found = embedding(count, 10_000, 1, card=T4)
+    assert found.num_bytes == sort
+
+
+def test_small_tables_leave_open_whether_atomics_are_used() -> None:
+    # 10 rows: fewer than 4 blocks per multiprocessor, and 410 + 10 parts for 10 blocks of work.
+    found = embedding(4100, 10, 64)
+    assert found.low_bytes < found.num_bytes
+    assert embedding(4096, 1000, 16).low_bytes == embedding(4096, 1000, 16).num_bytes
+
+
+def test_a_radix_sort_keeps_second_copies_and_counters() -> None:
+    # 10^6 pairs of 8 + 8 bytes; tiles of 384 x 10; 8 passes over 64 bits.
+    assert radix_sort_bytes(10**6, 8, 8, 64) == 16 * 10**6 + 261 * 1024 + 8 * 256 * 8
+    assert radix_sort_bytes(10**6, 8, 8, 8) == 261 * 1024 + 256 * 8
+    assert radix_sort_bytes(2000, 8, 8, 64) == 1
+
+
+def test_accumulating_index_put_sorts_four_arrays_of_indices() -> None:
+    table, values = tensor(1000, 8), tensor(50_000, 8)
+    indices = [tensor(50_000, dtype=torch.int64)]
+    found = scratch("index_put_", table, indices, values, True)
+    assert found.num_bytes == 4 * 400_000 + radix_sort_bytes(50_000, 8, 8, 10)
+    assert scratch("_index_put_impl_", table, indices, values, False).blocks == ()
+
+
+def test_expanded_values_are_copied_before_they_are_put() -> None:
+    indices = [tensor(5000, dtype=torch.int64)]
+    values = tensor(1, 8).expand(5000, 8)
+    found = scratch("index_put", tensor(1000, 8), indices, values, accumulate=True)
+    assert found.blocks[0] == 5000 * 8 * 4
+
+
+def test_masks_have_no_rule_since_their_count_depends_on_data() -> None:
+    args = (tensor(10), [tensor(10, dtype=torch.bool)], tensor(1), True)
+    assert cuda_scratch("index_put_", args, {}, None, H100) is None
+
+
+def test_rows_up_to_4096_long_are_sorted_without_buffers() -> None:
+    assert scratch("sort", tensor(64, 4096), -1).blocks == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((5000,), (40_000, radix_sort_bytes(5000, 4, 8, 32))),
+        ((3, 5000), (120_000, 120_000, 60_000, radix_sort_bytes(15_000, 4, 8, 32))),
+        ((128, 5000), (5_120_000, 7_680_000)),
+    ],
+)
+def test_long_rows_are_sorted_by_how_many_there_are(
+    shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert scratch("sort", tensor(*shape), -1).blocks == expected
+
+
+def test_a_stable_sort_reads_its_dimension_past_the_flag() -> None:
+    assert scratch("sort", tensor(5000, 3), False, 0).blocks[0] == 5000 * 3 * 4  # the copy
+    assert scratch("sort", tensor(5000, 3), stable=True, dim=1).blocks == ()
+
+
+def test_scans_need_storage_in_one_dimension_only() -> None:
+    assert scratch("cumsum", tensor(4, 1000), 1).blocks == ()
+    assert scratch("cumsum", tensor(19_200), 0).blocks == (16 * (10 + 32),)
+
+
+def test_the_rest_of_the_index_kernels_give_intervals() -> None:
+    flat = tensor(20_000, dtype=torch.int64)
+    for operator, args in (
+        ("topk", (tensor(8, 20_000), 5)),
+        ("nonzero", (flat,)),
+        ("_unique2", (flat, True, True)),
+        ("randperm", (20_000,)),
+        ("multinomial", (tensor(4, 1000), 5, True)),
+        ("bincount", (flat,)),
+    ):
+        found = scratch(operator, *args)
+        assert found.low_bytes <= found.num_bytes <= found.high_bytes, operator
+        assert found.num_bytes > 0, operator
+        assert found.certainty != "exact", operator
+
+
+def test_drawing_with_replacement_normalises_and_sums_up() -> None:
+    assert scratch("multinomial", tensor(4, 1000), 5, True).blocks == (16_000, 16_000)
+    assert scratch("multinomial", tensor(4, 1000), 5).blocks == (16_000,)
+
+
+# --- normalisation, products, lists -------------------------------------------------------------
+
+
+def test_layer_norm_adds_up_many_short_rows_in_parts_of_32() -> None:
+    # 131,072 / 32 = 4096 parts of 256 columns, for scale and shift. Their sum runs in blocks of
+    # 32 x 4 threads on 4 columns each, 2 across; 4096 / 4 / 16 = 64 of them share a column.
+    rows, scale = tensor(131_072, 256), tensor(256)
+    stats = tensor(131_072, 1)
+    args = (rows, rows, [256], stats, stats, scale, scale, [True] * 3)
+    part, staged = 4096 * 256 * 4, 256 * 64 * 128 * 4
+    found = scratch("native_layer_norm_backward", *args)
+    assert found.blocks == (part, part, 256 * 4, staged, 2 * 4)
+    rms = scratch("_fused_rms_norm_backward", rows, rows, [256], stats, scale, [True] * 2)
+    assert rms.blocks == (part, 256 * 4, staged, 2 * 4)
+
+
+def test_layer_norm_of_fewer_or_longer_rows_takes_nothing() -> None:
+    for shape in ((65_536, 256), (131_072, 4096)):
+        rows, scale = tensor(*shape), tensor(shape[1])
+        args = (rows, rows, [shape[1]], rows, rows, scale, scale, [True] * 3)
+        assert scratch("native_layer_norm_backward", *args).blocks == ()
+
+
+def test_group_norm_keeps_fp32_numbers_per_channel_and_group() -> None:
+    image, scale = tensor(2, 8, 4, 4, dtype=torch.float16), tensor(8)
+    args = (image, image, None, None, scale, 2, 8, 16, 2, [True] * 3)
+    assert scratch("native_group_norm_backward", *args).blocks == (64, 64, 64, 16, 16)
+    forward = scratch("native_group_norm", image, scale, scale, 2, 8, 16, 2, 1e-5)
+    assert forward.blocks == (64, 64)
+    assert scratch("native_group_norm", image, None, None, 2, 8, 16, 2, 1e-5).blocks == ()
+
+
+def test_batch_norm_stages_partial_sums_where_channels_lie_next_to_each_other() -> None:
+    # 65,536 rows: blocks of 32 x 16 threads, 16 rows each; the grid is cut at 128.
+    rows = tensor(65_536, 64)
+    forward = scratch("native_batch_norm", rows, None, None, None, None, True, 0.1, 1e-5)
+    assert forward.blocks == (4 * 64 * 128 * 4, 8)
+    backward = scratch("native_batch_norm_backward", rows, rows)
+    assert backward.blocks == (256, 256, 2 * 64 * 128 * 4, 8)
+    plain = tensor(16, 64, 32, 32)
+    assert scratch("native_batch_norm_backward", plain, plain).blocks == ()
+
+
+def test_cudnn_batch_norm_copies_a_gradient_laid_out_otherwise() -> None:
+    image = tensor(2, 8, 4, 4)
+    grad = image.to(memory_format=torch.channels_last)
+    assert scratch("cudnn_batch_norm_backward", image, grad).blocks == (1024,)
+    assert scratch("cudnn_batch_norm_backward", image, image).high_bytes == 0
+    assert scratch("cudnn_batch_norm", grad).high_bytes == 2**20
+
+
+def test_products_copy_what_cublas_cannot_read() -> None:
+    left, right = tensor(6, 8), tensor(8, 10)
+    assert scratch("mm", left, right).blocks == ()
+    assert scratch("mm", tensor(8, 6).t(), right[:, :4]).blocks == ()
+    assert scratch("addmm", tensor(10), tensor(6, 1).expand(6, 8), right).blocks == (6 * 8 * 4,)
+    assert scratch("bmm", tensor(2, 6, 16)[..., ::2], tensor(2, 8, 3)).blocks == (2 * 6 * 8 * 4,)
+
+
+def test_softmax_copies_what_is_not_contiguous() -> None:
+    assert scratch("_softmax", tensor(4, 8).t(), 1, False).blocks == (128,)
+    assert scratch("_log_softmax_backward_data", tensor(4, 8), tensor(4, 8), 1).blocks == ()
+
+
+def test_norms_of_lists_keep_a_number_per_part_of_the_largest() -> None:
+    found = scratch("_foreach_norm", [tensor(65_537), tensor(10)])
+    assert found.blocks == (2 * 2 * 4,)
+
+
+# --- convolutions -------------------------------------------------------------------------------
+
+PLAIN = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+def conv_args(
+    shape: tuple[int, ...], weight: tuple[int, ...], settings: Any, dtype: torch.dtype
+) -> tuple[tuple[Any, ...], torch.Tensor]:
+    args = (tensor(*shape, dtype=dtype), tensor(*weight, dtype=dtype), None, *settings)
+    return args, torch.ops.aten.convolution(*args)
+
+
+def forward(
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    settings: Any,
+    *,
+    card: Card,
+    dtype: torch.dtype,
+) -> Scratch:
+    call, out = conv_args(shape, weight, settings, dtype)
+    return scratch("convolution", *call, card=card, out=out)
+
+
+def backward(
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    settings: Any,
+    *,
+    card: Card,
+    dtype: torch.dtype,
+    mask: Any = (True, True),
+) -> Scratch:
+    call, out = conv_args(shape, weight, settings, dtype)
+    masked = [*mask, False] if len(mask) == 2 else list(mask)
+    grads = (out, call[0], call[1], [call[1].shape[0]], *call[3:], masked)
+    return scratch("convolution_backward", *grads, card=card)
+
+
+def test_bf16_below_ampere_unfolds_one_image_at_a_time() -> None:
+    # 3 x 7 x 7 values for each of 112 x 112 positions, 2 bytes each, whatever the batch.
+    stem = ((16, 3, 224, 224), (64, 3, 7, 7), ([2, 2], [3, 3], [1, 1], False, [0, 0], 1))
+    for found in (
+        forward(*stem, card=T4, dtype=torch.bfloat16),
+        backward(*stem, card=T4, dtype=torch.bfloat16),
+    ):
+        assert found.blocks == (3 * 49 * 112 * 112 * 2,)
+        assert found.certainty == "exact"
+
+
+def test_plain_1x1_kernels_unfold_in_backward_only() -> None:
+    one = ((4, 8, 6, 6), (16, 8, 1, 1), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1))
+    assert forward(*one, card=T4, dtype=torch.bfloat16).blocks == ()
+    assert backward(*one, card=T4, dtype=torch.bfloat16).blocks == (8 * 36 * 2,)
+
+
+def test_unfolded_groups_are_put_together_at_the_end() -> None:
+    # At the end all results exist twice: 4 x 8 x 6 x 6 values of 2 bytes on top of the output.
+    two = ((4, 8, 6, 6), (8, 4, 3, 3), (*PLAIN[:5], 2))
+    found = forward(*two, card=T4, dtype=torch.bfloat16)
+    columns, image = 4 * 9 * 36 * 2, 4 * 8 * 36 * 2
+    assert found.num_bytes == max(image, image // 2 + columns)
+    assert found.certainty == "table"
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "expected"),
+    [
+        (T4, torch.bfloat16, Kernel.UNFOLDED),
+        (T4, torch.float16, Kernel.CUDNN),
+        (T4, torch.float32, Kernel.CUDNN),
+        (H100, torch.bfloat16, Kernel.CUDNN),
+    ],
+)
+def test_only_bf16_before_ampere_stays_without_cudnn(
+    card: Card, dtype: torch.dtype, expected: Kernel
+) -> None:
+    args, out = conv_args((2, 8, 6, 6), (8, 8, 3, 3), PLAIN, dtype)
+    assert Convolution.of(args[0], args[1], out, args[3:]).kernel(card) is expected
+
+
+def test_one_channel_per_group_has_a_kernel_of_its_own() -> None:
+    depthwise = ((2, 64, 8, 8), (64, 1, 3, 3), (*PLAIN[:5], 64))
+    for dtype in (torch.float32, torch.bfloat16):
+        found = forward(*depthwise, card=H100, dtype=dtype)
+        assert (found.blocks, found.certainty) == ((), "exact")
+    assert forward(*depthwise, card=H100, dtype=torch.float16).certainty == "guess"
+
+
+def test_tensor_cores_turn_plain_images_around() -> None:
+    half = ((2, 64, 8, 8), (64, 64, 3, 3), PLAIN)
+    image, weight = 2 * 64 * 64 * 2, 64 * 64 * 9 * 2
+    assert forward(*half, card=H100, dtype=torch.float16).num_bytes == image + weight
+    found = backward(*half, card=H100, dtype=torch.float16)
+    assert found.num_bytes == 2 * image + 2 * weight
+    assert (found.low_bytes, found.certainty) == (0, "guess")
+    assert found.high_bytes >= 2 * found.num_bytes
+
+
+def test_channels_that_do_not_fill_16_bytes_are_not_turned_for_tensor_cores() -> None:
+    stem = ((2, 3, 8, 8), (64, 3, 3, 3), PLAIN)
+    found = forward(*stem, card=H100, dtype=torch.float16)
+    assert found.num_bytes == 64 * 3 * 9 * 2 * 16 // 9  # weights, turned by Winograd
+
+
+def test_fp32_uses_tensor_cores_from_ampere_on_unless_tf32_is_off() -> None:
+    args, out = conv_args((2, 64, 8, 8), (64, 64, 3, 3), PLAIN, torch.float32)
+    conv = Convolution.of(args[0], args[1], out, args[3:])
+    exact_fp32 = Card(
+        capability=(9, 0), num_multiprocessors=132, torch_version=(2, 13), allow_tf32=False
+    )
+    weight = 64 * 64 * 9 * 4
+    assert workspace_bytes(conv, Pass.FORWARD, H100)[0] == 2 * 64 * 64 * 4 + weight
+    for card in (T4, exact_fp32):
+        assert workspace_bytes(conv, Pass.FORWARD, card)[0] == weight * 16 // 9
+        assert workspace_bytes(conv, Pass.WEIGHT_GRADIENT, card)[0] == weight
+
+
+def test_channels_last_needs_room_for_the_gradient_of_weights_only() -> None:
+    args, out = conv_args((2, 64, 8, 8), (64, 64, 3, 3), PLAIN, torch.float16)
+    turned = [t.to(memory_format=torch.channels_last) for t in (args[0], args[1], out)]
+    conv = Convolution.of(turned[0], turned[1], turned[2], args[3:])
+    likely = [workspace_bytes(conv, which, H100)[0] for which in Pass]
+    assert likely == [0, 0, 64 * 64 * 9 * 4]
+
+
+def test_a_gradient_in_another_layout_is_copied() -> None:
+    args, out = conv_args((2, 8, 6, 6), (8, 8, 3, 3), PLAIN, torch.bfloat16)
+    grad = out.to(memory_format=torch.channels_last)
+    call = (grad, args[0], args[1], [8], *args[3:], [True, True, False])
+    copy, columns = 2 * 8 * 36 * 2, 8 * 9 * 36 * 2
+    assert scratch("convolution_backward", *call, card=T4).blocks == (copy, columns)
+
+
+def test_the_gradient_of_a_bias_is_a_sum_over_images_and_positions() -> None:
+    shape = ((64, 64, 56, 56), (64, 1, 3, 3), (*PLAIN[:5], 64))
+    found = backward(*shape, card=H100, dtype=torch.float32, mask=(True, True, True))
+    # 64 x 3136 / (32 x 16 threads) = 392 values each; 132 x 4 / 64 outputs: 9 blocks share one.
+    assert found.blocks == (64 * 9 * 4, 64 * 4)
+
+
+# --- recurrent layers ---------------------------------------------------------------------------
+
+
+def stack(mode: str, **changes: Any) -> Recurrence:
+    sizes: dict[str, Any] = {
+        "mode": mode,
+        "num_layers": 4,
+        "num_directions": 1,
+        "num_rows": 25_000,
+        "batch_size": 100,
+        "num_inputs": 123,
+        "hidden": 320,
+        "width": 4,
+    }
+    return Recurrence(**(sizes | changes))
+
+
+@pytest.mark.parametrize(
+    ("mode", "reserve_bytes", "workspace"),
+    [("lstm", 736_000_000, 17_730_560), ("gru", 864_000_000, 13_169_920)],
+)
+def test_published_sizes_of_cudnn_are_met(mode: str, reserve_bytes: int, workspace: int) -> None:
+    assert rnn_reserve_bytes(stack(mode)) == reserve_bytes
+    assert rnn_workspace(stack(mode)).num_bytes == workspace
+
+
+def test_the_reserve_is_a_guess_with_an_interval() -> None:
+    found = rnn_reserve(stack("lstm"))
+    assert found.certainty == "guess"
+    assert (found.low_bytes, found.high_bytes) == (552_000_000, 1_288_000_000)
+
+
+def test_dropout_and_both_directions_keep_more() -> None:
+    array = 25_000 * 320 * 4
+    assert rnn_reserve_bytes(stack("lstm", has_dropout=True)) == (20 + 6) * array
+    assert rnn_reserve_bytes(stack("lstm", num_directions=2)) == 2 * 23 * array
+    assert rnn_reserve_bytes(stack("rnn_tanh", num_layers=1)) == array
+
+
+def rnn_args(*, batch_first: bool) -> tuple[Any, ...]:
+    data = tensor(8, 5, 12) if batch_first else tensor(5, 8, 12)
+    state = tensor(2, 8, 16)
+    settings: tuple[Any, ...] = (2, 16, 0, 2, batch_first, 0.0, True, False, [], None)
+    return (data, [], 4, None, state, state, *settings)
+
+
+def test_sizes_are_read_off_the_call() -> None:
+    expected = stack(
+        "lstm", num_layers=2, num_rows=40, batch_size=8, num_inputs=12, hidden=16, width=4
+    )
+    assert Recurrence.of(rnn_args(batch_first=False)) == expected
+    assert Recurrence.of(rnn_args(batch_first=True)) == expected
+    weights = 4 * 16 * (12 + 16 + 16 + 16) * 4
+    assert expected.weight_bytes == weights
+    found = scratch("_cudnn_rnn", *rnn_args(batch_first=False))
+    assert found.blocks == (weights + 11 * 2 * 8 * 16 * 4,)
+
+
+def test_batches_first_are_copied_to_time_first() -> None:
+    workspace = scratch("_cudnn_rnn", *rnn_args(batch_first=False)).blocks
+    call = rnn_args(batch_first=True)
+    assert scratch("_cudnn_rnn", *call).blocks == (8 * 5 * 12 * 4, *workspace)
+    # cuDNN wrote the output time first; its gradient comes batch first.
+    output, grad = tensor(5, 8, 16).transpose(0, 1), tensor(8, 5, 16)
+    gradient = (*call[:6], output, grad, None, None, *call[6:], None, [True] * 4)
+    found = scratch("_cudnn_rnn_backward", *gradient)
+    assert found.blocks == (8 * 5 * 12 * 4, 8 * 5 * 16 * 4, *workspace)

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from memfit.errors import RecordingError
 from memfit.trace.cuda.autocast import VirtualAutocast
 from memfit.trace.cuda.card import Card
+from memfit.trace.cuda.distributed import distributed
 from memfit.trace.cuda.operators import cuda_operators
 from memfit.trace.cuda.placement import (
     CARD,
@@ -168,7 +169,8 @@ def virtual_tensors(
 def _enter_card(stack: ExitStack, card: Card) -> None:
     """Put a virtual GPU into the machine."""
     autocast = VirtualAutocast(card.torch_version)
-    for replacements in (placement(), runtime(card), autocast.replacements()):
+    parts = (placement(), runtime(card), autocast.replacements(), distributed())
+    for replacements in parts:
         for replacement in replacements:
             stack.enter_context(replacement)
     stack.enter_context(cuda_operators(card, autocast))

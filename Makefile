@@ -24,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check fast format bench clean
+.PHONY: help run test check fast format accuracy bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -32,7 +32,7 @@ help: ## List the targets
 run: $(VENV)/.run-stamp ## Train ConvE on UMLS inside three quarters of the memory it would take
 	$(RUN)
 
-test: $(VENV)/.dev-stamp ## Run all tests (add ARGS='-k name' to choose)
+test: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run all tests (add ARGS='-k name' to choose)
 	@$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev-stamp ## Run the whole gate: lint, format, types, import contract, tests
@@ -47,6 +47,10 @@ fast: $(VENV)/.dev-stamp ## Run the quick tests alone
 
 format: $(VENV)/.dev-stamp ## Format the code and apply the safe fixes
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format
+
+# Without ROWS all rows of the repository are scored, and the page is written.
+accuracy: $(VENV)/.accuracy-stamp ## Score predictions against peaks measured on GPUs (ROWS=file.jsonl: these rows)
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/score_accuracy.py $(or $(ROWS),--write-docs) $(ARGS)
 
 bench: $(VENV)/.dev-stamp ## Run the benchmarks, one after the other, and write docs/benchmarks.md
 	@for file in benchmarks/bench_*.py benchmarks/write_page.py; do \
@@ -74,3 +78,9 @@ $(VENV)/.dev-stamp: pyproject.toml requirements.lock | $(BIN)/pip
 	@echo "Installing memfit and its checks (once; torch is large)"
 	@$(PIP) -e '.[$(DEV_EXTRAS)]'
 	@touch $(VENV)/.run-stamp $@
+
+# Beside the packages of the environment, not among them: benchmarks/accuracy/requirements.txt.
+$(VENV)/.accuracy-stamp: benchmarks/accuracy/requirements.txt | $(VENV)/.dev-stamp
+	@echo "Installing the definitions of vision models (once)" >&2
+	@$(PIP) --no-deps --upgrade --target $(VENV)/accuracy -r benchmarks/accuracy/requirements.txt
+	@touch $@

@@ -17,6 +17,12 @@ RESULTS = Path(__file__).parent / "results"
 
 def save_result(name: str, figures: dict[str, Any]) -> None:
     """Write the figures of one benchmark and print them."""
+    content = write_result(name, figures)
+    print(json.dumps({key: value for key, value in content.items() if key != "rows"}, indent=1))
+
+
+def write_result(name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Write the figures of one benchmark and give them with the machine they ran on."""
     content = {
         "benchmark": name,
         "date": date.today().isoformat(),
@@ -26,7 +32,7 @@ def save_result(name: str, figures: dict[str, Any]) -> None:
         **figures,
     }
     write_atomically(RESULTS / f"{name}.json", json.dumps(content, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in content.items() if key != "rows"}, indent=1))
+    return content
 
 
 def load_result(name: str) -> dict[str, Any]:

@@ -41,6 +41,23 @@ def _accuracy() -> list[str]:
             f"{figures['worst_abs_error_fraction']:.3%}. All rows: [accuracy.md](accuracy.md)."
         ),
         "",
+        *_accuracy_on_cards(),
+    ]
+
+
+def _accuracy_on_cards() -> list[str]:
+    figures = load_result("accuracy_gpu")
+    parts = [
+        f"{each['quantity']} {each['median_abs_error']:.2%} (worst {each['worst_abs_error']:.1%}, "
+        f"{each['rows']} rows)"
+        for each in figures["overall"]
+    ]
+    return [
+        (
+            "Against peaks that other people read on real GPUs (`make accuracy`, "
+            f"{figures['date']}), median absolute error: {', '.join(parts)}."
+        ),
+        "",
     ]
 
 

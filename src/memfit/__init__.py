@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memfit.measurement import measure as measure
     from memfit.planner import plan as plan
     from memfit.prediction import predict as predict
+    from memfit.prediction import predict_step as predict_step
     from memfit.runtime.run import Run as Run
     from memfit.runtime.run import start as start
     from memfit.strategies.plan import Plan as Plan
@@ -33,6 +34,7 @@ _HOMES = {
     "measure": "memfit.measurement",
     "plan": "memfit.planner",
     "predict": "memfit.prediction",
+    "predict_step": "memfit.prediction",
     "start": "memfit.runtime.run",
     "verify": "memfit.verification",
 }
@@ -48,6 +50,7 @@ __all__ = [
     "measure",
     "plan",
     "predict",
+    "predict_step",
     "start",
     "verify",
 ]

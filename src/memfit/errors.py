@@ -5,6 +5,7 @@ MemfitError
 ├── JobError                    what the user brought cannot be used
 │   ├── JobFileError            FILE.py is missing or fails while it is imported
 │   ├── JobNameError            FILE.py has no such job
+│   ├── StepBuilderError        FILE.py:name is a function that builds no step
 │   ├── JobFunctionError        model, batch, loss or optimizer fails or has the wrong signature
 │   ├── LossNotScalarError      the loss is no scalar
 │   └── BatchSizeIgnoredError   batch(n) gives the same tensors for every n
@@ -61,11 +62,28 @@ class JobNameError(JobError):
         super().__init__(f"{path} {wrong}. {there}. Name one as FILE.py:name.")
 
 
+class StepBuilderError(JobError):
+    """Say why a function cannot be used as one that builds everything and gives a step."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"{name} cannot be used: {reason}. Needed is a memfit.Job, or a function without "
+            "arguments that builds model, optimizer and batch and returns a function without "
+            "arguments that does one training step."
+        )
+
+
 class JobFunctionError(JobError):
     """Say which of the job's functions failed, and what it should look like."""
 
-    def __init__(self, function: str, expected: str, reason: str) -> None:
-        super().__init__(f"The job's {function} failed: {reason}. Expected {function}: {expected}.")
+    def __init__(self, function: str, expected: str, reason: str, remedy: str = "") -> None:
+        self.function = function
+        self.expected = expected
+        self.reason = reason
+        super().__init__(
+            f"The job's {function} failed: {reason}. Expected {function}: {expected}. "
+            f"{remedy}".rstrip()
+        )
 
 
 class LossNotScalarError(JobError):
@@ -132,6 +150,8 @@ class RecordingError(MemfitError):
     """Say why the step could not be recorded without running it."""
 
     def __init__(self, what: str, remedy: str) -> None:
+        self.what = what
+        self.remedy = remedy
         super().__init__(f"The step cannot be recorded: {what}. {remedy}")
 
 

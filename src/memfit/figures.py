@@ -30,7 +30,8 @@ class Term:
 class Holder:
     """One block that lives at the peak: its bytes and where it comes from.
 
-    ``source_line`` is the line of code behind it, such as ``models/decoder.py:31``, where known.
+    ``source_line`` is the line of code behind it, such as ``models/decoder.py:31``, where known;
+    ``phase`` is the part of the step that made it, ``setup`` where it is older than the step.
     """
 
     num_bytes: int
@@ -38,6 +39,7 @@ class Holder:
     module: str
     operator: str
     source_line: str = ""
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

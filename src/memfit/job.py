@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import JobError, JobFileError, JobNameError
+from memfit.errors import JobError, JobFileError, JobNameError, MemfitError, StepBuilderError
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +109,72 @@ def load_job(reference: str) -> Job:
         JobFileError: if the file is missing or fails while it is imported.
         JobNameError: if the file has no such job.
     """
+    path_text, name, jobs, found = _find(reference)
+    if callable(found) and not isinstance(found, (Job, type)):
+        found = found()
+    if not isinstance(found, Job):
+        raise JobNameError(path_text, name, sorted(jobs))
+    return found
+
+
+class BuildsJobError(MemfitError):
+    """Tell that a function taken for a step builder gives a Job; call it outside a recording."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} gives a memfit.Job, not a step. Load it with load_job.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBuilder:
+    """A function that builds everything and gives a step, not called yet: it may want a GPU."""
+
+    name: str
+    """How it was referred to: ``FILE.py:name``."""
+    function: Callable[[], Any]
+
+    def __call__(self) -> Callable[[], object]:
+        """Build everything and give the function that does one step.
+
+        Raises:
+            StepBuilderError: if it gives no function, or one that needs arguments.
+            BuildsJobError: if it gives a Job.
+        """
+        step = self.function()
+        if isinstance(step, Job):
+            raise BuildsJobError(self.name)
+        if not callable(step):
+            reason = f"it returned a {type(step).__name__}, not a function that does one step"
+            raise StepBuilderError(self.name, reason)
+        if needed := _needed_arguments(step):
+            raise StepBuilderError(self.name, f"the step that it returned needs {needed}")
+        return step  # type: ignore[no-any-return]  # callable() tells nothing of what it gives
+
+
+def load_target(reference: str) -> Job | StepBuilder:
+    """Load what a prediction is made for: a Job, or a function that builds a step.
+
+    The function is not called here. It may as well return a Job, which shows when it is called.
+
+    Raises:
+        JobFileError: if the file is missing or fails while it is imported.
+        JobNameError: if the file has nothing of that name.
+        StepBuilderError: if what bears the name can be neither.
+    """
+    path_text, name, jobs, found = _find(reference)
+    if isinstance(found, Job):
+        return found
+    if found is None:
+        raise JobNameError(path_text, name, sorted(jobs))
+    if isinstance(found, type) or not callable(found):
+        kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise StepBuilderError(reference, f"it is {kind}")
+    if needed := _needed_arguments(found):
+        raise StepBuilderError(reference, f"it needs {needed}")
+    return StepBuilder(name=reference, function=found)
+
+
+def _find(reference: str) -> tuple[str, str, dict[str, Job], Any]:
+    """Import the file of a reference; give file, name, the jobs there, and what has the name."""
     path_text, _, name = reference.partition(":")
     path = Path(path_text)
     if not path.is_file():
@@ -116,13 +182,25 @@ def load_job(reference: str) -> Job:
     namespace = vars(_import_file(path))
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
     if not name and len(jobs) == 1:
-        return next(iter(jobs.values()))
-    found = namespace.get(name)
-    if callable(found) and not isinstance(found, (Job, type)):
-        found = found()
-    if not isinstance(found, Job):
-        raise JobNameError(path_text, name, sorted(jobs))
-    return found
+        return path_text, name, jobs, next(iter(jobs.values()))
+    return path_text, name, jobs, namespace.get(name)
+
+
+def _needed_arguments(function: Callable[..., object]) -> str:
+    """Name the arguments without which a function cannot be called; empty if there are none."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""  # some builtins have no signature; the call itself will tell
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in optional
+    ]
+    if not needed:
+        return ""
+    return f"{'an argument' if len(needed) == 1 else 'arguments'} ({', '.join(needed)})"
 
 
 def _import_file(path: Path) -> Any:

@@ -86,7 +86,21 @@ def predict_step(
     spec = load_device(device)
     settings = AllocatorSettings.parse(allocator or "")
     recording = record_steps(setup, spec, num_steps=num_steps, torch_version=torch_version)
-    return judge(_described(recording, spec, settings, in_full=True), spec, None, None)
+    return evaluate_steps(recording, spec, settings=settings, in_full=True)
+
+
+def evaluate_steps(
+    recording: StepRecording,
+    device: Device,
+    *,
+    budget_bytes: int | None = None,
+    budget_of: str | None = None,
+    settings: AllocatorSettings | None = None,
+    in_full: bool = False,
+) -> Prediction:
+    """Turn a recording of any code into a prediction for the device it was made for."""
+    described = _described(recording, device, settings or AllocatorSettings(), in_full=in_full)
+    return judge(described, device, budget_bytes, budget_of)
 
 
 def evaluate(
@@ -144,20 +158,20 @@ def _described(
     return replace(prediction, terms=terms, process_bytes=_total(terms))
 
 
-def _on_card(prediction: Prediction, memory: CardMemory) -> Prediction:
+def _on_card(prediction: Prediction, card: CardMemory) -> Prediction:
     """Put in what the caching allocator and the libraries make of the recorded bytes."""
-    guessed_bytes = sum(t.num_bytes for t in memory.terms if t.certainty is Certainty.GUESS)
-    is_guess = guessed_bytes > _GUESSED_SHARE * _total(memory.terms)
+    guessed_bytes = sum(t.num_bytes for t in card.terms if t.certainty is Certainty.GUESS)
+    is_guess = guessed_bytes > _GUESSED_SHARE * _total(card.terms)
     return replace(
         prediction,
-        peak_allocated_bytes=memory.peak_allocated_bytes,
-        peak_reserved_bytes=memory.peak_reserved_bytes,
-        process_bytes=_total(memory.terms),
-        first_step_peak_bytes=memory.first_step_peak_bytes,
-        terms=memory.terms,
-        intervals=memory.intervals,
-        fragmentation_fraction=memory.fragmentation_fraction,
-        smallest_memory_bytes=memory.smallest_memory_bytes,
+        peak_allocated_bytes=card.peak_allocated_bytes,
+        peak_reserved_bytes=card.peak_reserved_bytes,
+        process_bytes=_total(card.terms),
+        first_step_peak_bytes=card.first_step_peak_bytes,
+        terms=card.terms,
+        intervals=card.intervals,
+        fragmentation_fraction=card.fragmentation_fraction,
+        smallest_memory_bytes=card.smallest_memory_bytes,
         certainty=Certainty.GUESS if is_guess else Certainty.TABLE,
     )
 
@@ -229,6 +243,7 @@ def _holders(outcome: Replay) -> tuple[Holder, ...]:
             module=allocation.module,
             operator=allocation.operator,
             source_line=allocation.source_line,
+            phase=allocation.phase.value,
         )
         for num_bytes, allocation in outcome.largest
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memfit.allocator.outcome import AllocatorOutcome, simulate_events, smallest_capacity_bytes
@@ -15,7 +15,7 @@ from memfit.trace.events import Category, Extra, Trace
 
 # How far measured figures lie from predicted ones, 19 times out of 20: the readings of
 # docs/accuracy.md. Fragmentation differs by more than a tenth between identical runs there.
-_MARGINS = {"allocated": 0.02, "reserved": 0.12, "process": 0.12}
+_MARGINS = {"allocated": 0.02, "reserved": 0.15, "process": 0.15}
 _SIMULATION = "simulation of the caching allocator (c10/cuda/CUDACachingAllocator.cpp)"
 
 
@@ -49,7 +49,7 @@ def card_memory(
     context_bytes = int(context.value)
     smallest = None
     if in_full:
-        least = smallest_capacity_bytes(history.events, _sizes(history), settings)
+        least = smallest_reserved_bytes(recording, settings)
         smallest = min(least, reserved) + context_bytes
     terms = (
         *_recorded_terms(recording.steady, peak),
@@ -146,23 +146,90 @@ def _intervals(
     context_bytes: int,
 ) -> dict[str, Interval]:
     """Give the intervals: replays with the least and the most scratch, widened by the margins."""
-    history = recording.history
-    low = high = likely
-    if history.extras:
-        low = _simulate(recording, settings, _sizes_with(history, is_high=False))
-        high = _simulate(recording, settings, _sizes_with(history, is_high=True))
-    outcomes = (low, likely, high)
-    peaks = [outcome.windows[-1].peak_allocated_bytes for outcome in outcomes]
-    reserved = [outcome.windows[-1].peak_reserved_bytes for outcome in outcomes]
-    process = [num_bytes + context_bytes for num_bytes in reserved]
-    figures = {"allocated": peaks, "reserved": reserved, "process": process}
+    allocated, reserved = _ranges(
+        recording, likely, lambda sizes: _simulate(recording, settings, sizes)
+    )
     return {
-        name: Interval(
-            low_bytes=int(min(values) * (1 - _MARGINS[name])),
-            high_bytes=int(max(values) * (1 + _MARGINS[name])),
-        )
-        for name, values in figures.items()
+        "allocated": allocated.interval("allocated"),
+        "reserved": reserved.interval("reserved"),
+        "process": reserved.plus(context_bytes).interval("process"),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakRange:
+    """A replayed peak: as is likely, and as it is with the least and the most scratch."""
+
+    likely_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+    def plus(self, num_bytes: int) -> PeakRange:
+        """Add what is known, such as the CUDA context."""
+        return PeakRange(
+            likely_bytes=self.likely_bytes + num_bytes,
+            low_bytes=self.low_bytes + num_bytes,
+            high_bytes=self.high_bytes + num_bytes,
+        )
+
+    def interval(self, figure: str) -> Interval:
+        """Widen by the margin of ``allocated``, ``reserved`` or ``process``."""
+        return Interval(
+            low_bytes=int(self.low_bytes * (1 - _MARGINS[figure])),
+            high_bytes=int(self.high_bytes * (1 + _MARGINS[figure])),
+        )
+
+
+def replayed_peaks(
+    recording: StepRecording, settings: AllocatorSettings, *, from_step: int = 0
+) -> tuple[PeakRange, PeakRange]:
+    """Give the allocated and the reserved peak as a program would read them at its end.
+
+    Args:
+        recording: of everything since before the model was built.
+        settings: of the allocator.
+        from_step: the step before which the program resets the peaks; 0 if it resets nothing.
+    """
+    history = recording.history
+    reset_at = (recording.marks[from_step].first_event,) if from_step else (0,)
+
+    def run(sizes: Sequence[int]) -> AllocatorOutcome:
+        return simulate_events(
+            history.events,
+            sizes,
+            settings=settings,
+            marks=reset_at,
+            releases=history.releases,
+        )
+
+    return _ranges(recording, run(_sizes(history)), run)
+
+
+def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSettings) -> int:
+    """Give the least reserved memory with which everything recorded survives."""
+    history = recording.history
+    return smallest_capacity_bytes(history.events, _sizes(history), settings)
+
+
+def _ranges(
+    recording: StepRecording,
+    likely: AllocatorOutcome,
+    run: Callable[[Sequence[int]], AllocatorOutcome],
+) -> tuple[PeakRange, PeakRange]:
+    """Give the peaks of the last window as they are with the least and the most scratch."""
+    history = recording.history
+    outcomes = [likely]
+    if history.extras:
+        outcomes += [run(_sizes_with(history, is_high=is_high)) for is_high in (False, True)]
+    windows = [outcome.windows[-1] for outcome in outcomes]
+    return (
+        _range([window.peak_allocated_bytes for window in windows]),
+        _range([window.peak_reserved_bytes for window in windows]),
+    )
+
+
+def _range(values: Sequence[int]) -> PeakRange:
+    return PeakRange(likely_bytes=values[0], low_bytes=min(values), high_bytes=max(values))
 
 
 def _sizes_with(history: Trace, *, is_high: bool) -> list[int]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from memfit.devices.spec import CPU, CUDA, Device
+from memfit.errors import JobFunctionError, MemfitError, RecordingError
 from memfit.job import Job
 from memfit.losses.chunking import noted_losses
 from memfit.runtime.run import Run, open_plain_session
@@ -28,6 +32,15 @@ from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 Step = Callable[[], object]
 _NUM_STEPS = 2
 _ASSUMED_MULTIPROCESSORS = 100
+_OWN_FOLDERS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent)
+)
+_WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
+_NO_WEIGHTS_NEEDED = (
+    "No weights are needed for a prediction: build the model from its configuration, with "
+    "Model(config) or AutoModel.from_config(config), or under torch.device('meta') followed by "
+    "model.to_empty(device=...)."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +95,13 @@ def record(
     plan = plan or Plan()
     layout = layout or find_layout(job)
     card = card_of(device)
-    try:
-        recorder, facts = _record_job(job, plan, layout, card, disguised=True)
-    except ValuesNeededError:
-        # Code that looks at its batch may have a path for fake tensors that does not.
-        recorder, facts = _record_job(job, plan, layout, card, disguised=False)
+    with _clear_refusals():
+        try:
+            recorder, facts = _record_job(job, plan, layout, card, disguised=True)
+        except ValuesNeededError:
+            # Code that looks at its batch may have a path for fake tensors that does not.
+            recorder, facts = _record_job(job, plan, layout, card, disguised=False)
+    _check_placed(recorder, card)
     return Recording(
         history=recorder.history,
         marks=recorder.marks,
@@ -118,10 +133,12 @@ def record_steps(
     """
     started = time.perf_counter()
     card = card_of(device, torch_version)
-    try:
-        recorder = _record_code(setup, card, num_steps, disguised=True)
-    except ValuesNeededError:
-        recorder = _record_code(setup, card, num_steps, disguised=False)
+    with _clear_refusals(), _code_at_fault(card):
+        try:
+            recorder = _record_code(setup, card, num_steps, disguised=True)
+        except ValuesNeededError:
+            recorder = _record_code(setup, card, num_steps, disguised=False)
+    _check_placed(recorder, card)
     return StepRecording(
         history=recorder.history,
         marks=recorder.marks,
@@ -198,3 +215,70 @@ def _record_code(
             step()
             recorder.end_step()
     return recorder
+
+
+@contextmanager
+def _clear_refusals() -> Iterator[None]:
+    """Name the user's line where values are needed, and say that weights are not."""
+    try:
+        yield
+    except ValuesNeededError as error:
+        place = _place_of(error.__cause__ or error)
+        where = f" ({place})" if place else ""
+        raise ValuesNeededError(f"{error.what}{where}", error.remedy) from error
+    except JobFunctionError as error:
+        if error.function != "model" or not _is_about_files(error.__cause__):
+            raise
+        raise JobFunctionError(
+            error.function, error.expected, error.reason, remedy=_NO_WEIGHTS_NEEDED
+        ) from error.__cause__
+
+
+@contextmanager
+def _code_at_fault(card: Card | None) -> Iterator[None]:
+    """Say where code of any kind failed while it was recorded, and what may help."""
+    try:
+        yield
+    except (MemfitError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        place = _place_of(error)
+        where = f" ({place})" if place else ""
+        what = f"the code raised {type(error).__name__}: {str(error).rstrip('.')}{where}"
+        remedy = "If it runs without memfit, --debug shows where it goes wrong here."
+        if _is_about_files(error):
+            remedy = _NO_WEIGHTS_NEEDED
+        elif card is None and "cuda" in str(error).lower():
+            remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
+        raise RecordingError(what, remedy) from error
+
+
+def _check_placed(recorder: Recorder, card: Card | None) -> None:
+    """Refuse a recording that never touched the card: its figures would be zeros.
+
+    Raises:
+        RecordingError: if nothing was placed on the card.
+    """
+    if card is not None and not any(a.num_bytes for a in recorder.history.allocations):
+        raise RecordingError(
+            f"nothing was placed on the GPU ({card.title})",
+            "Move model and batch there, with model.cuda(), batch.cuda() or device='cuda', or "
+            "predict with --device cpu. For a memfit.Job memfit moves both by itself.",
+        )
+
+
+def _place_of(error: BaseException) -> str:
+    """Name the innermost line that belongs neither to torch nor to memfit."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_OWN_FOLDERS, "<"))]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+
+
+def _is_about_files(error: BaseException | None) -> bool:
+    """Say whether an error is about a file or a download that is not there."""
+    while error is not None:
+        library = type(error).__module__.partition(".")[0]
+        if isinstance(error, OSError) or library in _WEIGHT_LIBRARIES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

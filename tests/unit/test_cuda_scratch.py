@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from memfit.trace.cuda.card import Card
-from memfit.trace.cuda.moments import Moment, between, highest
 from memfit.trace.cuda.convolutions import Convolution, Kernel, Pass, workspace_bytes
 from memfit.trace.cuda.cudnn_recurrence import rnn_workspace
+from memfit.trace.cuda.moments import Moment, between, highest
 from memfit.trace.cuda.scratch import (
-    Card,
     Recurrence,
     Scratch,
     cuda_scratch,

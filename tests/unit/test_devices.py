@@ -62,9 +62,9 @@ def machine_with(*cuda_devices: CudaDevice) -> Host:
 
 @pytest.fixture
 def fresh_catalogue():
-    load_device.cache_clear()
+    catalogue.catalogued_device.cache_clear()
     yield
-    load_device.cache_clear()
+    catalogue.catalogued_device.cache_clear()
 
 
 def test_the_catalogue_holds_the_promised_devices():

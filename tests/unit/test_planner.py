@@ -387,7 +387,7 @@ def test_the_budget_of_a_gpu_is_its_memory_and_bounds_the_process(job):
     assert plan.prediction.budget_of == "process"
     assert plan.prediction.budget_bytes > 14 * 10**9
     assert plan.prediction.process_bytes > plan.prediction.peak_reserved_bytes
-    assert plan.prediction.certainty == "guess"
+    assert plan.prediction.certainty == "table"
 
 
 def test_a_budget_may_bound_another_figure(job, plain_bytes):

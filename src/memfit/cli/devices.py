@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memfit.devices.spec import Device, Fact
 
 _TERA = 1e12
+_BANDWIDTH = "memory_bandwidth_bytes_per_second"
 _SHOWN_DTYPES = ("float32", "bfloat16", "float16")
 _LEGEND = """
 float32, bfloat16, float16: dense matrix rates in TFLOP/s; - where it has none.
@@ -79,7 +80,7 @@ def _device_table(devices: Sequence[Device]) -> Table:
         table.add_row(
             device.name,
             format_bytes(device.memory_bytes),
-            _format_fact("memory_bandwidth_bytes_per_second", device),
+            format_fact(_BANDWIDTH, device.value(_BANDWIDTH)),
             *(_format_rate(device, dtype) for dtype in _SHOWN_DTYPES),
             device.compute_capability or "-",
         )
@@ -99,14 +100,16 @@ def _show_device(device: Device, console: Console) -> None:
     lines = [f"{device.name}: {heading}"]
     width = max(map(len, device.facts))
     for name, fact in device.facts.items():
-        lines += ["", f"{name:<{width}}  {_format_fact(name, device)}", f"  {_format_source(fact)}"]
+        figure = f"{name:<{width}}  {format_fact(name, fact.value)}"
+        lines += ["", figure, f"  {_format_source(fact)}"]
     # Sources hold addresses, which must stay whole to be opened.
     console.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-def _format_fact(name: str, device: Device) -> str:
+def format_fact(name: str, value: float) -> str:
     """Write a figure in the unit that its name ends with."""
-    value = device.value(name)
+    if name.startswith("num_"):
+        return f"{value:g}"
     if name.endswith("_flops_per_second"):
         return f"{value / _TERA:g} TFLOP/s"
     if name.endswith("_bytes_per_second"):

@@ -217,7 +217,8 @@ def check_catalogue() -> Check:
             name="catalogue",
             status=Status.PROBLEM,
             found=str(error),
-            remedy="Run: pip install --force-reinstall --no-deps memfit",
+            remedy="Put that file right or delete it; one of memfit's own comes back with "
+            "pip install --force-reinstall --no-deps memfit",
         )
     return Check(name="catalogue", status=Status.OK, found=f"{num_devices} devices")
 

@@ -43,6 +43,9 @@ COMMANDS = (
     ListedCommand("measure", "run a step here and measure its peak memory", "memfit.cli.measure"),
     ListedCommand("train", "train a system that ships with memfit", "memfit.cli.train"),
     ListedCommand("devices", "list devices and where each figure is from", "memfit.cli.devices"),
+    ListedCommand(
+        "calibrate", "measure this machine's card and keep its figures", "memfit.cli.calibrate"
+    ),
     ListedCommand("doctor", "check this machine and this installation", "memfit.cli.doctor"),
 )
 

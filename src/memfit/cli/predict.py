@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from memfit.errors import NoPlanFitsError
+from memfit.errors import NoPlanFitsError, UsageError
 
 from .command import Command, add_json_argument, write_json
-from .job_arguments import (
-    add_budget_arguments,
-    add_device_argument,
-    add_job_argument,
-    add_plan_argument,
-    load_plan,
-    status,
-)
+from .job_arguments import add_budget_arguments, add_device_argument, add_plan_argument, load_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memfit.advice import Advice, LargestMicroBatch, PredictedJob
+    from memfit.allocator.settings import AllocatorSettings
+    from memfit.devices.spec import Device
     from memfit.figures import Prediction
+    from memfit.job import Job, StepBuilder
+    from memfit.recording import StepRecording
+    from memfit.strategies.plan import Plan
+
+Progress = Callable[[str], object]
+_TOP = 10
 
 
 class PredictCommand:
     """Predict the peak memory and the time of one training step.
 
-    Nothing is run and no GPU is needed: the step is recorded with shapes only. Figures for GPUs
-    come from the CPU's operators for now and are marked as guesses. With a budget the exit code is
-    3 when the step does not fit.
+    Nothing is run and no GPU is needed: the step is recorded with shapes only. For a GPU it is
+    recorded on a virtual card, with the operators that CUDA would choose, and replayed through a
+    simulation of PyTorch's caching allocator. NAME is a memfit.Job, or a function without
+    arguments that builds everything, on "cuda" as it is, and returns a function that does one
+    step. With a budget the exit code is 3 when the step does not fit.
     """
 
     name = "predict"
@@ -36,54 +43,230 @@ class PredictCommand:
     example = "memfit predict examples/transformer.py:job --device a100-40gb"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the job, devices, budget and plan."""
-        add_job_argument(parser)
+        """Declare the step, devices, budget, plan, allocator and outputs."""
+        parser.add_argument(
+            "job",
+            metavar="FILE.py:NAME",
+            help="a memfit.Job, or a function that builds a step, in a Python file",
+        )
         add_device_argument(parser, several=True)
         add_budget_arguments(parser)
         add_plan_argument(parser)
+        parser.add_argument(
+            "--allocator",
+            metavar="TEXT",
+            help="what PYTORCH_ALLOC_CONF would hold, such as expandable_segments:True",
+        )
+        parser.add_argument(
+            "--top",
+            metavar="N",
+            type=int,
+            default=_TOP,
+            help=f"how many of the largest allocations to name (default {_TOP})",
+        )
+        parser.add_argument("--html", metavar="FILE", help="write a page about the step")
+        parser.add_argument("--png", metavar="FILE", help="draw the memory over one step")
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
-        """Record the step once, and judge it for every device."""
-        from memfit.devices.catalogue import load_device
-        from memfit.job import load_job
-        from memfit.planner.planning import read_budget
-        from memfit.prediction import evaluate, record
-        from memfit.strategies.plan import Plan
-
-        budget_bytes = read_budget(args.budget)
-        devices = [load_device(name) for name in args.device or ["cpu"]]
-        plan = load_plan(args.plan) or Plan()
-        job = load_job(args.job)
-        with status(console, "recording the step", quiet=args.json):
-            recording = record(job, plan)
-        predictions = [
-            evaluate(
-                job,
-                recording,
-                device,
-                plan,
-                budget_bytes=budget_bytes,
-                budget_of=args.budget_of,
-            )
-            for device in devices
-        ]
-        _show(predictions, console, as_json=args.json)
-        fits = any(prediction.fits is not False for prediction in predictions)
+        """Record the step for every device, judge it, and show what was found."""
+        question = _read_question(args)
+        found = _answers(args, question, console)
+        written = _write_files(args, found)
+        if args.json:
+            values = [answer.to_json() for answer in found]
+            write_json(values[0] if len(values) == 1 else values)
+        else:
+            _show(found, console, top=args.top)
+            for path in written:
+                console.print(f"Wrote {path}.", markup=False)
+        fits = any(answer.prediction.fits is not False for answer in found)
         return 0 if fits else NoPlanFitsError.exit_code
 
 
 COMMAND: Command = PredictCommand()
 
 
-def _show(predictions: list[Prediction], console: Console, *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What the words of the command ask for."""
+
+    devices: Sequence[Device]
+    plan: Plan | None
+    budget_bytes: int | None
+    budget_of: str | None
+    settings: AllocatorSettings
+    num_holders: int
+
+    @property
+    def judged_by(self) -> dict[str, Any]:
+        """Give what a prediction is made with, besides its recording."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "budget_of": self.budget_of,
+            "settings": self.settings,
+            "in_full": True,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What was found for one device."""
+
+    prediction: Prediction
+    advice: Sequence[Advice] = ()
+    micro_batch: LargestMicroBatch | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Give everything as plain values."""
+        from dataclasses import asdict
+
+        from memfit.reports.wording import advice_sentence, verdict
+
+        found = self.micro_batch
+        return {
+            **self.prediction.to_json(),
+            "verdict": verdict(self.prediction),
+            "advice": [{**asdict(entry), "text": advice_sentence(entry)} for entry in self.advice],
+            "largest_micro_batch_size": None if found is None else found.micro_batch_size,
+            "largest_micro_batch_reason": "" if found is None else found.reason,
+        }
+
+
+def _read_question(args: argparse.Namespace) -> _Question:
+    """Read and check the words of the command, before anything is loaded."""
+    from memfit.allocator.settings import AllocatorSettings
+    from memfit.devices.catalogue import load_device
+    from memfit.planner.planning import read_budget
+
+    if args.top < 1:
+        raise UsageError(f"--top must be at least 1, not {args.top}.")
+    names = list(dict.fromkeys(args.device or ["cpu"]))
+    if len(names) > 1 and (args.html or args.png):
+        raise UsageError("--html and --png show one device; give --device once.")
+    return _Question(
+        devices=[load_device(name) for name in names],
+        plan=load_plan(args.plan),
+        budget_bytes=read_budget(args.budget),
+        budget_of=args.budget_of,
+        settings=AllocatorSettings.parse(args.allocator or ""),
+        num_holders=args.top,
+    )
+
+
+def _answers(args: argparse.Namespace, question: _Question, console: Console) -> list[_Answer]:
+    """Find the answers, device by device, saying what is being done where someone is watching."""
+    from memfit.job import BuildsJobError, Job, load_target
+
+    target = load_target(args.job)
+
+    def find(progress: Progress) -> list[_Answer]:
+        if isinstance(target, Job):
+            return _job_answers(target, question, progress)
+        try:
+            return _step_answers(target, question, progress)
+        except BuildsJobError:
+            return _job_answers(target.function(), question, progress)
+
+    if args.json or not console.is_terminal:
+        return find(lambda _text: None)
+    with console.status("recording the step") as shown:
+        return find(shown.update)
+
+
+def _step_answers(builder: StepBuilder, question: _Question, progress: Progress) -> list[_Answer]:
+    """Record any code for every device."""
+    from memfit.prediction import evaluate_steps
+    from memfit.recording import record_steps
+
+    answers = []
+    for device in question.devices:
+        progress(f"recording the step on {device.name}")
+        recording = record_steps(builder, device)
+        if question.plan is not None:
+            raise UsageError(
+                f"--plan changes how memfit carries out a memfit.Job, and {builder.name} builds a "
+                "step of its own. Leave --plan out, or describe the step as a memfit.Job."
+            )
+        prediction = evaluate_steps(recording, device, **question.judged_by)
+        answers.append(_answer(recording, prediction, device, question))
+    return answers
+
+
+def _job_answers(job: Job, question: _Question, progress: Progress) -> list[_Answer]:
+    """Record a job for every device."""
+    from memfit.advice import PredictedJob
+    from memfit.prediction import evaluate
+    from memfit.recording import record
+    from memfit.session.batches import find_layout
+    from memfit.strategies.plan import Plan
+
+    plan, layout = question.plan or Plan(), find_layout(job)
+    answers = []
+    for device in question.devices:
+        progress(f"recording the step on {device.name}")
+        recording = record(job, plan, layout, device=device)
+        prediction = evaluate(job, recording, device, plan, **question.judged_by)
+        predicted = PredictedJob(
+            job=job,
+            plan=plan,
+            layout=layout,
+            device=device,
+            settings=question.settings,
+            recording=recording,
+            prediction=prediction,
+        )
+        progress(f"looking for what would change the answer on {device.name}")
+        answers.append(_answer(recording, prediction, device, question, job=predicted))
+    return answers
+
+
+def _answer(
+    recording: StepRecording,
+    prediction: Prediction,
+    device: Device,
+    question: _Question,
+    *,
+    job: PredictedJob | None = None,
+) -> _Answer:
+    """Add to a prediction what is asked of it: advice alone, micro-batches in a comparison."""
+    from memfit.advice import advise, largest_holders, largest_micro_batch
+
+    holders = largest_holders(recording, device, question.num_holders)
+    prediction = replace(prediction, largest=holders)
+    if len(question.devices) > 1:
+        found = None if job is None else largest_micro_batch(job)
+        return _Answer(prediction=prediction, micro_batch=found)
+    advice = advise(recording, prediction, device, question.settings, job)
+    return _Answer(prediction=prediction, advice=advice)
+
+
+def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[str]:
+    """Write the page and the picture that were asked for; both are made before one is written."""
+    from memfit.files import write_atomically
+
+    contents: list[tuple[str, bytes]] = []
+    if args.html:
+        from memfit.reports.prediction_html import prediction_html
+
+        page = prediction_html(answers[0].prediction, answers[0].advice, job=args.job)
+        contents.append((args.html, page.encode()))
+    if args.png:
+        from memfit.reports.plots import png_bytes
+        from memfit.reports.prediction_html import prediction_picture
+
+        contents.append((args.png, png_bytes(prediction_picture(answers[0].prediction))))
+    for path, content in contents:
+        write_atomically(Path(path), content)
+    return [path for path, _ in contents]
+
+
+def _show(answers: Sequence[_Answer], console: Console, *, top: int) -> None:
     """Show one prediction in full, several as a comparison."""
     from memfit.reports.text import comparison_table, prediction_table
 
-    if as_json:
-        values = [prediction.to_json() for prediction in predictions]
-        write_json(values[0] if len(values) == 1 else values)
-    elif len(predictions) == 1:
-        console.print(prediction_table(predictions[0]))
-    else:
-        console.print(comparison_table(predictions))
+    if len(answers) == 1:
+        console.print(prediction_table(answers[0].prediction, answers[0].advice, top=top))
+        return
+    found = [answer.micro_batch for answer in answers if answer.micro_batch is not None]
+    console.print(comparison_table([answer.prediction for answer in answers], found))

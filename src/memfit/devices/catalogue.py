@@ -7,10 +7,9 @@ cannot pass for a missing one.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -20,24 +19,13 @@ from memfit.errors import DataError, UnknownDeviceError
 from memfit.figures import Certainty
 from memfit.units import GIB
 
+from .calibration import Stamp, calibration_path, read_calibration, stamp_of, with_calibration
 from .detect import CudaDevice, Host, host, host_memory_bytes
+from .facts import OPTIONAL_FACTS as OPTIONAL_FACTS
+from .facts import REQUIRED_FACTS as REQUIRED_FACTS
+from .facts import check_keys, read_fact
 from .spec import CPU, CUDA, Device, Fact
 
-REQUIRED_FACTS = (
-    "memory_bytes",
-    "memory_bandwidth_bytes_per_second",
-    "matrix_float32_flops_per_second",
-    "link_bytes_per_second",
-    "context_bytes",
-    "launch_seconds",
-)
-OPTIONAL_FACTS = (
-    "matrix_float64_flops_per_second",
-    "matrix_tf32_flops_per_second",
-    "matrix_float16_flops_per_second",
-    "matrix_bfloat16_flops_per_second",
-)
-_FACT_KEYS = tuple(field.name for field in fields(Fact))
 _REQUIRED_KEYS = ("title", "kind", "facts")
 _OPTIONAL_KEYS = ("compute_capability", "cuda_names")
 
@@ -56,9 +44,23 @@ def all_devices() -> tuple[Device, ...]:
     return tuple(load_device(name) for name in device_names())
 
 
-@cache
 def load_device(name: str) -> Device:
     """Load a device by its name; ``cpu`` gets the memory of this machine.
+
+    What ``memfit calibrate`` measured here takes the place of the catalogue's figures.
+
+    Raises:
+        UnknownDeviceError: if the catalogue has no such device.
+        DataError: if the device's file, or the file of its measured figures, is malformed.
+    """
+    device = catalogued_device(name)
+    stamp = stamp_of(calibration_path(name))
+    return device if stamp is None else _calibrated_device(name, stamp)
+
+
+@cache
+def catalogued_device(name: str) -> Device:
+    """Load a device by its name, without what was measured on this machine.
 
     Raises:
         UnknownDeviceError: if the catalogue has no such device.
@@ -79,7 +81,7 @@ def parse_device(name: str, text: str) -> Device:
     path = f"{name}.toml"
     table = _read_table(path, text)
     facts = table["facts"]
-    _check_keys(path, "facts", facts, REQUIRED_FACTS, OPTIONAL_FACTS)
+    check_keys(path, "facts", facts, REQUIRED_FACTS, OPTIONAL_FACTS)
     if table["kind"] not in (CPU, CUDA):
         raise DataError(path, f"kind is {table['kind']!r}; it must be {CPU!r} or {CUDA!r}")
     return Device(
@@ -87,7 +89,7 @@ def parse_device(name: str, text: str) -> Device:
         title=table["title"],
         kind=table["kind"],
         compute_capability=table.get("compute_capability"),
-        facts={key: _read_fact(path, key, value) for key, value in facts.items()},
+        facts={key: read_fact(path, key, value) for key, value in facts.items()},
     )
 
 
@@ -98,7 +100,7 @@ def catalogue_name(cuda_device: CudaDevice) -> str | None:
     must agree, as cards of different memory may share a name.
     """
     for name in _names_by_cuda_name().get(cuda_device.name, ()):
-        expected_bytes = load_device(name).memory_bytes
+        expected_bytes = catalogued_device(name).memory_bytes
         difference_bytes = abs(cuda_device.memory_bytes - expected_bytes)
         if difference_bytes <= _MEMORY_TOLERANCE_FRACTION * expected_bytes:
             return name
@@ -119,6 +121,12 @@ def current_device_name(machine: Host | None = None) -> str:
     if name is None:
         raise UnknownDeviceError(first.name, device_names())
     return name
+
+
+@cache
+def _calibrated_device(name: str, stamp: Stamp) -> Device:
+    """Load a device with the measured figures; a file that has changed has another stamp."""
+    return with_calibration(catalogued_device(name), read_calibration(stamp.path))
 
 
 def _files() -> dict[str, Traversable]:
@@ -149,47 +157,8 @@ def _read_table(path: str, text: str) -> dict[str, Any]:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DataError(path, f"it is not valid TOML: {error}") from error
-    _check_keys(path, "the file", table, _REQUIRED_KEYS, _OPTIONAL_KEYS)
+    check_keys(path, "the file", table, _REQUIRED_KEYS, _OPTIONAL_KEYS)
     return table
-
-
-def _read_fact(path: str, name: str, table: Mapping[str, Any]) -> Fact:
-    """Read one figure with its source, date and certainty."""
-    _check_keys(path, name, table, _FACT_KEYS, ())
-    if isinstance(table["value"], bool) or not isinstance(table["value"], (int, float)):
-        raise DataError(path, f"{name}.value is {table['value']!r}; it must be a number")
-    if table["certainty"] not in tuple(Certainty):
-        allowed = ", ".join(Certainty)
-        raise DataError(
-            path, f"{name}.certainty is {table['certainty']!r}; it must be one of {allowed}"
-        )
-    try:
-        date.fromisoformat(table["read_on"])
-    except (TypeError, ValueError):
-        raise DataError(
-            path, f"{name}.read_on is {table['read_on']!r}; write a date as '2026-01-31'"
-        ) from None
-    return Fact(**table)
-
-
-def _check_keys(
-    path: str,
-    place: str,
-    found: object,
-    required: Collection[str],
-    optional: Collection[str],
-) -> None:
-    """Refuse unknown keys, with the nearest known one, and missing keys."""
-    if not isinstance(found, dict):
-        raise DataError(path, f"{place} must be a table of keys, not {type(found).__name__}")
-    known = (*required, *optional)
-    for key in found:
-        if key not in known:
-            nearest = (get_close_matches(key, known, n=1, cutoff=0.0) or known)[0]
-            raise DataError(path, f"unknown key {key!r} in {place}; the nearest is {nearest!r}")
-    missing = [key for key in required if key not in found]
-    if missing:
-        raise DataError(path, f"{place} lacks {', '.join(missing)}; add it with its source")
 
 
 def _with_own_memory(device: Device) -> Device:

@@ -82,7 +82,7 @@ class _Part:
     """Percent of the widest bar in the table."""
 
 
-def _environment() -> Environment:
+def page_environment() -> Environment:
     """Make the template environment.
 
     Raises:
@@ -111,7 +111,7 @@ def report_html(report: RunReport) -> str:
     Raises:
         MissingExtraError: if matplotlib or jinja2 is not installed.
     """
-    template = _environment().get_template("report.html.j2")
+    template = page_environment().get_template("report.html.j2")
     pictures = [
         svg_text(figure, prefix=f"timeline{number}")
         for number, figure in enumerate(timeline_pictures(report, max_points=_INLINE_POINTS))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memfit.figures import Certainty, ConsideredPlan, Measurement, Prediction
-from memfit.units import format_bytes, format_fraction, format_seconds
+from memfit.advice import Advice, Topic
+from memfit.figures import Certainty, ConsideredPlan, Interval, Measurement, Prediction
+from memfit.units import GIB, KIB, MIB, format_bytes, format_fraction, format_seconds
 
 NUMERICS_MEANING = {
     "exact": "equal to the plain step up to rounding",
@@ -19,6 +20,9 @@ FIGURE_NAMES = {
     "reserved": "peak reserved",
     "process": "process",
 }
+
+_UNITS = {"GiB": (GIB, 2), "MiB": (MIB, 1), "KiB": (KIB, 1), "B": (1, 0)}
+"""The units of ``format_bytes``, each with its bytes and its digits behind the point."""
 
 
 def plan_name(strategies: Sequence[str], *, width: int | None = None) -> str:
@@ -97,6 +101,32 @@ def is_within(prediction: Prediction, budget_bytes: int | None) -> bool | None:
     return prediction.bounded_bytes() <= budget_bytes
 
 
+def is_uncertain(prediction: Prediction) -> bool:
+    """Say whether the budget lies inside the interval of the figure that it bounds."""
+    interval = prediction.intervals.get(prediction.budget_of)
+    if interval is None or prediction.budget_bytes is None:
+        return False
+    return interval.low_bytes <= prediction.budget_bytes < interval.high_bytes
+
+
+def verdict(prediction: Prediction) -> str:
+    """Write whether a prediction fits its budget: ``yes``, ``no``, ``uncertain``; ``-`` if none."""
+    if prediction.fits is None:
+        return "-"
+    if is_uncertain(prediction):
+        return "uncertain"
+    return "yes" if prediction.fits else "no"
+
+
+def interval_words(interval: Interval | None) -> str:
+    """Write an interval with its unit: ``1.47 to 1.53 GiB``; empty without one."""
+    if interval is None:
+        return ""
+    high, _, unit = format_bytes(interval.high_bytes).partition(" ")
+    unit_bytes, digits = _UNITS[unit]
+    return f"{interval.low_bytes / unit_bytes:,.{digits}f} to {high} {unit}"
+
+
 def process_certainty(prediction: Prediction) -> Certainty:
     """Give the weakest certainty of a prediction and its terms."""
     order = list(Certainty)
@@ -125,6 +155,13 @@ def fits_sentence(prediction: Prediction, budget_bytes: int | None) -> str:
         return "No budget was given."
     found = prediction.bounded_bytes()
     figure = f"{FIGURE_NAMES[prediction.budget_of]} {_bounded_figure(prediction)}"
+    if budget_bytes == prediction.budget_bytes and is_uncertain(prediction):
+        interval = interval_words(prediction.intervals.get(prediction.budget_of))
+        side = "Fits" if within else "Does not fit"
+        return (
+            f"{side} the budget of {format_bytes(budget_bytes)}, but uncertainly: {figure}, in "
+            f"the interval {interval}."
+        )
     if within:
         return (
             f"Fits the budget of {format_bytes(budget_bytes)}: {figure}, "
@@ -199,6 +236,34 @@ def _seconds_line(plain: Prediction, planned: Prediction) -> str:
         f"{format_seconds(plain.step_seconds)} "
         f"({signed_error(planned.step_seconds, plain.step_seconds)})."
     )
+
+
+def advice_sentence(advice: Advice) -> str:
+    """Write a piece of advice: what would change the answer, and by how much."""
+    figure = format_bytes(advice.num_bytes)
+    share = f"{100 * advice.part_fraction:.0f} %"
+    return {
+        Topic.EXPANDABLE_SEGMENTS: (
+            f"PYTORCH_ALLOC_CONF=expandable_segments:True would reserve {figure} less ({share})."
+        ),
+        Topic.OPTIMIZER_TEMPORARIES: (
+            "The peak lies in the optimizer's step. Another implementation (fused=True or "
+            f"foreach=False) would lower it by up to {figure} ({share})."
+        ),
+        Topic.SAVED_ACTIVATIONS: (
+            f"Saved activations hold {figure} ({share} of the peak). Checkpointing or bf16 shrinks "
+            "them; for a memfit.Job, `memfit plan` finds the fastest way that fits."
+        ),
+        Topic.GUESSED_TERM: (
+            f"{advice.subject}: {figure} ({share} of the process) is a guess. "
+            "`memfit calibrate` on the card measures it."
+        ),
+        Topic.BYTES_PER_SAMPLE: f"Each sample of the batch takes about {figure}.",
+        Topic.MICRO_BATCH: (
+            f"Micro-batches of {advice.subject} samples fit, with the same effective batch; "
+            "`memfit plan` finds the fastest plan."
+        ),
+    }[advice.topic]
 
 
 def format_value(name: str, value: object) -> str:

@@ -65,8 +65,8 @@ class StepMonitor:
             return True
         if self._watched.count < _ALWAYS_MEASURED_STEPS:
             return True
-        # Counted whole: what watching adds cannot be told from noise, and a step that was watched in
-        # a quiet moment would make watching look free for good.
+        # Counted whole: what watching adds cannot be told from noise, and a step watched in a quiet
+        # moment would make watching look free for good.
         total = self._watched.seconds + self._unwatched.seconds
         next_watched = self._watched.seconds + self._watched.mean_seconds
         return next_watched < self._overhead_fraction * total

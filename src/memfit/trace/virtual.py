@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import MappingProxyType
+from pathlib import Path
+from types import FrameType, MappingProxyType
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -30,12 +32,19 @@ from memfit.trace.cuda.operators import cuda_operators
 from memfit.trace.cuda.placement import (
     CARD,
     device_told_to_cpp,
-    is_on_card,
     placement,
     with_device_meant,
 )
-from memfit.trace.cuda.recurrent import fake_backward, pack, reserve_bytes_of, with_reserve
+from memfit.trace.cuda.recurrent import (
+    fake_backward,
+    fake_gru_cell,
+    fake_gru_cell_backward,
+    pack,
+    reserve_bytes_of,
+    with_reserve,
+)
 from memfit.trace.cuda.runtime import runtime
+from memfit.trace.replacements import replacements
 from memfit.trace.scratch import lstm_workspace_bytes
 
 _RANGES = (
@@ -48,12 +57,38 @@ _FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _EMPTY = torch.ops.aten.empty.memory_format
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
-_CUDNN_RNN_BACKWARD = torch.ops.aten._cudnn_rnn_backward.default
+_RECURRENT = (_LSTM, _CUDNN_RNN)
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_ANY_VALUE = 1.0
+_SAYS_NO_FAKE = "no fake impl registered"
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _DEVICE = torch.ops.prim.device.default
 _MOST_KNOWN_VALUES = 4096
-_RANDOM_STATE_BYTES = 5056
-"""Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+_OWN_FOLDERS = (
+    *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])),
+    "<",
+)
+_OWN_FOLDERS = (
+    *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])),
+    "<",
+)
+
+
+def _no_result(_args: Sequence[object]) -> None:
+    """Stand in for an operator that works in place."""
+
+
+_FAKES = {
+    torch.ops.aten._cudnn_rnn_backward.default: fake_backward,
+    torch.ops.aten._thnn_fused_gru_cell.default: fake_gru_cell,
+    torch.ops.aten._thnn_fused_gru_cell_backward.default: fake_gru_cell_backward,
+    # Optimizers in one kernel, which change their lists of tensors in place.
+    torch.ops.aten._fused_sgd_.default: _no_result,
+    torch.ops.aten._fused_sgd_.tensor_lr: _no_result,
+    torch.ops.aten._fused_adagrad_.default: _no_result,
+}
+"""What the card's operators give where torch has no fake version of its own."""
 
 
 class ValuesNeededError(RecordingError):
@@ -82,29 +117,60 @@ class VirtualTensors(FakeTensorMode):
             return device_told_to_cpp(cast(FakeTensor, args[0]))
         if self._has_card and not self.in_kernel_invocation:
             kwargs = with_device_meant(kwargs)
-        if func is _CUDNN_RNN_BACKWARD:
+        fake = _FAKES.get(func) if self._has_card else None
+        if fake is not None:
             with self:
-                return fake_backward(args)
+                return fake(args)
         if func is _PACK and (lengths := _values_of(args[1])) is not None:
             with self:
                 return pack(cast(torch.Tensor, args[0]), lengths, batch_first=bool(args[2]))
         if self._has_card and kwargs.get("device") == CARD:
             args = tuple(self._as_fake(value) for value in args)
         with _without_values(args) if kwargs.get("device") == CARD else nullcontext():
-            out: Any = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is _CUDNN_RNN and is_on_card(args[0]):
-            with self:
-                return with_reserve(out, reserve_bytes_of(args))
+            out: Any = self._carried_out(func, types, args, kwargs)
         if func in _RANGES and _is_small_and_here(out):
             with no_dispatch():
                 out.constant = func(*args, **{**kwargs, "device": "cpu"})
-        if func is _LSTM:
-            # torch's own fake version leaves the workspace empty.
-            num_bytes = lstm_workspace_bytes(tuple(args))
-            options = {"dtype": torch.uint8, "device": "cpu"}
-            workspace = super().__torch_dispatch__(_EMPTY, types, ([num_bytes],), options)
-            output, hidden, cell, _ = out
-            return output, hidden, cell, workspace
+        return self._with_kept(func, types, args, out) if func in _RECURRENT else out
+
+    def _with_kept(
+        self, func: Any, types: Sequence[type], args: Sequence[object], out: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Give recurrent layers what they keep, which torch's own fake versions leave empty."""
+        if func is _CUDNN_RNN:
+            with self:
+                return with_reserve(out, reserve_bytes_of(args))
+        num_bytes = lstm_workspace_bytes(tuple(args))
+        options = {"dtype": torch.uint8, "device": "cpu"}
+        workspace = super().__torch_dispatch__(_EMPTY, types, ([num_bytes],), options)
+        return *out[:3], workspace
+
+    def _carried_out(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Any:
+        """Have torch do its fake version, and refuse what has none."""
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        except DataDependentOutputException:
+            if func is _ITEM and _is_asked_by_an_optimizer():
+                return _ANY_VALUE
+            raise
+        except UnsupportedOperatorException:
+            raise
+        except RuntimeError as error:
+            if _SAYS_NO_FAKE in str(error):
+                raise UnsupportedOperatorException(func) from error
+            raise
+        if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
+            raise RecordingError(
+                f"The operator {func} gives a sparse tensor, whose size depends on its values",
+                "Use dense tensors (for embeddings, sparse=False), or `memfit measure`, which "
+                "really runs the step.",
+            )
         return out
 
     @property
@@ -147,7 +213,7 @@ def virtual_tensors(
         with ExitStack() as stack:
             # What fails is reported by whoever catches it, not by torch's log as well.
             stack.enter_context(patch.object(_FAKE_TENSOR_LOG, "disabled", True))
-            for replacement in _replacements(disguised):
+            for replacement in replacements(disguised=disguised):
                 stack.enter_context(replacement)
             if card is not None:
                 _enter_card(stack, card)
@@ -170,10 +236,23 @@ def _enter_card(stack: ExitStack, card: Card) -> None:
     """Put a virtual GPU into the machine."""
     autocast = VirtualAutocast(card.torch_version)
     parts = (placement(), runtime(card), autocast.replacements(), distributed())
-    for replacements in parts:
-        for replacement in replacements:
+    for part in parts:
+        for replacement in part:
             stack.enter_context(replacement)
     stack.enter_context(cuda_operators(card, autocast))
+
+
+def _is_asked_by_an_optimizer() -> bool:
+    """Say whether torch's own optimizers want a value, which only scales their updates."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_OPTIMIZERS):
+            return True
+        if not file.startswith(_OWN_FOLDERS):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _is_small_and_here(tensor: object) -> bool:
@@ -221,90 +300,6 @@ def _one_as_virtual(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
-
-
-def _replacements(disguised: bool) -> Iterator[Any]:
-    """Replace functions that cannot or need not do their work on fake tensors."""
-    # Truncated normals are drawn by rejection, which looks at the values drawn.
-    yield patch.object(torch.nn.init, "_no_grad_trunc_normal_", _leave_as_is)
-    # Fake parameters can be neither swapped nor given other data: put new ones in their places.
-    yield patch.object(torch.nn.Module, "_apply", _ConvertedInPlace().apply)
-    # The random state does not pass through dispatch, but it takes memory.
-    for module in (torch, torch.random):
-        yield patch.object(module, "get_rng_state", _random_state)
-        yield patch.object(module, "set_rng_state", _drop_state)
-    # transformers builds attention masks for fake tensors that it leaves out for real ones.
-    library = sys.modules.get("transformers.utils.import_utils")
-    if disguised and hasattr(library, "is_fake_tensor"):
-        yield patch.object(library, "is_fake_tensor", _say_no)
-
-
-class _ConvertedInPlace:
-    """Stand in for ``Module._apply``, which ``.to()``, ``.half()`` and their kin go through."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._converted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    @property
-    def apply(self) -> Callable[..., torch.nn.Module]:
-        """Give the function that takes the method's place."""
-
-        def convert(
-            module: torch.nn.Module,
-            fn: Callable[[torch.Tensor], torch.Tensor],
-            recurse: bool = True,
-        ) -> torch.nn.Module:
-            self._depth += 1
-            try:
-                # Through each child's own method: recurrent layers gather their weights anew.
-                for child in module.children() if recurse else ():
-                    child._apply(fn)
-                self._convert_own(module, fn)
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._converted.clear()
-            return module
-
-        return convert
-
-    def _convert_own(
-        self, module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    tensors[name] = self._one(tensor, fn)  # type: ignore[assignment]
-
-    def _one(
-        self, tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        """Convert a tensor once, however many modules share it."""
-        if id(tensor) not in self._converted:
-            with torch.no_grad():
-                converted = fn(tensor)
-            if isinstance(tensor, torch.nn.Parameter) and converted is not tensor:
-                converted = torch.nn.Parameter(converted, tensor.requires_grad)
-            self._converted[id(tensor)] = (tensor, converted)
-        return self._converted[id(tensor)][1]
-
-
-def _random_state() -> torch.Tensor:
-    """Give a tensor as large as the CPU's random state, which checkpointing keeps per block."""
-    return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
-
-
-def _drop_state(_state: torch.Tensor) -> None:
-    """Take no random state: fake tensors draw nothing."""
-
-
-def _leave_as_is(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-    return tensor
-
-
-def _say_no(_value: object) -> bool:
-    return False
 
 
 def _operator(error: Exception) -> str:

@@ -78,12 +78,26 @@ class VirtualAutocast:
                 op = operator_called(plain)
                 if op is not None:
                     yield plain, make(op)
+        for name in lists.banned:
+            if (op := operator_called(name.removeprefix("aten::"))) is not None:
+                yield name.removeprefix("aten::"), self._banned(op)
 
     def _lower_precision(self, op: Any) -> Kernel:
         return self._casting(op, lambda _args: torch.get_autocast_dtype("cuda"))
 
     def _fp32(self, op: Any) -> Kernel:
         return self._casting(op, lambda _args: torch.float32)
+
+    def _banned(self, op: Any) -> Kernel:
+        """Refuse what CUDA's autocast refuses."""
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_autocast_enabled("cuda") and is_on_card(args[0]):
+                raise RuntimeError(f"{op} is unsafe to autocast; see the docs of torch.autocast")
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+                return op(*args, **kwargs)
+
+        return kernel
 
     def _promoted(self, op: Any) -> Kernel:
         return self._casting(op, _widest)
@@ -122,7 +136,8 @@ class VirtualAutocast:
         """Cast a tensor; weights that are cast to the lower precision are kept for the region."""
         if not _is_eligible(tensor) or tensor.dtype is dtype:
             return tensor
-        is_weight = tensor.requires_grad and tensor.is_leaf and tensor.dtype is torch.float32
+        is_leaf = tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        is_weight = is_leaf and tensor.dtype is torch.float32
         lower = torch.get_autocast_dtype("cuda")
         if not (is_weight and dtype is lower and torch.is_autocast_cache_enabled()):
             return tensor.to(dtype)

@@ -206,8 +206,9 @@ def workspace_bytes(conv: Convolution, which: Pass, card: Card) -> tuple[int, in
 
     With tensor cores (fp16, bf16; fp32 as TF32 from compute capability 8.0): nothing for channels
     last, except for the gradient of weights, which is added up in fp32. In plain layout, what is
-    read is turned to channels last, and a gradient of the input is turned back; forward engines write plain layout themselves. Kernels of 1 x 1, groups
-    and channels that do not fill 16 bytes have engines that read plain layout.
+    read is turned to channels last, and a gradient of the input is turned back; forward engines
+    write plain layout themselves. Kernels of 1 x 1, groups, and channels that do not fill 16 bytes
+    have engines that read plain layout.
 
     Without tensor cores: weights turned by Winograd for a 3 x 3 kernel of stride 1, a copy of the
     weights for their gradient, else nothing (implicit products keep a few indices).

@@ -20,9 +20,8 @@ def _wrap(
     wrapper: Any,
     module: torch.nn.Module,
     *_args: Any,
-    bucket_cap_mb: float | None = None,
     gradient_as_bucket_view: bool = False,
-    **_kwargs: Any,
+    **options: Any,
 ) -> None:
     """Stand in for the constructor of ``DistributedDataParallel``: keep the module, make buckets.
 
@@ -34,7 +33,7 @@ def _wrap(
     """
     torch.nn.Module.__init__(wrapper)
     wrapper.module = module
-    cap_bytes = int((bucket_cap_mb or _BUCKET_MIB) * MIB)
+    cap_bytes = int((options.get("bucket_cap_mb") or _BUCKET_MIB) * MIB)
     wrapper.buckets = [] if gradient_as_bucket_view else list(_buckets(module, cap_bytes))
 
 

@@ -21,6 +21,7 @@ from memfit.trace.cuda.workspaces import (
     uses_lt,
 )
 from memfit.trace.hidden import Scratch
+from memfit.trace.operators import tensors_in
 
 _PRODUCTS = frozenset(
     {"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "addbmm", "_addmm_activation", "dot"}
@@ -53,6 +54,8 @@ class CudaKernels:
         self, operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> tuple[Sequence[int], Scratch | None]:
         """Give the workspaces that an operator makes for good, in bytes, and its scratch."""
+        if not any(is_on_card(tensor) for tensor in tensors_in((out, args))):
+            return (), None  # an operator of the CPU
         attention = _FUSED_ATTENTION.get(operator.removesuffix(_BACKWARD))
         if attention is not None:
             return (), self._attention(attention, operator.endswith(_BACKWARD), args, kwargs)

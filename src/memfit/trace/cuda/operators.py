@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._C import DispatchKey
@@ -26,6 +26,7 @@ _KEY = "AutogradCPU"
 _FLASH_HEAD_MULTIPLE = 8
 _EFFICIENT_MASK_MULTIPLE = 16
 _FUSED_RMS_NORM_SINCE = (2, 9)
+_ATTENTION_OPTIONS = ("mask", "dropout", "is_causal")
 _aten = torch.ops.aten
 
 
@@ -34,6 +35,7 @@ def cuda_operators(card: Card, autocast: VirtualAutocast) -> Iterator[None]:
     """Register CUDA's choices for as long as the context lasts."""
     replacements: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
+        "linear": _linear,
         "scaled_dot_product_attention": functools.partial(_attention, card),
         "softmax.int": functools.partial(_softmax, _aten._softmax),
         "log_softmax.int": functools.partial(_softmax, _aten._log_softmax),
@@ -62,6 +64,16 @@ def _on_card_only(name: str, replacement: Callable[..., Any]) -> Callable[..., A
         return operator._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return kernel
+
+
+def _linear(tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Add the bias in place where torch does so when no dispatch mode is watching.
+
+    Source: ``linear`` in aten/src/ATen/native/Linear.cpp; 2-D and contiguous inputs take ``addmm``.
+    """
+    if bias is None or tensor.dim() == 2 or tensor.is_contiguous():
+        return NotImplemented
+    return torch.matmul(tensor, weight.t()).add_(bias)
 
 
 def _dropout(tensor: torch.Tensor, rate: float, train: bool) -> Any:
@@ -104,7 +116,38 @@ def _rms_norm(
     """Take the fused kernel (aten/src/ATen/native/layer_norm.cpp, ``rms_norm_symint``)."""
     if weight is not None and weight.dtype is not tensor.dtype:
         return NotImplemented
-    return _aten._fused_rms_norm(tensor, shape, weight, eps)[0]
+    return _FusedRmsNorm.apply(tensor, shape, weight, eps)
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """The fused kernel and its gradient, which autograd takes apart for the CPU's dispatch keys.
+
+    Source: ``_fused_rms_norm`` in tools/autograd/derivatives.yaml.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        shape: list[int],
+        weight: torch.Tensor | None,
+        eps: float | None,
+    ) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, scale = _aten._fused_rms_norm(tensor, shape, weight, eps)
+        ctx.shape = shape
+        ctx.save_for_backward(tensor, weight, scale)
+        return cast(torch.Tensor, out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        tensor, weight, scale = ctx.saved_tensors
+        is_wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        with torch._C._AutoDispatchBelowAutograd():
+            grad_tensor, grad_weight = _aten._fused_rms_norm_backward(
+                grad, tensor, ctx.shape, scale, weight, is_wanted
+            )
+        return grad_tensor, None, grad_weight, None
 
 
 def _attention(
@@ -112,23 +155,37 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    dropout: float = 0.0,
-    is_causal: bool = False,
-    *,
+    *rest: Any,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Take the attention kernel that the card would take."""
+    """Take the attention kernel that the card would take.
+
+    ``rest`` are the mask, the dropout rate and whether attention is causal, as far as given.
+    """
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         return NotImplemented
+    given = dict(zip(_ATTENTION_OPTIONS, rest, strict=False))
+    mask = given.get("mask")
+    dropout, is_causal = given.get("dropout", 0.0), given.get("is_causal", False)
     question = question_of(
         card, query, key, value, mask, dropout=dropout, is_causal=is_causal, enable_gqa=enable_gqa
     )
     chosen = choose_attention(question)
+    mask = None if mask is None else _as_numbers(mask, query.dtype)
     if chosen == "flash":
-        return _flash(query, key, value, dropout, is_causal, scale)
+        return _flash(query, key, value, dropout=dropout, is_causal=is_causal, scale=scale)
     if chosen == "math":
+        if mask is not None or is_causal:
+            return _math_attention(
+                query,
+                key,
+                value,
+                None if is_causal else mask,
+                dropout=dropout,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
         return _aten._scaled_dot_product_attention_math(
             query, key, value, mask, dropout, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
@@ -155,6 +212,7 @@ def question_of(
 ) -> AttentionQuestion:
     """Describe a call of attention, and what the user has switched on."""
     tensors = (query, key, value)
+    strided = tensors if mask is None else (*tensors, mask)
     backends = torch.backends.cuda
     return AttentionQuestion(
         capability=card.capability,
@@ -172,6 +230,7 @@ def question_of(
         is_causal=is_causal,
         dropout=dropout,
         enable_gqa=enable_gqa,
+        has_unit_stride=all(tensor.stride(-1) == 1 for tensor in strided),
         requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
         flash_enabled=backends.flash_sdp_enabled(),
         efficient_enabled=backends.mem_efficient_sdp_enabled(),
@@ -184,6 +243,7 @@ def _flash(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    *,
     dropout: float,
     is_causal: bool,
     scale: float | None,
@@ -202,15 +262,63 @@ def _flash(
     return out[..., :head_dim] if missing else out
 
 
-def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Make a mask into a bias: bools become numbers, rows are padded to a multiple of 16.
+def _math_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    dropout: float,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Compute attention step by step, adding the mask in place as torch does when unwatched.
 
-    Source: ``convert_boolean_attn_mask`` and ``pad_bias`` in
-    aten/src/ATen/native/transformers/attention.cpp.
+    Without a mask the attention is causal. Names live as long as they do in C++.
+
+    Source: ``_scaled_dot_product_attention_math`` in
+    aten/src/ATen/native/transformers/attention.cpp, torch 2.13.
     """
-    if mask.dtype is torch.bool:
-        zero = torch.zeros_like(mask, dtype=query.dtype)
-        mask = zero.masked_fill_(mask.logical_not(), float("-inf"))
+    inputs = [value, key, query]
+    is_half = query.dtype in {torch.float16, torch.bfloat16}
+    if is_half and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        inputs = [tensor.float() for tensor in reversed(inputs)][::-1]
+    factor = (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
+    scaled = inputs[2] * factor
+    expanded = inputs[1::-1]
+    if mask is None:
+        shape = (query.shape[-2], key.shape[-2])
+        mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+        mask = _as_numbers(mask, scaled.dtype)
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        expanded = [tensor.repeat_interleave(repeats, dim=-3) for tensor in expanded]
+    weights = torch.matmul(scaled, expanded[0].transpose(-2, -1) * factor).add_(mask)
+    weights = _aten._safe_softmax(weights, -1)
+    if dropout > 0:
+        weights = torch.dropout(weights, dropout, True)
+    kept = weights.to(query.dtype)
+    out = torch.matmul(weights, expanded[1]).to(query.dtype)
+    del kept
+    return out
+
+
+def _as_numbers(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Turn a mask of bools into one of zeros and minus infinities.
+
+    Source: ``convert_boolean_attn_mask`` in aten/src/ATen/native/transformers/attention.cpp.
+    """
+    if mask.dtype is not torch.bool:
+        return mask
+    lowest = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
+    return torch.where(mask, 0.0, lowest)
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Make a mask into a bias: rows are padded to a multiple of 16.
+
+    Source: ``pad_bias`` in aten/src/ATen/native/transformers/attention.cpp.
+    """
     length = mask.shape[-1]
     missing = -length % _EFFICIENT_MASK_MULTIPLE
     if missing:

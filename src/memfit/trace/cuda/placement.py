@@ -1,11 +1,11 @@
 """Puts fake tensors on a virtual GPU, with any build of torch and no compiled code.
 
-A tensor of the virtual GPU has three faces. To Python it lies on ``cuda:0``: that is what ``device``
-and ``is_cuda`` say, and fake tensors refuse to mix it with tensors of the CPU. To C++ it lies on
-the meta device, the one device besides the CPU that every build of torch carries: autograd's
-engine asks the device for streams, which a build without CUDA cannot answer. Its dispatch keys are
-the CPU's, which have autograd and autocast of their own; where CUDA would choose other operators,
-``memfit.trace.cuda.operators`` puts them there.
+A tensor of the virtual GPU has three faces. To Python it lies on ``cuda:0``: that is what
+``device`` and ``is_cuda`` say, and fake tensors refuse to mix it with tensors of the CPU. To C++ it
+lies on the meta device, the one device besides the CPU that every build of torch carries:
+autograd's engine asks the device for streams, which a build without CUDA cannot answer. Its
+dispatch keys are the CPU's, which have autograd and autocast of their own; where CUDA would choose
+other operators, ``memfit.trace.cuda.operators`` puts them there.
 
 C++ passes the device on where it makes a tensor like another one. The card's meta device has a
 number of its own, so that ``device_meant`` can tell it from the meta device of user code.
@@ -13,12 +13,14 @@ number of its own, so that ``device_meant`` can tell it from the meta device of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _device
 
 from memfit.errors import RecordingError
 
@@ -27,7 +29,31 @@ _CPU = torch.device("cpu")
 _META_OF_CARD = torch.device("meta", 7)
 _DEVICE_KEYWORDS = ("device", "fake_device", "_fake_device")
 _PLACE_OF_DEVICE = 2
+_NO_DATA = (
+    "Cannot copy out of meta tensor; no data! Use torch.nn.Module.to_empty() instead of "
+    "torch.nn.Module.to() to move a module from the meta device."
+)
 _TO_COPY = torch.ops.aten._to_copy
+_FACTORIES = (
+    "arange",
+    "empty",
+    "empty_like",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
+    "randperm",
+    "tensor",
+    "zeros",
+    "zeros_like",
+)
 
 
 def is_on_card(tensor: object) -> bool:
@@ -77,15 +103,98 @@ def placement() -> Iterator[Any]:
     }
     for name, face in faces.items():
         yield patch.object(FakeTensor, name, property(face), create=True)
-    methods = {"to": _to, "cuda": _cuda, "cpu": _cpu, "get_device": _device_index}
+    methods = {
+        "to": _to,
+        "cuda": _cuda,
+        "cpu": _cpu,
+        "get_device": _device_index,
+        "new_tensor": _new_tensor,
+        "type": _type,
+        "pin_memory": _unchanged,
+        "record_stream": _unchanged,
+    }
     for name, method in methods.items():
         yield patch.object(torch.Tensor, name, method, create=True)
-    yield patch.object(torch.Tensor, "pin_memory", _unchanged, create=True)
-    yield patch.object(torch.Tensor, "record_stream", _unchanged, create=True)
+    yield from _numbered_devices()
+
+
+def _numbered_devices() -> Iterator[Any]:
+    """Let a number name the card, which C++ reads only where there is an accelerator."""
+    # Torch remembers its factories at their first use: these must not be the replaced ones.
+    _device._device_constructors()
+    for name in _FACTORIES:
+        yield patch.object(torch, name, _with_device_named(getattr(torch, name)))
+    for name in ("as_tensor", "asarray"):
+        yield patch.object(torch, name, _placed_afterwards(getattr(torch, name)))
+    parse = torch._C._nn._parse_to
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        return parse(*(_named(value) for value in args[:1]), *args[1:], **_with_name(kwargs))
+
+    yield patch.object(torch._C._nn, "_parse_to", parse_to)
+    yield patch.object(torch, "Generator", _Generator)
+
+
+def _named(device: Any) -> Any:
+    """Spell a device that is given by its number; anything else stays."""
+    return torch.device("cuda", device) if type(device) is int else device
+
+
+def _with_name(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Spell the device among keyword arguments."""
+    return {**kwargs, "device": _named(kwargs["device"])} if "device" in kwargs else kwargs
+
+
+def _with_device_named(factory: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return factory(*args, **_with_name(kwargs))
+
+    return make
+
+
+def _placed_afterwards(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Move what was made from arrays to its device by way of dispatch, which C++ leaves out."""
+
+    @functools.wraps(factory)
+    def make(data: Any, *, device: Any = None, **kwargs: Any) -> Any:
+        if isinstance(data, torch.Tensor):
+            place = data.device if device is None else device
+            return _to(data, place, kwargs.get("dtype"), copy=bool(kwargs.get("copy")))
+        place = torch.get_default_device() if device is None else device
+        return _to(factory(data, **kwargs, device=_CPU), place)
+
+    return make
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]  # it has a type of its own
+    """Have torch's own generators pass as generators while the name is replaced."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _generator_as_torch_makes_it)
+
+
+_generator_as_torch_makes_it = torch.Generator
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
+    """A random generator of the card: fake tensors draw nothing, so that the CPU's will do."""
+
+    def __new__(cls, device: torch.device | str | int = "cpu") -> Any:
+        if device_meant(device) != CARD:
+            return _generator_as_torch_makes_it(torch.device(device))
+        return _generator_as_torch_makes_it.__new__(cls, "cpu")  # type: ignore[call-arg]
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # the annotation says writeable
+        """Give the card."""
+        return CARD
 
 
 _fake_as_torch_makes_it = FakeTensor.__new__
 _to_as_torch_does_it = torch.Tensor.to
+_new_tensor_as_torch_does_it = torch.Tensor.new_tensor
+_type_as_torch_does_it = torch.Tensor.type
 
 
 def _make_fake(cls: type[FakeTensor], *args: Any, **kwargs: Any) -> FakeTensor:
@@ -112,6 +221,8 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if device is None or device_meant(device) == tensor.device:
         wanted = {name: value for name, value in options.items() if value is not None}
         return _to_as_torch_does_it(tensor, **wanted) if wanted else tensor
+    if tensor.device.type == "meta":
+        raise NotImplementedError(_NO_DATA)
     dtype = options.get("dtype") or tensor.dtype
     moved: torch.Tensor = _TO_COPY(
         tensor,
@@ -160,6 +271,26 @@ def _cpu(tensor: torch.Tensor, memory_format: torch.memory_format | None = None)
 
 def _device_index(tensor: torch.Tensor) -> int:
     return 0 if is_on_card(tensor) else -1
+
+
+def _new_tensor(tensor: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
+    """Stand in for ``Tensor.new_tensor``, whose C++ side puts the values on the CPU."""
+    if not is_on_card(tensor):
+        return _new_tensor_as_torch_does_it(tensor, data, **kwargs)
+    return torch.tensor(data, **{"dtype": tensor.dtype, "device": CARD, **kwargs})
+
+
+def _type(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """Stand in for ``Tensor.type``, which names and makes legacy types such as cuda.FloatTensor."""
+    if dtype is None:
+        name = str(_type_as_torch_does_it(tensor))
+        return name.replace("torch.", "torch.cuda.", 1) if is_on_card(tensor) else name
+    if isinstance(dtype, torch.dtype):
+        return _to(tensor, dtype, non_blocking)
+    name = dtype if isinstance(dtype, str) else torch.typename(dtype)
+    module, _, kind = name.rpartition(".")
+    place = CARD if module == "torch.cuda" else _CPU
+    return _to(tensor, place, getattr(torch, kind).dtype, non_blocking)
 
 
 def _unchanged(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,59 +16,59 @@ _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """cudnnRNNMode_t, in the order of its enumerators."""
 _WEIGHTS_PER_LAYER = 2
 _BIASES_PER_LAYER = 2
+_GATES_OF_GRU = 3
+_KEPT_BY_GRU_CELL = 5
+"""What the fused step keeps per element of the state (GRU_WORKSPACE_MULTIPLIER in RNN.cu)."""
 
 
 def recurrent_operators() -> dict[str, Callable[..., Any]]:
     """Give the replacements of torch's recurrent operators, by name."""
     operators: dict[str, Callable[..., Any]] = {}
     for name, mode in _MODES.items():
-        run = _lstm if name == "lstm" else functools.partial(_one_state, mode)
-        operators[f"{name}.input"] = run
-        packed = _packed_lstm if name == "lstm" else functools.partial(_packed_one_state, mode)
-        operators[f"{name}.data"] = packed
+        operators[f"{name}.input"] = functools.partial(_padded, mode)
+        operators[f"{name}.data"] = functools.partial(_packed, mode)
+    operators["lstm_cell"] = _lstm_cell
+    operators["gru_cell"] = _gru_cell
+    operators["_pad_packed_sequence"] = _pad
+    operators["_pack_padded_sequence_backward"] = _pack_backward
     return operators
 
 
-def _lstm(
+def _lstm_cell(
     data: torch.Tensor,
     states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    *weights: torch.Tensor | None,
 ) -> Any:
-    return _run(
-        data,
-        list(states),
-        list(weights),
-        (),
-        mode=_MODES["lstm"],
-        has_biases=has_biases,
-        num_layers=num_layers,
-        dropout=dropout,
-        train=train,
-        bidirectional=bidirectional,
-        batch_first=batch_first,
+    """Take the fused kernel for one step, as ``lstm_cell`` in aten/src/ATen/native/RNN.cpp does."""
+    of_data, of_hidden, bias_data, bias_hidden = _cell_weights(weights)
+    hidden, cell = states
+    gates = _aten._thnn_fused_lstm_cell(
+        data @ of_data.t(), hidden @ of_hidden.t(), cell, bias_data, bias_hidden
     )
+    return gates[0], gates[1]
 
 
-def _packed_lstm(
-    data: torch.Tensor,
-    batch_sizes: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    *rest: Any,
-) -> Any:
-    return _run_packed(_MODES["lstm"], data, batch_sizes, list(states), *rest)
+def _gru_cell(data: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor | None) -> Any:
+    """Take the fused kernel for one step, as ``gru_cell`` in aten/src/ATen/native/RNN.cpp does."""
+    of_data, of_hidden, bias_data, bias_hidden = _cell_weights(weights)
+    return _aten._thnn_fused_gru_cell(
+        data @ of_data.t(), hidden @ of_hidden.t(), hidden, bias_data, bias_hidden
+    )[0]
 
 
-def _one_state(mode: int, data: torch.Tensor, state: torch.Tensor, *rest: Any) -> Any:
+def _cell_weights(weights: Sequence[torch.Tensor | None]) -> tuple[Any, Any, Any, Any]:
+    """Give a cell's two weights and two biases; biases may be left out."""
+    of_data, of_hidden, *biases = weights
+    bias_data, bias_hidden = (*biases, None, None)[:2]
+    return of_data, of_hidden, bias_data, bias_hidden
+
+
+def _padded(mode: int, data: torch.Tensor, states: Any, *rest: Any) -> Any:
+    """Run a layer over sequences of one length."""
     weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
     return _run(
         data,
-        [state],
+        _listed(states),
         list(weights),
         (),
         mode=mode,
@@ -80,23 +81,14 @@ def _one_state(mode: int, data: torch.Tensor, state: torch.Tensor, *rest: Any) -
     )
 
 
-def _packed_one_state(
-    mode: int, data: torch.Tensor, batch_sizes: torch.Tensor, state: torch.Tensor, *rest: Any
+def _packed(
+    mode: int, data: torch.Tensor, batch_sizes: torch.Tensor, states: Any, *rest: Any
 ) -> Any:
-    return _run_packed(mode, data, batch_sizes, [state], *rest)
-
-
-def _run_packed(
-    mode: int,
-    data: torch.Tensor,
-    batch_sizes: torch.Tensor,
-    states: list[torch.Tensor],
-    *rest: Any,
-) -> Any:
+    """Run a layer over packed sequences."""
     weights, has_biases, num_layers, dropout, train, bidirectional = rest
     return _run(
         data,
-        states,
+        _listed(states),
         list(weights),
         tuple(batch_sizes.tolist()),
         mode=mode,
@@ -107,6 +99,11 @@ def _run_packed(
         bidirectional=bidirectional,
         batch_first=False,
     )
+
+
+def _listed(states: Any) -> list[torch.Tensor]:
+    """List the states: LSTMs have two, the others one."""
+    return [states] if isinstance(states, torch.Tensor) else list(states)
 
 
 def _run(
@@ -180,6 +177,25 @@ def reserve_bytes_of(args: Sequence[Any]) -> int:
     return rnn_reserve_bytes(Recurrence.of(tuple(args)))
 
 
+def fake_gru_cell(args: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give what the fused GRU step returns: the new state and what its backward needs.
+
+    Source: ``_thnn_fused_gru_cell_cuda`` in aten/src/ATen/native/cuda/RNN.cu.
+    """
+    hidden = args[2]
+    kept = hidden.new_empty(hidden.shape[0], hidden.shape[1] * _KEPT_BY_GRU_CELL)
+    return torch.empty_like(hidden), kept
+
+
+def fake_gru_cell_backward(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Give the gradients of the fused GRU step: of both gates, the state and both biases."""
+    grad, kept, has_bias = args
+    num_gates = kept.shape[1] // _KEPT_BY_GRU_CELL * _GATES_OF_GRU
+    gates = [kept.new_empty(kept.shape[0], num_gates) for _ in range(2)]
+    biases = [kept.new_empty(num_gates) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(grad), *biases)
+
+
 def pack(
     data: torch.Tensor, lengths: Sequence[int], *, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,7 +204,52 @@ def pack(
     Args:
         data: (time, batch, ...), or (batch, time, ...) with ``batch_first``.
         lengths: of the sequences, longest first.
+        batch_first: as in ``pack_padded_sequence``.
     """
     batch_sizes = [sum(length > step for length in lengths) for step in range(max(lengths))]
     rows = (data.transpose(0, 1) if batch_first else data).reshape(-1, *data.shape[2:])
     return rows[: sum(lengths)].clone(), torch.tensor(batch_sizes)
+
+
+def _pad(
+    data: torch.Tensor,
+    batch_sizes: torch.Tensor,
+    batch_first: bool,
+    padding_value: float,
+    total_length: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lay packed sequences out as ``pad_packed_sequence`` does.
+
+    Source: ``_pad_packed_sequence`` in aten/src/ATen/native/PackedSequence.cpp.
+    """
+    sizes = batch_sizes.tolist()
+    length = max(total_length, len(sizes))
+    shape = (length, sizes[0], *data.shape[1:])
+    out = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
+    first_row = 0
+    for begin, end in _runs(sizes):
+        rows = (end - begin) * sizes[begin]
+        part = data[first_row : first_row + rows]
+        place = out[begin:end, : sizes[begin]]
+        place.copy_(part.view(place.shape))
+        first_row += rows
+    lengths = [sum(size > row for size in sizes) for row in range(sizes[0])]
+    return (out.transpose(0, 1) if batch_first else out), torch.tensor(lengths)
+
+
+def _runs(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Split steps into stretches of equal batch size, as half-open ranges."""
+    begins = [step for step in range(len(sizes)) if not step or sizes[step] != sizes[step - 1]]
+    return list(pairwise([*begins, len(sizes)]))
+
+
+def _pack_backward(
+    grad: torch.Tensor, shape: Sequence[int], _batch_sizes: torch.Tensor, batch_first: bool
+) -> torch.Tensor:
+    """Give the gradient of the padded sequences; its rows are copied into it.
+
+    Source: ``_pack_padded_sequence_backward`` in aten/src/ATen/native/PackedSequence.cpp.
+    """
+    shape = [shape[1], shape[0], *shape[2:]] if batch_first else list(shape)
+    out = grad.new_zeros(shape)
+    return out.transpose(0, 1) if batch_first else out

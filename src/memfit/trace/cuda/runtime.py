@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,12 +15,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.trace.cuda.card import Card
-from memfit.trace.cuda.placement import device_meant
+from memfit.trace.cuda.placement import CARD, device_meant
 
 _RANDOM_STATE_BYTES = 16
 """Seed and offset of the Philox generator (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
+_CUDNN_VERSION = 91900
+"""Of the wheels of torch 2.11 and later; code compares it with much older ones."""
+_THREADS_PER_WARP = 32
+_THREADS_PER_BLOCK = 1024
+_AMPERE = 8
+"""The first major compute capability with bf16 and TF32."""
 _NOTHING_TO_DO = (
     "_lazy_init",
+    "_sleep",
     "empty_cache",
     "init",
     "ipc_collect",
@@ -29,7 +37,7 @@ _NOTHING_TO_DO = (
     "reset_max_memory_allocated",
     "reset_peak_memory_stats",
     "seed",
-    "set_device",
+    "seed_all",
     "set_per_process_memory_fraction",
     "set_rng_state",
     "synchronize",
@@ -44,20 +52,54 @@ _NO_BYTES = (
 
 def runtime(card: Card) -> Iterator[Any]:
     """Yield the replacements that make ``torch.cuda`` answer for a card."""
-    for name, answer in _answers(card).items():
-        if hasattr(torch.cuda, name):
-            yield patch.object(torch.cuda, name, answer)
-    yield patch.object(torch.accelerator, "is_available", _always(True))
-    yield patch.object(torch.accelerator, "current_accelerator", _always(torch.device("cuda")))
-    yield patch.object(torch.accelerator, "device_count", _always(1))
-    for name in ("current_stream", "current_device_index", "current_device_idx", "synchronize"):
-        if hasattr(torch.accelerator, name):
-            yield patch.object(torch.accelerator, name, _always(_Inert()))
+    answers = _answers(card)
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+        for name, answer in answers.items():
+            if hasattr(module, name):
+                yield patch.object(module, name, answer)
+    yield from _cached_memory()
+    yield from _accelerator()
+    yield patch.object(torch, "get_device_module", _device_module(torch.get_device_module))
+    yield patch.object(torch.cuda.nvtx, "_nvtx", _Inert())
     yield patch.object(torch.backends.cudnn, "is_available", _always(True))
+    yield patch.object(torch.backends.cudnn, "version", _always(_CUDNN_VERSION))
     yield patch.object(torch.random, "fork_rng", _no_fork)
     yield patch.object(torch.nn.RNNBase, "flatten_parameters", _always(None))
     yield from _optimizers()
     yield from _gradient_scaler()
+
+
+def _cached_memory() -> Iterator[Any]:
+    """Send every way to ``empty_cache`` through ``torch.cuda.empty_cache``, where it is noted."""
+
+    def release() -> None:
+        torch.cuda.empty_cache()
+
+    yield patch.object(torch.cuda.memory, "empty_cache", release)
+    yield patch.object(torch._C, "_cuda_emptyCache", release, create=True)
+    if hasattr(torch.accelerator, "empty_cache"):
+        yield patch.object(torch.accelerator, "empty_cache", release)
+
+
+def _accelerator() -> Iterator[Any]:
+    """Yield the replacements that make ``torch.accelerator`` answer for the card."""
+    answers: dict[str, Any] = {
+        "is_available": _always(True),
+        "current_accelerator": _always(torch.device("cuda")),
+        "device_count": _always(1),
+        "current_device_index": _always(0),
+        "current_device_idx": _always(0),
+        "current_stream": _always(_Inert()),
+        "set_device_index": _use_only_the_card,
+        "set_device_idx": _use_only_the_card,
+        "device_index": _Guard,
+        "memory_stats": lambda *_args: defaultdict(int),
+        **dict.fromkeys((*_NOTHING_TO_DO, "set_stream"), _always(None)),
+        **dict.fromkeys(_NO_BYTES, _always(0)),
+    }
+    for name, answer in answers.items():
+        if name != "empty_cache" and hasattr(torch.accelerator, name):
+            yield patch.object(torch.accelerator, name, answer)
 
 
 def _answers(card: Card) -> dict[str, Any]:
@@ -65,21 +107,30 @@ def _answers(card: Card) -> dict[str, Any]:
     answers: dict[str, Any] = dict.fromkeys(_NOTHING_TO_DO, _always(None))
     answers.update(dict.fromkeys(_NO_BYTES, _always(0)))
     inert = _Inert()
+    is_ampere = card.capability[0] >= _AMPERE
     answers.update(
         is_available=_always(True),
         is_initialized=_always(True),
-        is_bf16_supported=_always(True),
+        is_bf16_supported=lambda including_emulation=True: including_emulation or is_ampere,
+        is_tf32_supported=_always(is_ampere),
+        is_current_stream_capturing=_always(False),
         device_count=_always(1),
         current_device=_always(0),
+        current_blas_handle=_always(0),
+        initial_seed=_always(0),
+        set_device=_use_only_the_card,
         get_device_name=_always(card.title),
         get_device_capability=_always(card.capability),
         get_device_properties=_always(_properties(card)),
         mem_get_info=_always((card.memory_bytes, card.memory_bytes)),
-        memory_stats=_always({}),
+        memory_stats=lambda *_args, **_kwargs: defaultdict(int),
+        memory_stats_as_nested_dict=lambda *_args, **_kwargs: {},
+        memory_snapshot=lambda *_args, **_kwargs: [],
+        memory_summary=_always(""),
         get_rng_state=_random_state,
         get_rng_state_all=lambda: [_random_state()],
         set_rng_state_all=_always(None),
-        device=_Inert,
+        device=_Guard,
         device_of=_Inert,
         stream=_Inert,
         Stream=_Inert,
@@ -96,7 +147,12 @@ def _properties(card: Card) -> SimpleNamespace:
         total_memory=card.memory_bytes,
         major=card.capability[0],
         minor=card.capability[1],
-        multi_processor_count=card.num_multiprocessors,
+        multi_processor_count=card.likely_multiprocessors,
+        max_threads_per_multi_processor=card.threads_per_multiprocessor,
+        max_threads_per_block=_THREADS_PER_BLOCK,
+        warp_size=_THREADS_PER_WARP,
+        is_integrated=0,
+        is_multi_gpu_board=0,
     )
 
 
@@ -120,22 +176,57 @@ class _Inert(nullcontext[None]):
         return _always(None)
 
 
+class _Guard(_Inert):
+    """Stand in for guards that name a device."""
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+        _use_only_the_card(device)
+
+
+def _use_only_the_card(device: Any = None) -> None:
+    """Refuse another GPU; a negative number means no device at all."""
+    if device is not None and not (isinstance(device, int) and device < 0):
+        device_meant(device)
+
+
+def _device_module(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Find ``torch.cuda`` where torch would look for the accelerator of the machine."""
+
+    def device_module(device: Any = None) -> Any:
+        return find(CARD if device is None else device)
+
+    return device_module
+
+
 def _optimizers() -> Iterator[Any]:
     """Let optimizers choose as they do on CUDA: they look at the type and the device of tensors."""
-    module: Any = sys.modules["torch.optim.optimizer"]  # hidden behind torch.optim's own names
-    supported = [*module._foreach_supported_types, FakeTensor]
-    yield patch.object(module, "_foreach_supported_types", supported)
-    group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+    # Hidden behind torch.optim's own names.
+    optimizer: Any = sys.modules["torch.optim.optimizer"]
+    foreach: Any = sys.modules["torch.utils._foreach_utils"]
+    clipping: Any = sys.modules["torch.nn.utils.clip_grad"]
+    supported = [*optimizer._foreach_supported_types, FakeTensor]
+    yield patch.object(optimizer, "_foreach_supported_types", supported)
+    yield patch.object(foreach, "_foreach_supported_types", supported)
+    in_optimizer = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+    yield patch.object(
+        torch.optim.Optimizer,
+        "_group_tensors_by_device_and_dtype",
+        staticmethod(_grouped(in_optimizer)),
+    )
+    name = "_group_tensors_by_device_and_dtype"
+    yield patch.object(clipping, name, _grouped(getattr(clipping, name)))
+
+
+def _grouped(group: Callable[..., Any]) -> Callable[..., Any]:
+    """Name the device that is meant: C++ groups by the one that it was told."""
 
     @functools.wraps(group)
     def grouped(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-        # C++ groups by the device that it was told; optimizers look the device up in tables.
         groups = group(*args, **kwargs)
         return {(_meant(device), dtype): value for (device, dtype), value in groups.items()}
 
-    yield patch.object(
-        torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(grouped)
-    )
+    return grouped
 
 
 def _gradient_scaler() -> Iterator[Any]:

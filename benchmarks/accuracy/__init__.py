@@ -1,0 +1,1 @@
+"""Training steps that other people measured on real GPUs, rebuilt from their published rows."""

@@ -1,0 +1,76 @@
+"""The scores as plain data: what benchmarks/results/accuracy_gpu.json and --json-out hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .metrics import QUANTITIES, Score, count_verdicts, summaries, summary
+from .rows import Row
+
+KINDS = ("budget", "card", "cap", "oom")
+
+
+def as_json(scores: Sequence[Score]) -> dict[str, Any]:
+    """Give all rows, and the sums over each source and over all of them."""
+    sources = dict.fromkeys(score.row.source for score in scores)
+    return {
+        "summaries": [asdict(each) for each in summaries(scores)],
+        "overall": [asdict(summary("all", quantity, scores)) for quantity in QUANTITIES],
+        "verdicts": {
+            "all": _counts(scores),
+            **{
+                source: _counts([each for each in scores if each.row.source == source])
+                for source in sources
+            },
+        },
+        "rows": [_row(score) for score in scores],
+    }
+
+
+def _counts(scores: Sequence[Score]) -> dict[str, Any]:
+    total = asdict(count_verdicts(scores))
+    return total | {"by_kind": {kind: asdict(count_verdicts(scores, (kind,))) for kind in KINDS}}
+
+
+def _row(score: Score) -> dict[str, Any]:
+    """Give one row; figures are missing where it could not be predicted."""
+    row, predicted = score.row, score.predicted
+    fields = _described(row) | {"failure": score.failure}
+    if predicted is None:
+        return fields
+    return fields | {
+        "catalogue_device": predicted.device,
+        "context_bytes": score.context_bytes,
+        "context_rows": score.context_rows,
+        "smallest_bytes": predicted.smallest_bytes,
+        "seconds": round(predicted.seconds, 1),
+        "notes": list(predicted.notes),
+        "figures": {
+            name: {
+                "predicted_bytes": figure.predicted_bytes,
+                "low_bytes": figure.interval.low_bytes,
+                "high_bytes": figure.interval.high_bytes,
+                "measured_bytes": figure.measured_bytes,
+                "error": figure.error,
+            }
+            for name, figure in score.figures.items()
+        },
+        "verdicts": _verdicts(score),
+    }
+
+
+def _described(row: Row) -> dict[str, Any]:
+    keys = ("id", "source", "model", "device", "torch_version", "precision", "outcome")
+    return {key: getattr(row, key) for key in keys} | {
+        "optimizer": row.optimizer.rpartition(".")[2],
+        "batch_size": row.batch_size,
+        "seq_len": row.seq_len,
+        "is_adapted": row.lora is not None,
+        "is_quantized": row.quantization is not None,
+    }
+
+
+def _verdicts(score: Score) -> Iterable[dict[str, Any]]:
+    return [asdict(verdict) | {"is_wrong": verdict.is_wrong} for verdict in score.verdicts]

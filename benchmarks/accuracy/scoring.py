@@ -1,0 +1,124 @@
+"""Predicts what the program of a row read: its step is rebuilt, recorded and replayed.
+
+Nothing here looks at what was measured. What outside the allocator's memory a process holds is
+added later, in ``metrics``, because it is fitted on the rows of other models.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from memfit.allocator.settings import AllocatorSettings
+from memfit.process_memory import PeakRange, replayed_peaks, smallest_reserved_bytes
+from memfit.recording import record_steps
+
+from .cards import card_of_row
+from .protocols import Step
+from .rebuild import Rebuilt, rebuild
+from .rows import Row
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_SETTING_KEYS = (
+    "pytorch_alloc_conf",
+    "pytorch_cuda_alloc_conf",
+    "allocator_settings",
+    "allocator_config",
+    "allocator_conf",
+    "allocator",
+    "alloc_conf",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What is predicted of one row, before anything is known of other rows."""
+
+    device: str
+    """The catalogue's name of the card."""
+    allocated: PeakRange
+    reserved: PeakRange
+    smallest_bytes: int | None
+    """The least reserved memory with which the step survives; only where a limit was tried."""
+    context_bytes: int
+    """The catalogue's guess of what lies outside the allocator."""
+    card_bytes: int
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def predict_row(row: Row) -> Predicted:
+    """Predict the peaks that the program of a row read on its card.
+
+    Raises:
+        MemfitError: if the row's step cannot be rebuilt or recorded, or its card is unknown.
+    """
+    started = time.perf_counter()
+    device = card_of_row(row)
+    settings = settings_of(row)
+    rebuilt = rebuild(row)
+    recording = record_steps(
+        _with_prelude(rebuilt),
+        device,
+        num_steps=rebuilt.num_steps,
+        torch_version=torch_version_of(row),
+    )
+    allocated, reserved = replayed_peaks(recording, settings, from_step=rebuilt.measured_from_step)
+    smallest = None
+    if has_limit(row):
+        smallest = min(smallest_reserved_bytes(recording, settings), reserved.likely_bytes)
+    return Predicted(
+        device=device.name,
+        allocated=allocated,
+        reserved=reserved,
+        smallest_bytes=smallest,
+        context_bytes=int(device.value("context_bytes")),
+        card_bytes=row.device_total_bytes or device.memory_bytes,
+        seconds=time.perf_counter() - started,
+        notes=rebuilt.notes,
+    )
+
+
+def has_limit(row: Row) -> bool:
+    """Say whether a row tells how a run inside a limit ended: a failed one, or tried caps."""
+    return row.outcome == "oom" or bool(row.measured_extra.get("cap_tests"))
+
+
+def torch_version_of(row: Row) -> tuple[int, int] | None:
+    """Give the major and minor version of a row's torch; None where it is not recorded."""
+    match = _VERSION.match(row.torch_version or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def settings_of(row: Row) -> AllocatorSettings:
+    """Give the settings under which a row's allocator ran, its defaults where nothing is recorded.
+
+    Raises:
+        UsageError: if the recorded settings cannot be read.
+    """
+    extra = {key.lower(): value for key, value in row.measured_extra.items()}
+    for key in _SETTING_KEYS:
+        if extra.get(key):
+            return AllocatorSettings.parse(_as_text(extra[key]))
+    is_expandable = extra.get("expandable_segments") is True
+    return AllocatorSettings(expandable_segments=is_expandable)
+
+
+def _as_text(value: object) -> str:
+    """Write settings the way the environment variable holds them."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{each}" for key, each in value.items())
+    return str(value)
+
+
+def _with_prelude(rebuilt: Rebuilt) -> Callable[[], Step]:
+    """Put what the process did before in front of the row's own setup."""
+
+    def setup() -> Step:
+        for happened_before in rebuilt.prelude:
+            happened_before()
+        return rebuilt.setup()
+
+    return setup

@@ -1,0 +1,145 @@
+"""The page and the picture of one prediction: a single file that asks nothing of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memfit.advice import Advice
+from memfit.figures import Certainty, Prediction
+from memfit.units import format_bytes, format_seconds
+
+from .html import page_environment
+from .plots import CATEGORY_COLOURS, OTHER_COLOUR, svg_text, timeline_figure
+from .wording import (
+    advice_sentence,
+    fits_sentence,
+    interval_words,
+    is_uncertain,
+    largest_first,
+    module_name,
+    percent,
+    process_certainty,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_INLINE_POINTS = 1600
+_TOP_MODULES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    """One headline number with the lines below it."""
+
+    label: str
+    value: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One category or module at the peak; ``width`` is in percent of the widest bar."""
+
+    name: str
+    colour: str
+    num_bytes: int
+    share: str
+    width: float
+
+
+def prediction_picture(prediction: Prediction, *, max_points: int = 4000) -> Figure:
+    """Draw the memory of one predicted step by category.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    budget_bytes = prediction.budget_bytes if prediction.budget_of == "allocated" else None
+    return timeline_figure(
+        prediction.timeline,
+        None,
+        budget_bytes=budget_bytes,
+        title=f"One step on {prediction.device}, predicted",
+        names=("allocated bytes by category", ""),
+        max_points=max_points,
+    )
+
+
+def prediction_html(prediction: Prediction, advice: Sequence[Advice], *, job: str) -> str:
+    """Render a prediction as one self-contained page.
+
+    Args:
+        prediction: what is shown.
+        advice: what would change it.
+        job: how the step was named: ``FILE.py:name``.
+
+    Raises:
+        MissingExtraError: if matplotlib or jinja2 is not installed.
+    """
+    template = page_environment().get_template("prediction.html.j2")
+    peak_bytes = prediction.peak_allocated_bytes
+    tone = {True: "good", False: "bad", None: ""}[prediction.fits]
+    return template.render(
+        prediction=prediction,
+        job=job,
+        tone="" if is_uncertain(prediction) else tone,
+        verdict=fits_sentence(prediction, prediction.budget_bytes),
+        cards=_cards(prediction),
+        picture=svg_text(
+            prediction_picture(prediction, max_points=_INLINE_POINTS), prefix="timeline"
+        ),
+        advice=[advice_sentence(entry) for entry in advice],
+        categories=_parts(prediction.by_category, peak_bytes),
+        modules=_parts(prediction.by_module, peak_bytes, limit=_TOP_MODULES),
+    )
+
+
+def _cards(prediction: Prediction) -> list[_Card]:
+    """Choose the headline numbers, each with its interval and how it is known."""
+    cards = [
+        _figure_card(prediction, "allocated", "Peak allocated", prediction.certainty),
+        _figure_card(prediction, "reserved", "Peak reserved", prediction.certainty),
+        _figure_card(prediction, "process", "Process", process_certainty(prediction)),
+    ]
+    if prediction.smallest_memory_bytes is not None:
+        cards.append(
+            _Card(
+                label="Survives in",
+                value=format_bytes(prediction.smallest_memory_bytes),
+                notes=(
+                    "least card memory",
+                    f"{100 * prediction.fragmentation_fraction:.1f} % of reserved unused",
+                ),
+            )
+        )
+    seconds = format_seconds(prediction.step_seconds)
+    cards.append(_Card(label="Step time", value=seconds, notes=("roofline", "estimate")))
+    return cards
+
+
+def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Certainty) -> _Card:
+    """Show one figure with its interval."""
+    interval = interval_words(prediction.intervals.get(figure))
+    return _Card(
+        label=label,
+        value=format_bytes(prediction.bounded_bytes(figure)),
+        notes=tuple(note for note in (interval, certainty.value) if note),
+    )
+
+
+def _parts(parts: Mapping[str, int], whole_bytes: int, limit: int | None = None) -> list[_Part]:
+    """Give parts of the peak with their share and the width of their bar."""
+    shown = largest_first(parts, limit=limit)
+    widest = max([1, *(num_bytes for _, num_bytes in shown)])
+    return [
+        _Part(
+            name=module_name(name),
+            colour=CATEGORY_COLOURS.get(name, OTHER_COLOUR),
+            num_bytes=num_bytes,
+            share=percent(num_bytes, whole_bytes),
+            width=round(100 * num_bytes / widest, 2),
+        )
+        for name, num_bytes in shown
+    ]

@@ -1,0 +1,303 @@
+"""Predictions for a terminal: one in full, or several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memfit.advice import Advice, LargestMicroBatch
+from memfit.figures import Certainty, Holder, Prediction, Term
+from memfit.units import format_bytes, format_seconds
+
+from .terminal import (
+    INDENT,
+    PLAN_WIDTH,
+    Bar,
+    at_page_width,
+    certainty_mark,
+    grid,
+    section,
+)
+from .wording import (
+    advice_sentence,
+    bounded_certainty,
+    fits_sentence,
+    interval_words,
+    is_uncertain,
+    is_within,
+    largest_first,
+    module_name,
+    percent,
+    plan_name,
+    process_certainty,
+    shorten,
+    verdict,
+)
+
+_NAME_WIDTH = 30
+_WHERE_WIDTH = 44
+_TOP = 10
+_VERDICT_STYLES = {"yes": "green", "no": "bold red", "uncertain": "bold yellow", "-": "dim"}
+
+
+def _time_mark(prediction: Prediction) -> Text:
+    """Mark the step time, which is never exact."""
+    if prediction.certainty is Certainty.GUESS:
+        return certainty_mark(Certainty.GUESS)
+    return Text("estimate", style="dim")
+
+
+def prediction_table(
+    prediction: Prediction, advice: Sequence[Advice] = (), *, top: int = _TOP
+) -> RenderableType:
+    """Show one prediction: headline, fit, advice, categories, modules, blocks and terms.
+
+    Args:
+        prediction: what is shown.
+        advice: what would change it, shown where there is any.
+        top: how many of the largest modules and blocks are shown.
+    """
+    parts: list[RenderableType] = [
+        Text(f"Predicted step on {prediction.device}", style="bold"),
+        Padding(_headline(prediction), INDENT),
+        Padding(_fits_text(prediction), INDENT),
+    ]
+    peak_bytes = prediction.peak_allocated_bytes
+    if advice:
+        parts.append(section("What would change the answer", _advice(advice)))
+    if prediction.by_category:
+        table = _parts_table(largest_first(prediction.by_category), peak_bytes)
+        parts.append(section("At the peak, by category", table))
+    if prediction.by_module:
+        named = _named_modules(prediction.by_module)
+        table = _parts_table(largest_first(named, limit=top), peak_bytes)
+        parts.append(section("At the peak, by module", table))
+    if prediction.largest:
+        holders = _holders(prediction.largest, top)
+        parts.append(section("Largest allocations at the peak", holders))
+    if prediction.terms:
+        parts.append(section("Terms", _terms(prediction.terms)))
+    return at_page_width(*parts)
+
+
+def _advice(advice: Sequence[Advice]) -> Table:
+    """Show pieces of advice, one wrapped sentence each."""
+    table = grid()
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for entry in advice:
+        table.add_row("-", Text(advice_sentence(entry)))
+    return table
+
+
+def _named_modules(by_module: Mapping[str, int]) -> dict[str, int]:
+    """Give every module a name that can be shown."""
+    return {module_name(module): num_bytes for module, num_bytes in by_module.items()}
+
+
+def _headline(prediction: Prediction) -> RenderableType:
+    """Show the peaks and the step time, each with how it is known and its interval."""
+    table = grid()
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_column()
+    certainty = certainty_mark(prediction.certainty)
+    rows = [
+        ("peak allocated", prediction.peak_allocated_bytes, certainty, "allocated"),
+        ("peak reserved", prediction.peak_reserved_bytes, certainty, "reserved"),
+        (
+            "process",
+            prediction.process_bytes,
+            certainty_mark(process_certainty(prediction)),
+            "process",
+        ),
+        ("first step peak", prediction.first_step_peak_bytes, certainty, ""),
+    ]
+    for name, num_bytes, mark, figure in rows:
+        style = "bold" if figure == "allocated" else ""
+        interval = interval_words(prediction.intervals.get(figure))
+        table.add_row(
+            name, Text(format_bytes(num_bytes), style=style), mark, Text(interval, style="dim")
+        )
+    if prediction.smallest_memory_bytes is not None:
+        smallest = format_bytes(prediction.smallest_memory_bytes)
+        note = Text("the least card memory that it runs in", style="dim")
+        table.add_row("survives in", smallest, certainty, note)
+        unused = f"{100 * prediction.fragmentation_fraction:.1f} %"
+        note = Text("of the reserved bytes lie unused", style="dim")
+        table.add_row("fragmentation", unused, certainty, note)
+    table.add_row("step time", format_seconds(prediction.step_seconds), _time_mark(prediction))
+    if prediction.batch_size is not None:
+        table.add_row("batch size", f"{prediction.batch_size:,}")
+    return Group(table, _plan_rows(prediction))
+
+
+def _plan_rows(prediction: Prediction) -> Table:
+    """Show the plan and its numerics, which are as long as they are."""
+    plan = Table.grid(padding=(0, 2, 0, 0))
+    plan.add_column(min_width=15)
+    plan.add_column(overflow="fold")
+    if prediction.batch_size is not None:
+        plan.add_row("plan", Text(plan_name(prediction.strategies)))
+        plan.add_row("numerics", Text(prediction.numerics))
+    return plan
+
+
+def _fits_text(prediction: Prediction) -> Text:
+    """Say whether the prediction fits its budget, in the colour of the answer."""
+    within = is_within(prediction, prediction.budget_bytes)
+    style = {True: "green", False: "bold red", None: ""}[within]
+    if is_uncertain(prediction):
+        style = _VERDICT_STYLES["uncertain"]
+    return Text(fits_sentence(prediction, prediction.budget_bytes), style=style)
+
+
+def _parts_table(parts: Sequence[tuple[str, int]], whole_bytes: int) -> Table:
+    """Show parts of the peak with their share and a bar."""
+    table = grid()
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for name, num_bytes in parts:
+        table.add_row(
+            Text(shorten(name, _NAME_WIDTH)),
+            format_bytes(num_bytes),
+            percent(num_bytes, whole_bytes),
+            Bar(min(1.0, num_bytes / whole_bytes) if whole_bytes else 0.0),
+        )
+    return table
+
+
+def _holders(holders: Sequence[Holder], top: int) -> Table:
+    """Show the largest blocks that live at the peak, and below each where it comes from."""
+    table = grid(header=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("category", no_wrap=True)
+    table.add_column("module, operator, phase and line", no_wrap=True)
+    for holder in sorted(holders, key=lambda holder: -holder.num_bytes)[:top]:
+        where = Text(_block_name(holder))
+        if origin := _origin(holder):
+            where.append(f"\n{origin}", style="dim")
+        table.add_row(format_bytes(holder.num_bytes), Text(holder.category), where)
+    return table
+
+
+def _block_name(holder: Holder) -> str:
+    """Write module and operator of a block; the module gives way where both are long."""
+    operator = shorten(holder.operator, _WHERE_WIDTH // 2)
+    room = _WHERE_WIDTH - len(operator) - 2
+    return ", ".join(part for part in (shorten(module_name(holder.module), room), operator) if part)
+
+
+def _origin(holder: Holder) -> str:
+    """Write phase and line of a block."""
+    room = _WHERE_WIDTH - len(holder.phase) - 2
+    return ", ".join(part for part in (holder.phase, shorten(holder.source_line, room)) if part)
+
+
+def _terms(terms: Sequence[Term]) -> Table:
+    """Show the terms of a peak, each with how it is known and from where."""
+    table = grid(header=True)
+    table.add_column("term", max_width=26)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("known", no_wrap=True)
+    table.add_column("source", no_wrap=True)
+    for term in terms:
+        table.add_row(
+            Text(term.name),
+            format_bytes(term.num_bytes),
+            certainty_mark(term.certainty),
+            Text(_cut(term.source, 29), style="dim"),
+        )
+    return table
+
+
+def _cut(sentence: str, width: int) -> str:
+    """Cut the end off a sentence that is wider than ``width`` characters; the page has it whole."""
+    return sentence if len(sentence) <= width else f"{sentence[: width - 3].rstrip()}..."
+
+
+def comparison_table(
+    predictions: Sequence[Prediction], micro_batches: Sequence[LargestMicroBatch] = ()
+) -> RenderableType:
+    """Show predictions side by side: several devices, several plans, or both.
+
+    What all of them share stands in the heading instead of a column. ``micro_batches`` are those
+    of the predictions, in the same order.
+    """
+    devices = {prediction.device for prediction in predictions}
+    plans = {plan_name(prediction.strategies) for prediction in predictions}
+    heading = "Predicted steps"
+    if len(devices) == 1:
+        heading += f" on {next(iter(devices))}"
+    if len(plans) == 1 and predictions[0].batch_size is not None:
+        heading += f" ({next(iter(plans))})"
+    table = grid(header=True)
+    table.add_column("device" if len(plans) == 1 else "plan", overflow="fold")
+    for column in ("allocated", "reserved", "process"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    for column in ("step", "batch") if micro_batches else ("step",):
+        table.add_column(column, justify="right", no_wrap=True)
+    for number, prediction in enumerate(predictions):
+        name = Text(
+            prediction.device
+            if len(plans) == 1
+            else plan_name(prediction.strategies, width=PLAN_WIDTH)
+        )
+        if len(plans) > 1 and len(devices) > 1:
+            name.append(f"\n{prediction.device}", style="dim")
+        if len(devices) > 1 and prediction.budget_bytes is not None:
+            name.append(f"\n{format_bytes(prediction.budget_bytes)}", style="dim")
+        batch = [_batch_cell(micro_batches[number])] if micro_batches else []
+        table.add_row(name, *_comparison_cells(prediction), *batch)
+    notes = Text("\n".join(_comparison_notes(predictions, micro_batches)), style="dim")
+    return at_page_width(Text(heading, style="bold"), Padding(table, INDENT), notes)
+
+
+def _comparison_cells(prediction: Prediction) -> list[RenderableType]:
+    """Give the figures of one prediction in the order of the comparison's columns."""
+    fits = verdict(prediction)
+    return [
+        _with_interval(prediction, "allocated"),
+        _with_interval(prediction, "reserved"),
+        _with_interval(prediction, "process"),
+        Text.assemble(
+            (fits, _VERDICT_STYLES[fits]), "\n", certainty_mark(bounded_certainty(prediction))
+        ),
+        format_seconds(prediction.step_seconds),
+    ]
+
+
+def _with_interval(prediction: Prediction, figure: str) -> Text:
+    """Write a figure, and below it the numbers of its interval."""
+    interval = interval_words(prediction.intervals.get(figure))
+    numbers = interval.rpartition(" ")[0].replace(" to ", "-") if interval else ""
+    cell = Text(format_bytes(prediction.bounded_bytes(figure)))
+    return cell.append(f"\n{numbers}", style="dim") if numbers else cell
+
+
+def _batch_cell(found: LargestMicroBatch) -> str:
+    return "-" if found.micro_batch_size is None else f"{found.micro_batch_size:,}"
+
+
+def _comparison_notes(
+    predictions: Sequence[Prediction], micro_batches: Sequence[LargestMicroBatch]
+) -> list[str]:
+    """Explain the table: the column of micro-batches, and why a device has none."""
+    notes = []
+    if len({prediction.device for prediction in predictions}) > 1:
+        notes.append("Below each device: its budget. Below each figure: its interval.")
+    if micro_batches:
+        notes.append("batch: the largest micro-batch that fits, up to the job's batch.")
+    named: dict[str, list[str]] = {}
+    for prediction, found in zip(predictions, micro_batches, strict=False):
+        if found.reason:
+            named.setdefault(found.reason.rstrip("."), []).append(prediction.device)
+    return notes + [f"{', '.join(devices)}: {reason}." for reason, devices in named.items()]

@@ -1,0 +1,74 @@
+"""What all reports for a terminal are made of: tables without lines, headings, bars and marks.
+
+No renderable prints; the caller gives it to its own console. Names from outside are wrapped in
+``Text``, since plain strings would be read as console markup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.constrain import Constrain
+from rich.measure import Measurement as CellMeasurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memfit.figures import Certainty
+
+WIDTH = 80
+PLAN_WIDTH = 28
+INDENT = (0, 0, 0, 2)
+_BAR_WIDTH = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of a fraction from 0 to 1, in characters that the terminal can write."""
+
+    fraction: float
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> CellMeasurement:
+        """Ask for the whole width of a bar, so that names give way instead."""
+        return CellMeasurement(_BAR_WIDTH, _BAR_WIDTH)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the bar; anything above zero shows at least one mark."""
+        length = round(self.fraction * _BAR_WIDTH) or (1 if self.fraction > 0 else 0)
+        mark = "#" if options.ascii_only else "\N{FULL BLOCK}"
+        yield Text(mark * length, style="cyan")
+
+
+def grid(*, header: bool = False) -> Table:
+    """Make a table without lines, at most as wide as the page minus its indent."""
+    return Table(
+        box=None,
+        show_header=header,
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
+def section(title: str, body: RenderableType) -> RenderableType:
+    """Put a heading above an indented body, with an empty line before both."""
+    return Group("", Text(title, style="bold"), Padding(body, INDENT))
+
+
+def at_page_width(*parts: RenderableType) -> RenderableType:
+    """Hold a report to the width of a page on wider terminals."""
+    return Constrain(Group(*parts), width=WIDTH)
+
+
+def certainty_mark(certainty: Certainty) -> Text:
+    """Write how a figure is known; a guess stands out."""
+    return Text(certainty.value, style="bold yellow" if certainty is Certainty.GUESS else "dim")
+
+
+def yes_or_no(fits: bool | None) -> Text:
+    """Write whether something fits; unknown is a dash."""
+    if fits is None:
+        return Text("-", style="dim")
+    return Text("yes", style="green") if fits else Text("no", style="bold red")

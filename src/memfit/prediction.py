@@ -160,8 +160,9 @@ def _described(
 
 def _on_card(prediction: Prediction, card: CardMemory) -> Prediction:
     """Put in what the caching allocator and the libraries make of the recorded bytes."""
-    guessed_bytes = sum(t.num_bytes for t in card.terms if t.certainty is Certainty.GUESS)
-    is_guess = guessed_bytes > _GUESSED_SHARE * _total(card.terms)
+    inside = card.terms[:-1]  # the last one is the context, which the allocator does not see
+    guessed_bytes = sum(t.num_bytes for t in inside if t.certainty is Certainty.GUESS)
+    is_guess = guessed_bytes > _GUESSED_SHARE * _total(inside)
     return replace(
         prediction,
         peak_allocated_bytes=card.peak_allocated_bytes,

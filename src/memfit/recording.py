@@ -31,7 +31,6 @@ from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 Step = Callable[[], object]
 _NUM_STEPS = 2
-_ASSUMED_MULTIPROCESSORS = 100
 _OWN_FOLDERS = tuple(
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent)
 )
@@ -153,12 +152,14 @@ def card_of(device: Device | None, torch_version: tuple[int, int] | None = None)
         return None
     major, _, minor = (device.compute_capability or "8.0").partition(".")
     count = device.facts.get("num_multiprocessors")
+    workspace = device.facts.get("cublas_workspace_bytes")
     return Card(
         title=device.title,
         memory_bytes=device.memory_bytes,
         capability=(int(major), int(minor)),
         torch_version=torch_version or installed_torch_version(),
-        num_multiprocessors=int(count.value) if count else _ASSUMED_MULTIPROCESSORS,
+        num_multiprocessors=int(count.value) if count else None,
+        cublas_workspace_bytes=int(workspace.value) if workspace else None,
     )
 
 

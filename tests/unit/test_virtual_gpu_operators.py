@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -345,6 +343,7 @@ def test_grouped_queries_keep_fewer_keys_in_flash_and_repeat_them_elsewhere():
     flash = attention(bf16, heads=2, enable_gqa=True)
     assert kernels(flash) == {FLASH}
     assert sizes(flash, f"{FLASH}_backward")[-2:] == [ATTENTION * HALF // 2] * 2
+    assert flash.flops() == attention(bf16).flops()
     step_by_step = attention(fp32, heads=2, enable_gqa=True)
     assert kernels(step_by_step) == set()
     assert sizes(step_by_step, "clone", Phase.FORWARD) == [ATTENTION * FLOAT] * 2
@@ -453,27 +452,32 @@ def test_one_hot_takes_one_tensor():
 
 N, T, IN, OUT = 2, 5, 8, 16
 LAYERS = {
-    "lstm": (lambda: nn.LSTM(IN, OUT, batch_first=True), 4, OUT, 1),
-    "two layers": (lambda: nn.LSTM(IN, OUT, 2, batch_first=True, dropout=0.1), 4, OUT, 2),
-    "gru": (lambda: nn.GRU(IN, OUT, batch_first=True), 3, OUT, 1),
-    "rnn": (lambda: nn.RNN(IN, OUT, batch_first=True), 1, OUT, 1),
-    "relu": (lambda: nn.RNN(IN, OUT, batch_first=True, nonlinearity="relu"), 1, OUT, 1),
-    "no bias": (lambda: nn.GRU(IN, OUT, batch_first=True, bias=False), 3, OUT, 1),
-    "both ways": (lambda: nn.GRU(IN, OUT, batch_first=True, bidirectional=True), 3, 2 * OUT, 2),
-    "projected": (lambda: nn.LSTM(IN, OUT, proj_size=4, batch_first=True), 4, 4, 1),
+    # The layer, its gates, the widths of its output and of a state, and its states.
+    "lstm": (lambda: nn.LSTM(IN, OUT, batch_first=True), 4, (OUT, OUT), 1),
+    "two layers": (lambda: nn.LSTM(IN, OUT, 2, batch_first=True, dropout=0.1), 4, (OUT, OUT), 2),
+    "gru": (lambda: nn.GRU(IN, OUT, batch_first=True), 3, (OUT, OUT), 1),
+    "rnn": (lambda: nn.RNN(IN, OUT, batch_first=True), 1, (OUT, OUT), 1),
+    "relu": (lambda: nn.RNN(IN, OUT, batch_first=True, nonlinearity="relu"), 1, (OUT, OUT), 1),
+    "no bias": (lambda: nn.GRU(IN, OUT, batch_first=True, bias=False), 3, (OUT, OUT), 1),
+    "both ways": (
+        lambda: nn.GRU(IN, OUT, batch_first=True, bidirectional=True),
+        3,
+        (2 * OUT, OUT),
+        2,
+    ),
+    "projected": (lambda: nn.LSTM(IN, OUT, proj_size=4, batch_first=True), 4, (4, 4), 1),
 }
 
 
-@pytest.mark.parametrize(("make", "num_gates", "width", "num_states"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(("make", "num_gates", "widths", "num_states"), LAYERS.values(), ids=LAYERS)
 def test_a_recurrent_layer_is_one_operator_with_one_buffer_of_gradients(
-    make, num_gates, width, num_states
+    make, num_gates, widths, num_states
 ):
     trace = recorded(trained(make, N, T, IN))
     weights = list(make().parameters())
     kept = sizes(trace, "_cudnn_rnn", Phase.FORWARD)
-    state = width // num_states if "proj" not in str(make()) else width
-    assert kept[0] == N * T * width * FLOAT
-    assert kept[1] == num_states * N * state * FLOAT
+    assert kept[0] == N * T * widths[0] * FLOAT
+    assert kept[1] == num_states * N * widths[1] * FLOAT
     gradients = sizes(trace, "_cudnn_rnn_backward", category=Category.GRADIENTS)
     assert gradients == [sum(weight.numel() for weight in weights) * FLOAT]
     # The reserve holds at least the gates of every step.
@@ -495,7 +499,9 @@ def test_packed_sequences_take_as_many_rows_as_they_are_long(enforce_sorted):
             )
             out, found = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
             assert out.shape == (N, T, OUT)
-            assert found.tolist() == lengths
+            assert found.is_cpu
+            if enforce_sorted:  # the order of sorting lies on the card, where values are not known
+                assert found.tolist() == lengths
             return out
 
     trace = recorded(trained(Packed, N, T, IN))
@@ -517,84 +523,3 @@ def test_single_recurrent_steps_are_fused():
     assert sizes(trace, "_thnn_fused_lstm_cell") == [state, state, 4 * state]
     assert sizes(trace, "_thnn_fused_gru_cell") == [state, 5 * state]
     assert sizes(trace, "sigmoid") == []
-
-
-# --- models from a configuration ------------------------------------------------------------------
-
-VOCABULARY, TOKENS = 100, 16
-SMALL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-LLAMA = {
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-}
-BERT = {
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-}
-GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32}
-T5 = {
-    "num_layers": 2,
-    "num_heads": 2,
-    "d_model": 32,
-    "d_ff": 64,
-    "d_kv": 16,
-    "decoder_start_token_id": 0,
-}
-MODELS = {
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2, bf16, FLASH),
-    "gpt2 in fp32": ("GPT2LMHeadModel", "GPT2Config", GPT2, None, EFFICIENT),
-    "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA, bf16, FLASH),
-    "bert": ("BertForMaskedLM", "BertConfig", BERT, bf16, FLASH),
-    "t5": ("T5ForConditionalGeneration", "T5Config", T5, None, None),
-}
-
-
-def part_of_transformers(name):
-    """Give a model or a configuration, where the installed packages let it be imported."""
-    library = pytest.importorskip("transformers")
-    try:
-        return getattr(library, name)
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"transformers cannot import {name}: {error}")
-
-
-@pytest.mark.parametrize(
-    ("model_name", "config_name", "options", "dtype", "kernel"), MODELS.values(), ids=MODELS
-)
-def test_a_model_built_from_its_configuration_takes_a_step(
-    model_name, config_name, options, dtype, kernel
-):
-    model_class = part_of_transformers(model_name)
-    config = part_of_transformers(config_name)(**SMALL, **options)
-    num_parameters = []
-
-    def setup():
-        model = model_class(config).cuda().train()
-        num_parameters.append(sum(p.numel() for p in model.parameters()))
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens = on_card(2, TOKENS, dtype=torch.long)
-
-        def step():
-            with torch.autocast("cuda", dtype=dtype or bf16, enabled=dtype is not None):
-                loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    trace = recorded(setup)
-    by_category = Counter()
-    for allocation in trace.allocations:
-        by_category[allocation.category] += allocation.num_bytes
-    weights = num_parameters[0] * FLOAT
-    assert by_category[Category.PARAMETERS] == weights
-    assert by_category[Category.GRADIENTS] == weights
-    assert by_category[Category.OPTIMIZER_STATE] == 2 * weights
-    if kernel is not None:
-        assert kernels(trace) == {kernel}

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from memfit.devices.catalogue import load_device
 from memfit.recording import record_steps
 from memfit.trace.events import Category, Phase
+from memfit.trace.virtual import ValuesNeededError
 
 FLOAT = 4
 
@@ -109,6 +110,23 @@ def test_values_that_only_an_optimizer_looks_at_are_not_needed():
     # A row and a column of second moments.
     states = sizes(recorded(setup).steady, category=Category.OPTIMIZER_STATE)
     assert sorted(states) == [10 * FLOAT, 20 * FLOAT]
+
+
+def test_an_optimizer_that_decides_by_values_is_refused():
+    def setup():
+        weight = nn.Parameter(on_card(10))
+        optimizer = torch.optim.LBFGS([weight])
+
+        def loss():
+            optimizer.zero_grad()
+            out = weight.square().sum()
+            out.backward()
+            return out
+
+        return lambda: optimizer.step(loss)
+
+    with pytest.raises(ValuesNeededError, match="depends on the values"):
+        recorded(setup)
 
 
 # --- a step in parts ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.utils import flop_counter
 from torch.utils._mode_utils import no_dispatch
 
 from memfit.trace.cuda.placement import is_on_card
@@ -40,6 +41,8 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     yield patch.object(torch.Tensor, "numpy", _array_of)
     yield patch.object(FakeTensor, "data_ptr", _no_address, create=True)
     yield patch.object(fake_tensor, "run_fallback_kernel", _refuse_on_card)
+    for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+        yield patch.object(flop_counter, name, _for_grouped_queries(getattr(flop_counter, name)))
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):
@@ -104,6 +107,19 @@ def _random_state() -> torch.Tensor:
 
 def _drop_state(_state: torch.Tensor) -> None:
     """Take no random state: fake tensors draw nothing."""
+
+
+def _for_grouped_queries(count: Callable[..., int]) -> Callable[..., int]:
+    """Count attention over groups of queries, which older formulas of torch refuse.
+
+    Each query head does its work with a key head, however many share it.
+    """
+
+    def counted(*shapes: Sequence[int]) -> int:
+        num_heads = max(shape[1] for shape in shapes)
+        return count(*((shape[0], num_heads, *shape[2:]) for shape in shapes))
+
+    return counted
 
 
 _array_as_torch_gives_it = torch.Tensor.numpy

@@ -53,6 +53,11 @@ _RANGES = (
     torch.ops.aten.arange.start,
     torch.ops.aten.arange.start_step,
 )
+_UNINITIALISED = (
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+)
 _FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _EMPTY = torch.ops.aten.empty.memory_format
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
@@ -128,6 +133,9 @@ class VirtualTensors(FakeTensorMode):
             args = tuple(self._as_fake(value) for value in args)
         with _without_values(args) if kwargs.get("device") == CARD else nullcontext():
             out: Any = self._carried_out(func, types, args, kwargs)
+        if func in _UNINITIALISED:
+            # Torch would keep what happens to lie in memory, where it knows the argument's values.
+            out.constant = None
         if func in _RANGES and _is_small_and_here(out):
             with no_dispatch():
                 out.constant = func(*args, **{**kwargs, "device": "cpu"})
@@ -156,7 +164,9 @@ class VirtualTensors(FakeTensorMode):
         try:
             out = super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
-            if func is _ITEM and _is_asked_by_an_optimizer():
+            # Truths decide what an optimizer does next, numbers only scale its update.
+            is_number = func is _ITEM and cast(torch.Tensor, args[0]).is_floating_point()
+            if is_number and _is_asked_by_an_optimizer():
                 return _ANY_VALUE
             raise
         except UnsupportedOperatorException:

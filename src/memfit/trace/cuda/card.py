@@ -21,6 +21,8 @@ class Card:
     """None where it is not known: what depends on it is then a guess."""
     title: str = ""
     memory_bytes: int = 0
+    cublas_workspace_bytes: int | None = None
+    """Measured on the card; None takes the rule for its capability and torch version."""
     allow_tf32: bool = True
     """``torch.backends.cudnn.allow_tf32``, on by default."""
 

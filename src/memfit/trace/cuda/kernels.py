@@ -77,7 +77,7 @@ class CudaKernels:
         made: list[int] = []
         scratch = None
         if self._is_first("cublas", is_backward):
-            made.append(cublas_workspace_bytes(card.capability, card.torch_version, self._config))
+            made.append(self._cublas_bytes())
         if uses_lt(card.torch_version, _product(operator, args, kwargs)):
             lt = lt_workspace_bytes(card.capability, card.torch_version, config=self._config)
             if not lt.kept and lt.added_bytes:
@@ -91,6 +91,13 @@ class CudaKernels:
             elif lt.added_bytes and self._is_first("cublaslt", is_backward):
                 made.append(lt.added_bytes)
         return made, scratch
+
+    def _cublas_bytes(self) -> int:
+        """Give cuBLAS's workspace: as measured on the card, unless the environment sets it."""
+        card = self._card
+        if card.cublas_workspace_bytes is not None and self._config is None:
+            return card.cublas_workspace_bytes
+        return cublas_workspace_bytes(card.capability, card.torch_version, self._config)
 
     def _is_first(self, library: str, is_backward: bool) -> bool:
         key = (library, is_backward)

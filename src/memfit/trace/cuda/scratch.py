@@ -102,7 +102,7 @@ def _softmax_backward(
     """
     grad, output = args[0], args[1]
     width = torch.promote_types(grad.dtype, output.dtype).itemsize
-    blocks = (output.numel() * width, *copied_bytes(grad, output))
+    blocks = (output.numel() * width, *copied_bytes(output))
     return sure("aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out", blocks)
 
 

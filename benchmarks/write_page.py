@@ -18,7 +18,7 @@ _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 def main() -> None:
     """Write the page."""
-    sections = (_accuracy(), _conve(), _chunked_loss(), _large_model(), _overhead(), _startup())
+    sections = (_accuracy(), _conve(), _chunked_loss(), _large_model(), _allocator(), _overhead(), _startup())
     head = [
         "# Benchmarks",
         "",
@@ -119,13 +119,37 @@ def _chunked_loss() -> list[str]:
 
 def _large_model() -> list[str]:
     figures = load_result("large_model")
+    rows, length = figures["bert_batch"]
     return [
-        *_heading("Predicting a large model", figures, "bench_large_model.py"),
+        *_heading("Predicting large models", figures, "bench_large_model.py"),
         (
             f"A decoder of {figures['num_parameters'] / 1e9:.2f} billion parameters in "
-            f"{figures['num_layers']} layers, AdamW, 2048 tokens: predicted in "
-            f"{figures['predict_seconds']:.1f} s ({figures['whole_process_seconds']:.1f} s with "
-            f"imports), in {format_bytes(figures['resident_peak_bytes'])} of memory."
+            f"{figures['num_layers']} layers, all of them trained in bfloat16 with AdamW on "
+            f"{figures['num_tokens']} tokens, on a virtual {figures['device']}: predicted in "
+            f"{figures['predict_seconds']:.1f} s (imports take "
+            f"{figures['import_seconds']:.1f} s more), in "
+            f"{format_bytes(figures['resident_peak_bytes'])} of memory. Peak allocated "
+            f"{format_bytes(figures['predicted_peak_bytes'])}, process "
+            f"{format_bytes(figures['predicted_process_bytes'])}."
+        ),
+        "",
+        (
+            f"BERT-base, {rows} sequences of {length} tokens, fp32, AdamW, on a virtual "
+            f"{figures['bert_device']}: {figures['bert_predict_seconds']:.1f} s."
+        ),
+        "",
+    ]
+
+
+def _allocator() -> list[str]:
+    figures = load_result("allocator")
+    return [
+        *_heading("Replaying the caching allocator", figures, "bench_allocator.py"),
+        (
+            f"{figures['num_events']:,} events of a step like a transformer's: "
+            f"{figures['events_per_second']:,} events a second with the default settings. The "
+            f"least memory in which {figures['smallest_capacity_num_events']:,} events survive is "
+            f"found in {figures['smallest_capacity_seconds']:.2f} s."
         ),
         "",
     ]

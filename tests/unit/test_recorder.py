@@ -361,3 +361,31 @@ def test_questions_about_a_tensor_are_no_operations():
     names = {operation.name for operation in record(residual_job()).steady.operations}
     assert not any(name.startswith(("prim", "profiler")) for name in names)
     assert not any("view" in name or name == "t" for name in names)
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda x: x[:, torch.arange(3)],
+        lambda x: x.gather(1, torch.zeros(64, 2, dtype=torch.int64)),
+        lambda x: x.max(dim=1).values,
+        lambda x: x.index_select(1, torch.arange(3)),
+        lambda x: x.topk(2, dim=1).values,
+    ],
+    ids=["index", "gather", "max", "index_select", "topk"],
+)
+def test_the_gradient_of_a_selection_is_filled_in_place(select):
+    width = 512
+    job = Job(
+        model=lambda: nn.Linear(width, width),
+        batch=lambda size: torch.ones(size, width),
+        loss=lambda model, batch: select(model(batch)).sum(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=64,
+    )
+    blocks = [
+        block
+        for block in record(job).steady.allocations
+        if block.phase is Phase.BACKWARD and block.num_bytes == 64 * width * 4
+    ]
+    assert len(blocks) == 1, [block.operator for block in blocks]

@@ -1,10 +1,14 @@
-"""Puts right the one place where watching a step changes its memory: adding up gradients.
+"""Puts right the places where watching a step changes its memory: adding up gradients.
 
 Where a tensor feeds several operators, autograd adds the gradients that come back. Unwatched, it
 adds in place when nothing else holds the first one; as soon as a dispatch mode is active it makes
 a new tensor instead (``accumulate`` and ``can_accumulate_inplace`` in
 torch/csrc/autograd/input_buffer.cpp, read at torch 2.13). Recorded as is, every residual connection
 would cost one activation too much. Here the addition is done in place where autograd would have.
+
+The gradients of ``gather``, indexing, ``max``, ``topk`` and their kin are made of zeros in
+the same way: unwatched, values are scattered into them in place (``areAnyTensorSubclassLike`` in
+torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native).
 """
 
 from __future__ import annotations
@@ -19,7 +23,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ADD = torch.ops.aten.add.Tensor
-_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+_INDEX_PUT = torch.ops.aten.index_put.default
+_IN_PLACE = {
+    _ADD: torch.ops.aten.add_.Tensor,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    _INDEX_PUT: torch.ops.aten.index_put_.default,
+}
+_PLACE_OF_ACCUMULATE = 3
 # Torch wraps every __torch_dispatch__ so that its compiler leaves it alone.
 _WRAPPERS_OF_DISPATCH = ("eval_frame.py", "_compile.py")
 
@@ -29,18 +41,28 @@ def is_in_place_accumulation(func: Any, args: tuple[Any, ...]) -> bool:
 
     To be called directly from a dispatch mode's ``__torch_dispatch__``.
     """
-    if func is not _ADD or len(args) != 2 or not _comes_from_engine(sys._getframe(2)):
+    if func not in _IN_PLACE or not _comes_from_engine(sys._getframe(2)):
         return False
-    if not all(isinstance(arg, torch.Tensor) for arg in args) or args[0].shape != args[1].shape:
+    if func is _INDEX_PUT:
+        # With accumulation, autograd uses it for the gradient of indexing alone.
+        return len(args) > _PLACE_OF_ACCUMULATE and bool(args[_PLACE_OF_ACCUMULATE])
+    if func is _ADD and not _is_sum(args):
         return False
     return _num_holders(args) <= num_holders_when_exclusive()
 
 
-def accumulate_in_place(args: tuple[Any, ...]) -> torch.Tensor:
-    """Add the second gradient to the first one in place."""
-    _ADD_IN_PLACE(*args)
+def accumulate_in_place(func: Any, args: tuple[Any, ...]) -> torch.Tensor:
+    """Add to the first gradient in place."""
+    _IN_PLACE[func](*args)
     first: torch.Tensor = args[0]
     return first
+
+
+def _is_sum(args: tuple[Any, ...]) -> bool:
+    """Say whether two gradients of one shape are added."""
+    if len(args) != 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
+        return False
+    return bool(args[0].shape == args[1].shape)
 
 
 def _comes_from_engine(frame: FrameType | None) -> bool:

@@ -99,7 +99,7 @@ class Recorder(TorchDispatchMode):
         if self.follows_engine:
             self._follow_engine()
         if self._phase is Phase.BACKWARD and is_in_place_accumulation(func, args):
-            out: Any = accumulate_in_place(args)
+            out: Any = accumulate_in_place(func, args)
         else:
             out = func(*args, **kwargs)
         self._note(func, args, kwargs, out)

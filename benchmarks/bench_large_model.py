@@ -15,8 +15,13 @@ from collections.abc import Callable
 STARTED = time.perf_counter()
 
 import torch  # noqa: E402 - the time of imports is part of what is measured
-import transformers  # noqa: E402
 from results_file import save_result  # noqa: E402
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from memfit import Job, Prediction, predict  # noqa: E402
 
@@ -37,7 +42,7 @@ def main() -> None:
     """Predict both steps once."""
     imported = time.perf_counter()
     bert, bert_seconds = _predicted(
-        lambda: transformers.BertForMaskedLM(transformers.BertConfig()),
+        lambda: BertForMaskedLM(BertConfig()),
         (_BERT_BATCH_SIZE, _BERT_LENGTH),
         "t4",
     )
@@ -63,7 +68,7 @@ def main() -> None:
 
 
 def _build_llama() -> torch.nn.Module:
-    model: torch.nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_LLAMA))
+    model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**_LLAMA))
     return model.bfloat16()
 
 

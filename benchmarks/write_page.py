@@ -18,7 +18,15 @@ _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 def main() -> None:
     """Write the page."""
-    sections = (_accuracy(), _conve(), _chunked_loss(), _large_model(), _allocator(), _overhead(), _startup())
+    sections = (
+        _accuracy(),
+        _conve(),
+        _chunked_loss(),
+        _large_model(),
+        _allocator(),
+        _overhead(),
+        _startup(),
+    )
     head = [
         "# Benchmarks",
         "",

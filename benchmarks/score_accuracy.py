@@ -14,11 +14,11 @@ from pathlib import Path
 
 from accuracy.metrics import Answer, score_all
 from accuracy.report import write_page
-from accuracy.results import as_json
+from accuracy.results import as_json, context_readings
 from accuracy.rows import Row, read_rows
 from accuracy.table import json_lines, text_table
 from accuracy.workers import Place, predict_rows
-from results_file import write_result
+from results_file import load_result, write_result
 from rich.console import Console
 from rich.progress import Progress
 
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemfitError as error:
         print(error, file=sys.stderr)
         return 2
-    scores = score_all(_answers(placed, options.jobs))
+    known = () if options.write_docs else context_readings(load_result("accuracy_gpu"))
+    scores = score_all(_answers(placed, options.jobs), known)
     figures = as_json(scores)
     if options.json_out:
         write_atomically(options.json_out, json.dumps(figures, indent=1) + "\n")

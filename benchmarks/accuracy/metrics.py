@@ -99,16 +99,30 @@ class Summary:
     coverage: float | None
 
 
-def score_all(answers: Sequence[Answer]) -> tuple[Score, ...]:
-    """Turn predictions into figures and verdicts."""
-    return tuple(_score(answer, answers) for answer in answers)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextReading:
+    """What a process of an earlier scored row held besides reserved memory."""
+
+    id: str
+    source: str
+    device: str
+    torch_version: str
+    model: str
+    num_bytes: int
 
 
-def _score(answer: Answer, answers: Sequence[Answer]) -> Score:
+def score_all(answers: Sequence[Answer], known: Sequence[ContextReading] = ()) -> tuple[Score, ...]:
+    """Turn predictions into figures and verdicts; ``known`` are readings of rows scored before."""
+    own_ids = {answer.row.id for answer in answers}
+    others = [reading for reading in known if reading.id not in own_ids]
+    return tuple(_score(answer, answers, others) for answer in answers)
+
+
+def _score(answer: Answer, answers: Sequence[Answer], known: Sequence[ContextReading]) -> Score:
     row, predicted = answer.row, answer.predicted
     if predicted is None:
         return Score(row=row, failure=answer.failure)
-    context_bytes, num_rows = fitted_context(answer, answers)
+    context_bytes, num_rows = fitted_context(answer, answers, known)
     ranges = {
         "allocated": predicted.allocated,
         "reserved": predicted.reserved,
@@ -133,7 +147,9 @@ def _figure(name: str, peak: PeakRange, row: Row) -> Figure:
     )
 
 
-def fitted_context(answer: Answer, answers: Iterable[Answer]) -> tuple[int, int]:
+def fitted_context(
+    answer: Answer, answers: Iterable[Answer], known: Iterable[ContextReading] = ()
+) -> tuple[int, int]:
     """Give what lies outside the allocator, and from how many rows of other models it was read.
 
     It is the median over the rows of the same source, device and torch version. Without any it is
@@ -146,12 +162,17 @@ def fitted_context(answer: Answer, answers: Iterable[Answer]) -> tuple[int, int]
         if _is_alike(other.row, answer.row) and other.row.model != answer.row.model
         and (reading := _outside_allocator(other)) is not None
     ]  # fmt: skip
+    readings += [
+        reading.num_bytes
+        for reading in known
+        if _is_alike(reading, answer.row) and reading.model != answer.row.model
+    ]
     if not readings:
         return answer.predicted.context_bytes, 0
     return max(0, round(statistics.median(readings))), len(readings)
 
 
-def _is_alike(one: Row, other: Row) -> bool:
+def _is_alike(one: Row | ContextReading, other: Row) -> bool:
     keys = ("source", "device", "torch_version")
     return all(getattr(one, key) == getattr(other, key) for key in keys)
 

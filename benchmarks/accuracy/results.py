@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .metrics import QUANTITIES, Score, count_verdicts, summaries, summary
+from .metrics import (
+    QUANTITIES,
+    ContextReading,
+    Score,
+    count_verdicts,
+    summaries,
+    summary,
+)
 from .rows import Row
 
 KINDS = ("budget", "card", "cap", "oom")
@@ -27,6 +34,20 @@ def as_json(scores: Sequence[Score]) -> dict[str, Any]:
         },
         "rows": [_row(score) for score in scores],
     }
+
+
+def context_readings(content: Mapping[str, Any]) -> tuple[ContextReading, ...]:
+    """Read off stored scores what each process held besides reserved memory."""
+    found = []
+    for row in content["rows"]:
+        figures = row.get("figures") or {}
+        process = figures.get("process", {}).get("measured_bytes")
+        reserved = figures.get("reserved", {})
+        inside = reserved.get("measured_bytes") or reserved.get("predicted_bytes")
+        if process is not None and inside is not None:
+            names = {key: row[key] for key in ("id", "source", "device", "torch_version", "model")}
+            found.append(ContextReading(**names, num_bytes=process - inside))
+    return tuple(found)
 
 
 def _counts(scores: Sequence[Score]) -> dict[str, Any]:

@@ -141,6 +141,29 @@ def test_without_other_models_the_constant_is_the_catalogues():
     assert metrics.fitted_context(own, [own]) == (77, 0)
 
 
+def test_rows_scored_before_tell_the_context_where_a_file_has_no_other_model():
+    own = answer_of(row_of(measured={"process_bytes": 9000, "context_bytes": 7000}))
+    row = own.row
+
+    def reading(num_bytes, **changes):
+        known = {
+            "id": "before",
+            "source": row.source,
+            "device": row.device,
+            "torch_version": row.torch_version,
+            "model": "another",
+        }
+        return metrics.ContextReading(**known | changes, num_bytes=num_bytes)
+
+    known = [
+        reading(500),
+        reading(9999, model=row.model),
+        reading(9999, source="other"),
+        reading(9999, id=row.id),
+    ]
+    assert metrics.score_all([own], known)[0].context_bytes == 500
+
+
 def test_a_row_that_could_not_be_predicted_still_tells_its_recorded_context():
     own = answer_of(row_of())
     read = metrics.Answer(

@@ -42,7 +42,7 @@ check: $(VENV)/.dev-stamp ## Run the whole gate: lint, format, types, import con
 	@echo "import contract";    $(BIN)/lint-imports --no-logo
 	@echo "tests";              $(MAKE) --no-print-directory test
 
-fast: $(VENV)/.dev-stamp ## Run the quick tests alone
+fast: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run the quick tests alone
 	@$(PYTEST) -m 'not slow and not gpu' $(ARGS)
 
 format: $(VENV)/.dev-stamp ## Format the code and apply the safe fixes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +25,12 @@ from memfit.trace.cuda.card import Card
 from memfit.trace.cuda.kernels import CudaKernels
 from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
 from memfit.trace.following import StepFollower
+from memfit.trace.modules import OWN_FOLDERS
 from memfit.trace.recorder import Recorder
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 Step = Callable[[], object]
 _NUM_STEPS = 2
-_OWN_FOLDERS = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent)
-)
 _WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
 _NO_WEIGHTS_NEEDED = (
     "No weights are needed for a prediction: build the model from its configuration, with "
@@ -271,7 +268,7 @@ def _check_placed(recorder: Recorder, card: Card | None) -> None:
 def _place_of(error: BaseException) -> str:
     """Name the innermost line that belongs neither to torch nor to memfit."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_OWN_FOLDERS, "<"))]
+    own = [frame for frame in frames if not frame.filename.startswith(OWN_FOLDERS)]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 

@@ -13,9 +13,11 @@ from typing import Any, Self
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-_OWN_FOLDERS = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+OWN_FOLDERS = (
+    *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])),
+    "<",
 )
+"""How the paths of torch's and memfit's own code begin, and of code that is in no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,6 @@ def _line_of_caller() -> str:
 @functools.cache
 def _name_of_file(path: str) -> str:
     """Shorten a path to its last folder and name; empty for torch's and memfit's own files."""
-    if path.startswith(_OWN_FOLDERS) or path.startswith("<"):
+    if path.startswith(OWN_FOLDERS):
         return ""
     return "/".join(Path(path).parts[-2:])

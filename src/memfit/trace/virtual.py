@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -44,6 +43,7 @@ from memfit.trace.cuda.recurrent import (
     with_reserve,
 )
 from memfit.trace.cuda.runtime import runtime
+from memfit.trace.modules import OWN_FOLDERS
 from memfit.trace.replacements import replacements
 from memfit.trace.scratch import lstm_workspace_bytes
 
@@ -70,14 +70,6 @@ _PACK = torch.ops.aten._pack_padded_sequence.default
 _DEVICE = torch.ops.prim.device.default
 _MOST_KNOWN_VALUES = 4096
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
-_OWN_FOLDERS = (
-    *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])),
-    "<",
-)
-_OWN_FOLDERS = (
-    *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])),
-    "<",
-)
 
 
 def _no_result(_args: Sequence[object]) -> None:
@@ -259,7 +251,7 @@ def _is_asked_by_an_optimizer() -> bool:
         file = frame.f_code.co_filename
         if file.startswith(_OPTIMIZERS):
             return True
-        if not file.startswith(_OWN_FOLDERS):
+        if not file.startswith(OWN_FOLDERS):
             return False
         frame = frame.f_back
     return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from memfit.trace.cuda.card import Card
 from memfit.trace.cuda.kernels import CudaKernels
 from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
 from memfit.trace.following import StepFollower
-from memfit.trace.modules import OWN_FOLDERS
+from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Recorder
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
@@ -267,8 +266,7 @@ def _check_placed(recorder: Recorder, card: Card | None) -> None:
 
 def _place_of(error: BaseException) -> str:
     """Name the innermost line that belongs neither to torch nor to memfit."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(OWN_FOLDERS)]
+    own = user_frames(error)
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
@@ -16,6 +15,7 @@ from memfit.errors import JobFunctionError, LossNotScalarError, MemfitError
 from memfit.job import Job, Total, expected_signature
 from memfit.session.batches import BatchLayout
 from memfit.trace.events import Category
+from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
 
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
@@ -130,10 +130,7 @@ def _called(job: Job, function: str, *args: Any) -> Any:
 
 def _place_of(error: Exception) -> str:
     """Name the last file and line that belong neither to torch nor to memfit."""
-    frames = traceback.extract_tb(error.__traceback__)
-    roots = tuple(f"{os.sep}{package}{os.sep}" for package in ("torch", "memfit"))
-    own = [frame for frame in frames if not any(root in frame.filename for root in roots)]
-    frame = (own or list(frames))[-1]
+    frame = (user_frames(error) or traceback.extract_tb(error.__traceback__))[-1]
     return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 

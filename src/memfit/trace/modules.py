@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -118,6 +119,12 @@ def _line_of_caller() -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Give the frames of an error that belong neither to torch nor to memfit, outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith(OWN_FOLDERS)]
 
 
 @functools.cache

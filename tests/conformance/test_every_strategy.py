@@ -1,6 +1,6 @@
 """Every strategy keeps the promises of its interface and of its numerics class.
 
-The suite runs over ``ENTRIES`` of builders.py; nothing here names a strategy of its own, except to
+The suite runs over ``ENTRIES`` of all_entries.py; nothing here names a strategy of its own, except to
 plant faults that the suite must see.
 """
 
@@ -17,7 +17,8 @@ from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies import CATALOGUE, build_strategy
 
-from .builders import ENTRIES, TOLERANCES
+from .all_entries import ENTRIES
+from .builders import TOLERANCES
 
 CASES = [
     pytest.param(entry, setting, id=setting.label())
@@ -66,6 +67,10 @@ def snapshot(session):
         "contexts": list(session.forward_contexts),
         "micro_batch_size": session.micro_batch_size,
         "gradient_pass": session.gradient_pass,
+        "backward": session.backward,
+        "update": session.update,
+        "stateful": dict(session.stateful),
+        "optimizer": id(session.optimizer),
     }
 
 
@@ -145,11 +150,11 @@ def test_undo_puts_everything_back_after_steps_under_it(entry, setting):
     session = open_session(job)
     undo = setting.apply(session)
     session.gradient_pass(session, job.batch(job.batch_size), lambda phase: None)
-    session.optimizer.step()
+    session.update(session)
     undo()
     fresh = snapshot(open_session(job))
     after = snapshot(session)
-    for key in ("groups", "contexts", "micro_batch_size", "gradient_pass"):
+    for key in ("groups", "contexts", "micro_batch_size", "gradient_pass", "backward", "update"):
         assert after[key] == fresh[key]
     for name, attributes in fresh["attributes"].items():
         assert after["attributes"][name].keys() == attributes.keys()

@@ -16,6 +16,7 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
+from memfit.strategies.compatibility import RULES
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
@@ -169,10 +170,15 @@ def test_every_name_is_there_once():
     assert len(names) == len(set(names))
 
 
-def test_conflicts_name_strategies_that_exist():
+def test_compatibility_rules_name_two_strategies_that_exist_once_and_with_a_reason():
     names = {strategy.name for strategy in CATALOGUE}
-    for strategy in CATALOGUE:
-        assert strategy.conflicts <= names - {strategy.name}
+    pairs = [frozenset({rule.first, rule.second}) for rule in RULES]
+    assert len(pairs) == len(set(pairs))
+    for rule in RULES:
+        assert rule.first != rule.second
+        assert {rule.first, rule.second} <= names
+        assert len(rule.reason.split()) > 4
+        assert not rule.reason.endswith(".")
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,8 @@ def test_ties_are_settled_by_bytes_and_then_by_name():
 
 def test_strategies_that_conflict_are_never_combined():
     replay = BatchNormReplay(micro_batch_size=8)
-    assert conflict([replay, EVERY]) == (
-        "batchnorm-replay cannot be combined with activation-checkpointing"
+    assert conflict([replay, EVERY]).startswith(
+        "activation-checkpointing cannot be combined with batchnorm-replay: "
     )
     assert conflict([FUSED, EVERY]) is None
     tried = Search(World().evaluator(1000), choices_of(splits=(replay,)))

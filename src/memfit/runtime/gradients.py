@@ -24,7 +24,7 @@ def _in_one_piece(session: Session, batch: Any, enter_phase: PhaseListener) -> t
     mean = loss.sum / loss.count if isinstance(loss, Total) else loss
     del loss
     enter_phase(Phase.BACKWARD)
-    mean.backward()
+    session.backward(mean)
     return mean.detach()
 
 
@@ -35,7 +35,7 @@ def _in_pieces(session: Session, batch: Any, enter_phase: PhaseListener) -> torc
         enter_phase(Phase.FORWARD)
         part = total.weighted(session.loss_of(piece), num_in_piece / num_samples)
         enter_phase(Phase.BACKWARD)
-        part.backward()
+        session.backward(part)
         total.add(part)
         del part
     return total.finish()

@@ -105,22 +105,24 @@ class Run:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "num_steps": self._num_steps,
+            **{name: part.state_dict() for name, part in self._session.stateful.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a state given by ``state_dict``; the plan stays this run's own."""
-        self._undo_strategies()
         groups = self.optimizer.param_groups
         flags = [{key: group.get(key) for key in _IMPLEMENTATION_FLAGS} for group in groups]
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            for name, part in self._session.stateful.items():
+                if name in state:
+                    part.load_state_dict(state[name])
             self._num_steps = int(state["num_steps"])
         finally:
             # The saved groups carry the implementation of the run that saved them.
             for group, own in zip(self.optimizer.param_groups, flags, strict=True):
                 group.update((key, own[key]) for key in own if key in group)
-            self._undos = apply_strategies(self._session, self.plan.strategies)
 
     def close(self) -> None:
         """Take the strategies off the model and the optimizer."""
@@ -147,10 +149,7 @@ class Run:
             enter_phase(Phase.FORWARD)
             loss = session.gradient_pass(session, batch, enter_phase)
             enter_phase(Phase.OPTIMIZER)
-            if session.job.clip_grad_norm is not None:
-                parameters = session.model.parameters()
-                torch.nn.utils.clip_grad_norm_(parameters, session.job.clip_grad_norm)
-            session.optimizer.step()
+            session.update(session)
         finally:  # the gradients of a step that failed are not those of the next one
             session.optimizer.zero_grad(set_to_none=True)
         return loss

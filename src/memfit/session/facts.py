@@ -31,6 +31,8 @@ class JobFacts:
     streamable_candidates: int | None
     """The most candidates that a streamable loss of the step scores; 0 for none, None where no
     step has been seen yet."""
+    clips_gradients: bool = False
+    """Whether the global gradient norm is clipped, so that every gradient is needed at once."""
 
 
 def gather_facts(session: Session, streamable_candidates: int | None = None) -> JobFacts:
@@ -49,6 +51,7 @@ def gather_facts(session: Session, streamable_candidates: int | None = None) -> 
         optimizer=type(session.optimizer).__name__,
         optimizer_implementations=_implementations(session.optimizer, session.device_type),
         streamable_candidates=streamable_candidates,
+        clips_gradients=session.job.clip_grad_norm is not None,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,38 @@ from memfit.trace.recorder import Owned
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
 """Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""
 PhaseListener = Callable[[Any], None]
+Backward = Callable[[torch.Tensor], None]
+"""Backpropagates a loss, or its part from one micro-batch; gradients add up in ``.grad``."""
+Update = Callable[["Session"], None]
+"""Turns the gradients in ``.grad`` into new parameters: clips them and steps the optimizer."""
+
+
+class Stateful(Protocol):
+    """Something with a state of its own that a checkpoint must keep, such as a gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state."""
+
+
+def backpropagate(loss: torch.Tensor) -> None:
+    """Backpropagate a loss as it is."""
+    loss.backward()
+
+
+def clip_and_step(session: Session) -> None:
+    """Clip the gradients where the job asks for it, then step the optimizer."""
+    clip_gradients(session)
+    session.optimizer.step()
+
+
+def clip_gradients(session: Session) -> None:
+    """Clip the global gradient norm where the job asks for it."""
+    if session.job.clip_grad_norm is not None:
+        parameters = session.model.parameters()
+        torch.nn.utils.clip_grad_norm_(parameters, session.job.clip_grad_norm)
 
 
 @dataclass(slots=True)
@@ -35,6 +67,10 @@ class Session:
     gradient_pass: GradientPass
     micro_batch_size: int
     forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    backward: Backward = backpropagate
+    update: Update = clip_and_step
+    stateful: dict[str, Stateful] = field(default_factory=dict)
+    """What checkpoints must keep besides model and optimizer, by name."""
 
     def loss_of(self, batch: Any) -> torch.Tensor | Total:
         """Compute the loss of a (micro-)batch inside the contexts that strategies have asked for.

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self, get_origin, get_type_hints
 
 from memfit.errors import StrategyError
 from memfit.session.facts import JobFacts
@@ -36,9 +36,6 @@ class Strategy(abc.ABC):
     name: ClassVar[str]
     """The word in commands, plans and docs."""
     numerics: ClassVar[Numerics]
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    """Names of strategies that this one cannot be combined with."""
-
     compares_alone: ClassVar[bool] = False
     """Whether a setting that is slower and no smaller alone is so in every combination too."""
 
@@ -65,10 +62,11 @@ class Strategy(abc.ABC):
 
     def label(self) -> str:
         """Write the strategy with its settings: ``micro-batching(32)``; names where several."""
-        settings = self.settings()
-        if len(settings) == 1:
-            return f"{self.name}({next(iter(settings.values()))})"
-        values = ", ".join(f"{key}={value}" for key, value in settings.items())
+        texts = {key: _text(value) for key, value in self.settings().items()}
+        texts = {key: text for key, text in texts.items() if text}
+        if len(texts) == 1:
+            return f"{self.name}({next(iter(texts.values()))})"
+        values = ", ".join(f"{key}={text}" for key, text in texts.items())
         return f"{self.name}({values})" if values else self.name
 
     @classmethod
@@ -86,14 +84,31 @@ class Strategy(abc.ABC):
             )
             raise StrategyError(cls.name, reason)
         types = get_type_hints(cls)
-        for key, value in settings.items():
-            if type(value) is not types[key]:
-                reason = f"{key} must be of type {types[key].__name__}, not {value!r}."
-                raise StrategyError(cls.name, reason)
+        values = {key: _read(cls.name, key, value, types[key]) for key, value in settings.items()}
         try:
-            return cls(**settings)
+            return cls(**values)
         except (TypeError, ValueError) as error:
             raise StrategyError(cls.name, f"{error}.") from None
+
+
+def _text(value: Any) -> str:
+    """Write a setting: lists as their words, and nothing for an empty one."""
+    return " ".join(value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _read(strategy: str, key: str, value: Any, wanted: Any) -> Any:
+    """Read one setting; a list of words becomes a tuple.
+
+    Raises:
+        StrategyError: if it is of another type.
+    """
+    if get_origin(wanted) is tuple:
+        if isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
+            return tuple(value)
+        raise StrategyError(strategy, f"{key} must be a list of words, not {value!r}.")
+    if type(value) is not wanted:
+        raise StrategyError(strategy, f"{key} must be of type {wanted.__name__}, not {value!r}.")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

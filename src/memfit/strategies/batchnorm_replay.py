@@ -41,7 +41,6 @@ class BatchNormReplay(AbstractSplitting):
 
     name: ClassVar[str] = "batchnorm-replay"
     numerics: ClassVar[Numerics] = Numerics.EXACT
-    conflicts: ClassVar[frozenset[str]] = frozenset({"micro-batching", "activation-checkpointing"})
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models without batch normalisation, where micro-batching does it in one pass."""
@@ -148,7 +147,7 @@ class _Passes:
             self._begin(piece, stop_at=None)
             part = total.weighted(self._session.loss_of(piece.batch), piece.share)
             self._enter_phase(Phase.BACKWARD)
-            part.backward()
+            self._session.backward(part)
             total.add(part)
             del part
         for call in reversed(range(len(self._calls.known))):

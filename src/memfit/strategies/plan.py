@@ -18,6 +18,7 @@ from memfit.files import write_atomically
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import Numerics, Strategy
+from memfit.strategies.compatibility import clash
 
 _VERSION = 1
 
@@ -94,11 +95,10 @@ def worst_numerics(strategies: Sequence[Strategy], facts: JobFacts) -> Numerics:
 
 def conflict(strategies: Sequence[Strategy]) -> str | None:
     """Name two strategies that cannot be combined; None if all can."""
-    names = {strategy.name for strategy in strategies}
-    for strategy in strategies:
-        if clash := sorted(names & strategy.conflicts):
-            return f"{strategy.name} cannot be combined with {clash[0]}"
-    return None
+    rule = clash(strategy.name for strategy in strategies)
+    if rule is None:
+        return None
+    return f"{rule.first} cannot be combined with {rule.second}: {rule.reason}"
 
 
 def in_catalogue_order(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:

@@ -51,11 +51,17 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         strategy=ActivationCheckpointing,
-        settings=(ActivationCheckpointing(), ActivationCheckpointing(every=2)),
+        settings=(
+            ActivationCheckpointing(),
+            ActivationCheckpointing(keep=("addmm.0", "convolution.0")),
+        ),
         jobs=(residual, residual_with_clipping, ragged_tokens, batch_normalised),
         large_job=large_residual,
-        large_settings=(ActivationCheckpointing(), ActivationCheckpointing(every=2)),
-        refusal=(ActivationCheckpointing(), one_layer, "0 levels of repeated blocks"),
+        large_settings=(
+            ActivationCheckpointing(),
+            ActivationCheckpointing(blocks=("0-1",), keep=("addmm.0",)),
+        ),
+        refusal=(ActivationCheckpointing(), one_layer, "no repeated blocks"),
     ),
     Entry(
         strategy=MicroBatching,

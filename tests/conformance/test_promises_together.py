@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Plan, Total
+from memfit.errors import StrategyError
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.session.facts import gather_facts
@@ -68,9 +69,18 @@ def test_strategies_together_are_as_exact_as_alone(job, strategies):
     assert memfit.verify(job(), plan).largest_error <= EXACT
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_checkpointing_draws_the_same_dropout_masks(every):
-    plan = plan_of(ActivationCheckpointing(every=every))
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ActivationCheckpointing(),
+        ActivationCheckpointing(blocks=("1-2",)),
+        ActivationCheckpointing(keep=("native_dropout.0", "addmm.0")),
+        ActivationCheckpointing(blocks=("0.up", "2"), keep=("gelu.0",)),
+    ],
+    ids=lambda setting: setting.label(),
+)
+def test_checkpointing_draws_the_same_dropout_masks(setting):
+    plan = plan_of(setting)
     job = builders.residual_with_dropout()
     found = memfit.verify(job, plan, dtype=torch.float32)
     assert found.numerics == "exact"
@@ -78,12 +88,47 @@ def test_checkpointing_draws_the_same_dropout_masks(every):
     assert memfit.verify(job, plan, dtype=torch.float32, seed=1).largest_error == 0.0
 
 
-def test_checkpointing_updates_running_statistics_once():
+@pytest.mark.parametrize("keep", [(), ("native_batch_norm.0",), ("convolution.0", "tanh.0")])
+def test_checkpointing_updates_running_statistics_once(keep):
     job = builders.batch_normalised()
-    run = memfit.start(job, plan_of(ActivationCheckpointing()))
+    assert memfit.verify(job, plan_of(ActivationCheckpointing(keep=keep))).largest_error <= EXACT
+    run = memfit.start(job, plan_of(ActivationCheckpointing(keep=keep)))
     run.step(job.batch(job.batch_size))
     counts = [value for name, value in run.model.named_buffers() if "num_batches" in name]
     assert [int(count) for count in counts] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "fragment"),
+    [
+        ((ActivationCheckpointing(blocks=("0-4",)),), "no module named '4'"),
+        ((ActivationCheckpointing(blocks=("1", "1.up")),), "1.up lies inside 1"),
+        (
+            (ActivationCheckpointing(blocks=("0-1",)), ActivationCheckpointing(blocks=("1",))),
+            "1 is named twice",
+        ),
+    ],
+    ids=["unknown", "nested", "twice"],
+)
+def test_blocks_that_cannot_be_checkpointed_are_refused(settings, fragment):
+    with pytest.raises(StrategyError, match=fragment):
+        memfit.start(builders.residual(), plan_of(*settings))
+
+
+def test_blocks_may_be_treated_differently():
+    job = builders.residual()
+    plan = plan_of(
+        ActivationCheckpointing(blocks=("0-1",)),
+        ActivationCheckpointing(blocks=("3",), keep=("addmm.0",)),
+    )
+    assert memfit.verify(job, plan).largest_error <= EXACT
+
+
+def test_what_is_kept_is_not_computed_again():
+    job = builders.large_residual()
+    whole = memfit.predict(job, plan=plan_of(ActivationCheckpointing()))
+    kept = memfit.predict(job, plan=plan_of(ActivationCheckpointing(keep=("addmm.0",))))
+    assert whole.num_flops > kept.num_flops == memfit.predict(job).num_flops
 
 
 def test_replay_updates_running_statistics_as_one_step_on_the_whole_batch_does():
@@ -199,7 +244,7 @@ class Forgetful(ActivationCheckpointing):
 
     def apply(self, session):
         facts = gather_facts(session)
-        blocks = [session.model.get_submodule(name) for name in facts.block_levels[self.level]]
+        blocks = [session.model.get_submodule(name) for name in facts.block_levels[0]]
         for block in blocks:
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False

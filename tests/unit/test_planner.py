@@ -29,7 +29,7 @@ from memfit.strategies.plan import in_catalogue_order
 
 FUSED, LOOP = (OptimizerImplementation(implementation=name) for name in ("fused", "loop"))
 CHUNKED = LossChunking(num_candidates=128)
-EVERY, SECOND = ActivationCheckpointing(every=1), ActivationCheckpointing(every=2)
+EVERY, SECOND = ActivationCheckpointing(), ActivationCheckpointing(blocks=("0",))
 SPLITS = tuple(MicroBatching(micro_batch_size=size) for size in (32, 16, 8, 4, 2, 1))
 FIXED = ((None, FUSED, LOOP), (None, CHUNKED), (None, SECOND, EVERY))
 BATCH_SIZE = 64

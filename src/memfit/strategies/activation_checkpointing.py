@@ -1,89 +1,118 @@
-"""Activation checkpointing: blocks keep their inputs only and are run again in backward."""
+"""Activation checkpointing: blocks keep their inputs, and what is dear, and run again in backward."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from memfit.errors import StrategyError
+from memfit.session.block_names import expand_names
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.trace.operators import operator_name
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationCheckpointing(Strategy):
-    """Recompute repeated blocks in backward instead of keeping their activations.
+    """Recompute blocks in backward instead of keeping their activations.
 
-    ``level`` picks among nested repetitions, 0 being the outermost (the stages of a ResNet before
-    the blocks inside them); ``every`` leaves blocks in between as they are (2: every second one).
-    Non-reentrant; the random state is kept, so dropout draws the same masks; running statistics of
-    batch normalisation are updated once, not again on recomputation.
+    ``blocks`` are names of modules; a range of numbered siblings is written ``layers.0-11``, and
+    none at all means the repeated blocks of the outermost level. ``keep`` are calls of operators
+    inside each block whose results are kept, so that they are not computed again: ``addmm.1`` is
+    the second call of ``aten::addmm``. A plan may hold this strategy several times, for different
+    blocks. Non-reentrant; the random state is kept, so dropout draws the same masks; running
+    statistics of batch normalisation are updated once, not again on recomputation.
 
     Limits: one block's activations are alive at a time, so a model of one block gains nothing.
-    Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174, section 3; the double update of
-    running statistics is https://github.com/pytorch/pytorch/issues/96136.
+    What is kept must not be changed in place later; torch refuses that in backward.
+    Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174, section 3, for whole blocks;
+    Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, section 5, for keeping what is dear.
+    The double update of running statistics is https://github.com/pytorch/pytorch/issues/96136.
     """
 
-    level: int = 0
-    every: int = 1
+    blocks: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
 
     name: ClassVar[str] = "activation-checkpointing"
     numerics: ClassVar[Numerics] = Numerics.EXACT
 
-    def __post_init__(self) -> None:
-        if self.level < 0 or self.every < 1:
-            msg = f"level must be >= 0 and every >= 1, not {self.level} and {self.every}"
-            raise ValueError(msg)
-
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Offer every level, every block or every second one."""
+        """Offer each level of repeated blocks, whole; the planner finds finer choices by itself."""
         for level, names in enumerate(facts.block_levels):
-            for every in (2, 1) if len(names) > 3 else (1,):
-                yield cls(level=level, every=every)
+            yield cls() if level == 0 else cls(blocks=names)
 
     def obstacle(self, facts: JobFacts) -> str | None:
-        """Refuse models without so many levels of repeated blocks."""
-        if self.level < len(facts.block_levels):
-            return None
-        return (
-            f"the model has {len(facts.block_levels)} levels of repeated blocks (members of a "
-            f"ModuleList or Sequential that share a class), so there is no level {self.level}."
-        )
+        """Refuse blocks that are not there, or that lie inside each other."""
+        if not self.blocks and not facts.block_levels:
+            return (
+                "the model has no repeated blocks (members of a ModuleList or Sequential that "
+                "share a class), so name the blocks."
+            )
+        try:
+            names = sorted(self._names(facts))
+        except ValueError as error:
+            return f"{error}."
+        for outer, inner in zip(names, names[1:], strict=False):
+            if inner.startswith(f"{outer}."):
+                return f"{inner} lies inside {outer}; name one of the two."
+        return None
 
     def apply(self, session: Session) -> Undo:
-        """Wrap the forward of each chosen block."""
+        """Wrap the forward of each block."""
         facts = gather_facts(session)
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
-        names = facts.block_levels[self.level][:: self.every]
-        undos = [_checkpoint_block(session.model.get_submodule(name)) for name in names]
+        with ExitStack() as undos:
+            for name in self._names(facts):
+                block = session.model.get_submodule(name)
+                if _is_checkpointed(block):
+                    raise StrategyError(self.name, f"{name} is named twice; name it once.")
+                undos.callback(_checkpoint_block(block, frozenset(self.keep)))
+            return undos.pop_all().close
 
-        def undo() -> None:
-            for undo_block in undos:
-                undo_block()
+    def _names(self, facts: JobFacts) -> list[str]:
+        """Give the names of the blocks.
 
-        return undo
+        Raises:
+            ValueError: if the model has no such module.
+        """
+        if not self.blocks:
+            return list(facts.block_levels[0])
+        return expand_names(self.blocks, facts.module_names)
 
 
-def _checkpoint_block(block: torch.nn.Module) -> Undo:
+def _is_checkpointed(block: torch.nn.Module) -> bool:
+    own = vars(block).get("forward")
+    return isinstance(own, partial) and own.func is _run_checkpointed
+
+
+def _checkpoint_block(block: torch.nn.Module, keep: frozenset[str]) -> Undo:
     """Have a block's forward recomputed in backward."""
-    original = block.forward
+    before = vars(block).get("forward")
     norms = [module for module in block.modules() if _keeps_running_statistics(module)]
-    contexts = partial(_contexts, norms) if norms else None
-    block.forward = partial(_run_checkpointed, original, contexts)
+    contexts = partial(_contexts, norms, keep) if norms or keep else None
+    block.forward = partial(_run_checkpointed, block.forward, contexts)
 
     def undo() -> None:
-        del block.forward  # the instance attribute; the class's own forward shows again
+        if before is None:
+            del block.forward  # the instance attribute; the class's own forward shows again
+        else:
+            block.forward = before
 
     return undo
 
@@ -104,15 +133,39 @@ def _keeps_running_statistics(module: torch.nn.Module) -> bool:
 
 
 def _contexts(
-    norms: list[torch.nn.Module],
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    norms: list[torch.nn.Module], keep: frozenset[str]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Give the contexts of forward and of recomputation."""
-    return nullcontext(), _spare_running_statistics(norms)
+    if not keep:
+        return nullcontext(), _spare_running_statistics(norms)
+    forward, recomputation = create_selective_checkpoint_contexts(_Keeping(keep))
+    return forward, _spare_running_statistics(norms, recomputation)
+
+
+class _Keeping:
+    """Say of each operator that a block calls whether its result is kept."""
+
+    def __init__(self, keep: frozenset[str]) -> None:
+        self._keep = keep
+        self._num_calls: Counter[tuple[bool, str]] = Counter()
+
+    def __call__(self, context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        key = (context.is_recompute, operator_name(func))
+        position = self._num_calls[key]
+        self._num_calls[key] += 1
+        if f"{key[1]}.{position}" in self._keep:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextmanager
-def _spare_running_statistics(norms: list[torch.nn.Module]) -> Iterator[None]:
-    """Let recomputation update copies of the running statistics, so that they count once."""
+def _spare_running_statistics(
+    norms: list[torch.nn.Module], inner: AbstractContextManager[Any] | None = None
+) -> Iterator[None]:
+    """Let recomputation update copies of the running statistics, so that they count once.
+
+    The copies are made before ``inner`` is entered, which would take them for work of the block.
+    """
     kept = [
         {name: norm._buffers[name] for name in _RUNNING if name in norm._buffers} for norm in norms
     ]
@@ -120,7 +173,8 @@ def _spare_running_statistics(norms: list[torch.nn.Module]) -> Iterator[None]:
         for name, buffer in buffers.items():
             norm._buffers[name] = None if buffer is None else buffer.clone()
     try:
-        yield
+        with inner or nullcontext():
+            yield
     finally:
         for norm, buffers in zip(norms, kept, strict=True):
             norm._buffers.update(buffers)

@@ -60,13 +60,34 @@ class Extra:
 
 @dataclass(slots=True)
 class Operation:
-    """One executed operator: its floating-point operations and the bytes it reads and writes."""
+    """One executed operator: its floating-point operations and the bytes it reads and writes.
+
+    ``reads``, ``writes`` and ``changes`` are allocations by their index in the trace: what its
+    arguments lie in, what was made for its results, and what it changes in place.
+    """
 
     name: str
     phase: Phase
     dtype: str
     num_flops: int
     moved_bytes: int
+    signature: int = 0
+    """Equal for calls of the same operator on tensors of the same shapes and types."""
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    changes: tuple[int, ...] = ()
+    first_event: int = 0
+    """How many events of the trace came before it."""
+
+
+@dataclass(slots=True)
+class ModuleCall:
+    """One call of a module: its name and its operations, as a half-open range."""
+
+    module: str
+    phase: Phase
+    first_operation: int
+    last_operation: int = -1
 
 
 @dataclass(slots=True)
@@ -82,6 +103,8 @@ class Trace:
     events: list[int] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     extras: list[Extra] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
+    """Calls of modules, in the order in which they began."""
     releases: list[int] = field(default_factory=list)
     """Places in ``events`` before which cached memory is given back (``empty_cache``)."""
 
@@ -111,7 +134,7 @@ class StepMark:
 
 def trace_of_step(history: Trace, mark: StepMark) -> Trace:
     """Cut one step out of a longer trace; what lives when it begins comes first, as SETUP."""
-    step = Trace(operations=history.operations[mark.first_operation : mark.last_operation])
+    step = Trace()
     place: dict[int, int] = {}
 
     def add(index: int, allocation: Allocation) -> None:
@@ -121,11 +144,32 @@ def trace_of_step(history: Trace, mark: StepMark) -> Trace:
 
     for index in _alive_after(history.events[: mark.first_event]):
         add(index, replace(history.allocations[index], phase=Phase.SETUP, operator=""))
+    num_events_before = mark.first_event - len(step.events)
     for event in history.events[mark.first_event : mark.last_event]:
         if event >= 0:
             add(event, history.allocations[event])
         else:
             step.events.append(-1 - place[-1 - event])
+    step.operations = [
+        replace(
+            operation,
+            reads=tuple(place[index] for index in operation.reads if index in place),
+            writes=tuple(place[index] for index in operation.writes if index in place),
+            changes=tuple(place[index] for index in operation.changes if index in place),
+            first_event=operation.first_event - num_events_before,
+        )
+        for operation in history.operations[mark.first_operation : mark.last_operation]
+    ]
+    step.calls = [
+        replace(
+            call,
+            first_operation=call.first_operation - mark.first_operation,
+            last_operation=call.last_operation - mark.first_operation,
+        )
+        for call in history.calls
+        if mark.first_operation <= call.first_operation
+        and 0 <= call.last_operation <= mark.last_operation
+    ]
     step.extras = [
         replace(extra, allocation=place[extra.allocation])
         for extra in history.extras

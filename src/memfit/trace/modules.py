@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -37,7 +38,13 @@ class ModuleTracker:
     (https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.profiler.emit_nvtx).
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        entered: Callable[[str], None] | None = None,
+        left: Callable[[], None] | None = None,
+    ) -> None:
+        self._tell_entered = entered
+        self._tell_left = left
         self._names: dict[int, str] = {}
         self._holders: dict[int, str] = {}
         self._stack: list[str] = []
@@ -104,10 +111,14 @@ class ModuleTracker:
         if not self._stack and id(module) not in self._names:
             self.name_modules(module)  # a model that nobody has told of
         self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
+        if self._tell_entered is not None:
+            self._tell_entered(self._stack[-1])
 
     def _left(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
         if self._stack:
             self._stack.pop()
+            if self._tell_left is not None:
+                self._tell_left()
 
 
 def _line_of_caller() -> str:

@@ -47,7 +47,33 @@ def describe(
         return None
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
     moved_bytes = _num_bytes(args) + _num_bytes((out,))
-    return Operation(kind.name, phase, _dtype(args, out), num_flops, moved_bytes)
+    signature = hash((func, *_shapes(args), *_shapes((out,))))
+    return Operation(kind.name, phase, _dtype(args, out), num_flops, moved_bytes, signature)
+
+
+def operator_name(func: Any) -> str:
+    """Name an operator as recorded operations are named."""
+    return _kind(func).name
+
+
+def changed_tensors(func: Any, args: tuple[Any, ...]) -> Iterable[torch.Tensor]:
+    """Yield the tensors that an operator changes in place."""
+    for position in _changed_arguments(func):
+        if position < len(args):
+            yield from tensors_in(args[position])
+
+
+@functools.cache
+def _changed_arguments(func: Any) -> tuple[int, ...]:
+    """Give the positions of the arguments that an operator writes to."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    return tuple(
+        position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 def tensors_in(values: Any) -> Iterable[torch.Tensor]:
@@ -61,6 +87,12 @@ def tensors_in(values: Any) -> Iterable[torch.Tensor]:
 
 def _num_bytes(values: tuple[Any, ...]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(values))
+
+
+def _shapes(values: Any) -> Iterable[Any]:
+    """Yield shape, type and strides of tensors, which decide how long an operator takes."""
+    for tensor in tensors_in(values):
+        yield (tuple(tensor.shape), tensor.dtype, tensor.stride())
 
 
 def _dtype(args: tuple[Any, ...], out: Any) -> str:

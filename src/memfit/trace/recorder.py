@@ -23,6 +23,7 @@ from memfit.trace.events import (
     Allocation,
     Category,
     Extra,
+    ModuleCall,
     Phase,
     StepMark,
     Trace,
@@ -30,7 +31,7 @@ from memfit.trace.events import (
 )
 from memfit.trace.hidden import CpuKernels, HiddenMemory, Scratch
 from memfit.trace.modules import ModuleTracker, Place
-from memfit.trace.operators import describe, tensors_in
+from memfit.trace.operators import changed_tensors, describe, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class Recorder(TorchDispatchMode):
         self._phase = Phase.SETUP
         self._phase_born: list[int] = []
         self._step_began = (0, 0)
-        self._modules = ModuleTracker()
+        self._modules = ModuleTracker(self._module_entered, self._module_left)
+        self._open_calls: list[ModuleCall] = []
 
     def __enter__(self) -> Self:
         self._modules.__enter__()
@@ -163,14 +165,37 @@ class Recorder(TorchDispatchMode):
             return
         is_backward = self._phase is Phase.BACKWARD
         place = self._modules.in_backward() if is_backward else self._modules.in_forward()
+        operation.reads = self._allocations_of(tensors_in((args, tuple(kwargs.values()))))
+        operation.changes = self._allocations_of(changed_tensors(func, args))
+        operation.first_event = len(self.history.events)
         self.history.operations.append(operation)
         before, scratch = self._hidden.around(operation.name, args, kwargs, out)
         for num_bytes in before:
             self._keep(num_bytes, operation.name, place)
+        first_new = len(self.history.allocations)
         for tensor in tensors_in(out):
             self._meet(tensor, operation.name, place)
+        operation.writes = tuple(range(first_new, len(self.history.allocations)))
         if scratch is not None:
             self._pass_by(scratch, operation.name, place)
+
+    def _allocations_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Give the allocations, by index, that counted tensors lie in, each once."""
+        found: dict[int, None] = {}
+        for tensor in tensors:
+            live = self._live.get(tensor.untyped_storage()._cdata)
+            if live is not None:
+                found[live.index] = None
+        return tuple(found)
+
+    def _module_entered(self, name: str) -> None:
+        call = ModuleCall(name, self._phase, len(self.history.operations))
+        self._open_calls.append(call)
+        self.history.calls.append(call)
+
+    def _module_left(self) -> None:
+        if self._open_calls:
+            self._open_calls.pop().last_operation = len(self.history.operations)
 
     def _meet(self, tensor: torch.Tensor, operator: str, place: Place) -> None:
         """Note a tensor's storage if it is new, or if it has been resized."""

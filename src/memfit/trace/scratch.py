@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from memfit.trace.optimizer_scratch import eight_bit_update, thirty_two_bit_update
+
 _BLOCK = 16
 _PAGE_BYTES = 4096
 _FP32 = 4
@@ -251,5 +253,7 @@ _RULES: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = MappingProxyType(
         "mkldnn_rnn_layer_backward": _lstm_backward,
         "_scaled_dot_product_flash_attention_for_cpu": _attention_forward,
         "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+        "bitsandbytes.optimizer_update_8bit_blockwise": eight_bit_update,
+        "bitsandbytes.optimizer_update_32bit": thirty_two_bit_update,
     }
 )

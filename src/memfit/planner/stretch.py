@@ -1,0 +1,179 @@
+"""The stretch of a recorded step that matters: one forward and its backward, with their totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from memfit.allocator.simulate import AllocatorRules
+from memfit.trace.events import Category, ModuleCall, Operation, Phase, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Half-open ranges of operations: a forward and the backward after it."""
+
+    first: int
+    backward: int
+    last: int
+
+
+class Stretch:
+    """The forward and backward of the micro-batch with the highest total."""
+
+    def __init__(
+        self, trace: Trace, rules: AllocatorRules, place: _Range, num_repeats: int
+    ) -> None:
+        self._trace = trace
+        self._sizes = [rules.rounded(allocation.num_bytes) for allocation in trace.allocations]
+        self._totals = totals(trace, self._sizes)
+        self._place = place
+        self.num_repeats = num_repeats
+        self._events = [operation.first_event for operation in trace.operations]
+        self._born, self._freed = _lives(trace)
+
+    @property
+    def num_events(self) -> int:
+        """Count the events of the whole step."""
+        return len(self._totals)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Give the highest total of the whole step."""
+        return max(self._totals, default=0)
+
+    @property
+    def backward_begin(self) -> int:
+        """Give the event with which backward begins."""
+        return self._event_of(self._place.backward)
+
+    def operations(self, call: ModuleCall) -> list[Operation]:
+        """Give the operators of a call."""
+        return self._trace.operations[call.first_operation : call.last_operation]
+
+    def forward_calls(self) -> Iterator[ModuleCall]:
+        """Yield the calls of modules in the forward."""
+        for call in self._trace.calls:
+            if (
+                self._place.first <= call.first_operation
+                and (call.last_operation <= self._place.backward)
+                and call.phase is Phase.FORWARD
+            ):
+                yield call
+
+    def last_reads(self) -> dict[int, int]:
+        """Give, for each allocation, the last operator of the forward that reads it."""
+        operations = self._trace.operations
+        return {
+            index: place
+            for place in range(self._place.first, self._place.backward)
+            for index in operations[place].reads
+        }
+
+    def is_saved(self, index: int) -> bool:
+        """Say whether an allocation was made in the forward and lives on into the backward."""
+        allocation = self._trace.allocations[index]
+        return allocation.category is Category.SAVED_ACTIVATIONS and self._freed[index] > (
+            self.backward_begin
+        )
+
+    def is_scratch(self, index: int) -> bool:
+        """Say whether an allocation ends before the next operator begins."""
+        return self._freed[index] <= self._born[index] + 1
+
+    def is_made_in_forward(self, index: int) -> bool:
+        """Say whether an allocation was made in the forward."""
+        born = self._born[index]
+        return self._event_of(self._place.first) <= born < self.backward_begin
+
+    def num_bytes(self, indices: Iterable[int]) -> int:
+        """Add up allocations, rounded as the allocator does."""
+        return sum(self._sizes[index] for index in set(indices))
+
+    def total(self, event: int) -> int:
+        """Give the total before an event."""
+        return self._totals[event - 1] if event > 0 else 0
+
+    def highest(self, first: int, last: int) -> int:
+        """Give the highest total from before one event to before another."""
+        return max(self.total(first), *self._totals[first:last], 0)
+
+    def forward_of(self, call: ModuleCall) -> tuple[int, int]:
+        """Give the events of a call."""
+        return self._event_of(call.first_operation), self._event_of(call.last_operation)
+
+    def backward_of(self, name: str, inner: Iterable[int], begin: int) -> tuple[int, int]:
+        """Give the events of a module's backward, none of them before a given one.
+
+        They begin with the first allocation for the module, or with the first of its saved
+        allocations that is freed; they end with the last.
+        """
+        end = self._event_of(self._place.last)
+        places = [
+            self._born[index]
+            for index, allocation in enumerate(self._trace.allocations)
+            if allocation.phase is Phase.BACKWARD
+            and (allocation.module == name or allocation.module.startswith(f"{name}."))
+            and begin <= self._born[index] < end
+        ]
+        places += [place for index in inner if begin <= (place := self._freed[index]) < end]
+        if not places:
+            return begin, begin
+        return min(places), max(places) + 1
+
+    def _event_of(self, operation: int) -> int:
+        """Give the first event that belongs to an operator or comes after it."""
+        return self._events[operation] if operation < len(self._events) else len(self._totals)
+
+
+def find_stretch(trace: Trace, rules: AllocatorRules) -> Stretch | None:
+    """Find the forward and backward with the highest total; None if nothing is differentiated."""
+    ranges = list(_ranges(trace))
+    if not ranges:
+        return None
+    sizes = [rules.rounded(allocation.num_bytes) for allocation in trace.allocations]
+    all_totals = totals(trace, sizes)
+    events = [operation.first_event for operation in trace.operations]
+
+    def highest(place: _Range) -> int:
+        last = events[place.last] if place.last < len(events) else len(all_totals)
+        return max(all_totals[events[place.first] : last], default=0)
+
+    return Stretch(trace, rules, max(ranges, key=highest), len(ranges))
+
+
+def totals(trace: Trace, sizes: list[int]) -> list[int]:
+    """Give the total after each event."""
+    current = 0
+    found = []
+    for event in trace.events:
+        current += sizes[event] if event >= 0 else -sizes[-1 - event]
+        found.append(current)
+    return found
+
+
+def _ranges(trace: Trace) -> Iterator[_Range]:
+    """Yield every forward that is followed by a backward."""
+    phases = [operation.phase for operation in trace.operations]
+    first = backward = None
+    for place, phase in enumerate([*phases, None]):
+        if backward is not None and phase is not Phase.BACKWARD:
+            assert first is not None, "a backward follows a forward"
+            yield _Range(first, backward, place)
+            first = backward = None
+        if phase is Phase.FORWARD and first is None:
+            first = place
+        elif phase is Phase.BACKWARD and first is not None and backward is None:
+            backward = place
+
+
+def _lives(trace: Trace) -> tuple[list[int], list[int]]:
+    """Give the event at which each allocation is made, and the one at which it is freed."""
+    never = len(trace.events)
+    born, freed = [0] * len(trace.allocations), [never] * len(trace.allocations)
+    for place, event in enumerate(trace.events):
+        if event >= 0:
+            born[event] = place
+        else:
+            freed[-1 - event] = place
+    return born, freed

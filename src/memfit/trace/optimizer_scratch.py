@@ -1,0 +1,44 @@
+"""What bitsandbytes' optimizers take and give back inside one update on the CPU.
+
+Its CPU kernels are written with torch's own operators, out of dispatch's sight: states, gradient
+and update pass through fp32 arrays as large as the parameter. The rules count, in values, what is
+alive at the fullest moment (``_optimizer_update_8bit_blockwise_cpu`` and
+``_optimizer_update_32bit_cpu`` in backends/cpu/ops.py, bitsandbytes 0.50.2) and agree with the
+allocator's events to the byte.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_FP32 = 4
+_BLOCK_VALUES = 256
+_WEIGHT_DECAY_PLACE = 13
+
+
+def eight_bit_update(args: tuple[Any, ...], _out: Any) -> int:
+    """States, scaled gradient, then for Adam the root and the denominator made of it."""
+    gradient, state2 = args[1], args[4]
+    num_values = gradient.numel()
+    if state2 is not None:
+        return _FP32 * num_values * (5 + _is_copied(gradient))
+    # The fullest moment comes last: the state in 8 bits again, with the scales of its blocks.
+    scales = _FP32 * -(-num_values // _BLOCK_VALUES)
+    return _FP32 * num_values * (2 + _is_copied(gradient)) + num_values + scales
+
+
+def thirty_two_bit_update(args: tuple[Any, ...], _out: Any) -> int:
+    """Scaled gradient, then for Adam the denominator and what it divides or is made of."""
+    gradient, state2 = args[1], args[4]
+    is_copied = _is_copied(gradient)
+    if state2 is not None:
+        return _FP32 * gradient.numel() * (3 + is_copied)
+    is_decayed = args[_WEIGHT_DECAY_PLACE] > 0
+    return _FP32 * gradient.numel() * (1 + is_copied + is_decayed)
+
+
+def _is_copied(tensor: torch.Tensor) -> bool:
+    """Say whether parameter and gradient need copies in fp32."""
+    return tensor.dtype is not torch.float32

@@ -8,6 +8,7 @@ MemfitError
 │   ├── StepBuilderError        FILE.py:name is a function that builds no step
 │   ├── JobFunctionError        model, batch, loss or optimizer fails or has the wrong signature
 │   ├── LossNotScalarError      the loss is no scalar
+│   ├── WeightsNotHereError     weights to be trained are kept elsewhere, where nothing trains them
 │   └── BatchSizeIgnoredError   batch(n) gives the same tensors for every n
 ├── UnknownDeviceError          no such device in the catalogue
 ├── DeviceUnavailableError      the device is not in this machine
@@ -15,6 +16,8 @@ MemfitError
 ├── PlanFileError               a plan file that cannot be read
 ├── RecordingError              the step cannot be recorded virtually
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
+├── PromiseBrokenError          a plan keeps less of the results than it claims
+├── TooLargeToVerifyError       not even a few samples can be carried out here
 ├── MissingExtraError           an optional package is not installed
 └── DataError                   a data file or checkpoint is missing or malformed
 """
@@ -96,6 +99,25 @@ class LossNotScalarError(JobError):
         )
 
 
+class WeightsNotHereError(JobError):
+    """Say which weights would silently stay untrained, and what to do."""
+
+    def __init__(self, names: Sequence[str], *, is_dispatched: bool) -> None:
+        self.names = tuple(names)
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        why = (
+            "accelerate brings them in for forward alone, as its device map says cpu or disk"
+            if is_dispatched
+            else "they lie on the meta device, which holds no values"
+        )
+        super().__init__(
+            f"{len(names)} of the model's weights require gradients and would never be trained "
+            f"({shown}): {why}. Build the model with all weights on one device (no device_map, or "
+            "model.to_empty() and load_state_dict()) and let memfit make the step fit, for example "
+            "with activation-offload; or freeze these weights with requires_grad_(False)."
+        )
+
+
 class BatchSizeIgnoredError(JobError):
     """Say that the batch function does not follow its argument."""
 
@@ -134,6 +156,8 @@ class StrategyError(MemfitError):
     """Say which strategy cannot be used, and why."""
 
     def __init__(self, name: str, reason: str) -> None:
+        self.strategy = name
+        self.reason = reason
         super().__init__(f"Strategy {name!r} cannot be used: {reason}")
 
 
@@ -184,6 +208,26 @@ class NoPlanFitsError(MemfitError):
             f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached "
             f"is {format_bytes(smallest_peak_bytes)}, {format_bytes(excess_bytes)} too much, with "
             f"{with_plan}. It holds: {held}. {advice}"
+        )
+
+
+class PromiseBrokenError(MemfitError):
+    """Say which plans keep less of the results than they claim, and where they are off."""
+
+    def __init__(self, broken: Sequence[str]) -> None:
+        super().__init__(
+            f"Less than promised: {'; '.join(broken)}. Do not train with that: plan again with "
+            "--forbid NAME for these strategies."
+        )
+
+
+class TooLargeToVerifyError(MemfitError):
+    """Say what is missing to carry out even a few samples here."""
+
+    def __init__(self, batch_size: int, reason: str) -> None:
+        super().__init__(
+            f"The plan cannot be verified on this machine: at batch size {batch_size} {reason}. "
+            "Verify a job with a smaller model of the same kind, or try --dtype fp32."
         )
 
 

@@ -89,6 +89,10 @@ class Prediction:
     """The least memory in which the step survives, with cached memory given back under pressure;
     None where that was not looked for."""
     largest: Sequence[Holder] = ()
+    host_bytes: int = 0
+    """What lies in the host's memory instead of on the device, at its highest."""
+    disk_bytes: int = 0
+    """What lies on disk instead of on the device, at its highest."""
     budget_bytes: int | None = None
     budget_of: str = "allocated"
     fits: bool | None = None
@@ -144,6 +148,29 @@ class ConsideredPlan:
     chosen: bool
     reason: str
     """Why the plan was chosen or turned down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint:
+    """One trade of memory against time: the peak that the budget bounds, and the step's seconds."""
+
+    strategies: tuple[str, ...]
+    peak_bytes: int
+    step_seconds: float
+    is_recorded: bool
+    """Whether the step was recorded so; otherwise both figures are estimates."""
+    is_chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """How many bytes a strategy can take off the plain step's peak at all."""
+
+    strategy: str
+    most_bytes: int
+    """All that lies at the peak of the kinds that it acts on."""
+    state: str
+    """``used``, ``not needed``, or why it was left out."""
 
 
 def without_timeline(fields: dict[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,15 @@ from memfit.allocator.simulate import (
     phase_starts,
     replay,
 )
-from memfit.cost.roofline import step_seconds
+from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CUDA, Device
 from memfit.figures import Certainty, Holder, Prediction, Term, Timeline
 from memfit.job import Job
 from memfit.process_memory import CardMemory, card_memory
 from memfit.recording import Recording, StepRecording, record, record_steps
+from memfit.spilled_seconds import waited_seconds
+from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.events import Category, Trace
@@ -54,7 +56,7 @@ def predict(
         UsageError: if the allocator's settings cannot be read.
     """
     spec = load_device(device)
-    settings = AllocatorSettings.parse(allocator or "")
+    settings = None if allocator is None else AllocatorSettings.parse(allocator)
     recording = record(job, plan, device=spec)
     return evaluate(job, recording, spec, plan or Plan(), settings=settings, in_full=True)
 
@@ -112,19 +114,33 @@ def evaluate(
     budget_bytes: int | None = None,
     budget_of: str | None = None,
     settings: AllocatorSettings | None = None,
+    times: OperatorTimes | None = None,
     in_full: bool = False,
 ) -> Prediction:
     """Turn a recording into a prediction for the device it was made for.
 
-    ``in_full`` looks for the smallest memory as well, which takes more replays.
+    ``times`` are how long operators take, the roofline's if left out. ``in_full`` looks for the
+    smallest memory as well, which takes more replays.
     """
+    settings = settings or _settings_of(plan)
+    times = times or OperatorTimes(device=device)
+    computed_seconds = times.step_seconds(recording.steady)
     prediction = replace(
-        _described(recording, device, settings or AllocatorSettings(), in_full=in_full),
+        _described(recording, device, settings, in_full=in_full),
+        step_seconds=computed_seconds + waited_seconds(recording, device, times),
+        host_bytes=recording.spill.peak_host_bytes,
+        disk_bytes=recording.spill.peak_disk_bytes,
         batch_size=job.batch_size,
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, recording.facts)),
     )
     return judge(prediction, device, budget_bytes, budget_of)
+
+
+def _settings_of(plan: Plan) -> AllocatorSettings:
+    """Give the allocator's settings that a plan asks for, or the usual ones."""
+    confs = (s.conf for s in plan.strategies if isinstance(s, AllocatorConf))
+    return AllocatorSettings.parse(next(confs, ""))
 
 
 def _described(
@@ -141,7 +157,7 @@ def _described(
         peak_reserved_bytes=outcome.peak_allocated_bytes,
         process_bytes=0,
         first_step_peak_bytes=peak_bytes(recording.first, rules),
-        step_seconds=step_seconds(steady, device),
+        step_seconds=OperatorTimes(device=device).step_seconds(steady),
         by_category=outcome.by_category,
         by_module=outcome.by_module,
         strategies=(),

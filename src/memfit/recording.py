@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,9 +17,11 @@ from memfit.devices.spec import CPU, CUDA, Device
 from memfit.errors import JobFunctionError, MemfitError, RecordingError
 from memfit.job import Job
 from memfit.losses.chunking import noted_losses
+from memfit.losses.noted_logits import noted_heads
 from memfit.runtime.run import Run, open_plain_session
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
 from memfit.session.facts import JobFacts, gather_facts
+from memfit.session.spill import Spill
 from memfit.strategies.plan import Plan
 from memfit.trace.cuda.card import Card
 from memfit.trace.cuda.kernels import CudaKernels
@@ -63,6 +66,10 @@ class Recording(StepRecording):
     """A job's first and second step under a plan."""
 
     facts: JobFacts
+    is_disguised: bool = True
+    """Whether fake tensors could pass for real ones; see ``virtual_tensors``."""
+    spill: Spill = field(default_factory=Spill)
+    """What the last step kept and moved outside the device."""
 
 
 def record(
@@ -71,6 +78,8 @@ def record(
     layout: BatchLayout | None = None,
     *,
     device: Device | None = None,
+    disguised: bool = True,
+    facts: JobFacts | None = None,
 ) -> Recording:
     """Record two steps of a job under a plan on fake tensors.
 
@@ -81,6 +90,8 @@ def record(
         plan: how; None means as it is.
         layout: of the job's batches, if it is known already.
         device: where; None means the CPU.
+        disguised: whether to try first what ``is_disguised`` of an earlier recording says.
+        facts: what an earlier recording of the job as it is has gathered.
 
     Raises:
         RecordingError: if the step needs the values of tensors, or an operator has no fake version.
@@ -90,18 +101,22 @@ def record(
     plan = plan or Plan()
     layout = layout or find_layout(job)
     card = card_of(device)
+    record_with = partial(_record_job, job, plan, layout, card, facts)
     with _clear_refusals():
         try:
-            recorder, facts = _record_job(job, plan, layout, card, disguised=True)
+            recorder, found, spill = record_with(disguised=disguised)
         except ValuesNeededError:
             # Code that looks at its batch may have a path for fake tensors that does not.
-            recorder, facts = _record_job(job, plan, layout, card, disguised=False)
+            disguised = not disguised
+            recorder, found, spill = record_with(disguised=disguised)
     _check_placed(recorder, card)
     return Recording(
         history=recorder.history,
         marks=recorder.marks,
         card=card,
-        facts=facts,
+        facts=found,
+        is_disguised=disguised,
+        spill=spill,
         record_seconds=time.perf_counter() - started,
     )
 
@@ -178,16 +193,26 @@ def _recording_on(card: Card | None, *, disguised: bool) -> Iterator[tuple[Recor
 
 
 def _record_job(
-    job: Job, plan: Plan, layout: BatchLayout, card: Card | None, *, disguised: bool
-) -> tuple[Recorder, JobFacts]:
+    job: Job,
+    plan: Plan,
+    layout: BatchLayout,
+    card: Card | None,
+    facts: JobFacts | None,
+    *,
+    disguised: bool,
+) -> tuple[Recorder, JobFacts, Spill]:
     """Record two steps of a job, and gather its facts."""
     batch_shapes = shapes_of(job, job.batch_size)
     with (
         _recording_on(card, disguised=disguised) as (recorder, mode),
         noted_losses() as losses,
+        ExitStack() as stack,
     ):
+        # Watching every function of torch takes time, so what is known is not looked for again.
+        heads = stack.enter_context(noted_heads()) if facts is None else []
         batch = as_virtual(mode, batch_shapes)
         session = open_plain_session(job, CPU if card is None else CUDA, layout)
+        session.facts = facts
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)
         run = Run(session, plan, phase_listener=recorder.enter_phase)
@@ -197,7 +222,13 @@ def _record_job(
             recorder.end_step()
         candidates = max((loss.num_candidates for loss in losses), default=0)
         run.close()
-        return recorder, gather_facts(session, candidates)
+        found = gather_facts(
+            session,
+            candidates,
+            linear_cross_entropy_classes=max((head.num_classes for head in heads), default=0),
+            linear_cross_entropy_rows=max((head.num_rows for head in heads), default=0),
+        )
+        return recorder, facts or found, session.spill
 
 
 def _record_code(

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from . import entries_first
+from . import (
+    entries_attention,
+    entries_first,
+    entries_linear_cross_entropy,
+    entries_offload,
+    entries_optimizer,
+    entries_precision,
+    entries_tiling,
+)
 from .builders import Entry
 
-ENTRIES: tuple[Entry, ...] = (*entries_first.ENTRIES,)
+ENTRIES: tuple[Entry, ...] = (
+    *entries_first.ENTRIES,
+    *entries_linear_cross_entropy.ENTRIES,
+    *entries_attention.ENTRIES,
+    *entries_optimizer.ENTRIES,
+    *entries_offload.ENTRIES,
+    *entries_precision.ENTRIES,
+    *entries_tiling.ENTRIES,
+)

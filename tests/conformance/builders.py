@@ -42,6 +42,8 @@ class Entry:
     """Instances to try on the large job."""
     refusal: tuple[Strategy, JobBuilder, str] | None
     """A setting, a job that it must refuse and a part of the sentence; None if it takes all."""
+    device: str = "cpu"
+    """Where it applies; on a GPU its steps are recorded, and nothing is run."""
 
 
 class Residual(nn.Module):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.cost.roofline import operation_seconds, step_seconds
+from memfit.cost.operator_times import OperatorTimes
+from memfit.cost.roofline import operation_seconds
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import Device, Fact
 from memfit.trace.events import Operation, Phase, Trace
@@ -65,8 +66,8 @@ def test_each_dtype_has_its_own_rate_and_float32_stands_in_for_the_unknown():
 
 def test_a_step_takes_the_sum_of_its_operators():
     trace = Trace(operations=[operation(num_flops=10**12), operation(moved_bytes=10**10)])
-    assert step_seconds(trace, device_of()) == pytest.approx(2.0 + 2 * LAUNCH_SECONDS)
-    assert step_seconds(Trace(), device_of()) == 0.0
+    assert OperatorTimes(device=device_of()).step_seconds(trace) == pytest.approx(2.0 + 2 * LAUNCH_SECONDS)
+    assert OperatorTimes(device=device_of()).step_seconds(Trace()) == 0.0
 
 
 @pytest.mark.parametrize("name", ["cpu", "a100-40gb", "rtx-3060-12gb", "t4"])

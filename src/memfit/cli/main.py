@@ -41,6 +41,9 @@ COMMANDS = (
     ),
     ListedCommand("plan", "find the fastest exact way to fit a budget", "memfit.cli.plan"),
     ListedCommand("measure", "run a step here and measure its peak memory", "memfit.cli.measure"),
+    ListedCommand(
+        "verify", "prove on the job itself that a plan keeps the results", "memfit.cli.verify"
+    ),
     ListedCommand("train", "train a system that ships with memfit", "memfit.cli.train"),
     ListedCommand("devices", "list devices and where each figure is from", "memfit.cli.devices"),
     ListedCommand(

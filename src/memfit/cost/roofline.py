@@ -7,7 +7,7 @@ model", CACM 52(4), 2009. Each operator also pays a fixed launch time.
 from __future__ import annotations
 
 from memfit.devices.spec import Device
-from memfit.trace.events import Operation, Trace
+from memfit.trace.events import Operation
 
 
 def operation_seconds(operation: Operation, device: Device) -> float:
@@ -19,8 +19,3 @@ def operation_seconds(operation: Operation, device: Device) -> float:
     arithmetic = operation.num_flops / device.matrix_flops_per_second(operation.dtype)
     traffic = operation.moved_bytes / device.value("memory_bandwidth_bytes_per_second")
     return max(arithmetic, traffic) + device.value("launch_seconds")
-
-
-def step_seconds(trace: Trace, device: Device) -> float:
-    """Add up the roofline times of a step's operators."""
-    return sum(operation_seconds(operation, device) for operation in trace.operations)

@@ -20,6 +20,10 @@ _CONTAINER_LIMIT_FILES = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+_CONTAINER_USAGE_FILES = (
+    Path("/sys/fs/cgroup/memory.current"),
+    Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,35 @@ def host_memory_bytes() -> int | None:
     limits = [_physical_memory_bytes(), *map(_limit_bytes, _CONTAINER_LIMIT_FILES)]
     known = [limit for limit in limits if limit is not None]
     return min(known, default=None)
+
+
+def free_memory_bytes() -> int | None:
+    """Read how much memory a process here could still take.
+
+    Returns:
+        Bytes, or None on systems that do not tell.
+    """
+    return min((free for free in (_free_bytes(), _container_free_bytes()) if free), default=None)
+
+
+def _free_bytes() -> int | None:
+    """Read what Linux estimates to be available without swapping; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kibibytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(kibibytes[0]) if kibibytes else None
+
+
+def _container_free_bytes() -> int | None:
+    """Subtract what a container uses from its limit; None without a limit."""
+    free = []
+    for limit_file, usage_file in zip(_CONTAINER_LIMIT_FILES, _CONTAINER_USAGE_FILES, strict=True):
+        limit, usage = _limit_bytes(limit_file), _limit_bytes(usage_file)
+        if limit is not None and usage is not None:
+            free.append(max(1, limit - usage))
+    return min(free, default=None)
 
 
 def _physical_memory_bytes() -> int | None:

@@ -43,9 +43,9 @@ class Block:
 
     def peak_bytes(self, option: Option, saved_before_bytes: int) -> int:
         """Give the highest total while the block or what follows it runs, without later blocks."""
-        inside = self.forward_bytes, self.backward_bytes + option.unneeded_bytes
+        inside = [self.forward_bytes, self.backward_bytes + option.unneeded_bytes]
         if option.recomputes:
-            inside = *inside, self.recompute_bytes + option.unneeded_bytes
+            inside.append(self.recompute_bytes + option.unneeded_bytes)
         return saved_before_bytes + max(*inside, self.gap_bytes + option.saved_bytes)
 
 
@@ -64,4 +64,4 @@ class Chain:
             block.peak_bytes(option, saved_before_bytes)
             for block, option, saved_before_bytes in zip(self.blocks, options, saved, strict=False)
         )
-        return max(self.elsewhere_bytes, *inside)
+        return max([self.elsewhere_bytes, *inside])

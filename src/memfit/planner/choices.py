@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from memfit.errors import StrategyError, UsageError
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, strategy_class
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
-from memfit.strategies.plan import conflict, in_catalogue_order
 
 Choice = Strategy | None
 
@@ -29,13 +28,8 @@ class Choices:
     """Whether a micro-batch setting was required by name."""
     refused: tuple[tuple[str, str], ...]
     """Strategies left out, each with the reason."""
-
-    def combinations(self) -> Iterator[tuple[Strategy, ...]]:
-        """Yield every combination without micro-batches."""
-        for members in product(*self.fixed_size):
-            chosen = [member for member in members if member is not None]
-            if not conflict(chosen):
-                yield in_catalogue_order(chosen)
+    may_recompute: bool = True
+    """Whether blocks may be checkpointed, as the recorded step suggests."""
 
 
 def gather_choices(
@@ -43,6 +37,8 @@ def gather_choices(
     allow: Sequence[str] = (),
     require: Sequence[str] = (),
     forbid: Sequence[str] = (),
+    *,
+    may_use_disk: bool = False,
 ) -> Choices:
     """Ask every strategy of the catalogue for the settings it could have.
 
@@ -51,6 +47,7 @@ def gather_choices(
         allow: names of strategies, or numerics classes, that may change the results.
         require: names of strategies that every plan must have.
         forbid: names of strategies that no plan may have.
+        may_use_disk: whether tensors may be moved to disk.
 
     Raises:
         UsageError: if a name is unknown, or both required and forbidden.
@@ -63,21 +60,24 @@ def gather_choices(
     for strategy in CATALOGUE:
         is_required = strategy.name in require
         options, reason = _options(strategy, facts, is_required or _is_allowed(strategy, allow))
+        if not (may_use_disk or is_required):
+            options, reason = _without_disk(options, reason)
         if strategy.name in forbid:
             options, reason = [], "it was forbidden."
-        if reason:
-            refused.append((strategy.name, reason))
+        refused += [(strategy.name, reason)] if reason else []
         if is_required and not options:
             raise StrategyError(strategy.name, reason or "it has no settings for this job.")
         if issubclass(strategy, AbstractSplitting):
             splits += options
-        elif options:
+        elif options and (is_required or strategy is not ActivationCheckpointing):
+            # The blocks and what they keep are otherwise chosen from the recorded step.
             fixed.append((*([] if is_required else [None]), *options))
     return Choices(
         fixed_size=tuple(fixed),
         splits=tuple(splits),
         must_split=any(split.name in require for split in splits),
         refused=tuple(refused),
+        may_recompute=ActivationCheckpointing.name not in forbid,
     )
 
 
@@ -97,6 +97,27 @@ def _options(
         else:
             reason = obstacle
     return options, "" if options else reason
+
+
+def without_pieces(choices: Choices, reason: str) -> Choices:
+    """Leave out whatever cuts a batch into micro-batches.
+
+    Raises:
+        StrategyError: if it is required by name.
+    """
+    names = tuple(dict.fromkeys(split.name for split in choices.splits))
+    if choices.must_split:
+        raise StrategyError(names[0], reason)
+    refused = tuple((name, reason) for name in names)
+    return replace(choices, splits=(), refused=(*choices.refused, *refused))
+
+
+def _without_disk(options: list[Strategy], reason: str) -> tuple[list[Strategy], str]:
+    """Leave out what writes to disk."""
+    kept = [option for option in options if getattr(option, "to", "") != "disk"]
+    if options and not kept:
+        reason = "only the disk is left to move tensors to; give it room with --disk SIZE."
+    return kept, reason
 
 
 def _is_allowed(strategy: type[Strategy], allow: Sequence[str]) -> bool:

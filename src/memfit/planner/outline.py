@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from memfit.allocator.simulate import AllocatorRules
 from memfit.planner.chain import Block, Chain, Option
@@ -74,7 +75,7 @@ class _Outline:
         windows = self._windows(self._parts())
         saved = 0
         blocks = []
-        for window, later in zip(windows, [*windows[1:], None], strict=True):
+        for window, later in zip_longest(windows, windows[1:]):
             blocks.append(self._block(window, later, saved))
             saved += window.part.inner_bytes
         return Chain(blocks=tuple(blocks), elsewhere_bytes=self._elsewhere(windows))

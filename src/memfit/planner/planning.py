@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
+from memfit.devices.spec import Device
 from memfit.errors import NoPlanFitsError, UsageError
-from memfit.figures import Prediction
 from memfit.job import Job
-from memfit.planner.choices import Choices, gather_choices
-from memfit.planner.explanation import considered_plans
-from memfit.planner.search import Candidate, Search, Strategies
-from memfit.prediction import default_budget_of, evaluate
+from memfit.planner.candidates import Candidate, Evaluator
+from memfit.planner.choices import Choices, gather_choices, without_pieces
+from memfit.planner.evaluation import Budget, JobEvaluator, Progress
+from memfit.planner.measured import check_is_here, fastest_measured, measured_times
+from memfit.planner.outcome import chosen_plan
+from memfit.planner.search import Search
+from memfit.prediction import default_budget_of
 from memfit.recording import record
-from memfit.session.batches import find_layout
-from memfit.strategies.base import Numerics
+from memfit.session.batches import BatchLayout, find_layout
+from memfit.session.coupling import find_coupling
 from memfit.strategies.plan import Plan
 from memfit.units import parse_bytes
 
-Progress = Callable[[str], None]
 _BUDGETS = ("allocated", "reserved", "process")
 
 
@@ -31,11 +34,16 @@ def plan(
     require: Sequence[str] = (),
     forbid: Sequence[str] = (),
     budget_of: str | None = None,
+    host_memory: str | int | None = None,
+    disk: str | int | None = None,
+    measure: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the fastest plan for a job that fits a budget and keeps the results.
 
-    Every plan that is compared has been recorded with its strategies applied; nothing is run.
+    Every plan that is compared has been recorded with its strategies applied; nothing is trained.
+    Where micro-batches may be needed, forward and loss are run on a few samples, on the CPU, to see
+    whether the loss couples them.
 
     Args:
         job: what would be trained; its effective batch size stays.
@@ -47,42 +55,81 @@ def plan(
         forbid: names of strategies that the plan may not have.
         budget_of: what the budget bounds, ``allocated``, ``reserved`` or ``process``; by default
             allocated bytes on ``cpu`` and process bytes on a GPU.
+        host_memory: what may be taken of the host's memory beside a GPU; None sets no bound.
+        disk: what may be written to disk; None means nothing.
+        measure: learn how long operators take from a few steps that are run here, and choose among
+            the fastest plans by running them. The device has to be this machine's.
         progress: told of every plan that is about to be recorded.
 
     Raises:
         NoPlanFitsError: if no plan fits, with the smallest peak reached and what holds it.
         UsageError: if the budget or a name makes no sense.
         StrategyError: if a required strategy cannot apply.
+        DeviceUnavailableError: if plans are to be measured on a device that is not here.
     """
     spec = load_device(device)
-    budget_bytes = read_budget(budget) or spec.memory_bytes
+    bounds = _budget(spec, budget, budget_of, host_memory, disk)
+    if measure:
+        check_is_here(spec)
+    layout = find_layout(job)
+    if progress is not None:
+        progress("as it is")
+    plain = record(job, Plan(), layout, device=spec)
+    choices = gather_choices(
+        plain.facts, allow, require, forbid, may_use_disk=bounds.disk_bytes is not None
+    )
+    evaluator = JobEvaluator(
+        job=job,
+        device=spec,
+        layout=layout,
+        times=measured_times(job, spec, plain) if measure else OperatorTimes(device=spec),
+        budget=bounds,
+        may_recompute=choices.may_recompute,
+        plain=plain,
+        progress=progress,
+    )
+    note = ""
+    if choices.splits and (choices.must_split or not evaluator.in_full(()).prediction.fits):
+        choices, note = _uncoupled(job, layout, choices)
+    search = Search(Evaluator(evaluator.in_short, evaluator.in_full), choices)
+    best = search.run()
+    if best is None:
+        raise _no_plan_fits(search.smallest(), bounds.num_bytes, choices)
+    if measure:
+        best = fastest_measured(job, spec, best, search)
+    return chosen_plan(spec, search, best, choices, note)
+
+
+def _uncoupled(job: Job, layout: BatchLayout, choices: Choices) -> tuple[Choices, str]:
+    """Leave out micro-batches where the loss couples samples; give what is worth knowing."""
+    coupling = find_coupling(job, layout)
+    if coupling is None:
+        return choices, ""
+    if coupling.forbids_pieces:
+        return without_pieces(choices, coupling.sentence), ""
+    return choices, coupling.sentence
+
+
+def _budget(
+    spec: Device,
+    budget: str | int | None,
+    budget_of: str | None,
+    host_memory: str | int | None,
+    disk: str | int | None,
+) -> Budget:
+    """Read the budgets.
+
+    Raises:
+        UsageError: if one makes no sense.
+    """
     budget_of = budget_of or default_budget_of(spec)
     if budget_of not in _BUDGETS:
         raise UsageError(f"A budget bounds one of {', '.join(_BUDGETS)}, not {budget_of!r}.")
-    layout = find_layout(job)
-    recorded = record(job, Plan(), layout, device=spec)
-    choices = gather_choices(recorded.facts, allow, require, forbid)
-
-    def try_out(strategies: Strategies) -> Prediction:
-        if progress is not None:
-            progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
-        candidate = Plan(strategies=strategies)
-        recording = record(job, candidate, layout, device=spec) if strategies else recorded
-        return evaluate(
-            job, recording, spec, candidate, budget_bytes=budget_bytes, budget_of=budget_of
-        )
-
-    search = Search(try_out, choices)
-    best = search.run()
-    if best is None:
-        raise _no_plan_fits(search.smallest(), budget_bytes, choices)
-    return Plan(
-        strategies=best.strategies,
-        device=spec.name,
-        numerics=Numerics(best.prediction.numerics),
-        prediction=best.prediction,
-        considered=considered_plans(search.tried.values(), best),
-        refused=choices.refused,
+    return Budget(
+        num_bytes=read_budget(budget) or spec.memory_bytes,
+        of=budget_of,
+        host_bytes=read_budget(host_memory),
+        disk_bytes=read_budget(disk),
     )
 
 

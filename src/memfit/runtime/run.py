@@ -19,7 +19,7 @@ from memfit.session.batches import BatchLayout, find_layout
 from memfit.session.facts import gather_facts
 from memfit.session.session import PhaseListener, Session, open_session
 from memfit.strategies.base import Strategy, Undo
-from memfit.strategies.plan import Plan, conflict
+from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Phase
 
 _IMPLEMENTATION_FLAGS = ("fused", "foreach")
@@ -145,6 +145,7 @@ class Run:
 
     def _carry_out(self, batch: Any) -> torch.Tensor:
         session, enter_phase = self._session, self._enter_phase
+        session.spill.begin_step()
         try:
             enter_phase(Phase.FORWARD)
             loss = session.gradient_pass(session, batch, enter_phase)
@@ -188,7 +189,7 @@ def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Sessi
 
 
 def apply_strategies(session: Session, strategies: Sequence[Strategy]) -> list[Undo]:
-    """Apply strategies in order.
+    """Apply strategies in the order of the catalogue.
 
     Raises:
         StrategyError: if one cannot apply, with the reason.
@@ -197,7 +198,7 @@ def apply_strategies(session: Session, strategies: Sequence[Strategy]) -> list[U
         raise StrategyError(strategies[0].name, f"{clash}.")
     undos: list[Undo] = []
     facts = gather_facts(session)
-    for strategy in strategies:
+    for strategy in in_catalogue_order(strategies):
         if reason := strategy.obstacle(facts):
             raise StrategyError(strategy.name, reason)
         undos.append(strategy.apply(session))

@@ -54,6 +54,19 @@ class BatchLayout:
             ]
             yield tree_unflatten(pieces, self.spec), count
 
+    def selection(self, batch: Any, samples: Sequence[int]) -> Any:
+        """Give a batch of some samples of a batch, by their numbers, as copies."""
+        pieces = [
+            leaf
+            if place is None
+            else torch.cat(
+                [leaf.narrow(place.dim, i * place.per_sample, place.per_sample) for i in samples],
+                place.dim,
+            )
+            for leaf, place in zip(self._leaves(batch), self.dims, strict=True)
+        ]
+        return tree_unflatten(pieces, self.spec)
+
     def _leaves(self, batch: Any) -> list[Any]:
         leaves, spec = tree_flatten(batch)
         if len(leaves) != len(self.dims):

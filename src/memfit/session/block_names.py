@@ -25,8 +25,8 @@ def expand_names(patterns: Iterable[str], known: Sequence[str]) -> list[str]:
     for pattern in patterns:
         for name in _expanded(pattern, is_known):
             if name not in is_known:
-                near = ", ".join(get_close_matches(name, known, n=3, cutoff=0.4))
-                msg = f"the model has no module named {name!r}" + (f"; near: {near}" if near else "")
+                near = ", ".join(get_close_matches(name, known, n=3, cutoff=0.4)) or "none"
+                msg = f"the model has no module named {name!r} (near: {near})"
                 raise ValueError(msg)
             found[name] = None
     return list(found)

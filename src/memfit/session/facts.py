@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from memfit.session.attention import find_explicit_attention
+from memfit.session.optimizer_facts import (
+    attachments_of,
+    options_in_use,
+    package_of,
+    parameter_dtypes_of,
+)
 from memfit.session.session import Session
+from memfit.session.sharing import global_update, tied_weights
+from memfit.session.tileable import find_tileable_blocks
 
 _BATCH_NORMS = (torch.nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
@@ -31,13 +40,66 @@ class JobFacts:
     streamable_candidates: int | None
     """The most candidates that a streamable loss of the step scores; 0 for none, None where no
     step has been seen yet."""
+    linear_cross_entropy_classes: int | None = None
+    """The most classes that a linear layer scores for nothing but a cross-entropy; 0 for none, None
+    where no step has been seen yet."""
+    linear_cross_entropy_rows: int = 0
+    """The most rows that it scores at once."""
+    module_names: tuple[str, ...] = ()
+    """Every module below the model, by name."""
     clips_gradients: bool = False
     """Whether the global gradient norm is clipped, so that every gradient is needed at once."""
+    tileable_blocks: tuple[str, ...] = ()
+    """The outermost modules that treat positions (tokens, space, time) apart."""
+    tileable_blocks_with_dropout: tuple[str, ...] = ()
+    """Those of them that draw random masks."""
+    optimizer_package: str = "torch.optim"
+    """The package that the optimizer comes from."""
+    optimizer_options: tuple[str, ...] = ()
+    """The optimizer's settings that are neither zero, False nor None in some parameter group."""
+    optimizer_attachments: tuple[str, ...] = ()
+    """What has been attached to the optimizer's step; see memfit.session.optimizer_facts."""
+    parameter_dtypes: tuple[str, ...] = ()
+    """The types of the parameters that are trained."""
+    lstms: tuple[str, ...] = ()
+    """Modules that are an LSTM, which the CPU does not train in every type."""
+    explicit_attention: tuple[str, ...] = ()
+    """Modules that may compute attention scores as whole matrices and could do without."""
+    attention_may_drop: bool = False
+    """Whether those modules may draw random masks over attention weights."""
+    tied_weights: tuple[tuple[str, ...], ...] = ()
+    """The names of each parameter that is used in several places."""
+    global_update: str = ""
+    """Why the optimizer needs all gradients at once, as a clause; empty where it does not."""
 
 
-def gather_facts(session: Session, streamable_candidates: int | None = None) -> JobFacts:
-    """Look at a session's model and optimizer."""
+def gather_facts(
+    session: Session,
+    streamable_candidates: int | None = None,
+    *,
+    linear_cross_entropy_classes: int | None = None,
+    linear_cross_entropy_rows: int = 0,
+) -> JobFacts:
+    """Look at a session's model and optimizer: once, before strategies change them.
+
+    What only a step shows is added to what is known.
+    """
+    if session.facts is None:
+        session.facts = _gathered(session)
+    seen: dict[str, Any] = {
+        "streamable_candidates": streamable_candidates,
+        "linear_cross_entropy_classes": linear_cross_entropy_classes,
+        "linear_cross_entropy_rows": linear_cross_entropy_rows or None,
+    }
+    return replace(
+        session.facts, **{name: value for name, value in seen.items() if value is not None}
+    )
+
+
+def _gathered(session: Session) -> JobFacts:
     named = dict(session.model.named_modules())
+    tileable = find_tileable_blocks(session.model)
+    attention = find_explicit_attention(session.model)
     return JobFacts(
         batch_size=session.job.batch_size,
         device_type=session.device_type,
@@ -50,8 +112,24 @@ def gather_facts(session: Session, streamable_candidates: int | None = None) -> 
         block_levels=_block_levels(session.model),
         optimizer=type(session.optimizer).__name__,
         optimizer_implementations=_implementations(session.optimizer, session.device_type),
-        streamable_candidates=streamable_candidates,
+        streamable_candidates=None,
+        module_names=tuple(name for name in named if name),
         clips_gradients=session.job.clip_grad_norm is not None,
+        tileable_blocks=tuple(block.name for block in tileable),
+        tileable_blocks_with_dropout=tuple(block.name for block in tileable if block.draws),
+        optimizer_package=package_of(session.optimizer),
+        optimizer_options=options_in_use(session.optimizer),
+        optimizer_attachments=attachments_of(session.optimizer),
+        parameter_dtypes=parameter_dtypes_of(session.optimizer),
+        lstms=tuple(
+            name or "the model"
+            for name, module in named.items()
+            if isinstance(module, torch.nn.LSTM)
+        ),
+        explicit_attention=attention.names,
+        attention_may_drop=attention.may_drop,
+        tied_weights=tied_weights(session.model),
+        global_update=global_update(session.optimizer),
     )
 
 

@@ -7,16 +7,22 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import JobFunctionError, LossNotScalarError, MemfitError
 from memfit.job import Job, Total, expected_signature
+from memfit.session.absent_weights import check_weights_are_here
 from memfit.session.batches import BatchLayout
+from memfit.session.spill import Spill
 from memfit.trace.events import Category
 from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
+
+if TYPE_CHECKING:
+    from memfit.session.facts import JobFacts
 
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
 """Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""
@@ -71,6 +77,15 @@ class Session:
     update: Update = clip_and_step
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """What checkpoints must keep besides model and optimizer, by name."""
+    facts: JobFacts | None = None
+    """What has been gathered of the job as it is; see ``gather_facts``."""
+    spill: Spill = field(default_factory=Spill)
+    """What strategies keep outside the device's memory."""
+
+    @property
+    def is_virtual(self) -> bool:
+        """Say whether the step is recorded on fake tensors, and nothing is really there."""
+        return any(isinstance(parameter, FakeTensor) for parameter in self.model.parameters())
 
     def loss_of(self, batch: Any) -> torch.Tensor | Total:
         """Compute the loss of a (micro-)batch inside the contexts that strategies have asked for.
@@ -110,8 +125,10 @@ def open_session(
 
     Raises:
         JobFunctionError: if one of the job's functions fails or gives something else.
+        WeightsNotHereError: if weights that are to be trained are kept elsewhere.
     """
     model = _built(job, "model", torch.nn.Module)
+    check_weights_are_here(model)
     if device_type != "cpu":
         model.to(device_type)
     optimizer = _built(job, "optimizer", torch.optim.Optimizer, list(model.parameters()))

@@ -8,20 +8,38 @@ from typing import Any
 
 from memfit.errors import StrategyError
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.activation_offload import ActivationOffload
+from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
+from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
+from memfit.strategies.fp16 import Fp16
+from memfit.strategies.fused_attention import FusedAttention
+from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
+from memfit.strategies.optimizer_in_backward import OptimizerInBackward
+from memfit.strategies.pure_bf16 import PureBf16
+from memfit.strategies.tiling import Tiling
 
 CATALOGUE: tuple[type[Strategy], ...] = (
+    AllocatorConf,
+    FusedAttention,
+    PureBf16,
+    EightBitOptimizer,
     OptimizerImplementation,
+    OptimizerInBackward,
+    LinearCrossEntropy,
     LossChunking,
+    Tiling,
     ActivationCheckpointing,
+    ActivationOffload,
     MicroBatching,
     BatchNormReplay,
     Bf16,
+    Fp16,
 )
 
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep their inputs, and what is dear, and run again in backward."""
+"""Activation checkpointing: blocks keep little, and run again in backward."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import torch
@@ -49,6 +50,7 @@ class ActivationCheckpointing(Strategy):
 
     name: ClassVar[str] = "activation-checkpointing"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    never_faster: ClassVar[bool] = True
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
@@ -67,7 +69,7 @@ class ActivationCheckpointing(Strategy):
             names = sorted(self._names(facts))
         except ValueError as error:
             return f"{error}."
-        for outer, inner in zip(names, names[1:], strict=False):
+        for outer, inner in pairwise(names):
             if inner.startswith(f"{outer}."):
                 return f"{inner} lies inside {outer}; name one of the two."
         return None
@@ -78,6 +80,7 @@ class ActivationCheckpointing(Strategy):
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
         with ExitStack() as undos:
+            undos.enter_context(_without_caches(session.model))
             for name in self._names(facts):
                 block = session.model.get_submodule(name)
                 if _is_checkpointed(block):
@@ -94,6 +97,24 @@ class ActivationCheckpointing(Strategy):
         if not self.blocks:
             return list(facts.block_levels[0])
         return expand_names(self.blocks, facts.module_names)
+
+
+@contextmanager
+def _without_caches(model: torch.nn.Module) -> Iterator[None]:
+    """Have transformers models keep no keys and values for generation.
+
+    Training has no use for them, and recomputation would append to them a second time. transformers
+    does the same under its own checkpointing.
+    """
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    found = {id(config): config for config in configs if getattr(config, "use_cache", False)}
+    for config in found.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in found.values():
+            config.use_cache = True
 
 
 def _is_checkpointed(block: torch.nn.Module) -> bool:

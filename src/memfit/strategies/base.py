@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, get_origin, get_type_hints
 from memfit.errors import StrategyError
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
+from memfit.trace.events import Category
 
 Undo = Callable[[], None]
 
@@ -36,8 +37,10 @@ class Strategy(abc.ABC):
     name: ClassVar[str]
     """The word in commands, plans and docs."""
     numerics: ClassVar[Numerics]
-    compares_alone: ClassVar[bool] = False
-    """Whether a setting that is slower and no smaller alone is so in every combination too."""
+    acts_on: ClassVar[tuple[Category, ...]] = (Category.SAVED_ACTIVATIONS, Category.TEMPORARIES)
+    """The kinds of memory that it can make smaller."""
+    never_faster: ClassVar[bool] = False
+    """Whether it can only add time to a step, so that there is no need to try it for speed."""
 
     @classmethod
     @abc.abstractmethod

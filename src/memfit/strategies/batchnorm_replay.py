@@ -41,6 +41,7 @@ class BatchNormReplay(AbstractSplitting):
 
     name: ClassVar[str] = "batchnorm-replay"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    never_faster: ClassVar[bool] = True
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models without batch normalisation, where micro-batching does it in one pass."""

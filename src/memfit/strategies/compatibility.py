@@ -26,6 +26,34 @@ RULES: tuple[Rule, ...] = (
         "batchnorm-replay",
         "replay stops forward passes half way, inside blocks that checkpointing runs as a whole",
     ),
+    Rule(
+        "optimizer-in-backward",
+        "micro-batching",
+        "an update needs the gradients of all pieces, which are added up after one another",
+    ),
+    Rule(
+        "optimizer-in-backward",
+        "batchnorm-replay",
+        "an update needs the gradients of all passes, which are added up after one another",
+    ),
+    Rule(
+        "eight-bit-optimizer",
+        "optimizer-implementation",
+        "the 8-bit optimizer has one implementation, its own",
+    ),
+    Rule("bf16", "fp16", "both choose the type that forward and loss compute in"),
+    Rule("bf16", "pure-bf16", "both choose the type that forward and loss compute in"),
+    Rule("fp16", "pure-bf16", "both choose the type that forward and loss compute in"),
+    Rule(
+        "fp16",
+        "optimizer-in-backward",
+        "gradients are scaled back, and a step skipped, only when all of them are there",
+    ),
+    Rule(
+        "pure-bf16",
+        "optimizer-in-backward",
+        "updates inside backward would be rounded to the nearest value and so be lost",
+    ),
 )
 
 

@@ -30,6 +30,7 @@ class LossChunking(Strategy):
 
     name: ClassVar[str] = "loss-chunking"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    never_faster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1:

@@ -26,6 +26,7 @@ class MicroBatching(AbstractSplitting):
 
     name: ClassVar[str] = "micro-batching"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    never_faster: ClassVar[bool] = True
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse batch normalisation, whose statistics couple the samples."""

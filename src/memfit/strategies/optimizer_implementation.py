@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.trace.events import Category
 
 _FLAGS = {
     "fused": {"fused": True, "foreach": False},
@@ -34,7 +35,7 @@ class OptimizerImplementation(Strategy):
 
     name: ClassVar[str] = "optimizer-implementation"
     numerics: ClassVar[Numerics] = Numerics.EXACT
-    compares_alone: ClassVar[bool] = True
+    acts_on: ClassVar[tuple[Category, ...]] = (Category.TEMPORARIES,)
 
     def __post_init__(self) -> None:
         if self.implementation not in _FLAGS:
@@ -43,9 +44,11 @@ class OptimizerImplementation(Strategy):
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Offer what the optimizer has besides its default."""
-        for implementation in facts.optimizer_implementations[:-1]:
-            yield cls(implementation=implementation)
+        """Offer fused, which is the smallest and the fastest, or else what there is."""
+        *others, default = facts.optimizer_implementations or ("",)
+        if default != "fused":
+            for implementation in ["fused"] if "fused" in others else others:
+                yield cls(implementation=implementation)
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse optimizers that do not offer the implementation."""

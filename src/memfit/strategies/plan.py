@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 
 from memfit.devices.spec import CPU
 from memfit.errors import PlanFileError, StrategyError
-from memfit.figures import ConsideredPlan, Prediction
+from memfit.figures import ConsideredPlan, ParetoPoint, Prediction, Remedy
 from memfit.files import write_atomically
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy
@@ -32,7 +32,15 @@ class Plan:
     """The device it was made for, by its name in the catalogue."""
     numerics: Numerics = Numerics.EXACT
     prediction: Prediction | None = None
+    ladder: tuple[Plan, ...] = ()
+    """Ever smaller plans, to go on with should the step not fit after all."""
     considered: Sequence[ConsideredPlan] = ()
+    pareto: Sequence[ParetoPoint] = ()
+    """The trade of memory against time around the plan, fastest first."""
+    remedies: Sequence[Remedy] = ()
+    """What each strategy of the catalogue could remove at most, largest first."""
+    notes: Sequence[str] = ()
+    """What could not be found out."""
     refused: Sequence[tuple[str, str]] = ()
     """Strategies that were left out of the search, each with the reason."""
 
@@ -51,10 +59,9 @@ class Plan:
             "memfit_plan": _VERSION,
             "device": self.device,
             "numerics": str(self.numerics),
-            "strategies": [
-                {"name": strategy.name, **strategy.settings()} for strategy in self.strategies
-            ],
+            "strategies": _strategies_json(self.strategies),
             "prediction": _plain(prediction),
+            "ladder": [_strategies_json(rung.strategies) for rung in self.ladder],
         }
 
     def save(self, path: str | Path) -> None:
@@ -80,11 +87,18 @@ class Plan:
         if not isinstance(content, dict) or content.get("memfit_plan") != _VERSION:
             raise PlanFileError(str(path), f"it does not say memfit_plan: {_VERSION}")
         try:
-            strategies = tuple(_strategy(entry) for entry in content.get("strategies") or [])
+            strategies = _strategies(content.get("strategies"))
+            ladder = [_strategies(rung) for rung in content.get("ladder") or []]
             numerics = Numerics(content.get("numerics", Numerics.EXACT))
         except (StrategyError, ValueError, KeyError, TypeError) as error:
             raise PlanFileError(str(path), str(error).rstrip(".")) from None
-        return cls(strategies=strategies, numerics=numerics, device=str(content.get("device", CPU)))
+        device = str(content.get("device", CPU))
+        return cls(
+            strategies=strategies,
+            numerics=numerics,
+            device=device,
+            ladder=tuple(cls(strategies=rung, device=device) for rung in ladder),
+        )
 
 
 def worst_numerics(strategies: Sequence[Strategy], facts: JobFacts) -> Numerics:
@@ -102,8 +116,21 @@ def conflict(strategies: Sequence[Strategy]) -> str | None:
 
 
 def in_catalogue_order(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
-    """Sort strategies the way they are shown and applied."""
-    return tuple(sorted(strategies, key=lambda strategy: CATALOGUE.index(type(strategy))))
+    """Sort strategies the way they are shown and applied; what is not in it comes last."""
+
+    def place(strategy: Strategy) -> int:
+        kinds = enumerate(CATALOGUE)
+        return next((i for i, kind in kinds if isinstance(strategy, kind)), len(CATALOGUE))
+
+    return tuple(sorted(strategies, key=place))
+
+
+def _strategies_json(strategies: Sequence[Strategy]) -> list[dict[str, Any]]:
+    return [{"name": strategy.name, **_plain(strategy.settings())} for strategy in strategies]
+
+
+def _strategies(entries: Any) -> tuple[Strategy, ...]:
+    return tuple(_strategy(entry) for entry in entries or [])
 
 
 def _strategy(entry: Mapping[str, Any]) -> Strategy:

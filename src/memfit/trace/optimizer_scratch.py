@@ -4,7 +4,7 @@ Its CPU kernels are written with torch's own operators, out of dispatch's sight:
 and update pass through fp32 arrays as large as the parameter. The rules count, in values, what is
 alive at the fullest moment (``_optimizer_update_8bit_blockwise_cpu`` and
 ``_optimizer_update_32bit_cpu`` in backends/cpu/ops.py, bitsandbytes 0.50.2) and agree with the
-allocator's events to the byte.
+allocator's events but for a few bytes of single numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WEIGHT_DECAY_PLACE = 13
 def eight_bit_update(args: tuple[Any, ...], _out: Any) -> int:
     """States, scaled gradient, then for Adam the root and the denominator made of it."""
     gradient, state2 = args[1], args[4]
-    num_values = gradient.numel()
+    num_values: int = gradient.numel()
     if state2 is not None:
         return _FP32 * num_values * (5 + _is_copied(gradient))
     # The fullest moment comes last: the state in 8 bits again, with the scales of its blocks.
@@ -32,11 +32,11 @@ def eight_bit_update(args: tuple[Any, ...], _out: Any) -> int:
 def thirty_two_bit_update(args: tuple[Any, ...], _out: Any) -> int:
     """Scaled gradient, then for Adam the denominator and what it divides or is made of."""
     gradient, state2 = args[1], args[4]
-    is_copied = _is_copied(gradient)
+    num_values: int = gradient.numel()
     if state2 is not None:
-        return _FP32 * gradient.numel() * (3 + is_copied)
-    is_decayed = args[_WEIGHT_DECAY_PLACE] > 0
-    return _FP32 * gradient.numel() * (1 + is_copied + is_decayed)
+        return _FP32 * num_values * (3 + _is_copied(gradient))
+    is_decayed = bool(args[_WEIGHT_DECAY_PLACE] > 0)
+    return _FP32 * num_values * (1 + _is_copied(gradient) + is_decayed)
 
 
 def _is_copied(tensor: torch.Tensor) -> bool:

@@ -40,6 +40,7 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
         yield patch.object(module, "set_rng_state", _drop_state)
     yield patch.object(torch.Tensor, "numpy", _array_of)
     yield patch.object(FakeTensor, "data_ptr", _no_address, create=True)
+    yield patch.object(torch.amp.GradScaler, "_maybe_opt_step", _take_step)
     yield patch.object(fake_tensor, "run_fallback_kernel", _refuse_on_card)
     for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
         yield patch.object(flop_counter, name, _for_grouped_queries(getattr(flop_counter, name)))
@@ -148,6 +149,13 @@ def _refuse_on_card(
     if any(is_on_card(value) for value in flat_args):
         raise UnsupportedOperatorException(func)
     return _fallback_as_torch_runs_it(mode, func, flat_args, *args, **kwargs)
+
+
+def _take_step(
+    _scaler: object, optimizer: torch.optim.Optimizer, _state: object, *args: Any, **kwargs: Any
+) -> Any:
+    """Have a gradient scaler take every step: whether one is skipped depends on values."""
+    return optimizer.step(*args, **kwargs)
 
 
 def _leave_as_is(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:

@@ -207,9 +207,14 @@ def _attention_forward(args: tuple[Any, ...], _out: Any) -> int:
 
 
 def _attention_backward(args: tuple[Any, ...], _out: Any) -> int:
-    """Two tiles, of scores and of their gradients, per thread. Source: as for forward."""
+    """Two tiles, of scores and of their gradients, per thread, and a dense copy of the gradient.
+
+    Source: as for forward; the gradient is made contiguous with tokens before heads.
+    """
     rows, columns = _tile(args[1].shape[2], args[2].shape[2])
-    return torch.get_num_threads() * 2 * rows * columns * _FP32
+    gradient = args[0].transpose(1, 2)
+    copied = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
+    return torch.get_num_threads() * 2 * rows * columns * _FP32 + int(copied)
 
 
 def _tile(num_queries: int, num_keys: int) -> tuple[int, int]:

@@ -66,7 +66,6 @@ def runtime(card: Card) -> Iterator[Any]:
     yield patch.object(torch.random, "fork_rng", _no_fork)
     yield patch.object(torch.nn.RNNBase, "flatten_parameters", _always(None))
     yield from _optimizers()
-    yield from _gradient_scaler()
 
 
 def _cached_memory() -> Iterator[Any]:
@@ -227,17 +226,6 @@ def _grouped(group: Callable[..., Any]) -> Callable[..., Any]:
         return {(_meant(device), dtype): value for (device, dtype), value in groups.items()}
 
     return grouped
-
-
-def _gradient_scaler() -> Iterator[Any]:
-    """Have GradScaler take every step: whether one is skipped depends on values."""
-
-    def step(
-        _scaler: object, optimizer: torch.optim.Optimizer, _state: object, *args: Any, **kwargs: Any
-    ) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    yield patch.object(torch.amp.GradScaler, "_maybe_opt_step", step)
 
 
 def _meant(device: torch.device | None) -> torch.device | None:

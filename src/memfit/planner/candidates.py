@@ -1,0 +1,64 @@
+"""What the search handles: combinations, what recording them gave, and how to make them smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memfit.figures import Prediction
+from memfit.strategies.base import Strategy
+
+Strategies = tuple[Strategy, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refinement:
+    """A combination made smaller by recomputing blocks, with estimates of what it takes."""
+
+    strategies: Strategies
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What recording a combination gave, and how it can be made smaller."""
+
+    prediction: Prediction
+    is_exact: bool = True
+    """Whether the whole step was recorded, not only its first micro-batches."""
+    refinements: Sequence[Refinement] = ()
+    """From the fastest to the smallest; empty where nothing can be recomputed."""
+
+    @property
+    def floor_bytes(self) -> int:
+        """Give the smallest peak to be expected of it."""
+        peak_bytes = self.prediction.bounded_bytes()
+        return min([peak_bytes, *(refinement.peak_bytes for refinement in self.refinements)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A combination and what recording it gave."""
+
+    strategies: Strategies
+    prediction: Prediction
+
+    @property
+    def cost(self) -> tuple[float, int, tuple[str, ...]]:
+        """Order candidates: faster first, then smaller, then by name so that ties are settled."""
+        labels = tuple(strategy.label() for strategy in self.strategies)
+        seconds = self.prediction.step_seconds
+        return (seconds, self.prediction.bounded_bytes(), (str(len(labels)), *labels))
+
+
+class Evaluator:
+    """Records combinations for the search."""
+
+    def __init__(
+        self,
+        in_short: Callable[[Strategies], Evaluated],
+        in_full: Callable[[Strategies], Evaluated] | None = None,
+    ) -> None:
+        self.in_short = in_short
+        self.in_full = in_full or in_short

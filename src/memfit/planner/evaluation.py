@@ -1,0 +1,184 @@
+"""Records a job under combinations of strategies; estimates what recomputing blocks would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from memfit.cost.operator_times import OperatorTimes
+from memfit.devices.spec import Device
+from memfit.figures import Prediction
+from memfit.job import Job
+from memfit.planner.assignment import Assignment, frontier
+from memfit.planner.candidates import Evaluated, Refinement, Strategies
+from memfit.planner.chain import Chain
+from memfit.planner.outline import outline
+from memfit.prediction import evaluate, judge, rules_of
+from memfit.recording import Recording, record
+from memfit.session.batches import BatchLayout
+from memfit.session.block_names import shorten_names
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.base import AbstractSplitting
+from memfit.strategies.plan import Plan, conflict, in_catalogue_order
+from memfit.trace.events import Category, Phase
+
+Progress = Callable[[str], None]
+_FEW_PIECES = 3
+"""A batch of more micro-batches than this is recorded with its first and last ones only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How many bytes there are, and which figure they bound."""
+
+    num_bytes: int
+    of: str
+    host_bytes: int | None = None
+    """How much of the host's memory may be taken instead; None sets no bound."""
+    disk_bytes: int | None = None
+
+    def holds(self, prediction: Prediction) -> bool:
+        """Say whether a step keeps to all of them."""
+        spilled = (
+            (prediction.host_bytes, self.host_bytes),
+            (prediction.disk_bytes, self.disk_bytes),
+        )
+        return bool(prediction.fits) and all(
+            bound is None or num_bytes <= bound for num_bytes, bound in spilled
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvaluator:
+    """Record a job on a device under any combination; see ``search.Evaluator``."""
+
+    job: Job
+    device: Device
+    layout: BatchLayout
+    times: OperatorTimes
+    budget: Budget
+    may_recompute: bool
+    plain: Recording
+    """The job as it is."""
+    progress: Progress | None = None
+
+    def in_full(self, strategies: Strategies) -> Evaluated:
+        """Record the whole step."""
+        recording = self._record(strategies, self.job)
+        prediction = self._prediction(strategies, self.job, recording)
+        return self._evaluated(strategies, prediction, recording, 1.0)
+
+    def in_short(self, strategies: Strategies) -> Evaluated:
+        """Record the step, with a few micro-batches only where there are many."""
+        num_samples = self._enough_samples(strategies)
+        if num_samples == self.job.batch_size:
+            return self.in_full(strategies)
+        job = replace(self.job, batch_size=num_samples)
+        recording = self._record(strategies, job)
+        repeats = self.job.batch_size / num_samples
+        prediction = self._prediction(strategies, job, recording)
+        prediction = self._lengthened(prediction, recording, repeats)
+        found = self._evaluated(strategies, prediction, recording, repeats)
+        return replace(found, is_exact=False)
+
+    def _record(self, strategies: Strategies, job: Job) -> Recording:
+        if not strategies and job is self.job:
+            return self.plain
+        if self.progress is not None:
+            self.progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
+        plan = Plan(strategies=strategies)
+        return record(
+            job,
+            plan,
+            self.layout,
+            device=self.device,
+            disguised=self.plain.is_disguised,
+            facts=self.plain.facts,
+        )
+
+    def _prediction(self, strategies: Strategies, job: Job, recording: Recording) -> Prediction:
+        prediction = evaluate(
+            job,
+            recording,
+            self.device,
+            Plan(strategies=strategies),
+            budget_bytes=self.budget.num_bytes,
+            budget_of=self.budget.of,
+            times=self.times,
+        )
+        return replace(prediction, fits=self.budget.holds(prediction))
+
+    def _enough_samples(self, strategies: Strategies) -> int:
+        """Give a batch of two micro-batches and the last one, which may be smaller."""
+        whole = self.job.batch_size
+        for strategy in strategies:
+            if isinstance(strategy, AbstractSplitting):
+                size = strategy.micro_batch_size
+                if whole > _FEW_PIECES * size:
+                    return 2 * size + whole % size
+        return whole
+
+    def _lengthened(
+        self, prediction: Prediction, recording: Recording, repeats: float
+    ) -> Prediction:
+        """Say what the whole batch takes, from a few of its micro-batches."""
+        batch_bytes = prediction.by_category.get(Category.BATCH.value, 0)
+        more_bytes = round(batch_bytes * (repeats - 1))
+        operations = recording.steady.operations
+        once = sum(self.times.seconds(o) for o in operations if o.phase is Phase.OPTIMIZER)
+        longer = replace(
+            prediction,
+            batch_size=self.job.batch_size,
+            peak_allocated_bytes=prediction.peak_allocated_bytes + more_bytes,
+            peak_reserved_bytes=prediction.peak_reserved_bytes + more_bytes,
+            process_bytes=prediction.process_bytes + more_bytes,
+            step_seconds=once + (prediction.step_seconds - once) * repeats,
+        )
+        judged = judge(longer, self.device, self.budget.num_bytes, self.budget.of)
+        return replace(judged, fits=self.budget.holds(judged))
+
+    def _evaluated(
+        self,
+        strategies: Strategies,
+        prediction: Prediction,
+        recording: Recording,
+        repeats: float,
+    ) -> Evaluated:
+        """Add what recomputing blocks would do, unless blocks are recomputed already."""
+        names = {strategy.name for strategy in strategies}
+        if not self.may_recompute or ActivationCheckpointing.name in names:
+            return Evaluated(prediction=prediction)
+        if conflict([*strategies, ActivationCheckpointing()]):
+            return Evaluated(prediction=prediction)
+        chain = outline(recording.steady, rules_of(self.device), self.times.seconds)
+        return Evaluated(
+            prediction=prediction,
+            refinements=_refinements(chain, strategies, prediction, repeats),
+        )
+
+
+def _refinements(
+    chain: Chain, strategies: Strategies, prediction: Prediction, repeats: float
+) -> tuple[Refinement, ...]:
+    """Turn the assignments of a chain's frontier into combinations."""
+    store, *smaller = frontier(chain)
+    return tuple(
+        Refinement(
+            strategies=in_catalogue_order((*strategies, *_checkpointing(chain, assignment))),
+            peak_bytes=prediction.bounded_bytes() - (store.peak_bytes - assignment.peak_bytes),
+            seconds=prediction.step_seconds + assignment.seconds * repeats,
+        )
+        for assignment in smaller
+    )
+
+
+def _checkpointing(chain: Chain, assignment: Assignment) -> list[ActivationCheckpointing]:
+    """Write an assignment as strategies: one for all blocks that keep the same results."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for block, option in zip(chain.blocks, assignment.options, strict=True):
+        if option.recomputes:
+            groups.setdefault(option.keep, []).append(block.name)
+    return [
+        ActivationCheckpointing(blocks=shorten_names(names), keep=keep)
+        for keep, names in groups.items()
+    ]

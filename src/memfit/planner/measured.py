@@ -1,0 +1,64 @@
+"""Plans with figures from this machine: operators are timed, and the fastest plans are run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.cost.operator_times import OperatorTimes
+from memfit.devices.catalogue import current_device_name
+from memfit.devices.detect import free_memory_bytes
+from memfit.devices.spec import CPU, Device
+from memfit.errors import DeviceUnavailableError, UnknownDeviceError
+from memfit.job import Job
+from memfit.planner.candidates import Candidate
+from memfit.planner.search import Search
+from memfit.prediction import evaluate
+from memfit.recording import Recording
+from memfit.strategies.plan import Plan
+from memfit.timing import time_operators, time_plans
+
+_SLACK = 1.2
+"""Plans estimated to take up to this much longer than the best one are run as well."""
+_MOST_PLANS = 6
+_FREE_SHARE = 0.8
+
+
+def check_is_here(device: Device) -> None:
+    """Refuse to measure on a device that this machine is not.
+
+    Raises:
+        DeviceUnavailableError: if it is not here.
+    """
+    if device.kind == CPU:
+        return
+    try:
+        here = current_device_name()
+    except UnknownDeviceError as error:
+        raise DeviceUnavailableError(device.name, str(error)) from None
+    if here != device.name:
+        raise DeviceUnavailableError(device.name, f"this machine is {here}")
+
+
+def measured_times(job: Job, device: Device, plain: Recording) -> OperatorTimes:
+    """Time the operators of the job as it is, on a smaller batch if the whole one does not fit."""
+    prediction = evaluate(job, plain, device, Plan())
+    here_bytes = free_memory_bytes() if device.kind == CPU else None
+    free_bytes = here_bytes or device.memory_bytes
+    batch_size = job.batch_size
+    peak_bytes = prediction.peak_allocated_bytes
+    while batch_size > 1 and peak_bytes > _FREE_SHARE * free_bytes:
+        batch_size //= 2
+        peak_bytes //= 2
+    return time_operators(replace(job, batch_size=batch_size), Plan(), device)
+
+
+def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) -> Candidate:
+    """Run the plans that are estimated to be about as fast as the best one; give the fastest."""
+    more = search.faster_than(best.prediction.step_seconds * _SLACK, _MOST_PLANS - 1)
+    shortlist = [best, *more]
+    plans = [Plan(strategies=candidate.strategies) for candidate in shortlist]
+    seconds = time_plans(job, plans, device)
+    fastest = min(range(len(shortlist)), key=seconds.__getitem__)
+    chosen = shortlist[fastest]
+    prediction = replace(chosen.prediction, step_seconds=seconds[fastest])
+    return Candidate(strategies=chosen.strategies, prediction=prediction)

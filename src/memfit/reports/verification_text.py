@@ -1,0 +1,62 @@
+"""The report of a proof for a terminal: what plans claim, what they earned, where they are off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from .terminal import INDENT, PLAN_WIDTH, at_page_width, grid
+from .wording import plan_name
+
+if TYPE_CHECKING:
+    from memfit.proof import Proof
+    from memfit.verification import Verification
+
+
+def proof_table(proof: Proof) -> RenderableType:
+    """Show each verified plan with its largest error, then notes."""
+    table = grid(header=True)
+    table.add_column("plan", overflow="fold")
+    for column in ("claims", "earned", "in"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("error", justify="right", no_wrap=True)
+    for found in proof.verifications:
+        table.add_row(*_cells(found))
+    heading = f"Two planned steps beside two plain ones, batch size {proof.batch_size:,}"
+    parts: list[RenderableType] = [Text(heading, style="bold"), Padding(table, INDENT)]
+    notes = [*proof.notes, *_notes(proof)]
+    if notes:
+        parts += ["", *(Padding(Text(f"- {note}"), INDENT) for note in notes)]
+    parts += ["", Text(_LEGEND, style="dim")]
+    return at_page_width(*parts)
+
+
+_LEGEND = (
+    "error = |planned - plain| / |plain|, the largest over loss, gradients, updated parameters "
+    "and buffers; * with random draws stilled"
+)
+
+
+def _cells(found: Verification) -> tuple[RenderableType, ...]:
+    earned = Text(found.earned, style="green" if found.keeps_promise else "bold red")
+    mark = "" if found.stilled_error is None else "*"
+    plan = Text(plan_name(found.strategies, width=PLAN_WIDTH))
+    if found.deciding_error:
+        plan.append(f"\nmost in {found.worst}", style="dim")
+    return (
+        plan,
+        Text(found.numerics),
+        earned,
+        Text(found.dtype.replace("float", "fp")),
+        Text(f"{found.deciding_error:.1e}{mark}"),
+    )
+
+
+def _notes(proof: Proof) -> list[str]:
+    """Gather what plans have to say, once each, and what could not be tried."""
+    own = [note for found in proof.verifications for note in found.notes]
+    tried = [f"not tried: {name}: {reason}" for name, reason in proof.failed]
+    return [*dict.fromkeys(own), *tried]

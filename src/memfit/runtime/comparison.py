@@ -1,0 +1,281 @@
+"""Carries out the same steps twice, and says how far the outcomes are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memfit.runtime.run import Run
+from memfit.session.conversion import default_dtype
+from memfit.session.session import Session
+from memfit.strategies.plan import Plan
+from memfit.trace.events import Phase
+
+Tensors = Mapping[str, torch.Tensor]
+_SMALLEST_SHARE = 1e-4
+_TINY = 1e-300
+_LOSS_CHANGE = 1e-5
+_PARAMETER_CHANGE = 1e-4
+_MOST_SKIPPED = 30
+"""As often as a scale of 2^16 can be halved until it is far below one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What some steps left behind: loss and gradients of the first, the rest after the last."""
+
+    loss: torch.Tensor
+    gradients: Tensors
+    parameters: Tensors
+    buffers: Tensors
+    num_skipped: int = 0
+    """Steps before the first that changed no parameter: a loss scale was looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far one outcome is from another: largest relative errors, as fractions."""
+
+    loss: float
+    gradient: float
+    parameter: float
+    buffer: float
+    worst_gradient: str
+    """The parameter whose gradient is furthest off."""
+    worst: str
+    """What is furthest off of all."""
+    whole_gradient: float
+    """The error of all gradients as one vector."""
+
+    @property
+    def largest(self) -> float:
+        """Give the largest of the errors."""
+        return max(self.loss, self.gradient, self.parameter, self.buffer)
+
+
+def carry_out(
+    session: Session, plan: Plan, batch: Any, *, dtype: torch.dtype, num_steps: int
+) -> Outcome:
+    """Carry out steps of a fresh session under a plan, all on one batch.
+
+    Args:
+        session: whose model and batch are of the type ``dtype``.
+        plan: how.
+        batch: what all steps are done on.
+        dtype: what the code gets that makes tensors and asks for no type.
+        num_steps: how many steps.
+    """
+    # Hooks come before those of strategies: an optimizer inside backward frees each gradient.
+    gradients = _kept_gradients(session)
+    is_first = True
+
+    def keep_gradients(phase: Phase) -> None:
+        if phase is Phase.OPTIMIZER and is_first:
+            gradients.update(
+                (name, parameter.grad.detach().clone())
+                for name, parameter in session.model.named_parameters()
+                if parameter.grad is not None
+            )
+
+    run = Run(session, plan, phase_listener=keep_gradients)
+    begin = _StartingPoint(session.model)
+    with default_dtype(dtype):
+        loss, num_skipped = run.step(batch).loss, 0
+        while num_skipped < _MOST_SKIPPED and _was_skipped(session.model, gradients):
+            num_skipped += 1
+            begin.restore()
+            loss = run.step(batch).loss
+        is_first, of_first = False, dict(gradients)
+        for _ in range(num_steps - 1):
+            run.step(batch)
+    run.close()
+    return Outcome(
+        loss=loss,
+        gradients=of_first,
+        parameters={name: value.detach() for name, value in session.model.named_parameters()},
+        buffers=dict(session.model.named_buffers()),
+        num_skipped=num_skipped,
+    )
+
+
+class _StartingPoint:
+    """The random state, and the buffers, that a skipped step must not have moved."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._random_state = torch.get_rng_state()
+        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def restore(self) -> None:
+        """Put both back."""
+        torch.set_rng_state(self._random_state)
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+
+
+def _was_skipped(model: torch.nn.Module, gradients: Tensors) -> bool:
+    """Say whether a step had gradients that are no numbers, and kept them from the parameters."""
+    if all(bool(value.isfinite().all()) for value in gradients.values()):
+        return False
+    return all(bool(value.isfinite().all()) for value in model.parameters())
+
+
+def compare(found: Outcome, expected: Outcome) -> Errors:
+    """Say how far one outcome is from the expected one."""
+    gap = float((found.loss.double() - expected.loss.double()).abs())
+    loss = _as_error(gap, max(float(expected.loss.double().abs()), _TINY))
+    errors = {"loss": loss}
+    largest = {}
+    for kind in ("gradients", "parameters", "buffers"):
+        of_kind = relative_errors(getattr(found, kind), getattr(expected, kind))
+        name = max(of_kind, key=lambda each: of_kind[each], default="")
+        largest[kind] = (of_kind.get(name, 0.0), name)
+        errors[f"{_NAMES[kind]} {name}"] = largest[kind][0]
+    return Errors(
+        loss=loss,
+        gradient=largest["gradients"][0],
+        parameter=largest["parameters"][0],
+        buffer=largest["buffers"][0],
+        worst_gradient=largest["gradients"][1],
+        worst=max(errors, key=lambda each: errors[each]),
+        whole_gradient=_as_error(
+            math.hypot(*_gaps(found.gradients, expected.gradients).values()),
+            max(math.hypot(*_norms(expected.gradients).values()), _TINY),
+        ),
+    )
+
+
+def relative_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
+    """Give |found - expected| / |expected| of every tensor, in the Euclidean norm.
+
+    A tensor that is zero but for rounding (the bias in front of a batch normalisation has no
+    gradient) is held against a ten-thousandth of the norm of all of them.
+    """
+    norms = _norms(expected)
+    whole = math.hypot(*(norm for norm in norms.values() if math.isfinite(norm)))
+    floor = max(_TINY, _SMALLEST_SHARE * whole)
+    return {
+        name: _as_error(gap, max(norms.get(name, 0.0), floor))
+        for name, gap in _gaps(found, expected).items()
+    }
+
+
+def slope_error(fresh_session: Callable[[], Session], plan: Plan, batch: Any, seed: int) -> float:
+    """Say how far the gradient under a plan is from the slope of the loss along it.
+
+    All losses are computed in fp64 and with the same random draws. An activation that is computed
+    again with other draws than the first time shows: the gradient is then that of no loss at all.
+    """
+
+    def outcome_at(step: float, direction: Tensors) -> Outcome:
+        session = fresh_session()
+        with torch.no_grad():
+            for name, parameter in session.model.named_parameters():
+                if name in direction:
+                    parameter.add_(direction[name], alpha=step)
+        torch.manual_seed(seed)
+        return carry_out(session, plan, batch, dtype=torch.float64, num_steps=1)
+
+    here = outcome_at(0.0, {})
+    gradient = here.gradients
+    norm = math.hypot(*_norms(gradient).values())
+    if norm == 0.0:
+        return 0.0
+    step = min(
+        _LOSS_CHANGE * max(abs(float(here.loss)), _TINY) / norm**2,
+        _PARAMETER_CHANGE * math.hypot(*_norms(here.parameters).values()) / norm,
+    )
+    rise = float(outcome_at(step, gradient).loss) - float(outcome_at(-step, gradient).loss)
+    return _as_error(abs(rise / (2.0 * step) - norm**2), norm**2)
+
+
+class PrecisionWatch(TorchDispatchMode):
+    """Note the lowest floating-point precision that operators compute in."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+        self.lowest = torch.float64
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel() > 1:
+                self.lowest = max(self.lowest, leaf.dtype, key=_roughness)
+        return out
+
+
+def _roughness(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+_NAMES = {
+    "gradients": "gradient of",
+    "parameters": "parameter",
+    "buffers": "buffer",
+}
+
+
+def _kept_gradients(session: Session) -> dict[str, torch.Tensor]:
+    """Give a dictionary that fills with gradients as they become whole."""
+    gradients: dict[str, torch.Tensor] = {}
+
+    def keeper(name: str) -> Callable[[torch.Tensor], None]:
+        def keep(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad.detach().clone()
+
+        return keep
+
+    for name, parameter in session.model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(keeper(name))
+    return gradients
+
+
+def _gaps(found: Tensors, expected: Tensors) -> dict[str, float]:
+    """Give the norm of each difference; what is missing on one side counts as zeros."""
+    names: Sequence[str] = list(dict.fromkeys((*expected, *found)))
+    return {name: _gap(found.get(name), expected.get(name)) for name in names}
+
+
+def _gap(found: torch.Tensor | None, expected: torch.Tensor | None) -> float:
+    if found is None or expected is None:
+        present = expected if found is None else found
+        return 0.0 if present is None else _norm(present)
+    if found.shape != expected.shape:
+        return math.inf
+    found, expected = _in_double(found), _in_double(expected)
+    gap = torch.where(
+        (found == expected) | (found.isnan() & expected.isnan()), 0.0, found - expected
+    )
+    return _norm(gap)
+
+
+def _norms(tensors: Tensors) -> dict[str, float]:
+    return {name: _norm(value) for name, value in tensors.items()}
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(_in_double(tensor).abs().norm())
+
+
+def _in_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
+
+
+def _as_error(gap: float, scale: float) -> float:
+    """Divide; what is no number is infinitely far off."""
+    error = gap / scale
+    return error if math.isfinite(error) else math.inf

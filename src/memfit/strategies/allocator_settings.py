@@ -1,0 +1,144 @@
+"""Allocator settings: how PyTorch's caching allocator cuts a GPU's memory into segments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+
+from memfit.allocator.settings import AllocatorSettings
+from memfit.devices.spec import CPU
+from memfit.errors import StrategyError, UsageError
+from memfit.session.facts import JobFacts
+from memfit.session.session import Session
+from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.trace.events import Category
+from memfit.units import MIB, format_bytes
+
+_KEY = re.compile(r"(?:^|,)\s*([a-z]\w*)\s*:")
+_CHANGEABLE = (
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "roundup_power2_divisions",
+)
+# What a new text leaves as it was, unless it names it (c10/core/AllocatorConfig.cpp, parseArgs).
+_STAYING = {
+    "expandable_segments": "False",
+    "large_segment_size_mb": "20",
+    "max_non_split_rounding_mb": "20",
+}
+_BLOCK_BYTES = 512
+_TOLERATED_BYTES = 64 * MIB  # workspaces of libraries, which earlier work may have left
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorConf(Strategy):
+    """Set PyTorch's caching allocator, by the text that ``PYTORCH_ALLOC_CONF`` holds.
+
+    ``expandable_segments:True`` lets one segment grow instead of cutting many of fixed size, which
+    leaves less memory cached and unused. Tensors and results stay the same.
+
+    Limits: on GPUs only. What is reserved already keeps its segments, as do the model's parameters;
+    where other work lies on the GPU, it is refused as too late. Memory shared between processes
+    (CUDA IPC) may refuse expandable segments.
+    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, on optimizing memory usage with
+    PYTORCH_ALLOC_CONF; which settings stay: c10/core/AllocatorConfig.cpp of torch 2.13.
+    """
+
+    conf: str
+
+    name: ClassVar[str] = "allocator-settings"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    acts_on: ClassVar[tuple[Category, ...]] = ()
+
+    def __post_init__(self) -> None:
+        found = _keys(self.conf)
+        if not found or not set(found) <= set(_CHANGEABLE):
+            msg = f"conf must hold some of {', '.join(_CHANGEABLE)}, not {self.conf!r}"
+            raise ValueError(msg)
+        try:
+            AllocatorSettings.parse(self.conf)
+        except UsageError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+
+    @classmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """Offer segments that grow: other settings pay only after a look at the segments."""
+        if facts.device_type != CPU:
+            yield cls(conf="expandable_segments:True")
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse the CPU."""
+        if facts.device_type != CPU:
+            return None
+        return (
+            "PyTorch's caching allocator serves GPUs only; on the cpu the C library gives out "
+            "memory."
+        )
+
+    def apply(self, session: Session) -> Undo:
+        """Tell torch's allocator; nothing is told while a step is recorded.
+
+        Raises:
+            StrategyError: if it is too late, or torch does not take the text.
+        """
+        before = "" if session.is_virtual else torch._C._accelerator_getAllocatorSettings()
+        if session.is_virtual or before == self.conf:
+            return _do_nothing
+        if (other_bytes := _other_bytes(session.model)) > _TOLERATED_BYTES:
+            raise StrategyError(
+                self.name,
+                f"it is too late: {format_bytes(other_bytes)} of other work lie on the GPU, in "
+                f"segments that stay as they are. {self._remedy()}, or free them first.",
+            )
+        try:
+            _tell(_completed(self.conf, before))
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise StrategyError(
+                self.name, f"torch did not take it ({reason}). {self._remedy()}."
+            ) from error
+
+        def undo() -> None:
+            _tell(_completed(before, self.conf))
+
+        return undo
+
+    def _remedy(self) -> str:
+        return f"Start the program with PYTORCH_ALLOC_CONF={self.conf} in its environment"
+
+
+def _keys(conf: str) -> list[str]:
+    return _KEY.findall(conf)
+
+
+def _completed(conf: str, replaced: str) -> str:
+    """Add what the replaced text had changed and the new one would leave as it was."""
+    missing = [key for key in _STAYING if key in _keys(replaced) and key not in _keys(conf)]
+    return ",".join(filter(None, [conf, *(f"{key}:{_STAYING[key]}" for key in missing)]))
+
+
+def _tell(conf: str) -> None:
+    """Set the allocator, and give back what is cached, so that new segments follow the settings."""
+    torch._C._accelerator_setAllocatorSettings(conf)
+    torch.cuda.empty_cache()
+
+
+def _other_bytes(model: torch.nn.Module) -> int:
+    """Count the bytes on the GPU that are not the model's."""
+    storages = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in (*model.parameters(), *model.buffers())
+    }
+    own = sum(-(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES for num_bytes in storages.values())
+    return torch.cuda.memory_allocated() - own
+
+
+def _do_nothing() -> None:
+    """Undo nothing."""

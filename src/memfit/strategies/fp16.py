@@ -1,0 +1,115 @@
+"""fp16: forward and loss run under autocast in float16, and the loss is scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+
+from memfit.devices.spec import CPU
+from memfit.session.facts import JobFacts
+from memfit.session.session import PhaseListener, Session, clip_gradients
+from memfit.strategies.base import Numerics, Strategy, Undo
+
+_SCALER = "gradient_scaler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16(Strategy):
+    """Run forward and loss under ``torch.autocast`` with float16, with a gradient scaler.
+
+    float16 cannot hold small gradients, so the loss is multiplied by a scale and the gradients are
+    divided by it before they are clipped. The scale stays the same over the micro-batches of a
+    batch. A gradient that is infinite or NaN skips the step of the whole batch and halves the
+    scale; 2000 steps without one double it. Checkpoints keep the scale.
+
+    Limits: approximate; relative rounding error 2^-11 per operation. The first steps may be skipped
+    until the scale is found: a ``Total`` in micro-batches scales a sum, so its scale comes out
+    smaller by the count. It saves nothing on parameters, gradients and optimizer states. bf16 needs
+    no scale, where the device has it.
+    Source: Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740, section 3.2;
+    https://docs.pytorch.org/docs/stable/notes/amp_examples.html on gradient accumulation.
+    """
+
+    name: ClassVar[str] = "fp16"
+    numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+
+    @classmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """There is one way."""
+        yield cls()
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse parameters in float16, and recurrent layers that the CPU lacks in float16."""
+        if "float16" in facts.parameter_dtypes:
+            return (
+                "the model has parameters in float16, whose gradients cannot be scaled back "
+                "without loss. Build it in float32; autocast computes in float16 all the same."
+            )
+        if facts.device_type == CPU and facts.lstms:
+            names = ", ".join(facts.lstms[:3]) + (", ..." if len(facts.lstms) > 3 else "")
+            return (
+                f"torch does not train an LSTM ({names}) in float16 on the CPU. Allow bf16, which "
+                "does the same with bfloat16."
+            )
+        return None
+
+    def apply(self, session: Session) -> Undo:
+        """Add the autocast context, and scale around backward and update."""
+        context = partial(torch.autocast, session.device_type, dtype=torch.float16)
+        scaling = _LossScaling(session)
+        before = session.gradient_pass, session.backward, session.update
+        session.forward_contexts.append(context)
+        session.gradient_pass = scaling.gradient_pass
+        session.backward = scaling.backward
+        session.update = scaling.update
+        session.stateful[_SCALER] = scaling.scaler
+
+        def undo() -> None:
+            session.forward_contexts.remove(context)
+            session.gradient_pass, session.backward, session.update = before
+            del session.stateful[_SCALER]
+
+        return undo
+
+
+class _LossScaling:
+    """Scale what is backpropagated, and unscale the gradients once they are complete."""
+
+    def __init__(self, session: Session) -> None:
+        self.scaler = torch.amp.GradScaler(session.device_type)
+        self._gradient_pass = session.gradient_pass
+        self._backward = session.backward
+        self._is_unscaled = False
+
+    def backward(self, part: torch.Tensor) -> None:
+        """Backpropagate a part of the loss, times the scale."""
+        self._backward(self.scaler.scale(part))
+
+    def gradient_pass(
+        self, session: Session, batch: Any, enter_phase: PhaseListener
+    ) -> torch.Tensor:
+        """Leave the true gradients in ``.grad``, as every gradient pass does."""
+        loss = self._gradient_pass(session, batch, enter_phase)
+        self._unscale(session)
+        return loss
+
+    def update(self, session: Session) -> None:
+        """Clip and step, unless a gradient is infinite or NaN; then adapt the scale."""
+        # A strategy applied later may have put its own gradient pass in place of this one.
+        self._unscale(session)
+        try:
+            clip_gradients(session)
+            self.scaler.step(session.optimizer)
+        finally:  # a step that failed must not stand in the way of the next one
+            self.scaler.update()
+            self._is_unscaled = False
+
+    def _unscale(self, session: Session) -> None:
+        """Divide the gradients by the scale, once a step."""
+        if not self._is_unscaled:
+            self.scaler.unscale_(session.optimizer)
+            self._is_unscaled = True

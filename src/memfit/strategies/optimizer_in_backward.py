@@ -1,0 +1,149 @@
+"""Optimizer in backward: a parameter is updated, and its gradient freed, during backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+
+from memfit.errors import StrategyError
+from memfit.session.facts import JobFacts
+from memfit.session.optimizer_facts import HOOK_BEFORE_STEP, OWN_STEP, TORCH, package_of
+from memfit.session.session import GradientPass, PhaseListener, Session
+from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.trace.events import Category
+
+_PACKAGES = (TORCH, "bitsandbytes")
+_NEED_ALL_GRADIENTS = ("LBFGS",)
+_UNSEEN = (HOOK_BEFORE_STEP, OWN_STEP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerInBackward(Strategy):
+    """Update each parameter as soon as its gradient is whole, and drop the gradient.
+
+    The job's own optimizer makes the update, with its states and parameter groups, so schedulers
+    and checkpoints go on as before. A weight that is used several times is updated once, with its
+    whole gradient. The update at the end of the step finds no gradients left and does nothing but
+    call ``optimizer.step()`` once, which is what schedulers and hooks count.
+
+    Limits: no clipping of the global gradient norm, no accumulation over micro-batches and no
+    gradient scaler, all of which need every gradient before the first update. Optimizers that look
+    at all parameters at once, or that are not known, are refused. Hooks before ``optimizer.step``
+    would find no gradients: those of the job are refused; do not add any to a run. A step that
+    fails half way has updated some parameters. A weight that backward still reads after its own
+    gradient is whole (because it is also used detached) makes autograd raise an error.
+    Source: https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
+    and Lv et al. 2023 (LOMO), https://arxiv.org/abs/2306.09782, section 3.
+    """
+
+    name: ClassVar[str] = "optimizer-in-backward"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    acts_on: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.TEMPORARIES)
+    never_faster: ClassVar[bool] = True
+
+    @classmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """There is one way."""
+        yield cls()
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse what needs all gradients at once."""
+        if facts.clips_gradients:
+            return (
+                "the job clips the global gradient norm, which is known only when every gradient "
+                "is; leave out clip_grad_norm if it is not needed."
+            )
+        if facts.optimizer_package not in _PACKAGES or facts.optimizer in _NEED_ALL_GRADIENTS:
+            return (
+                f"{facts.optimizer} may need the gradients of all parameters at once; optimizers "
+                f"of torch.optim and bitsandbytes do not, except {_NEED_ALL_GRADIENTS[0]}."
+            )
+        if unseen := [name for name in facts.optimizer_attachments if name in _UNSEEN]:
+            return f"the optimizer has a {unseen[0]}, which would find no gradients any more."
+        return None
+
+    def apply(self, session: Session) -> Undo:
+        """Have the gradient pass update as it goes."""
+        before = session.gradient_pass
+        session.gradient_pass = partial(_update_in_backward, before)
+
+        def undo() -> None:
+            session.gradient_pass = before
+
+        return undo
+
+
+def _update_in_backward(
+    gradient_pass: GradientPass, session: Session, batch: Any, enter_phase: PhaseListener
+) -> torch.Tensor:
+    """Compute gradients, updating each parameter when its gradient is whole."""
+    with _updating(session.optimizer):
+        return gradient_pass(session, batch, enter_phase)
+
+
+@contextmanager
+def _updating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Update the optimizer's parameters in backward for as long as the context lasts."""
+    updated: set[torch.Tensor] = set()
+    handles = [
+        parameter.register_post_accumulate_grad_hook(_updater(optimizer, group, updated))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _updater(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], updated: set[torch.Tensor]
+) -> Callable[[torch.Tensor], None]:
+    """Give the function that updates a parameter of a group."""
+
+    def update(parameter: torch.Tensor) -> None:
+        if parameter in updated:
+            raise StrategyError(OptimizerInBackward.name, _IN_PARTS.format(tuple(parameter.shape)))
+        updated.add(parameter)
+        _step_alone(optimizer, group, parameter)
+        parameter.grad = None
+        # Not every optimizer's kernel tells autograd that it has changed the parameter.
+        torch.autograd.graph.increment_version(parameter)
+
+    return update
+
+
+_IN_PARTS = (
+    "the gradient of a parameter of shape {} came in several parts, the first of which has been "
+    "applied already. Go backward once per step, and use checkpoint(..., use_reentrant=False) "
+    "where a weight is shared."
+)
+
+
+def _step_alone(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
+) -> None:
+    """Step an optimizer for the one parameter that has a gradient.
+
+    The step is the class's own, without the hooks and counters around it.
+    """
+    step: Any = type(optimizer).step
+    step = step.__wrapped__ if getattr(step, "hooked", False) else step
+    if package_of(optimizer) != TORCH:
+        # bitsandbytes looks settings up by a parameter's place, so all have to keep theirs.
+        step(optimizer)
+        return
+    # Looking through all parameters at every update would take time quadratic in their number.
+    groups, members = optimizer.param_groups, group["params"]
+    optimizer.param_groups, group["params"] = [group], [parameter]
+    try:
+        step(optimizer)
+    finally:
+        optimizer.param_groups, group["params"] = groups, members

@@ -1,0 +1,118 @@
+"""Times steps and operators where the device is at hand: really run, never estimated."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from memfit.cost.operator_times import OperatorTimes, times_from_measured
+from memfit.devices.spec import CPU, Device
+from memfit.job import Job
+from memfit.runtime.run import Run, open_plain_session
+from memfit.session.batches import BatchLayout, find_layout, real_batch
+from memfit.strategies.plan import Plan
+from memfit.trace.events import Operation, Phase
+from memfit.trace.operators import describe
+
+_NUM_STEPS = 3
+_NUM_ROUNDS = 3
+
+
+def time_operators(job: Job, plan: Plan, device: Device) -> OperatorTimes:
+    """Run a few steps of a job here and learn how long its operators take.
+
+    Operators are timed one after the other in two steps; the steps before and between are timed
+    as a whole, and the operators scaled to add up to them.
+
+    Args:
+        job: what to run.
+        plan: how; the step must fit this machine's memory.
+        device: the device of the catalogue that this machine is.
+    """
+    with torch.random.fork_rng():  # timing draws nothing from the caller's random state
+        run, batch = _open(job, plan, device.kind, find_layout(job))
+        run.step(batch)
+        step_seconds = _shortest_step(run, batch)
+        timer = _OperatorTimer(device.kind)
+        for _ in range(2):
+            with timer:
+                run.step(batch)
+        step_seconds = min(step_seconds, _shortest_step(run, batch))
+        run.close()
+    return times_from_measured(device, timer.timed, 2 * step_seconds)
+
+
+def time_plans(job: Job, plans: Sequence[Plan], device: Device) -> list[float]:
+    """Run a job under several plans here, in turns, and give the usual seconds of a step of each.
+
+    Each turn builds the model anew, so that only one plan's memory is taken at a time.
+    """
+    layout = find_layout(job)
+    seconds: list[list[float]] = [[] for _ in plans]
+    with torch.random.fork_rng():
+        for _ in range(_NUM_ROUNDS):
+            for plan, found in zip(plans, seconds, strict=True):
+                run, batch = _open(job, plan, device.kind, layout)
+                run.step(batch)
+                found.append(_shortest_step(run, batch))
+                run.close()
+    return [statistics.median(found) for found in seconds]
+
+
+class _OperatorTimer(TorchDispatchMode):
+    """Time every operator by itself."""
+
+    def __init__(self, device_kind: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's modes have no annotations
+        self._device_kind = device_kind
+        self.timed: list[tuple[Operation, float]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        _wait_for(self._device_kind)
+        started = time.perf_counter()
+        out = func(*args, **kwargs)
+        _wait_for(self._device_kind)
+        seconds = time.perf_counter() - started
+        operation = describe(func, args, kwargs, out, Phase.FORWARD)
+        if operation is not None:
+            self.timed.append((operation, seconds))
+        return out
+
+
+def _open(job: Job, plan: Plan, device_kind: str, layout: BatchLayout) -> tuple[Run, Any]:
+    session = open_plain_session(job, device_kind, layout)
+    batch = real_batch(job, job.batch_size)
+    if device_kind != CPU:
+        batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device_kind), batch)
+    return Run(session, plan), batch
+
+
+def _shortest_step(run: Run, batch: Any) -> float:
+    """Give the shortest of a few steps, which the machine disturbed least."""
+    seconds = []
+    for _ in range(_NUM_STEPS):
+        started = time.perf_counter()
+        run.step(batch)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _wait_for(device_kind: str) -> None:
+    """Wait until the device has done what it was given."""
+    if device_kind != CPU:
+        torch.cuda.synchronize()

@@ -1,0 +1,129 @@
+"""The entry of tiling, with the jobs that it is for."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memfit import Job
+from memfit.strategies.tiling import Tiling
+
+from .builders import (
+    Entry,
+    one_layer,
+    ragged_tokens,
+    residual,
+    samples_in_second_dimension,
+    sgd,
+    squared_error,
+)
+
+
+class GatedMlp(nn.Module):
+    """A gated MLP without biases."""
+
+    def __init__(self, width: int, expansion: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, expansion * width, bias=False)
+        self.up = nn.Linear(width, expansion * width, bias=False)
+        self.down = nn.Linear(expansion * width, width, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class TransformerBlock(nn.Module):
+    """Attention, which mixes tokens, and an MLP, which does not."""
+
+    def __init__(self, width: int, expansion: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.last_norm = nn.LayerNorm(width)
+        self.mlp = GatedMlp(width, expansion)
+
+    def forward(self, x):
+        query, key, value = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        x = x + F.scaled_dot_product_attention(query, key, value)
+        return x + self.mlp(self.last_norm(x))
+
+
+def transformer(
+    width: int = 8, num_tokens: int = 9, batch_size: int = 6, expansion: int = 4
+) -> Job:
+    """Give transformer blocks whose MLPs can be tiled; 6 x 9 tokens fall into uneven tiles."""
+    shape = (num_tokens, width)
+    return Job(
+        model=lambda: nn.Sequential(*(TransformerBlock(width, expansion) for _ in range(2))),
+        batch=lambda size: (torch.randn(size, *shape), torch.randn(size, *shape)),
+        loss=squared_error,
+        optimizer=sgd,
+        batch_size=batch_size,
+    )
+
+
+def large_transformer() -> Job:
+    return transformer(width=64, num_tokens=128, batch_size=8, expansion=8)
+
+
+def convolutional(channels: int = 3, side: int = 13, batch_size: int = 2) -> Job:
+    """Give a chain of convolutions, one of them dilated, between layers that mix positions."""
+
+    def model():
+        chain = nn.Sequential(
+            nn.Conv2d(channels, 2 * channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(2 * channels, 2 * channels, (5, 3), padding="same", dilation=(2, 1)),
+            nn.Tanh(),
+            nn.Conv2d(2 * channels, channels, 1),
+        )
+        return nn.Sequential(chain, nn.MaxPool2d(2), nn.Flatten(1))
+
+    size_out = channels * (side // 2) ** 2
+    return Job(
+        model=model,
+        batch=lambda size: (torch.randn(size, channels, side, side), torch.randn(size, size_out)),
+        loss=squared_error,
+        optimizer=sgd,
+        batch_size=batch_size,
+    )
+
+
+def over_time(num_steps: int = 23) -> Job:
+    """Give dilated convolutions over time."""
+
+    def model():
+        layers = [
+            layer
+            for dilation in (1, 2, 4)
+            for layer in (nn.Conv1d(4, 4, 3, padding=dilation, dilation=dilation), nn.GELU())
+        ]
+        return nn.Sequential(*layers, nn.Conv1d(4, 4, 1))
+
+    return Job(
+        model=model,
+        batch=lambda size: (torch.randn(size, 4, num_steps), torch.randn(size, 4, num_steps)),
+        loss=squared_error,
+        optimizer=sgd,
+        batch_size=3,
+    )
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        strategy=Tiling,
+        settings=tuple(Tiling(num_tiles=num_tiles) for num_tiles in (2, 5, 8)),
+        jobs=(
+            transformer,
+            convolutional,
+            over_time,
+            residual,
+            ragged_tokens,
+            samples_in_second_dimension,
+        ),
+        large_job=large_transformer,
+        large_settings=(Tiling(num_tiles=8), Tiling(num_tiles=3)),
+        refusal=(Tiling(num_tiles=4), one_layer, "no block of the model treats positions apart"),
+    ),
+)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from results_file import load_result
+from planner_grid.table import section
+from results_file import RESULTS, load_result
 
 from memfit.files import write_atomically
 from memfit.units import format_bytes, format_fraction
@@ -20,6 +21,7 @@ def main() -> None:
     """Write the page."""
     sections = (
         _accuracy(),
+        _planner_grid(),
         _conve(),
         _chunked_loss(),
         _large_model(),
@@ -67,6 +69,14 @@ def _accuracy_on_cards() -> list[str]:
         ),
         "",
     ]
+
+
+def _planner_grid() -> list[str]:
+    if not (RESULTS / "planner_grid.json").exists():
+        return []
+    figures = load_result("planner_grid")
+    heading = _heading("The planner against all it could find", figures, "bench_planner_grid.py")
+    return [*heading, *section(figures)]
 
 
 def _conve() -> list[str]:

@@ -152,6 +152,50 @@ def test_a_plan_has_the_documented_fields_and_says_what_else_was_tried(ask, job)
     assert all(entry["reason"] for entry in found["refused"])
 
 
+def test_a_plan_carries_what_lies_around_it(ask, job):
+    plain = ask("predict", job)["peak_allocated_bytes"]
+    found = ask("plan", job, "--budget", str(int(0.8 * plain)))
+    assert [set(point) for point in found["pareto"][:1]] == [
+        {"strategies", "peak_bytes", "step_seconds", "is_recorded", "is_chosen"}
+    ]
+    assert [p["peak_bytes"] for p in found["pareto"] if p["is_chosen"]] == [
+        found["peak_allocated_bytes"]
+    ]
+    rung = found["ladder"][0]
+    assert all("name" in strategy for strategy in rung["strategies"])
+    assert rung["numerics"] == "exact"
+    assert rung["prediction"]["peak_allocated_bytes"] < found["peak_allocated_bytes"]
+    assert {entry["strategy"] for entry in found["remedies"]} >= {"micro-batching", "bf16"}
+    assert {frozenset(entry) for entry in found["remedies"]} == {
+        frozenset({"strategy", "most_bytes", "state"})
+    }
+    assert found["notes"] == []
+    assert (found["host_bytes"], found["disk_bytes"]) == (0, 0)
+
+
+def test_room_on_the_disk_opens_what_needs_it(ask, job):
+    def reasons(*words: str) -> dict[str, str]:
+        refused = ask("plan", job, "--budget", "1GiB", *words)["refused"]
+        return {entry["strategy"]: entry["reason"] for entry in refused}
+
+    assert "--disk SIZE" in reasons("--host-memory", "1GiB")["activation-offload"]
+    assert "activation-offload" not in reasons("--disk", "1GiB")
+
+
+def test_a_plan_may_be_chosen_by_running_it(ask, job):
+    found = ask("plan", job, "--budget", "1GiB", "--measure")
+    chosen = next(entry for entry in found["considered"] if entry["chosen"])
+    assert found["step_seconds"] != chosen["step_seconds"], "a measured time, not the estimate"
+
+
+def test_the_trade_of_memory_against_time_is_drawn(job, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="pictures need the plots extra")
+    path = tmp_path / "pareto.png"
+    assert main(["plan", job, "--budget", "1GiB", "--pareto", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert f"Wrote {path}." in capsys.readouterr().out.replace("\n", "")
+
+
 def test_a_measurement_has_the_documented_fields_and_the_prediction_beside_it(ask, job):
     found = ask("measure", job)
     names = STABLE.keys() - {"by_module", "peak_reserved_bytes"}
@@ -255,6 +299,24 @@ def test_a_device_that_is_not_here_cannot_be_measured(refuse, job):
 def test_a_budget_that_is_no_size_is_refused(refuse, command, budget, job):
     line = refuse(command, job, "--budget", budget, exit_code=2)
     assert "budget" in line
+
+
+@pytest.mark.parametrize("option", ["--host-memory", "--disk"])
+def test_room_that_is_no_size_is_refused(refuse, option, job):
+    assert "is not a size" in refuse("plan", job, option, "much", exit_code=2)
+
+
+def test_plans_are_not_measured_for_a_device_that_is_not_here(refuse, job):
+    line = refuse("plan", job, "--device", "a100-40gb", "--measure", exit_code=1)
+    assert "a100-40gb is not in this machine" in line
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_search(refuse, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    line = refuse("plan", "no_such.py:job", "--pareto", str(tmp_path / "p.png"), exit_code=1)
+    assert "pip install 'memfit[plots]'" in line
 
 
 @pytest.mark.parametrize("flag", ["--allow", "--require"])

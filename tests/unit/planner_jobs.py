@@ -232,18 +232,18 @@ def image_job(model, pixels: int, batch_size: int) -> Job:
     )
 
 
-def transformer(width=256, num_blocks=6, tokens=128, batch_size=8, mlp=MLP) -> Job:
+def transformer(width=256, num_blocks=3, tokens=128, batch_size=8, mlp=MLP) -> Job:
     def model():
         return LanguageModel((TransformerBlock(width, mlp) for _ in range(num_blocks)), width)
 
     return language_job(model, tokens, batch_size)
 
 
-def experts(width=128, num_blocks=3, tokens=64, batch_size=8) -> Job:
+def experts(width=128, num_blocks=2, tokens=64, batch_size=8) -> Job:
     return transformer(width, num_blocks, tokens, batch_size, Experts)
 
 
-def tied(width=128, num_blocks=4, tokens=128, batch_size=8) -> Job:
+def tied(width=128, num_blocks=3, tokens=128, batch_size=8) -> Job:
     def model():
         blocks = (TransformerBlock(width) for _ in range(num_blocks))
         return LanguageModel(blocks, width, is_tied=True)
@@ -258,7 +258,7 @@ def called_twice(width=128, num_blocks=3, tokens=128, batch_size=8) -> Job:
     return language_job(model, tokens, batch_size)
 
 
-def resnet(channels=16, num_blocks=6, pixels=32, batch_size=16) -> Job:
+def resnet(channels=16, num_blocks=3, pixels=32, batch_size=16) -> Job:
     return image_job(lambda: ResNet(channels, num_blocks), pixels, batch_size)
 
 
@@ -276,15 +276,15 @@ def recurrent(width=64, tokens=32, batch_size=32) -> Job:
     )
 
 
-def post_norm(width=128, num_blocks=4, tokens=128, batch_size=8) -> Job:
+def post_norm(width=128, num_blocks=2, tokens=128, batch_size=8) -> Job:
     return language_job(lambda: PostNorm(width, num_blocks), tokens, batch_size)
 
 
 def hugging_face(
-    name: str, width: int = 128, num_blocks: int = 4, tokens: int = 128, batch_size: int = 8
+    name: str, width: int = 128, num_blocks: int = 2, tokens: int = 128, batch_size: int = 8
 ) -> Job:
     """Give a small model of transformers, built from its configuration, with its cache left on."""
-    import transformers  # noqa: PLC0415 - takes seconds, and is an extra
+    import transformers
 
     common = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     if name == "GPT2LMHeadModel":

@@ -353,7 +353,8 @@ def test_a_checkpointed_block_moves_its_input_alone():
 
 def test_nothing_is_moved_inside_a_block_that_is_recomputed_as_a_whole():
     session = open_session(job_of())
-    apply_strategies(session, (EVERYTHING, ActivationCheckpointing()))
+    EVERYTHING.apply(session)
+    ActivationCheckpointing().apply(session)
     loss = session.gradient_pass(session, batches_of(12)[0], lambda phase: None)
     assert session.spill.out_bytes == {}
     plain = open_session(job_of())

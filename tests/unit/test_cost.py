@@ -66,7 +66,9 @@ def test_each_dtype_has_its_own_rate_and_float32_stands_in_for_the_unknown():
 
 def test_a_step_takes_the_sum_of_its_operators():
     trace = Trace(operations=[operation(num_flops=10**12), operation(moved_bytes=10**10)])
-    assert OperatorTimes(device=device_of()).step_seconds(trace) == pytest.approx(2.0 + 2 * LAUNCH_SECONDS)
+    assert OperatorTimes(device=device_of()).step_seconds(trace) == pytest.approx(
+        2.0 + 2 * LAUNCH_SECONDS
+    )
     assert OperatorTimes(device=device_of()).step_seconds(Trace()) == 0.0
 
 

@@ -225,8 +225,8 @@ def tokens_against(vocabulary, *, num_rows=1024, use=lambda logits: logits) -> J
     )
 
 
-@pytest.mark.parametrize(("num_rows", "offered"), [(64, []), (1024, [256]), (8192, [2048, 256])])
-def test_chunks_are_offered_down_to_a_useful_size(num_rows, offered):
+@pytest.mark.parametrize(("num_rows", "offered"), [(64, []), (1024, [128]), (8192, [512])])
+def test_a_sixteenth_of_the_rows_is_offered_down_to_a_useful_size(num_rows, offered):
     facts = record(tokens_against(1030, num_rows=num_rows)).facts
     assert [option.num_rows for option in LinearCrossEntropy.options(facts)] == offered
 

@@ -83,6 +83,7 @@ def test_the_file_begins_with_what_it_is_and_lists_settings_in_order(tmp_path):
         "  keep:\n"
         "  - addmm.1\n"
         "prediction: null\n"
+        "ladder: []\n"
     )
 
 
@@ -164,7 +165,9 @@ def test_a_strategy_is_found_by_its_name_and_near_names_are_offered():
     assert [strategy_class(strategy.name) for strategy in CATALOGUE] == list(CATALOGUE)
     with pytest.raises(StrategyError, match="Nearest: activation-checkpointing"):
         strategy_class("gradient-checkpointing")
-    with pytest.raises(StrategyError, match="There are: .*optimizer-implementation, .*loss-chunking"):
+    with pytest.raises(
+        StrategyError, match=r"There are: .*optimizer-implementation, .*loss-chunking"
+    ):
         strategy_class("zzz")
 
 

@@ -269,20 +269,6 @@ def test_a_measurement_alone_compares_the_peak_it_carries() -> None:
     assert re.search(r"process\s+5\.00 GiB\s+-\s+-", output)
 
 
-def test_the_considered_plans_show_the_chosen_one_and_every_reason() -> None:
-    expected = """\
-Plans considered (> chosen)
-   plan                                    numerics         peak    step  fits
-   plain                                   exact        3.00 GiB  800 ms  no
-   1.00 GiB above the budget.
->  micro-batch(2)                          exact        1.50 GiB     1 s  yes
-   + checkpoint(encoder)
-   The fastest exact plan that fits.
-   bf16                                    approximate  1.68 GiB  520 ms  yes
-   Approximate numerics were not allowed."""
-    assert rendered(text.plan_table(ROWS)) == expected
-
-
 def test_compared_predictions_name_what_differs() -> None:
     by_plan = rendered(text.comparison_table([PLAIN, PLANNED]))
     assert by_plan.startswith("Predicted steps on cpu\n  plan ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .command import Command, add_json_argument, write_json
@@ -15,12 +17,17 @@ if TYPE_CHECKING:
     from memfit.strategies.plan import Plan
 
 
+_RUNG = ("strategies", "numerics", "prediction")
+
+
 class PlanCommand:
     """Find the fastest plan that fits a budget and keeps the results.
 
     The effective batch size never changes. Strategies that change results (bf16) are used only if
-    they are allowed by name. Every peak shown comes from recording the step with the plan applied;
-    nothing is run. The exit code is 3 when no plan fits; the message names the smallest peak.
+    they are allowed by name. The plan's peak comes from recording the step with the plan applied.
+    Nothing is trained; forward and loss run on a few samples where micro-batches may be needed,
+    and --measure runs a few steps. The exit code is 3 when no plan fits; the message names the
+    smallest peak.
     """
 
     name = "plan"
@@ -54,25 +61,68 @@ class PlanCommand:
             default=[],
             help="a strategy that the plan may not have; may be repeated",
         )
+        _add_room_arguments(parser)
         parser.add_argument("--save", metavar="FILE", help="write the plan as YAML")
+        parser.add_argument(
+            "--pareto", metavar="FILE.png", help="draw the trade of memory against time"
+        )
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Plan, show why, and save."""
         from memfit.job import load_job
 
+        if args.pareto:
+            from memfit.reports.pareto_plot import check_can_draw
+
+            check_can_draw()
         job = load_job(args.job)
         plan = _plan(job, args, console)
-        if args.save:
-            plan.save(args.save)
+        written = _write_files(args, plan)
         if args.json:
             write_json(_as_json(plan))
         else:
-            _show(plan, console, args.save)
+            _show(plan, console, written)
         return 0
 
 
 COMMAND: Command = PlanCommand()
+
+
+def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what else there is besides the device's memory, and whether plans may be run here."""
+    parser.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="how much of the host's memory may be taken beside a GPU; by default any amount",
+    )
+    parser.add_argument(
+        "--disk",
+        metavar="SIZE",
+        help="how much may be written to disk; by default nothing",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="time operators and the fastest plans by running a few steps here",
+    )
+
+
+def _write_files(args: argparse.Namespace, plan: Plan) -> list[str]:
+    """Write the plan and the picture that were asked for, the picture drawn before either."""
+    from memfit.files import write_atomically
+
+    content = b""
+    if args.pareto:
+        from memfit.reports.pareto_plot import pareto_figure
+        from memfit.reports.plots import png_bytes
+
+        content = png_bytes(pareto_figure(plan))
+    if args.save:
+        plan.save(args.save)
+    if args.pareto:
+        write_atomically(Path(args.pareto), content)
+    return [path for path in (args.save, args.pareto) if path]
 
 
 def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
@@ -86,6 +136,9 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
         "require": args.require,
         "forbid": args.forbid,
         "budget_of": args.budget_of,
+        "host_memory": args.host_memory,
+        "disk": args.disk,
+        "measure": args.measure,
     }
     if args.json or not console.is_terminal:
         return plan(job, **wanted)
@@ -94,29 +147,29 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
-    """Give the plan, its prediction and everything that was considered."""
+    """Give the plan, its prediction and everything that lies around it."""
     from dataclasses import asdict
 
     prediction = plan.prediction
     assert prediction is not None, "the planner predicts what it plans"
+    rungs = (rung.to_json() for rung in plan.ladder)
     return {
         **plan.to_json(),
         **prediction.to_json(),
         "strategies": plan.to_json()["strategies"],
         "considered": [asdict(considered) for considered in plan.considered],
+        "ladder": [{name: rung[name] for name in _RUNG} for rung in rungs],
+        "pareto": [asdict(point) for point in plan.pareto],
+        "remedies": [asdict(remedy) for remedy in plan.remedies],
+        "notes": list(plan.notes),
         "refused": [{"strategy": name, "reason": reason} for name, reason in plan.refused],
     }
 
 
-def _show(plan: Plan, console: Console, saved_to: str | None) -> None:
-    """Show the chosen plan, what it takes and what became of the others."""
-    from memfit.reports.text import plan_table, prediction_table
+def _show(plan: Plan, console: Console, written: Sequence[str]) -> None:
+    """Show the chosen plan, what it takes and what lies around it."""
+    from memfit.reports.text import plan_report
 
-    assert plan.prediction is not None, "the planner predicts what it plans"
-    console.print(prediction_table(plan.prediction))
-    console.print()
-    console.print(plan_table(plan.considered))
-    for name, reason in plan.refused:
-        console.print(f"Not used: {name}: {reason}", markup=False)
-    if saved_to:
-        console.print(f"Saved as {saved_to}.", markup=False)
+    console.print(plan_report(plan))
+    for path in written:
+        console.print(f"Wrote {path}.", markup=False)

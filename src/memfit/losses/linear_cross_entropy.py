@@ -15,8 +15,7 @@ Where the factor from above differs by row (reduction "none"), or has to come be
 (float16, under a gradient scaler), the gradients are made in backward, from logits made again.
 
 Torch 2.13 has this too (``F.linear_cross_entropy`` with options), but without label smoothing and
-without types for products that are not those of the parameters, which autocast needs; and it is one
-operator, inside which a recorded step sees nothing.
+without regard to autocast; and it is one operator, inside which a recorded step sees nothing.
 
 Shape suffixes: N rows, R rows in a chunk, V classes, D features, 1 a dimension of size one.
 """

@@ -9,13 +9,15 @@ way is checked while choosing, in forward and in backward.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memfit.planner.chain import Block, Chain, Option
 
-_NUM_LEVELS = 32
-_NUM_STEPS = 4096
-"""Saved bytes are told apart to one part in this many of the budget, rounded up."""
+_NUM_LEVELS = 12
+_MOST_STATES = 512
+"""Beyond so many choices, those with about the same saved bytes are thinned out to the fastest."""
+_CLOSE_ENOUGH = 1 / 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,36 +30,30 @@ class Assignment:
     """What the options add to the step."""
 
 
-@dataclass(slots=True)
-class _State:
-    """A choice for the blocks so far."""
-
-    saved_bytes: int
-    seconds: float
-    option: Option | None
-    before: _State | None
+_State = tuple[int, float, int, int]
+"""Saved bytes, added seconds, the option's place, and the place of the choice before it."""
 
 
 def fastest(chain: Chain, budget_bytes: int) -> Assignment | None:
     """Give the fastest assignment whose peak stays within a budget; None if there is none."""
     if chain.elsewhere_bytes > budget_bytes:
         return None
-    states = [_State(0, 0.0, None, None)]
+    stages: list[list[_State]] = [[(0, 0.0, 0, 0)]]
     for block in chain.blocks:
-        states = _undominated(_extended(states, block, budget_bytes), budget_bytes)
-        if not states:
+        stages.append(_undominated(_extended(stages[-1], block, budget_bytes)))
+        if not stages[-1]:
             return None
-    return _assignment(chain, min(states, key=lambda state: (state.seconds, state.saved_bytes)))
+    return _assignment(chain, stages)
 
 
 def smallest(chain: Chain) -> Assignment:
     """Give the assignment with the smallest peak, and among those the fastest found.
 
-    Found by halving the budget's interval, so it is exact to one part in a thousand.
+    Found by halving the budget's interval, so it is exact to one part in five hundred.
     """
-    high = _given(chain, tuple(block.options[0] for block in chain.blocks))
+    high = store_all(chain)
     low_bytes = chain.elsewhere_bytes - 1
-    while high.peak_bytes - low_bytes > max(1, high.peak_bytes // 1000):
+    while high.peak_bytes - low_bytes > max(1, int(high.peak_bytes * _CLOSE_ENOUGH)):
         middle_bytes = (low_bytes + high.peak_bytes) // 2
         found = fastest(chain, middle_bytes)
         if found is None:
@@ -67,14 +63,27 @@ def smallest(chain: Chain) -> Assignment:
     return high
 
 
-def frontier(chain: Chain, num_levels: int = _NUM_LEVELS) -> list[Assignment]:
-    """Give the fastest assignments for evenly spaced budgets, from storing all to the smallest."""
-    store = _given(chain, tuple(block.options[0] for block in chain.blocks))
-    least = smallest(chain)
+def store_all(chain: Chain) -> Assignment:
+    """Give the assignment that recomputes nothing."""
+    return _given(chain, tuple(block.options[0] for block in chain.blocks))
+
+
+def frontier(
+    chain: Chain, num_levels: int = _NUM_LEVELS, budgets_bytes: Iterable[int] = ()
+) -> list[Assignment]:
+    """Give the fastest assignments for some budgets, from storing all to the smallest.
+
+    Args:
+        chain: the blocks.
+        num_levels: evenly spaced budgets between the two.
+        budgets_bytes: further budgets, of which those in between count.
+    """
+    store, least = store_all(chain), smallest(chain)
     span_bytes = store.peak_bytes - least.peak_bytes
+    levels = {store.peak_bytes - span_bytes * level // num_levels for level in range(1, num_levels)}
+    levels |= {b for b in budgets_bytes if least.peak_bytes < b < store.peak_bytes}
     found = [store]
-    for level in range(1, num_levels):
-        budget_bytes = store.peak_bytes - span_bytes * level // num_levels
+    for budget_bytes in sorted(levels, reverse=True):
         assignment = fastest(chain, budget_bytes)
         if assignment is not None and assignment.peak_bytes < found[-1].peak_bytes:
             found.append(assignment)
@@ -85,32 +94,39 @@ def frontier(chain: Chain, num_levels: int = _NUM_LEVELS) -> list[Assignment]:
 
 def _extended(states: list[_State], block: Block, budget_bytes: int) -> list[_State]:
     """Extend every choice by every option of a block that keeps within the budget."""
-    return [
-        _State(
-            state.saved_bytes + option.saved_bytes, state.seconds + option.seconds, option, state
-        )
-        for state in states
-        for option in block.options
-        if block.peak_bytes(option, state.saved_bytes) <= budget_bytes
-    ]
-
-
-def _undominated(states: list[_State], budget_bytes: int) -> list[_State]:
-    """Keep the fastest of all choices with at most so many bytes."""
-    step_bytes = max(1, budget_bytes // _NUM_STEPS)
     found: list[_State] = []
-    for state in sorted(states, key=lambda s: (-(-s.saved_bytes // step_bytes), s.seconds)):
-        if not found or state.seconds < found[-1].seconds:
-            found.append(state)
+    for place, option in enumerate(block.options):
+        most_bytes = budget_bytes - block.peak_bytes(option, 0)
+        saved_bytes, seconds = option.saved_bytes, option.seconds
+        found += [
+            (state[0] + saved_bytes, state[1] + seconds, place, before)
+            for before, state in enumerate(states)
+            if state[0] <= most_bytes
+        ]
     return found
 
 
-def _assignment(chain: Chain, last: _State) -> Assignment:
+def _undominated(states: list[_State]) -> list[_State]:
+    """Keep the fastest of all choices with at most so many bytes."""
+    states.sort()
+    found: list[_State] = []
+    for state in states:
+        if not found or state[1] < found[-1][1]:
+            found.append(state)
+    if len(found) <= _MOST_STATES:
+        return found
+    width_bytes = (found[-1][0] - found[0][0]) / _MOST_STATES
+    thinned = {int((state[0] - found[0][0]) / width_bytes): state for state in found}
+    return list(dict.fromkeys([found[0], *thinned.values()]))
+
+
+def _assignment(chain: Chain, stages: list[list[_State]]) -> Assignment:
+    """Follow the fastest choice back through the blocks."""
     options: list[Option] = []
-    state: _State | None = last
-    while state is not None and state.option is not None:
-        options.append(state.option)
-        state = state.before
+    place = min(range(len(stages[-1])), key=lambda index: stages[-1][index][1::-1])
+    for block, stage in zip(reversed(chain.blocks), reversed(stages), strict=False):
+        _, _, option, place = stage[place]
+        options.append(block.options[option])
     return _given(chain, tuple(reversed(options)))
 
 

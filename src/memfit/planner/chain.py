@@ -15,11 +15,14 @@ class Option:
     keep: tuple[str, ...]
     """Calls of operators whose results are kept, such as ``addmm.1``."""
     saved_bytes: int
-    """What lives from the block's forward to its backward because of it."""
+    """What lives from the block's forward to its backward because of it; negative where it moves
+    away what others left."""
     unneeded_bytes: int
     """The part of it that backward has no use for, only the recomputation."""
     seconds: float
     """What it adds to the step."""
+    offloads: bool = False
+    """Whether the block's inputs are moved off the device as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, strategy_class
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
+from memfit.trace.events import Phase, Trace
 
 Choice = Strategy | None
 
@@ -31,6 +33,14 @@ class Choices:
     may_recompute: bool = True
     """Whether blocks may be checkpointed, as the recorded step suggests."""
 
+    def offers(self, name: str) -> bool:
+        """Say whether a strategy may be used."""
+        return any(
+            option is not None and option.name == name
+            for options in self.fixed_size
+            for option in options
+        )
+
 
 def gather_choices(
     facts: JobFacts,
@@ -39,6 +49,7 @@ def gather_choices(
     forbid: Sequence[str] = (),
     *,
     may_use_disk: bool = False,
+    calls_blocks_again: bool = False,
 ) -> Choices:
     """Ask every strategy of the catalogue for the settings it could have.
 
@@ -48,6 +59,8 @@ def gather_choices(
         require: names of strategies that every plan must have.
         forbid: names of strategies that no plan may have.
         may_use_disk: whether tensors may be moved to disk.
+        calls_blocks_again: whether a forward calls repeated blocks several times. The blocks to
+            recompute are then offered whole; otherwise they are chosen from the recorded step.
 
     Raises:
         UsageError: if a name is unknown, or both required and forbidden.
@@ -69,8 +82,9 @@ def gather_choices(
             raise StrategyError(strategy.name, reason or "it has no settings for this job.")
         if issubclass(strategy, AbstractSplitting):
             splits += options
-        elif options and (is_required or strategy is not ActivationCheckpointing):
-            # The blocks and what they keep are otherwise chosen from the recorded step.
+        elif options and (
+            is_required or calls_blocks_again or strategy is not ActivationCheckpointing
+        ):
             fixed.append((*([] if is_required else [None]), *options))
     return Choices(
         fixed_size=tuple(fixed),
@@ -97,6 +111,12 @@ def _options(
         else:
             reason = obstacle
     return options, "" if options else reason
+
+
+def calls_blocks_again(trace: Trace, facts: JobFacts) -> bool:
+    """Say whether a forward calls some of the repeated blocks several times."""
+    counts = Counter(call.module for call in trace.calls if call.phase is Phase.FORWARD)
+    return any(counts[name] > 1 for names in facts.block_levels for name in names)
 
 
 def without_pieces(choices: Choices, reason: str) -> Choices:

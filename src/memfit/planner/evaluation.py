@@ -9,7 +9,7 @@ from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.spec import Device
 from memfit.figures import Prediction
 from memfit.job import Job
-from memfit.planner.assignment import Assignment, frontier
+from memfit.planner.assignment import Assignment, frontier, store_all
 from memfit.planner.candidates import Evaluated, Refinement, Strategies
 from memfit.planner.chain import Chain
 from memfit.planner.outline import outline
@@ -18,13 +18,18 @@ from memfit.recording import Recording, record
 from memfit.session.batches import BatchLayout
 from memfit.session.block_names import shorten_names
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.strategies.base import AbstractSplitting
+from memfit.strategies.activation_offload import ActivationOffload
+from memfit.strategies.allocator_settings import AllocatorConf
+from memfit.strategies.base import AbstractSplitting, Strategy
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Category, Phase
 
 Progress = Callable[[str], None]
-_FEW_PIECES = 3
+_FEW_PIECES = 4
 """A batch of more micro-batches than this is recorded with its first and last ones only."""
+
+_NEAR_BUDGET = (1.01, 1.0, 0.995, 0.98, 0.95)
+"""Peaks for which blocks are chosen exactly, as shares of what the budget leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class JobEvaluator:
     times: OperatorTimes
     budget: Budget
     may_recompute: bool
+    may_offload: bool = False
     plain: Recording
     """The job as it is."""
     progress: Progress | None = None
@@ -82,7 +88,8 @@ class JobEvaluator:
         return replace(found, is_exact=False)
 
     def _record(self, strategies: Strategies, job: Job) -> Recording:
-        if not strategies and job is self.job:
+        # What the allocator is told changes nothing that is recorded.
+        if job is self.job and all(isinstance(strategy, AllocatorConf) for strategy in strategies):
             return self.plain
         if self.progress is not None:
             self.progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
@@ -150,7 +157,15 @@ class JobEvaluator:
             return Evaluated(prediction=prediction)
         if conflict([*strategies, ActivationCheckpointing()]):
             return Evaluated(prediction=prediction)
-        chain = outline(recording.steady, rules_of(self.device), self.times.seconds)
+        steady = recording.steady
+        link = self.device.value("link_bytes_per_second")
+        may_offload = self.may_offload and ActivationOffload.name not in names
+        chain = outline(
+            steady,
+            rules_of(self.device),
+            self.times.seconds,
+            link if may_offload else None,
+        )
         return Evaluated(
             prediction=prediction,
             refinements=_refinements(chain, strategies, prediction, repeats),
@@ -161,24 +176,32 @@ def _refinements(
     chain: Chain, strategies: Strategies, prediction: Prediction, repeats: float
 ) -> tuple[Refinement, ...]:
     """Turn the assignments of a chain's frontier into combinations."""
-    store, *smaller = frontier(chain)
+    beside_bytes = prediction.bounded_bytes() - store_all(chain).peak_bytes
+    budget_bytes = (prediction.budget_bytes or 0) - beside_bytes
+    near = (int(budget_bytes * share) for share in _NEAR_BUDGET)
+    _, *smaller = frontier(chain, budgets_bytes=near)
     return tuple(
         Refinement(
-            strategies=in_catalogue_order((*strategies, *_checkpointing(chain, assignment))),
-            peak_bytes=prediction.bounded_bytes() - (store.peak_bytes - assignment.peak_bytes),
+            strategies=in_catalogue_order((*strategies, *_written(chain, assignment))),
+            peak_bytes=assignment.peak_bytes + beside_bytes,
             seconds=prediction.step_seconds + assignment.seconds * repeats,
         )
         for assignment in smaller
     )
 
 
-def _checkpointing(chain: Chain, assignment: Assignment) -> list[ActivationCheckpointing]:
+def _written(chain: Chain, assignment: Assignment) -> list[Strategy]:
     """Write an assignment as strategies: one for all blocks that keep the same results."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for block, option in zip(chain.blocks, assignment.options, strict=True):
         if option.recomputes:
             groups.setdefault(option.keep, []).append(block.name)
-    return [
+    found: list[Strategy] = [
         ActivationCheckpointing(blocks=shorten_names(names), keep=keep)
         for keep, names in groups.items()
     ]
+    pairs = zip(chain.blocks, assignment.options, strict=True)
+    offloaded = [block.name for block, option in pairs if option.offloads]
+    if offloaded:
+        found.append(ActivationOffload(blocks=shorten_names(offloaded)))
+    return found

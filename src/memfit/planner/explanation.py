@@ -62,4 +62,4 @@ def _reason(candidate: Candidate, best: Candidate) -> str:
     slower_seconds = prediction.step_seconds - best.prediction.step_seconds
     if slower_seconds > 0:
         return f"slower by {format_seconds(slower_seconds)} a step"
-    return "as fast, but no smaller or simpler"
+    return "about as fast, and not sought further"

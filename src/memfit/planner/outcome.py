@@ -13,7 +13,7 @@ from memfit.planner.search import Search
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan
 
-_RUNGS = (0.9, 0.75, 0.5)
+_RUNGS = (0.85, 0.6)
 """Peaks of the safer plans, as shares of the chosen one's."""
 
 
@@ -23,7 +23,8 @@ def chosen_plan(
     """Describe the chosen plan and what lies around it."""
     ladder = tuple(_plan_of(device, rung) for rung in _ladder(search, best))
     plain = search.tried[()].prediction if () in search.tried else best.prediction
-    refused = (*choices.refused, *search.refused.items())
+    used = {strategy.name for strategy in best.strategies}
+    refused = (*choices.refused, *(r for r in search.refused.items() if r[0] not in used))
     return Plan(
         strategies=best.strategies,
         device=device.name,

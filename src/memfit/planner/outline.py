@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from memfit.allocator.simulate import AllocatorRules
@@ -23,13 +23,20 @@ _SMALLEST_SHARE = 1 / 1000
 _MOST_OPTIONS = 10
 
 
-def outline(trace: Trace, rules: AllocatorRules, seconds_of: Seconds) -> Chain:
+def outline(
+    trace: Trace,
+    rules: AllocatorRules,
+    seconds_of: Seconds,
+    link_bytes_per_second: float | None = None,
+) -> Chain:
     """Outline a step that stores everything.
 
     Args:
         trace: the steady step, recorded without checkpointing.
         rules: how the allocator rounds.
         seconds_of: the time of an operator.
+        link_bytes_per_second: how fast a block's inputs can be moved away and back; None if they
+            cannot.
 
     Totals are of the highest micro-batch; the seconds of recomputation are of all of them. Does not
     account for what a block's choice changes in another block, such as the order of frees; a plan
@@ -38,7 +45,7 @@ def outline(trace: Trace, rules: AllocatorRules, seconds_of: Seconds) -> Chain:
     stretch = find_stretch(trace, rules)
     if stretch is None:
         return Chain(blocks=(), elsewhere_bytes=0)
-    return _Outline(stretch, seconds_of).chain()
+    return _Outline(stretch, seconds_of, link_bytes_per_second).chain()
 
 
 @dataclass(slots=True)
@@ -65,10 +72,15 @@ class _Window:
 class _Outline:
     """The analysis of one stretch."""
 
-    def __init__(self, stretch: Stretch, seconds_of: Seconds) -> None:
+    def __init__(
+        self, stretch: Stretch, seconds_of: Seconds, link_bytes_per_second: float | None
+    ) -> None:
         self._stretch = stretch
         self._seconds_of = seconds_of
+        self._link = link_bytes_per_second
+        self._first_read = stretch.first_reads()
         self._last_read = stretch.last_reads()
+        self._known: dict[tuple[Item, ...], list[Trade]] = {}
 
     def chain(self) -> Chain:
         """Build the chain."""
@@ -145,19 +157,61 @@ class _Outline:
             recomputes=False, keep=(), saved_bytes=part.inner_bytes, unneeded_bytes=0, seconds=0.0
         )
         input_bytes = self._input_bytes(part.call)
-        trades: Iterable[Trade] = frontier(self._items(part))
+        trades = self._frontier(tuple(self._items(part)))
         useful = [trade for trade in trades if input_bytes + trade.num_bytes < part.inner_bytes]
         again = [
             Option(
                 recomputes=True,
                 keep=trade.keep,
                 saved_bytes=input_bytes + trade.num_bytes,
-                unneeded_bytes=trade.unneeded_bytes,
+                unneeded_bytes=input_bytes + trade.unneeded_bytes,
                 seconds=trade.seconds * stretch.num_repeats,
             )
             for trade in reversed(spread(useful, _MOST_OPTIONS))
         ]
-        return (store, *again)
+        return (store, *again, *self._offloading(part.call, again[-1:]))
+
+    def _offloading(self, call: ModuleCall, whole: Sequence[Option]) -> list[Option]:
+        """Give recomputation of everything from inputs that have been moved away meanwhile.
+
+        Both ways run beside the block next to it, which computes for about as long.
+        """
+        stretch = self._stretch
+        num_bytes = stretch.num_bytes(self._own_inputs(call))
+        if self._link is None or not num_bytes:
+            return []
+        seconds = sum(self._seconds_of(operation) for operation in stretch.operations(call))
+        waited = 2 * max(0.0, num_bytes / self._link - seconds) * stretch.num_repeats
+        return [
+            replace(
+                option,
+                offloads=True,
+                saved_bytes=option.saved_bytes - num_bytes,
+                unneeded_bytes=option.unneeded_bytes + num_bytes,
+                seconds=option.seconds + waited,
+            )
+            for option in whole
+        ]
+
+    def _own_inputs(self, call: ModuleCall) -> list[int]:
+        """Give the saved allocations that a block takes from before it and nobody else reads."""
+        stretch = self._stretch
+        operations = range(call.first_operation, call.last_operation)
+        read = {index for op in stretch.operations(call) for index in op.reads}
+        return [
+            index
+            for index in read
+            if stretch.is_saved(index)
+            and self._first_read[index] in operations
+            and self._last_read[index] in operations
+            and not stretch.is_made_by(index, call)
+        ]
+
+    def _frontier(self, items: tuple[Item, ...]) -> list[Trade]:
+        """Find the trades of a block, once for all blocks that are alike."""
+        if items not in self._known:
+            self._known[items] = frontier(items)
+        return self._known[items]
 
     def _items(self, part: _Part) -> list[Item]:
         """List the operators that recomputation runs: up to the last one that makes a saved result.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
-from memfit.devices.spec import Device
+from memfit.devices.spec import CPU, Device
 from memfit.errors import NoPlanFitsError, UsageError
 from memfit.job import Job
 from memfit.planner.candidates import Candidate, Evaluator
-from memfit.planner.choices import Choices, gather_choices, without_pieces
+from memfit.planner.choices import Choices, calls_blocks_again, gather_choices, without_pieces
 from memfit.planner.evaluation import Budget, JobEvaluator, Progress
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
 from memfit.planner.outcome import chosen_plan
@@ -19,10 +19,13 @@ from memfit.prediction import default_budget_of
 from memfit.recording import record
 from memfit.session.batches import BatchLayout, find_layout
 from memfit.session.coupling import find_coupling
+from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.plan import Plan
 from memfit.units import parse_bytes
 
 _BUDGETS = ("allocated", "reserved", "process")
+_SLACK = 0.01
+"""Times are estimates, so plans closer than this are not told apart by more recordings."""
 
 
 def plan(
@@ -76,7 +79,12 @@ def plan(
         progress("as it is")
     plain = record(job, Plan(), layout, device=spec)
     choices = gather_choices(
-        plain.facts, allow, require, forbid, may_use_disk=bounds.disk_bytes is not None
+        plain.facts,
+        allow,
+        require,
+        forbid,
+        may_use_disk=bounds.disk_bytes is not None,
+        calls_blocks_again=calls_blocks_again(plain.steady, plain.facts),
     )
     evaluator = JobEvaluator(
         job=job,
@@ -85,13 +93,14 @@ def plan(
         times=measured_times(job, spec, plain) if measure else OperatorTimes(device=spec),
         budget=bounds,
         may_recompute=choices.may_recompute,
+        may_offload=spec.kind != CPU and choices.offers(ActivationOffload.name),
         plain=plain,
         progress=progress,
     )
     note = ""
     if choices.splits and (choices.must_split or not evaluator.in_full(()).prediction.fits):
         choices, note = _uncoupled(job, layout, choices)
-    search = Search(Evaluator(evaluator.in_short, evaluator.in_full), choices)
+    search = Search(Evaluator(evaluator.in_short, evaluator.in_full), choices, slack=_SLACK)
     best = search.run()
     if best is None:
         raise _no_plan_fits(search.smallest(), bounds.num_bytes, choices)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from memfit.errors import StrategyError
 from memfit.figures import Prediction
 from memfit.planner.candidates import Candidate, Evaluated, Evaluator, Refinement, Strategies
-from memfit.planner.choices import Choices
+from memfit.planner.choices import Choice, Choices
+from memfit.planner.queue import Entry, Node
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
 
@@ -25,44 +25,26 @@ _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
 _TOLERANCE = 0.02
 """Estimated peaks that are over the budget by more than this share are not recorded."""
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A combination without recomputation."""
-
-    strategies: Strategies
-    split: int
-    """How often the batch is halved."""
-    parent: _Node | None
-    evaluated: Evaluated | None = None
-    correction_bytes: int = 0
-    """What the last recorded refinement took more than was estimated."""
-
-
-@dataclass(slots=True, order=True)
-class _Entry:
-    """Something in the queue: a node to open, a refinement to record, or a recorded candidate."""
-
-    seconds: float
-    peak_bytes: int
-    labels: tuple[str, ...]
-    node: _Node = field(compare=False)
-    refinement: Refinement | None = field(compare=False, default=None)
-    candidate: Strategies | None = field(compare=False, default=None)
+_LARGEST_ERROR = 0.15
+"""How far off estimates may be where nothing has shown by how much, as a share of the budget."""
 
 
 class Search:
-    """Find the fastest combination that fits."""
+    """Find the fastest combination that fits.
 
-    def __init__(self, evaluate: Evaluator, choices: Choices) -> None:
+    ``slack`` is the share of a step's time that is not worth another recording: what fits is taken
+    when all that is left could be faster by no more than that.
+    """
+
+    def __init__(self, evaluate: Evaluator, choices: Choices, *, slack: float = 0.0) -> None:
         self._evaluate = evaluate
         self._choices = choices
-        self._queue: list[_Entry] = []
+        self._slack = slack
+        self._queue: list[Entry] = []
         self._seen: set[Strategies] = set()
         self._evaluated: dict[Strategies, Evaluated] = {}
-        self._nodes: list[_Node] = []
-        self._root: Strategies = ()
+        self._nodes: list[Node] = []
+        self._ratios: dict[Strategy, float] = {}
         self.refused: dict[str, str] = {}
         """Strategies that turned out not to apply while they were recorded, with the reason."""
 
@@ -83,7 +65,7 @@ class Search:
     def run(self) -> Candidate | None:
         """Give the fastest candidate that fits; None if none does."""
         for root in self._roots():
-            self._add(_Node(root, 0, None), 0.0)
+            self._add(Node(root, 0, None), 0.0)
         found = self._first_that_fits()
         if found is None:
             smallest = self.smallest()
@@ -112,9 +94,9 @@ class Search:
         known += [(r.seconds, r.peak_bytes, r.strategies) for r in self.refinements()]
         known.sort(key=lambda entry: entry[:2])
         for _, expected_bytes, strategies in known:
-            if expected_bytes <= most_bytes:
-                candidate = self._record(strategies, in_full=True)
-                if _peak_bytes(candidate) <= most_bytes:
+            if expected_bytes <= most_bytes and self._is_allowed(strategies):
+                candidate = self._attempt(strategies, in_full=True)
+                if candidate and candidate.prediction.fits and _peak_bytes(candidate) <= most_bytes:
                     return candidate
         return None
 
@@ -124,23 +106,25 @@ class Search:
         Starts from the combination with the smallest peak to be expected, and takes whatever
         strategy or halving lowers it most, until nothing does.
         """
-        node = min(self._nodes, key=self._floor_bytes)
+        node = min(self._nodes, key=self._floor)
         while True:
             children = [child for child in self._smaller(node) if self._open(child)]
-            best = min([node, *children], key=self._floor_bytes)
+            best = min([node, *children], key=self._floor)
             if best is node:
                 break
             node = best
-        evaluated = self._of(node.strategies)
-        last = evaluated.refinements[-1].strategies if evaluated.refinements else node.strategies
-        reached = [self._record(strategies, in_full=True) for strategies in {node.strategies, last}]
-        others = [] if self._choices.must_split else list(self.tried.values())
-        return min(reached + others, key=_peak_bytes)
+        reached = [self._record(node.strategies, in_full=True)]
+        for refinement in reversed(self._of(node.strategies).refinements):
+            if last := self._attempt(refinement.strategies, in_full=True):
+                reached.append(last)
+                break
+        reached += [c for c in self.tried.values() if self._is_allowed(c.strategies)]
+        return min(reached, key=_peak_bytes)
 
     def _first_that_fits(self, most_seconds: float = float("inf")) -> Candidate | None:
         """Take entries from the queue until a candidate is the fastest of all that is left."""
         while self._queue and self._queue[0].seconds <= most_seconds:
-            entry = heapq.heappop(self._queue)
+            entry = self._next()
             if entry.candidate is not None:
                 confirmed = self._confirmed(entry)
                 if confirmed is not None:
@@ -151,39 +135,66 @@ class Search:
                 self._opened(entry.node)
         return None
 
-    def _confirmed(self, entry: _Entry) -> Candidate | None:
+    def _next(self) -> Entry:
+        """Take what could be fastest, or what is known to fit and is as fast but for the slack."""
+        most_seconds = self._queue[0].seconds * (1 + self._slack)
+        known = [e for e in self._queue if e.candidate is not None and e.seconds <= most_seconds]
+        if not known or not self._slack:
+            return heapq.heappop(self._queue)
+        best = min(known)
+        self._queue.remove(best)
+        heapq.heapify(self._queue)
+        return best
+
+    def _confirmed(self, entry: Entry) -> Candidate | None:
         """Record a candidate in full; put it back into the queue if that made it slower."""
         assert entry.candidate is not None, "asked of candidates only"
         candidate = self._record(entry.candidate, in_full=True)
         if not candidate.prediction.fits:
+            if entry.candidate == entry.node.strategies:
+                self._opened(entry.node)  # what makes it smaller is needed after all
             return None
         if candidate.prediction.step_seconds > entry.seconds * (1 + 1e-9) and self._queue:
             self._push_candidate(entry.node, candidate)
             return None
         return candidate
 
-    def _try_refinement(self, node: _Node, refinement: Refinement) -> None:
+    def _try_refinement(self, node: Node, refinement: Refinement) -> None:
         """Record a refinement unless it is estimated to be far over the budget."""
-        prediction = self._of(node.strategies).prediction
-        expected_bytes = refinement.peak_bytes + node.correction_bytes
-        if expected_bytes > (prediction.budget_bytes or 0) * (1 + _TOLERANCE):
+        if not self._may_fit(node, refinement):
+            node.skipped.append(refinement)
             return
-        try:
-            candidate = self._record(refinement.strategies)
-        except StrategyError as error:
-            self.refused[error.strategy] = error.reason
+        candidate = self._attempt(refinement.strategies)
+        if candidate is None:
             return
         node.correction_bytes = _peak_bytes(candidate) - refinement.peak_bytes
         if candidate.prediction.fits:
             self._push_candidate(node, candidate)
+        skipped, node.skipped = node.skipped, []
+        for larger in skipped:
+            if self._may_fit(node, larger):
+                self._push(larger.seconds, larger.peak_bytes, node, refinement=larger)
+            else:
+                node.skipped.append(larger)
 
-    def _open(self, node: _Node) -> bool:
+    def _may_fit(self, node: Node, refinement: Refinement) -> bool:
+        """Say whether a refinement is worth recording, by what others showed of the estimates.
+
+        The smallest one is recorded to learn that, where nothing else has shown it.
+        """
+        evaluated = self._of(node.strategies)
+        most_bytes = (evaluated.prediction.budget_bytes or 0) * (1 + _TOLERANCE)
+        if node.correction_bytes is not None:
+            return refinement.peak_bytes + node.correction_bytes <= most_bytes
+        if refinement is evaluated.refinements[-1]:
+            most_bytes *= 1 + _LARGEST_ERROR
+        return refinement.peak_bytes <= most_bytes
+
+    def _open(self, node: Node) -> bool:
         """Record a node; False if it cannot be smaller than the node it came from."""
-        try:
-            node.evaluated = self._of(node.strategies)
-        except StrategyError as error:
-            self.refused[error.strategy] = error.reason
+        if self._attempt(node.strategies) is None:
             return False
+        node.evaluated = self._of(node.strategies)
         if node not in self._nodes:
             self._nodes.append(node)
         if node.parent is None or node.parent.evaluated is None:
@@ -191,16 +202,20 @@ class Search:
         if self._choices.must_split and node.split == 1:
             return True
         mine, before = node.evaluated, node.parent.evaluated
+        added = set(node.strategies) - set(node.parent.strategies)
+        if len(added) == 1 and len(node.strategies) == len(node.parent.strategies) + 1:
+            ratio = mine.prediction.step_seconds / before.prediction.step_seconds
+            self._ratios.setdefault(added.pop(), ratio)
         return (
             mine.prediction.bounded_bytes() < before.prediction.bounded_bytes()
             or mine.floor_bytes < before.floor_bytes
         )
 
-    def _opened(self, node: _Node) -> None:
+    def _opened(self, node: Node) -> None:
         """Queue what follows from a node: itself if it fits, else what makes it smaller."""
         evaluated = self._of(node.strategies)
         prediction = evaluated.prediction
-        is_allowed = node.split > 0 or not self._choices.must_split
+        is_allowed = self._is_allowed(node.strategies)
         if prediction.fits and is_allowed:
             candidate = Candidate(strategies=node.strategies, prediction=prediction)
             self._push_candidate(node, candidate)
@@ -210,17 +225,18 @@ class Search:
         for child in self._children(node):
             self._add(child, max(prediction.step_seconds, self._expected_seconds(child)))
 
-    def _expected_seconds(self, node: _Node) -> float:
-        """Multiply the time as it is by what each member costs alone, as far as that is known."""
-        plain = self._of(self._root).prediction.step_seconds
-        seconds = plain
+    def _expected_seconds(self, node: Node) -> float:
+        """Multiply the time of the beginning by what each further member was seen to cost."""
+        first = node
+        while first.parent is not None:
+            first = first.parent
+        seconds = self._of(first.strategies).prediction.step_seconds
         for member in node.strategies:
-            alone = self._evaluated.get(in_catalogue_order((*self._root, member)))
-            if alone is not None and member not in self._root:
-                seconds *= alone.prediction.step_seconds / plain
+            if member not in first.strategies:
+                seconds *= self._ratios.get(member, 1.0)
         return seconds
 
-    def _children(self, node: _Node) -> Iterator[_Node]:
+    def _children(self, node: Node) -> Iterator[Node]:
         """Yield the combinations with one strategy or one halving more.
 
         Strategies are added to the whole batch, so that each combination is reached one way.
@@ -230,31 +246,31 @@ class Search:
         if self._may_split_further(node):
             yield from self._halved(node)
 
-    def _smaller(self, node: _Node) -> Iterator[_Node]:
+    def _smaller(self, node: Node) -> Iterator[Node]:
         """Yield whatever could be smaller than a node by one strategy or one halving."""
         yield from self._with_one_more(node)
         if node.split < len(self._choices.splits):
             yield from self._halved(node)
 
-    def _with_one_more(self, node: _Node) -> Iterator[_Node]:
+    def _with_one_more(self, node: Node) -> Iterator[Node]:
         for options in self._choices.fixed_size:
             others = [member for member in node.strategies if member not in options]
-            for option in options:
-                if option is not None and option not in node.strategies:
-                    yield from self._child(node, (*others, option), node.split)
+            present = [member for member in node.strategies if member in options]
+            for option in _next_options(options, present):
+                yield from self._child(node, (*others, option), node.split)
 
-    def _halved(self, node: _Node) -> Iterator[_Node]:
+    def _halved(self, node: Node) -> Iterator[Node]:
         split = self._choices.splits[node.split]
         whole = [member for member in node.strategies if member not in self._choices.splits]
         yield from self._child(node, (*whole, split), node.split + 1)
 
-    def _child(self, node: _Node, members: Sequence[Strategy], split: int) -> Iterator[_Node]:
+    def _child(self, node: Node, members: Sequence[Strategy], split: int) -> Iterator[Node]:
         strategies = in_catalogue_order(members)
         is_refused = any(strategy.name in self.refused for strategy in strategies)
         if not is_refused and not conflict(strategies):
-            yield _Node(strategies, split, node)
+            yield Node(strategies, split, node)
 
-    def _may_split_further(self, node: _Node) -> bool:
+    def _may_split_further(self, node: Node) -> bool:
         """Say whether halving the micro-batch once more can still make it fit.
 
         The peak is convex in the micro-batch (a maximum of sums that are linear in it), so the
@@ -271,7 +287,7 @@ class Search:
     def _roots(self) -> list[Strategies]:
         """Give the combinations to begin with: what is required, and what makes a step faster."""
         required = [options[0] for options in self._choices.fixed_size if options[0] is not None]
-        root = self._root = in_catalogue_order(required)
+        root = in_catalogue_order(required)
         plain = self._of(root).prediction
         smaller, faster = list(root), list(root)
         for options in self._choices.fixed_size:
@@ -283,28 +299,26 @@ class Search:
                 if alone.bounded_bytes() <= plain.bounded_bytes():
                     smaller.append(option)
                 break
-        return list(dict.fromkeys(in_catalogue_order(members) for members in (faster, smaller)))
+        found = dict.fromkeys(in_catalogue_order(members) for members in (faster, smaller))
+        return [strategies for strategies in found if self._attempt(strategies)] or [root]
 
     def _alone(
         self, root: Strategies, options: Iterable[Strategy]
     ) -> list[tuple[Strategy, Prediction]]:
         """Record options, each alone; the fastest first. Those that cannot apply are left out."""
-        found = []
-        for option in options:
-            try:
-                found.append((option, self._record(in_catalogue_order((*root, option)))))
-            except StrategyError as error:
-                self.refused[error.strategy] = error.reason
+        tried = [(option, self._attempt(in_catalogue_order((*root, option)))) for option in options]
+        found = [(option, candidate) for option, candidate in tried if candidate is not None]
         found.sort(key=lambda entry: entry[1].cost)
         return [(option, candidate.prediction) for option, candidate in found]
 
-    def _add(self, node: _Node, least_seconds: float) -> None:
+    def _add(self, node: Node, least_seconds: float) -> None:
         """Queue a node, once."""
         if node.strategies not in self._seen:
             self._seen.add(node.strategies)
-            self._push(least_seconds, 0, node)
+            # Halving is tried before other strategies that may cost as little: it can save most.
+            self._push(least_seconds, -node.split, node)
 
-    def _push_candidate(self, node: _Node, candidate: Candidate) -> None:
+    def _push_candidate(self, node: Node, candidate: Candidate) -> None:
         prediction = candidate.prediction
         self._push(
             prediction.step_seconds,
@@ -317,18 +331,23 @@ class Search:
         self,
         seconds: float,
         peak_bytes: int,
-        node: _Node,
+        node: Node,
         *,
         refinement: Refinement | None = None,
         candidate: Strategies | None = None,
     ) -> None:
         shown = candidate or (refinement.strategies if refinement else node.strategies)
         labels = (str(len(shown)), *(strategy.label() for strategy in shown))
-        entry = _Entry(seconds, peak_bytes, labels, node, refinement, candidate)
+        entry = Entry(seconds, peak_bytes, labels, node, refinement, candidate)
         heapq.heappush(self._queue, entry)
 
-    def _floor_bytes(self, node: _Node) -> int:
-        return self._of(node.strategies).floor_bytes
+    def _floor(self, node: Node) -> tuple[bool, int]:
+        """Order nodes by the smallest peak to be expected; what is not allowed comes last."""
+        return not self._is_allowed(node.strategies), self._of(node.strategies).floor_bytes
+
+    def _is_allowed(self, strategies: Strategies) -> bool:
+        """Say whether a combination has the micro-batches that were required, if any were."""
+        return not self._choices.must_split or any(s in self._choices.splits for s in strategies)
 
     def _of(self, strategies: Strategies) -> Evaluated:
         """Record a combination, once."""
@@ -336,11 +355,32 @@ class Search:
             self._evaluated[strategies] = self._evaluate.in_short(strategies)
         return self._evaluated[strategies]
 
+    def _attempt(self, strategies: Strategies, *, in_full: bool = False) -> Candidate | None:
+        """Record a combination; None, with the reason noted, if it turns out not to apply."""
+        try:
+            return self._record(strategies, in_full=in_full)
+        except StrategyError as error:
+            self.refused[error.strategy] = error.reason
+            return None
+
     def _record(self, strategies: Strategies, *, in_full: bool = False) -> Candidate:
         evaluated = self._of(strategies)
         if in_full and not evaluated.is_exact:
             evaluated = self._evaluated[strategies] = self._evaluate.in_full(strategies)
         return Candidate(strategies=strategies, prediction=evaluated.prediction)
+
+
+def _next_options(options: Sequence[Choice], present: Sequence[Strategy]) -> list[Strategy]:
+    """Give the settings of one strategy to try next, besides the one that is there.
+
+    Settings that can only cost time are ordered from the mildest, so each is tried after the one
+    before it.
+    """
+    all_of_it = [option for option in options if option is not None]
+    if not all(option.never_faster for option in all_of_it):
+        return [option for option in all_of_it if option not in present]
+    following = all_of_it.index(present[0]) + 1 if present else 0
+    return all_of_it[following : following + 1]
 
 
 def _is_better(prediction: Prediction, other: Prediction) -> bool:

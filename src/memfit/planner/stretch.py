@@ -70,6 +70,20 @@ class Stretch:
             for index in operations[place].reads
         }
 
+    def first_reads(self) -> dict[int, int]:
+        """Give, for each allocation, the first operator of the forward that reads it."""
+        operations = self._trace.operations
+        return {
+            index: place
+            for place in reversed(range(self._place.first, self._place.backward))
+            for index in operations[place].reads
+        }
+
+    def is_made_by(self, index: int, call: ModuleCall) -> bool:
+        """Say whether an allocation was made inside a call."""
+        first, last = self.forward_of(call)
+        return first <= self._born[index] < last
+
     def is_saved(self, index: int) -> bool:
         """Say whether an allocation was made in the forward and lives on into the backward."""
         allocation = self._trace.allocations[index]

@@ -14,6 +14,7 @@ from memfit.figures import Certainty, Prediction
 from memfit.units import format_bytes, format_seconds
 
 from .contents import RunReport
+from .plan_rows import considered_rows
 from .plots import (
     CATEGORY_COLOURS,
     OTHER_COLOUR,
@@ -122,6 +123,7 @@ def report_html(report: RunReport) -> str:
     fits, verdict = _verdict(report)
     return template.render(
         report=report,
+        considered=considered_rows(report.rows),
         verdict=verdict,
         fits=fits,
         cards=_cards(report),

@@ -45,13 +45,13 @@ CATEGORY_COLOURS = {
 }
 OTHER_COLOUR = "#8c959f"
 
-_INK, _MUTED, _LINE, _SURFACE = "#1f2429", "#5f6872", "#dfe3e8", "#fefefe"
+INK, MUTED, LINE, SURFACE = "#1f2429", "#5f6872", "#dfe3e8", "#fefefe"
 _SHADE = {"setup": "#f1f2f4", "forward": "#fefefe", "backward": "#f3f5f8", "optimizer": "#e9edf2"}
 _CSS_VARIABLES = {
-    _INK: "--plot-ink",
-    _MUTED: "--plot-muted",
-    _LINE: "--plot-line",
-    _SURFACE: "--plot-surface",
+    INK: "--plot-ink",
+    MUTED: "--plot-muted",
+    LINE: "--plot-line",
+    SURFACE: "--plot-surface",
     _SHADE["setup"]: "--plot-setup",
     _SHADE["backward"]: "--plot-backward",
     _SHADE["optimizer"]: "--plot-optimizer",
@@ -66,8 +66,8 @@ _PERCENT_PER_LETTER = 1.75
 _OTHER_POINTS = 160
 
 
-def _new_figure(width_inches: float, height_inches: float) -> Figure:
-    """Make an empty figure without pyplot.
+def new_figure(width_inches: float, height_inches: float, *, extra: str = "html") -> Figure:
+    """Make an empty figure without pyplot; ``extra`` is the one that matplotlib belongs to.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
@@ -76,11 +76,11 @@ def _new_figure(width_inches: float, height_inches: float) -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise MissingExtraError("A picture of memory", "matplotlib", "html") from error
+        raise MissingExtraError("A picture of memory", "matplotlib", extra) from error
     return Figure(
         figsize=(width_inches, height_inches),
         layout=ConstrainedLayoutEngine(wspace=0.05),
-        facecolor=_SURFACE,
+        facecolor=SURFACE,
         dpi=160,
     )
 
@@ -115,18 +115,18 @@ def timeline_figure(
         for name, timeline in zip(names, (predicted, measured), strict=True)
         if timeline is not None and timeline.allocated_bytes
     ]
-    figure = _new_figure(10.0, 4.6)
+    figure = new_figure(10.0, 4.6)
     if title:
-        figure.suptitle(title, x=0.004, ha="left", fontsize=11.5, fontweight="bold", color=_INK)
+        figure.suptitle(title, x=0.004, ha="left", fontsize=11.5, fontweight="bold", color=INK)
     if not pairs:
         return _say_empty(figure, "No timeline was recorded.")
     top = max(max(timeline.allocated_bytes) for _, timeline in pairs) or 1
     shown_budget = budget_bytes if budget_bytes and budget_bytes <= _BUDGET_IN_VIEW * top else None
-    unit_bytes, unit = _axis_unit(max(top, shown_budget or 0))
+    unit_bytes, unit = axis_unit(max(top, shown_budget or 0))
     axes = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
     axes[0].set_ylim(0, _HEADROOM * max(top, shown_budget or 0) / unit_bytes)
     for index, (name, timeline) in enumerate(pairs):
-        _style_axes(axes[index])
+        style_axes(axes[index])
         _draw_panel(axes[index], timeline, name=name, unit_bytes=unit_bytes)
         _mark_peak(axes[index], timeline, unit_bytes=unit_bytes, budget_bytes=shown_budget)
         if len(pairs) == 2:
@@ -134,20 +134,20 @@ def timeline_figure(
             _draw_other(axes[index], other, name=other_name, unit_bytes=unit_bytes)
         if shown_budget:
             axes[index].axhline(
-                shown_budget / unit_bytes, color=_INK, linewidth=1.1, linestyle=(0, (5, 3))
+                shown_budget / unit_bytes, color=INK, linewidth=1.1, linestyle=(0, (5, 3))
             )
-    axes[0].set_ylabel(f"allocated ({unit})", color=_MUTED, fontsize=9)
+    axes[0].set_ylabel(f"allocated ({unit})", color=MUTED, fontsize=9)
     _draw_legend(figure, [timeline for _, timeline in pairs], budget_bytes, shown_budget)
     return figure
 
 
 def _say_empty(figure: Figure, sentence: str) -> Figure:
     """Say that there is nothing to draw instead of drawing an empty panel."""
-    figure.text(0.5, 0.5, sentence, ha="center", color=_MUTED, fontsize=11)
+    figure.text(0.5, 0.5, sentence, ha="center", color=MUTED, fontsize=11)
     return figure
 
 
-def _axis_unit(num_bytes: int) -> tuple[int, str]:
+def axis_unit(num_bytes: int) -> tuple[int, str]:
     """Choose the unit of a bytes axis."""
     for unit_bytes, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if num_bytes >= unit_bytes:
@@ -155,13 +155,13 @@ def _axis_unit(num_bytes: int) -> tuple[int, str]:
     return 1, "bytes"
 
 
-def _style_axes(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
     """Keep a light grid behind the data and no frame."""
-    axes.set_facecolor(_SURFACE)
+    axes.set_facecolor(SURFACE)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_LINE)
-    axes.tick_params(colors=_MUTED, labelsize=8.5, length=0, pad=5)
-    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.spines["bottom"].set_color(LINE)
+    axes.tick_params(colors=MUTED, labelsize=8.5, length=0, pad=5)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
@@ -195,8 +195,8 @@ def _draw_panel(axes: Axes, timeline: Timeline, *, name: str, unit_bytes: int) -
     _draw_phases(axes, phase_spans(timeline))
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 25, 50, 75, 100])
-    axes.set_xlabel("progress of the step (% of its events)", color=_MUTED, fontsize=9)
-    axes.set_title(name, loc="left", color=_INK, fontsize=10, pad=8)
+    axes.set_xlabel("progress of the step (% of its events)", color=MUTED, fontsize=9)
+    axes.set_title(name, loc="left", color=INK, fontsize=10, pad=8)
 
 
 def _draw_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
@@ -206,7 +206,7 @@ def _draw_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
         axes.axvspan(span.start, span.end, color=shade, linewidth=0, zorder=0)
     for span in labelled_spans(spans, _PERCENT_PER_LETTER):
         if span.start > 0:
-            axes.axvline(span.start, color=_MUTED, linewidth=0.6, alpha=0.6, zorder=3)
+            axes.axvline(span.start, color=MUTED, linewidth=0.6, alpha=0.6, zorder=3)
         axes.text(
             (span.start + span.end) / 2,
             0.985,
@@ -215,7 +215,7 @@ def _draw_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
             ha="center",
             va="top",
             fontsize=8,
-            color=_MUTED,
+            color=MUTED,
         )
 
 
@@ -231,14 +231,14 @@ def _mark_peak(
     is_in_the_way = budget_bytes is not None and peak <= budget <= label_at + 0.07 * height
     if is_in_the_way:
         label_at = budget + 0.02 * height
-        axes.plot([place, place], [peak, label_at], color=_INK, linewidth=0.7, zorder=5)
+        axes.plot([place, place], [peak, label_at], color=INK, linewidth=0.7, zorder=5)
     axes.plot(
         [place],
         [peak],
         marker="o",
         markersize=4.5,
-        color=_INK,
-        markeredgecolor=_SURFACE,
+        color=INK,
+        markeredgecolor=SURFACE,
         zorder=6,
         clip_on=False,
     )
@@ -250,9 +250,9 @@ def _mark_peak(
         va="bottom",
         fontsize=9,
         fontweight="bold",
-        color=_INK,
+        color=INK,
         zorder=7,
-        bbox={"facecolor": _SURFACE, "edgecolor": "none", "pad": 1.5, "alpha": 0.85},
+        bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1.5, "alpha": 0.85},
     )
 
 
@@ -263,12 +263,12 @@ def _draw_other(axes: Axes, other: Timeline, *, name: str, unit_bytes: int) -> N
     axes.plot(
         [progress[event] for event in events],
         [other.allocated_bytes[event] / unit_bytes for event in events],
-        color=_INK,
+        color=INK,
         linewidth=1.2,
         zorder=4,
         drawstyle="steps-post" if len(events) == len(progress) else "default",
     )
-    axes.set_title(f"line: total {name}", loc="right", color=_MUTED, fontsize=8.5, pad=8)
+    axes.set_title(f"line: total {name}", loc="right", color=MUTED, fontsize=8.5, pad=8)
 
 
 def _draw_legend(
@@ -295,7 +295,7 @@ def _draw_legend(
             Line2D(
                 [],
                 [],
-                color=_INK,
+                color=INK,
                 linewidth=1.1,
                 linestyle=style,
                 label=f"budget {format_bytes(budget_bytes)}{note}",
@@ -307,7 +307,7 @@ def _draw_legend(
         ncols=min(4, len(handles)) or 1,
         frameon=False,
         fontsize=8.5,
-        labelcolor=_INK,
+        labelcolor=INK,
         handlelength=1.4,
         columnspacing=2.0,
     )
@@ -320,7 +320,7 @@ def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
         MissingExtraError: if matplotlib is not installed.
     """
     names = plotted_metrics(metrics)
-    figure = _new_figure(10.0, 2.7)
+    figure = new_figure(10.0, 2.7)
     if not names:
         return _say_empty(figure, "No metrics were recorded.")
     colours = (CATEGORY_COLOURS["saved activations"], CATEGORY_COLOURS["parameters"])
@@ -331,12 +331,12 @@ def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
             for number, row in enumerate(metrics, start=1)
             if _is_finite(row.get(name))
         ]
-        _style_axes(axes)
+        style_axes(axes)
         epochs, values = [point[0] for point in points], [point[1] for point in points]
         marker = "o" if len(points) <= 30 else ""
         axes.plot(epochs, values, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
-        axes.set_title(name.replace("_", " "), loc="left", color=_INK, fontsize=10, pad=8)
-        axes.set_xlabel("epoch", color=_MUTED, fontsize=9)
+        axes.set_title(name.replace("_", " "), loc="left", color=INK, fontsize=10, pad=8)
+        axes.set_xlabel("epoch", color=MUTED, fontsize=9)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.margins(x=0.03, y=0.12)
     return figure

@@ -40,6 +40,7 @@ from .wording import (
 
 _NAME_WIDTH = 30
 _WHERE_WIDTH = 44
+_PLAN_WIDTH = 61
 _TOP = 10
 _VERDICT_STYLES = {"yes": "green", "no": "bold red", "uncertain": "bold yellow", "-": "dim"}
 
@@ -131,6 +132,12 @@ def _headline(prediction: Prediction) -> RenderableType:
         unused = f"{100 * prediction.fragmentation_fraction:.1f} %"
         note = Text("of the reserved bytes lie unused", style="dim")
         table.add_row("fragmentation", unused, certainty, note)
+    for name, num_bytes in (
+        ("on the host", prediction.host_bytes),
+        ("on disk", prediction.disk_bytes),
+    ):
+        if num_bytes:
+            table.add_row(name, format_bytes(num_bytes), certainty)
     table.add_row("step time", format_seconds(prediction.step_seconds), _time_mark(prediction))
     if prediction.batch_size is not None:
         table.add_row("batch size", f"{prediction.batch_size:,}")
@@ -143,7 +150,10 @@ def _plan_rows(prediction: Prediction) -> Table:
     plan.add_column(min_width=15)
     plan.add_column(overflow="fold")
     if prediction.batch_size is not None:
-        plan.add_row("plan", Text(plan_name(prediction.strategies)))
+        name = plan_name(prediction.strategies)
+        if len(name) > _PLAN_WIDTH:
+            name = "\n+ ".join(prediction.strategies)
+        plan.add_row("plan", Text(name))
         plan.add_row("numerics", Text(prediction.numerics))
     return plan
 

@@ -1,7 +1,7 @@
 """Reports for a terminal: rich renderables that fit 80 columns, with or without colour.
 
-No renderable prints; the caller gives it to its own console. Those of a prediction have a file of
-their own and are named here, so that a command finds all tables in one place.
+No renderable prints; the caller gives it to its own console. Those of a prediction and of a
+plan have files of their own and are named here, so that a command finds all in one place.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from rich.text import Text
 from memfit.figures import ConsideredPlan, Measurement, Prediction
 from memfit.units import format_bytes, format_seconds
 
+from .plan_text import plan_report as plan_report
+from .plan_text import plan_table as plan_table
 from .prediction_text import comparison_table as comparison_table
 from .prediction_text import prediction_table as prediction_table
-from .terminal import INDENT, PLAN_WIDTH, at_page_width, grid, section, yes_or_no
+from .terminal import INDENT, at_page_width, grid, section
 from .wording import explanation_lines, largest_first, plan_name, signed_error
 
 
@@ -97,30 +99,6 @@ def _measured_categories(measurement: Measurement, prediction: Prediction | None
 def _bytes(num_bytes: int | None) -> str:
     """Write bytes, or a dash where they are unknown."""
     return "-" if num_bytes is None else format_bytes(num_bytes)
-
-
-def plan_table(rows: Sequence[ConsideredPlan]) -> RenderableType:
-    """Show the plans that were considered, the chosen one marked, each with its reason."""
-    table = grid(header=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("plan", overflow="fold")
-    table.add_column("numerics", no_wrap=True)
-    table.add_column("peak", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
-    for row in rows:
-        plan = Text(plan_name(row.strategies, width=PLAN_WIDTH), style="bold" if row.chosen else "")
-        if row.reason:
-            plan.append(f"\n{row.reason}", style="not bold dim")
-        table.add_row(
-            ">" if row.chosen else "",
-            plan,
-            Text(row.numerics),
-            format_bytes(row.peak_bytes),
-            format_seconds(row.step_seconds),
-            yes_or_no(row.fits),
-        )
-    return at_page_width(Text("Plans considered (> chosen)", style="bold"), table)
 
 
 def explanation_text(

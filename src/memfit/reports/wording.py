@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,15 +25,51 @@ FIGURE_NAMES = {
 
 _UNITS = {"GiB": (GIB, 2), "MiB": (MIB, 1), "KiB": (KIB, 1), "B": (1, 0)}
 """The units of ``format_bytes``, each with its bytes and its digits behind the point."""
+_MOST_ALIKE = 2
+_LONG_LIST = re.compile(r"(?P<setting>\w+=|)(?P<words>[^=,()]+ [^=,()]+)")
+_NOUNS = {"keep=": "results", "blocks=": "modules"}
 
 
 def plan_name(strategies: Sequence[str], *, width: int | None = None) -> str:
     """Join the strategies of a plan; a plan without any is the plain step.
 
-    A name wider than ``width`` gets one line per strategy.
+    A name wider than ``width`` gets one line per strategy, each in brief.
     """
     name = " + ".join(strategies) if strategies else "plain"
-    return "\n+ ".join(strategies) if width is not None and len(name) > width else name
+    if width is None or len(name) <= width:
+        return name
+    return "\n+ ".join(_broken(label, width) for label in _brief_labels(strategies))
+
+
+def _brief_labels(labels: Sequence[str]) -> list[str]:
+    """Count long lists instead of writing them, and what a strategy has more than twice."""
+    counts = Counter(label.partition("(")[0] for label in labels)
+    brief: dict[str, None] = {}
+    for label in labels:
+        name = label.partition("(")[0]
+        many = f"{name} ({counts[name]} times, for different blocks)"
+        brief[many if counts[name] > _MOST_ALIKE else _LONG_LIST.sub(_counted, label)] = None
+    return list(brief)
+
+
+def _counted(match: re.Match[str]) -> str:
+    words = match["words"].split()
+    if len(words) <= _MOST_ALIKE:
+        return match.group()
+    return f"{match['setting']}{len(words)} {_NOUNS.get(match['setting'], 'names')}"
+
+
+def _broken(label: str, width: int) -> str:
+    """Put the settings of a label on a line of their own where it is too long."""
+    name, opening, settings = label.partition("(")
+    return (
+        f"{name.rstrip()}\n  {opening}{settings}" if opening and len(label) + 2 > width else label
+    )
+
+
+def change(value: float, before: float) -> str:
+    """Write a change as a percentage: ``-3.0 %``."""
+    return f"{100 * (value / before - 1):+.1f} %" if before else "-"
 
 
 def module_name(module: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-_RANGE = re.compile(r"(.*?)(\d+)-(\d+)(.*)")
+_RANGE = re.compile(r"(.*(?<!\d))(\d+)-(\d+)(.*)")
 _NUMBERED = re.compile(r"(.*?)(\d+)([^\d]*)")
 
 
@@ -56,14 +56,16 @@ def _expanded(pattern: str, is_known: set[str]) -> list[str]:
     if match is None:
         return [pattern]
     before, first, last, after = match.groups()
-    return [f"{before}{number}{after}" for number in range(int(first), int(last) + 1)]
+    numbers = range(int(first), int(last) + 1)
+    return [f"{before}{number}{after}" for number in numbers] or [pattern]
 
 
 def _follows(earlier: str, later: str) -> bool:
     first, second = _NUMBERED.fullmatch(earlier), _NUMBERED.fullmatch(later)
     if first is None or second is None or (first[1], first[3]) != (second[1], second[3]):
         return False
-    return int(second[2]) == int(first[2]) + 1
+    has_zeros = any(match[2] != str(int(match[2])) for match in (first, second))
+    return not has_zeros and int(second[2]) == int(first[2]) + 1
 
 
 def _as_range(run: list[str]) -> str:

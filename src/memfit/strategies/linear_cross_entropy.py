@@ -42,11 +42,9 @@ class LinearCrossEntropy(Strategy):
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Offer a quarter of the rows, then ever fewer, down to a useful matrix size."""
-        num_rows = facts.linear_cross_entropy_rows // 4
-        while num_rows >= _FEWEST_ROWS:
-            yield cls(num_rows=num_rows)
-            num_rows //= 8
+        """Offer a sixteenth of the rows: products stay large, and little is left to be saved."""
+        if facts.linear_cross_entropy_rows > _FEWEST_ROWS:
+            yield cls(num_rows=max(_FEWEST_ROWS, facts.linear_cross_entropy_rows // 16))
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse steps without such a pair."""

@@ -19,7 +19,8 @@ class MicroBatching(AbstractSplitting):
     than the whole batch would: same in law.
 
     Limits: a loss or layer that couples samples (batch normalisation, in-batch negatives) is not a
-    sum over samples. Batch normalisation is detected and refused; a coupled loss is not.
+    sum over samples. Batch normalisation is refused here. A coupled loss is found by the planner,
+    which runs it on a few samples (``memfit.session.coupling``); plans made by hand are unchecked.
     Source: the gradient of a sum is the sum of the gradients; the weighting error of common
     frameworks is described in https://github.com/huggingface/transformers/pull/34191.
     """

@@ -1,0 +1,285 @@
+"""Memory against time on a chain of blocks: memfit's plans beside torch's own remedies.
+
+Run: python benchmarks/bench_planner_chain.py           (about twenty minutes on two idle cores)
+
+A transformer of 16 blocks, width 256, 512 tokens, batch 4. Everything runs in one process on the
+same model and optimizer: each round takes every variant in turn, so that all see the same machine
+and the same addresses. The activation peak is what a step takes on top of what lives when it
+begins, from the allocator's own events; times are medians of the ratios to the plain step of the
+same round. torch.compile's memory budgets are run with inductor, beside a compiled step without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from results_file import save_result
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import memfit
+from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.runtime.run import Run, open_plain_session
+from memfit.session.batches import find_layout
+from memfit.session.session import Session
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.units import MIB
+
+_NUM_BLOCKS, _WIDTH, _NUM_TOKENS, _BATCH_SIZE, _NUM_HEADS = 16, 256, 512, 4, 4
+_TARGETS = (0.65, 0.50, 0.15)
+_COMPILE_BUDGETS = (0.5, 0.2, 0.1)
+_PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+_ATTENTION = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(_WIDTH)
+        self.project_in = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.project_out = nn.Linear(_WIDTH, _WIDTH)
+        self.mlp_norm = nn.LayerNorm(_WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply attention and MLP. Shape (batch, tokens, width)."""
+        batch, tokens, width = x.shape
+        parts = self.project_in(self.attention_norm(x))
+        parts = parts.view(batch, tokens, 3, _NUM_HEADS, width // _NUM_HEADS)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        x = x + self.project_out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """A chain of blocks and a linear head over the mean of the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(_NUM_BLOCKS))
+        self.head = nn.Linear(_WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Classify. Shapes (batch, tokens, width) to (batch, 10)."""
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+@dataclass(slots=True)
+class Variant:
+    """One way to carry out the step, and what was measured of it."""
+
+    name: str
+    step: Callable[[], None]
+    activation_bytes: int = 0
+    seconds: list[float] | None = None
+    strategies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What every plan is made for."""
+
+    job: memfit.Job
+    session: Session
+    batch: Any
+    fixed_bytes: int
+    """What lives when a step begins."""
+
+
+def build_job() -> memfit.Job:
+    """Build the job."""
+    return memfit.Job(
+        model=Transformer,
+        batch=lambda size: (
+            torch.randn(size, _NUM_TOKENS, _WIDTH),
+            torch.randint(0, 10, (size,)),
+        ),
+        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, fused=True),
+        batch_size=_BATCH_SIZE,
+        name="16 blocks",
+    )
+
+
+def main() -> None:
+    """Measure the peers, plan at their peaks and at the targets, and time all side by side."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-rounds", type=int, default=7)
+    parser.add_argument("--without-compile", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    job = build_job()
+    session = open_plain_session(job, "cpu", find_layout(job))
+    batch = job.batch(job.batch_size)
+    peers = list(_peers(session, batch, with_compile=not args.without_compile))
+    for peer in peers:
+        measure_peak(peer)
+    plain = peers[0]
+    fixed_bytes = memfit.predict(job).peak_allocated_bytes - plain.activation_bytes
+    setting = Setting(job, session, batch, fixed_bytes)
+    variants = [*peers, *_planned(setting, peers)]
+    time_in_turns(variants, args.num_rounds)
+    save_result("planner_chain", _figures(variants, fixed_bytes, args.num_rounds))
+
+
+def _peers(session: Session, batch: Any, *, with_compile: bool) -> Iterator[Variant]:
+    """Give the plain step, torch's checkpointing, and torch.compile with and without budgets."""
+    yield Variant("plain", partial(_plain_step, session, batch, session.model))
+    whole = memfit.Plan(strategies=(ActivationCheckpointing(),))
+    yield Variant("checkpoint every block", partial(_planned_step, session, batch, whole))
+    for name, operators in (
+        ("torch SAC, keep products and attention", _PRODUCTS + _ATTENTION),
+        ("torch SAC, keep attention", _ATTENTION),
+    ):
+        yield Variant(name, partial(_selective_step, session, batch, operators))
+    if not with_compile:
+        return
+    for budget in (1.0, *_COMPILE_BUDGETS):
+        name = "torch.compile" if budget == 1.0 else f"torch.compile, memory budget {budget}"
+        yield Variant(name, partial(_plain_step, session, batch, _compiled(session.model, budget)))
+
+
+def _planned(setting: Setting, peers: list[Variant]) -> Iterator[Variant]:
+    """Plan for the targets and for the peak of every peer."""
+    plain_bytes = peers[0].activation_bytes
+    goals = [(f"memfit at {target:.2f}", int(target * plain_bytes)) for target in _TARGETS]
+    goals += [
+        (f"memfit at the peak of: {peer.name}", peer.activation_bytes)
+        for peer in peers[1:]
+        if peer.activation_bytes < plain_bytes
+    ]
+    for name, activation_bytes in goals:
+        yield from _variant(setting, name, activation_bytes, [])
+        yield from _variant(
+            setting, f"{name} (no micro-batches)", activation_bytes, ["micro-batching"]
+        )
+
+
+def _variant(
+    setting: Setting, name: str, activation_bytes: int, forbid: list[str]
+) -> Iterator[Variant]:
+    """Plan for one budget; nothing where no plan fits."""
+    budget_bytes = setting.fixed_bytes + activation_bytes
+    try:
+        plan = memfit.plan(setting.job, budget=budget_bytes, forbid=forbid, measure=True)
+    except memfit.MemfitError as error:
+        print(f"{name}: {error}")
+        return
+    variant = Variant(name, partial(_planned_step, setting.session, setting.batch, plan))
+    variant.strategies = plan.labels()
+    measure_peak(variant)
+    print(f"{name}: {variant.activation_bytes / MIB:.1f} MiB, {' + '.join(variant.strategies)}")
+    yield variant
+
+
+def _plain_step(session: Session, batch: Any, model: nn.Module) -> None:
+    session.job.loss(model, batch).backward()
+    session.optimizer.step()
+    session.optimizer.zero_grad(set_to_none=True)
+
+
+def _planned_step(session: Session, batch: Any, plan: memfit.Plan) -> None:
+    run = Run(session, plan)
+    run.step(batch)
+    run.close()
+
+
+def _selective_step(session: Session, batch: Any, operators: list[Any]) -> None:
+    contexts = partial(create_selective_checkpoint_contexts, operators)
+    with _wrapped(session.model, contexts):
+        _plain_step(session, batch, session.model)
+
+
+@contextmanager
+def _wrapped(model: nn.Module, contexts: Callable[[], Any]) -> Iterator[None]:
+    """Checkpoint every block as torch's documentation shows it."""
+    for layer in model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
+    try:
+        yield
+    finally:
+        for layer in model.layers:
+            del layer.forward
+
+
+def _compiled(model: nn.Module, budget: float) -> Callable[..., Any]:
+    """Compile the model under a budget, which counts while its graphs are made."""
+    compiled = torch.compile(model, dynamic=False, backend="inductor")
+
+    def call(*args: Any) -> Any:
+        with functorch_config.patch(activation_memory_budget=budget):
+            return compiled(*args)
+
+    # Each budget needs graphs of its own.
+    torch._dynamo.reset()
+    return call
+
+
+def measure_peak(variant: Variant) -> None:
+    """Measure what one step takes on top of what lives when it begins."""
+    variant.step()
+    with AllocatorWatch() as watch:
+        variant.step()
+    current = highest = 0
+    for event in watch.events():
+        current += event.num_bytes
+        highest = max(highest, current)
+    variant.activation_bytes = highest
+
+
+def time_in_turns(variants: list[Variant], num_rounds: int) -> None:
+    """Time one step of each variant in every round, forwards and backwards through the list."""
+    for variant in variants:
+        variant.seconds = []
+    for number in range(num_rounds):
+        for variant in variants if number % 2 else variants[::-1]:
+            variant.step()
+            started = time.perf_counter()
+            variant.step()
+            assert variant.seconds is not None, "set above"
+            variant.seconds.append(time.perf_counter() - started)
+
+
+def _figures(variants: list[Variant], fixed_bytes: int, num_rounds: int) -> dict[str, Any]:
+    plain = variants[0]
+    rows = []
+    for variant in variants:
+        ratios = [a / b for a, b in zip(variant.seconds or [], plain.seconds or [], strict=True)]
+        quartiles = statistics.quantiles(ratios, n=4)
+        row = {
+            "name": variant.name,
+            "activation_bytes": variant.activation_bytes,
+            "memory_ratio": round(variant.activation_bytes / plain.activation_bytes, 4),
+            "time_ratio": round(statistics.median(ratios), 4),
+            "quartiles_of_time_ratio": [round(quartile, 4) for quartile in quartiles],
+            "strategies": list(variant.strategies),
+        }
+        rows.append(row)
+        print(f"{row['name']:64s} {row['memory_ratio']:.3f} x at {row['time_ratio']:.3f} x")
+    return {
+        "num_rounds": num_rounds,
+        "plain_step_seconds": round(statistics.median(plain.seconds or []), 4),
+        "fixed_bytes": fixed_bytes,
+        "rows": rows,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The planner's benchmark: what it finds, against everything that could have been found."""

@@ -1,0 +1,111 @@
+"""Shows the planner's benchmark: a table on the terminal, and a section of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memfit.units import format_bytes
+
+from .figures import MODES, Jobs
+
+_HEAD = ("job", "budget", "plan", "predicted", "measured", "time", "measure=True", "again")
+
+
+def text_table(jobs: Jobs) -> str:
+    """Write a line for each job and budget."""
+    rows = [_HEAD, *_rows(jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def section(figures: Mapping[str, Any]) -> list[str]:
+    """Write what stands below the heading."""
+    total = figures["summary"]
+    times, noise = total["time_over_best"], total["time_again_over_time"]
+    lines = [
+        (
+            f"{total['num_jobs']} jobs, {total['num_cells']} budgets in all, as parts of the peak "
+            f"of the job as it is, planned with default estimates and with `measure=True`: "
+            f"{total['num_within_budget']} of {total['num_plans']} plans were measured within the "
+            f"budget, {total['num_right_refusals']} of {total['num_refusals']} refusals were "
+            f"right: none of {total['num_enumerated']} enumerated plans fits there either. "
+            f"Predicted against measured peak: median error "
+            f"{total['median_abs_error_fraction']:.4%}, worst "
+            f"{total['worst_abs_error_fraction']:.3%}."
+        ),
+        "",
+        (
+            "Seconds of a step over those of the best plan that an enumeration of all settings "
+            "found for the budget, each timed in turns with a model built anew (median of the "
+            "rounds' ratios):"
+        ),
+        "",
+        "| | median | 10th percentile | 90th percentile | worst |",
+        "|---|---:|---:|---:|---:|",
+        *(f"| {_WORDS[mode]} | {_cells(times[mode])} |" for mode in MODES),
+        f"| the same plan timed twice | {_cells(noise)} |",
+        "",
+        (
+            f"Every exact strategy that applies to a job, alone, mildest and strongest, in fp64: "
+            f"{total['num_kept_promises']} of {total['num_proofs']} keep their promise, largest "
+            f"relative error {total['largest_proven_error']:.1e}."
+        ),
+        "",
+    ]
+    if total["faults"]:
+        lines += ["Not as promised:", "", *(f"- {fault}" for fault in total["faults"]), ""]
+    return [*lines, *_markdown_table(figures["jobs"]), ""]
+
+
+_WORDS = {"estimated": "plan, default estimates", "measured": "plan, `measure=True`"}
+
+
+def _markdown_table(jobs: Jobs) -> list[str]:
+    return [
+        "Each job and budget; times are over the best, the last column is the noise:",
+        "",
+        "| job | budget | plan | predicted | measured | time | time, `measure=True` | again |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
+        *(f"| {' | '.join(row)} |" for row in _rows(jobs)),
+    ]
+
+
+def _rows(jobs: Jobs) -> Iterator[tuple[str, ...]]:
+    for name, job in jobs.items():
+        for cell in job["cells"]:
+            yield (name, f"{cell['budget_fraction']:.0%}", *_answer(cell))
+
+
+def _answer(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    mine, other = cell["estimated"], cell["measured"]
+    if "strategies" not in mine:
+        smallest_bytes = mine.get("smallest_peak_bytes")
+        why = "no answer" if smallest_bytes is None else f"none: {format_bytes(smallest_bytes)}"
+        return (f"{why} at least" if smallest_bytes else why, "", "", "", "", "")
+    return (
+        _names(mine["strategies"]),
+        format_bytes(mine["predicted_bytes"]),
+        format_bytes(mine["measured_bytes"]),
+        _ratio(mine["time_over_best"]),
+        _ratio(other.get("time_over_best")),
+        _ratio(mine["time_again_over_time"]),
+    )
+
+
+def _names(labels: list[str]) -> str:
+    """Write strategies without what they keep or name, which may take a page."""
+    short = (label if len(label) < _LONG else label.partition("(")[0] for label in labels)
+    return " + ".join(dict.fromkeys(short)) or "as it is"
+
+
+_LONG = 40
+
+
+def _cells(values: Mapping[str, float]) -> str:
+    return " | ".join(f"{values[name]:.3f}" for name in ("median", "p10", "p90", "worst"))
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

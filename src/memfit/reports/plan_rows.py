@@ -1,0 +1,196 @@
+"""What of a plan is worth showing: the rows of its tables, found before anything is drawn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from memfit.figures import ConsideredPlan, ParetoPoint, Prediction
+from memfit.planner.outcome import pareto
+from memfit.strategies.plan import Plan
+from memfit.units import GIB, format_bytes
+
+_NUM_OVER = 3
+_NUM_FITTING = 3
+_NUM_POINTS = 10
+_WORTH_TELLING = 0.01
+"""A larger budget that makes a step faster by less than this share is not worth a line."""
+_OPTION = re.compile(r"--[a-z-]+ [\w-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsideredRows:
+    """The considered plans that tell most, and how many others there are."""
+
+    rows: tuple[ConsideredPlan, ...]
+    num_more: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargerBudget:
+    """What a step would take if there were more memory."""
+
+    budget_bytes: int
+    more: str
+    """How much more than the budget, in words."""
+    point: ParetoPoint
+    saved_fraction: float
+    """The part of the chosen plan's seconds that it would save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyRow:
+    """What a strategy could take off the peak at most, and what became of it."""
+
+    strategy: str
+    most_bytes: int
+    state: str
+
+
+def considered_rows(considered: Sequence[ConsideredPlan]) -> ConsideredRows:
+    """Choose the chosen plan, the plain step, the fastest that are too large and the next that fit.
+
+    Of those that are too large, only what no other of them beats in both time and peak.
+    """
+    ordered = sorted(considered, key=lambda row: (row.step_seconds, row.peak_bytes))
+    too_large: list[ConsideredPlan] = []
+    for row in ordered:
+        if not row.fits and all(row.peak_bytes < faster.peak_bytes for faster in too_large):
+            too_large.append(row)
+    fitting = [row for row in ordered if row.fits and not row.chosen]
+    telling = [*too_large[:_NUM_OVER], *fitting[:_NUM_FITTING]]
+    rows = [row for row in considered if row.chosen or not row.strategies or row in telling]
+    return ConsideredRows(rows=tuple(rows), num_more=len(considered) - len(rows))
+
+
+def plain_row(considered: Iterable[ConsideredPlan]) -> ConsideredPlan | None:
+    """Find the plain step; None where every plan had to have some strategy."""
+    return next((row for row in considered if not row.strategies), None)
+
+
+def chosen_row(considered: Iterable[ConsideredPlan]) -> ConsideredPlan | None:
+    """Find the chosen plan; None where nothing was chosen from."""
+    return next((row for row in considered if row.chosen), None)
+
+
+def is_measured(plan: Plan) -> bool:
+    """Say whether the chosen plan's time was taken by running it; all other times are estimates."""
+    row = chosen_row(plan.considered)
+    return row is not None and row.step_seconds != predicted(plan).step_seconds
+
+
+def with_chosen_time(plan: Plan) -> tuple[ConsideredPlan, ...]:
+    """Give the considered plans, the chosen one with the time that it was chosen for."""
+    seconds = predicted(plan).step_seconds
+    return tuple(
+        replace(row, step_seconds=seconds) if row.chosen else row for row in plan.considered
+    )
+
+
+def predicted(plan: Plan) -> Prediction:
+    """Give the prediction that the planner made."""
+    assert plan.prediction is not None, "the planner predicts what it plans"
+    return plan.prediction
+
+
+def curve(plan: Plan) -> tuple[ParetoPoint, ...]:
+    """Give the trade of memory against time, fastest first: what was recorded, and estimates.
+
+    The search looked for anything that fits and is faster than the chosen plan. What still seems
+    to be is refuted by something better known, or not worth telling apart, and stays out.
+    """
+    chosen = chosen_row(plan.considered)
+    if chosen is None:
+        return ()
+    budget_bytes = predicted(plan).budget_bytes or 0
+    others = [_recorded_point(row) for row in plan.considered if not row.chosen]
+    others += [point for point in plan.pareto if not point.is_recorded]
+    plausible = (
+        point
+        for point in others
+        if point.peak_bytes > budget_bytes or point.step_seconds > chosen.step_seconds
+    )
+    return pareto([_recorded_point(chosen), *plausible])
+
+
+def _recorded_point(row: ConsideredPlan) -> ParetoPoint:
+    return ParetoPoint(
+        strategies=row.strategies,
+        peak_bytes=row.peak_bytes,
+        step_seconds=row.step_seconds,
+        is_recorded=True,
+        is_chosen=row.chosen,
+    )
+
+
+def spread_out(
+    points: Sequence[ParetoPoint], num_points: int = _NUM_POINTS
+) -> tuple[ParetoPoint, ...]:
+    """Keep at most so many points, evenly spaced in bytes, with both ends and the chosen one."""
+    if len(points) <= num_points:
+        return tuple(points)
+    peaks = [point.peak_bytes for point in points]
+    low_bytes, high_bytes = min(peaks), max(peaks)
+    step_bytes = (high_bytes - low_bytes) / (num_points - 2)  # one place is for the chosen plan
+    wanted = [low_bytes + step_bytes * place for place in range(num_points - 1)]
+    kept = {
+        min(range(len(points)), key=lambda index: abs(peaks[index] - num_bytes))
+        for num_bytes in wanted
+    }
+    kept |= {index for index, point in enumerate(points) if point.is_chosen}
+    return tuple(points[index] for index in sorted(kept))
+
+
+def larger_budgets(points: Sequence[ParetoPoint], budget_bytes: int) -> tuple[LargerBudget, ...]:
+    """Say what a tenth more and a GiB more would buy, where it is worth telling."""
+    chosen = next((point for point in points if point.is_chosen), None)
+    if chosen is None:
+        return ()
+    found: dict[ParetoPoint, LargerBudget] = {}
+    for more_bytes, more in sorted([(budget_bytes // 10, "10 %"), (GIB, format_bytes(GIB))]):
+        larger_bytes = budget_bytes + more_bytes
+        fitting = [point for point in points if point.peak_bytes <= larger_bytes]
+        best = min(fitting, key=lambda point: point.step_seconds, default=chosen)
+        saved_fraction = 1 - best.step_seconds / chosen.step_seconds
+        if saved_fraction >= _WORTH_TELLING and best not in found:
+            found[best] = LargerBudget(
+                budget_bytes=larger_bytes, more=more, point=best, saved_fraction=saved_fraction
+            )
+    return tuple(found.values())
+
+
+def remedy_rows(plan: Plan) -> tuple[RemedyRow, ...]:
+    """List what was used, could have been, or would be with another option of the command.
+
+    What takes nothing off the peak is left out.
+    """
+    rows = []
+    for remedy in plan.remedies:
+        option = way_out(remedy.state)
+        is_open = remedy.state in ("used", "not needed")
+        if remedy.most_bytes > 0 and (is_open or option):
+            asked = option.removesuffix(f" {remedy.strategy}")
+            rows.append(
+                RemedyRow(
+                    strategy=remedy.strategy,
+                    most_bytes=remedy.most_bytes,
+                    state=remedy.state if is_open else f"only with {asked}",
+                )
+            )
+    return tuple(rows)
+
+
+def refusals(plan: Plan) -> dict[str, list[str]]:
+    """Give the strategies that no option of the command would admit, by the reason."""
+    found: dict[str, list[str]] = {}
+    for name, reason in plan.refused:
+        if not way_out(reason):
+            found.setdefault(reason, []).append(name)
+    return found
+
+
+def way_out(reason: str) -> str:
+    """Find the option that a reason names, such as ``--allow bf16``; empty if it names none."""
+    found = _OPTION.search(reason)
+    return found.group() if found else ""

@@ -1,0 +1,207 @@
+"""A plan for a terminal: what it is, what it was chosen from, and what lies around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from memfit.figures import ConsideredPlan, ParetoPoint
+from memfit.strategies.plan import Plan
+from memfit.units import format_bytes, format_seconds
+
+from .plan_rows import (
+    LargerBudget,
+    RemedyRow,
+    chosen_row,
+    considered_rows,
+    curve,
+    is_measured,
+    larger_budgets,
+    plain_row,
+    predicted,
+    refusals,
+    remedy_rows,
+    spread_out,
+    with_chosen_time,
+)
+from .prediction_text import prediction_table
+from .terminal import Bar, at_page_width, grid, section, yes_or_no
+from .wording import change, percent, plan_name
+
+_NAME_WIDTH = 46
+_BOUND = "Bounds, not promises: another moment of the step may then hold the peak."
+_MEASURED = "The fastest plans were run here. The other times, here and below, are estimates."
+_ALLOW = "--allow NAME admits a strategy that changes the results."
+
+
+def plan_report(plan: Plan) -> RenderableType:
+    """Show the chosen plan, then the others, the trade, safer plans and the remedies."""
+    prediction = predicted(plan)
+    # What holds the peak in detail is the matter of `memfit predict --plan`.
+    parts: list[RenderableType] = [prediction_table(replace(prediction, by_module={}, largest=()))]
+    parts += ["", plan_table(with_chosen_time(plan))]
+    if is_measured(plan):
+        parts.append(Text(_MEASURED, style="dim"))
+    points = curve(plan)
+    if len(points) > 1:
+        parts += ["", _curve_section(plan, points)]
+    if plan.ladder:
+        parts.append(section("Safer plans, should it not fit after all", _ladder_table(plan)))
+    if plan.remedies:
+        parts.append(_remedy_section(plan))
+    if refused := refusals(plan):
+        sentences = [
+            Text.assemble((f"{', '.join(names)}: ", "bold"), reason)
+            for reason, names in refused.items()
+        ]
+        parts.append(section("Left out", _listed(sentences)))
+    if plan.notes:
+        parts.append(section("Good to know", _listed([Text(note) for note in plan.notes])))
+    return at_page_width(*parts)
+
+
+def plan_table(considered: Sequence[ConsideredPlan]) -> RenderableType:
+    """Show the considered plans that tell most, the chosen one marked, each with its reason."""
+    chosen = considered_rows(considered)
+    table = grid(header=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("peak", justify="right", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    table.add_column("plan", overflow="fold")
+    for row in chosen.rows:
+        table.add_row(
+            ">" if row.chosen else "",
+            format_bytes(row.peak_bytes),
+            format_seconds(row.step_seconds),
+            yes_or_no(row.fits),
+            _named(row),
+        )
+    parts: list[RenderableType] = [Text("Plans considered (> chosen)", style="bold"), table]
+    if chosen.num_more:
+        parts.append(Text(f"{chosen.num_more} more were recorded; --json has them.", style="dim"))
+    return at_page_width(*parts)
+
+
+def _named(row: ConsideredPlan) -> Text:
+    """Name a plan; below it what became of it, and its numerics where they are not exact."""
+    name = Text(plan_name(row.strategies, width=_NAME_WIDTH), style="bold" if row.chosen else "")
+    numerics = "" if row.numerics == "exact" else row.numerics
+    if note := ", ".join(part for part in (row.reason, numerics) if part):
+        name.append(f"\n{note}", style="not bold dim")
+    return name
+
+
+def _curve_section(plan: Plan, points: Sequence[ParetoPoint]) -> RenderableType:
+    """Show memory against time, and what a larger budget would buy."""
+    budget_bytes = predicted(plan).budget_bytes or 0
+    shown = spread_out(points)
+    title = f"Memory against time (> chosen; budget {format_bytes(budget_bytes)})"
+    parts: list[RenderableType] = [Text(title, style="bold"), _curve_table(plan, shown)]
+    if len(shown) < len(points):
+        rest = f"{len(points) - len(shown)} more points; --json has them, --pareto draws them."
+        parts.append(Text(rest, style="dim"))
+    if not is_measured(plan):
+        sentences = [_budget_sentence(each) for each in larger_budgets(points, budget_bytes)]
+        if points[0].is_chosen:
+            sentences = ["No larger budget is known to make the step faster."]
+        parts.append(_listed([Text(sentence) for sentence in sentences]))
+    return Group(*parts)
+
+
+def _curve_table(plan: Plan, points: Sequence[ParetoPoint]) -> Table:
+    """Show points of the trade, with a bar of each peak."""
+    plain = plain_row(plan.considered)
+    highest = max(point.peak_bytes for point in points)
+    table = grid(header=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("peak", justify="right", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    if plain is not None:
+        table.add_column("to plain", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("known", no_wrap=True)
+    for point in points:
+        to_plain = [] if plain is None else [change(point.step_seconds, plain.step_seconds)]
+        table.add_row(
+            ">" if point.is_chosen else "",
+            format_bytes(point.peak_bytes),
+            format_seconds(point.step_seconds),
+            *to_plain,
+            Bar(point.peak_bytes / highest),
+            Text("recorded" if point.is_recorded else "estimated", style="dim"),
+            style="bold" if point.is_chosen else "",
+        )
+    return table
+
+
+def _budget_sentence(larger: LargerBudget) -> str:
+    about = "" if larger.point.is_recorded else "an estimated "
+    return (
+        f"With {larger.more} more ({format_bytes(larger.budget_bytes)}) a step would take {about}"
+        f"{format_seconds(larger.point.step_seconds)}, {100 * larger.saved_fraction:.1f} % less."
+    )
+
+
+def _ladder_table(plan: Plan) -> Table:
+    """Show ever smaller plans, with their time beside the chosen one's."""
+    table = grid(header=True)
+    for column in ("peak", "step", "to chosen"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("plan", overflow="fold")
+    chosen = chosen_row(plan.considered)
+    chosen_seconds = predicted(plan).step_seconds if chosen is None else chosen.step_seconds
+    for rung in plan.ladder:
+        prediction = predicted(rung)
+        table.add_row(
+            format_bytes(prediction.bounded_bytes()),
+            format_seconds(prediction.step_seconds),
+            change(prediction.step_seconds, chosen_seconds),
+            Text(plan_name(rung.labels(), width=_NAME_WIDTH)),
+        )
+    return table
+
+
+def _remedy_section(plan: Plan) -> RenderableType:
+    """Show what each strategy could take off the peak, so that nobody tunes what holds little."""
+    plain = plain_row(plan.considered)
+    of = "this peak" if plain is None else "the plain step's peak"
+    whole_bytes = 0
+    if plain is not None and predicted(plan).budget_of == "allocated":
+        whole_bytes = plain.peak_bytes
+        of += f" of {format_bytes(whole_bytes)}"
+    rows = remedy_rows(plan)
+    notes = [_BOUND, *([_ALLOW] if any("--allow" in row.state for row in rows) else [])]
+    table = _remedy_table(rows, whole_bytes)
+    body = Group(table, Text("\n".join(notes), style="dim"))
+    return section(f"What each strategy could take off {of}, at most", body)
+
+
+def _remedy_table(rows: Sequence[RemedyRow], whole_bytes: int) -> Table:
+    """Show remedies, with their shares where the whole peak is known."""
+    table = grid()
+    table.add_column(no_wrap=True)
+    for _ in range(2 if whole_bytes else 1):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for row in rows:
+        share = [percent(row.most_bytes, whole_bytes)] if whole_bytes else []
+        style = "" if row.state == "used" else "dim"
+        table.add_row(
+            Text(row.strategy), format_bytes(row.most_bytes), *share, Text(row.state, style=style)
+        )
+    return table
+
+
+def _listed(sentences: Sequence[Text]) -> RenderableType:
+    """Show sentences, each behind a dash."""
+    table = grid()
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for sentence in sentences:
+        table.add_row("-", sentence)
+    return table

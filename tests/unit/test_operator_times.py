@@ -1,0 +1,55 @@
+"""Times of operators: as measured where they were, else by the roofline and its usual ratio."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.cost.operator_times import OperatorTimes, times_from_measured
+from memfit.cost.roofline import operation_seconds
+from memfit.devices.catalogue import load_device
+from memfit.trace.events import Operation, Phase, Trace
+
+DEVICE = load_device("t4")
+
+
+def operation(name: str, moved_bytes: int, signature: int) -> Operation:
+    return Operation(name, Phase.FORWARD, "float32", 0, moved_bytes, signature)
+
+
+SMALL, LARGE = operation("mul", 10**6, 1), operation("mul", 10**9, 2)
+OTHER, NEW = operation("add", 10**6, 3), operation("tanh", 10**8, 4)
+
+
+def test_without_measurements_operators_take_the_roofline():
+    times = OperatorTimes(device=DEVICE)
+    assert times.seconds(SMALL) == operation_seconds(SMALL, DEVICE)
+    assert times.step_seconds(Trace(operations=[SMALL, LARGE])) == sum(
+        operation_seconds(o, DEVICE) for o in (SMALL, LARGE)
+    )
+
+
+def test_a_measured_call_takes_the_mean_of_what_was_measured():
+    times = times_from_measured(DEVICE, [(SMALL, 1.0), (SMALL, 3.0)], step_seconds=4.0)
+    assert times.seconds(SMALL) == pytest.approx(2.0)
+
+
+def test_another_shape_of_a_measured_operator_takes_its_usual_ratio():
+    twice = 2 * operation_seconds(SMALL, DEVICE)
+    times = times_from_measured(DEVICE, [(SMALL, twice)], step_seconds=twice)
+    assert times.seconds(LARGE) == pytest.approx(2 * operation_seconds(LARGE, DEVICE))
+
+
+def test_an_operator_that_was_never_measured_takes_the_ratio_of_all():
+    timed = [(o, 3 * operation_seconds(o, DEVICE)) for o in (SMALL, OTHER)]
+    times = times_from_measured(DEVICE, timed, step_seconds=sum(s for _, s in timed))
+    assert times.seconds(NEW) == pytest.approx(3 * operation_seconds(NEW, DEVICE))
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=3), st.floats(1e-5, 10.0))
+def test_operators_are_scaled_to_add_up_to_the_step(found, step_seconds):
+    operations = [SMALL, LARGE, OTHER]
+    timed = list(zip(operations, found, strict=True))
+    times = times_from_measured(DEVICE, timed, step_seconds)
+    assert times.step_seconds(Trace(operations=operations)) == pytest.approx(step_seconds)

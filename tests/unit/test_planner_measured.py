@@ -1,0 +1,118 @@
+"""Plans with figures from this machine: what is run, and which of the measured plans is chosen."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from memfit.cost.operator_times import OperatorTimes
+from memfit.devices.catalogue import load_device
+from memfit.errors import DeviceUnavailableError
+from memfit.figures import Certainty, Prediction
+from memfit.planner import measured
+from memfit.planner.candidates import Candidate
+from memfit.planner.measured import check_is_here, fastest_measured, measured_times
+from memfit.recording import record
+from memfit.strategies.micro_batching import MicroBatching
+
+CPU, T4 = load_device("cpu"), load_device("t4")
+
+
+def candidate(size: int, seconds: float) -> Candidate:
+    return Candidate(
+        strategies=(MicroBatching(micro_batch_size=size),),
+        prediction=Prediction(
+            device="cpu",
+            batch_size=8,
+            peak_allocated_bytes=size,
+            peak_reserved_bytes=size,
+            process_bytes=size,
+            first_step_peak_bytes=size,
+            step_seconds=seconds,
+            by_category={},
+            by_module={},
+            strategies=(),
+            numerics="exact",
+            certainty=Certainty.EXACT,
+        ),
+    )
+
+
+class Waiting:
+    """A search in whose queue further candidates wait."""
+
+    def __init__(self, *waiting: Candidate) -> None:
+        self.waiting = waiting
+        self.asked: list[tuple[float, int]] = []
+
+    def faster_than(self, most_seconds: float, most_candidates: int) -> list[Candidate]:
+        self.asked.append((most_seconds, most_candidates))
+        found = [c for c in self.waiting if c.prediction.step_seconds <= most_seconds]
+        return found[:most_candidates]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Let plans take as long as a table says, by their micro-batch."""
+    table, run = {}, []
+
+    def time_plans(job, plans, device):
+        sizes = [plan.strategies[0].micro_batch_size for plan in plans]
+        run.extend(sizes)
+        return [table[size] for size in sizes]
+
+    monkeypatch.setattr(measured, "time_plans", time_plans)
+    return SimpleNamespace(table=table, run=run)
+
+
+def test_of_the_plans_that_are_run_the_fastest_is_chosen_with_its_measured_time(timed):
+    timed.table |= {8: 2.0, 4: 1.5, 2: 3.0}
+    search = Waiting(candidate(4, 1.1), candidate(2, 1.15))
+    chosen = fastest_measured(None, CPU, candidate(8, 1.0), search)
+    assert chosen.strategies == (MicroBatching(micro_batch_size=4),)
+    assert chosen.prediction.step_seconds == 1.5
+    assert chosen.prediction.peak_allocated_bytes == 4
+
+
+def test_only_plans_that_are_estimated_to_be_about_as_fast_are_run(timed):
+    timed.table |= dict.fromkeys(range(1, 20), 1.0)
+    waiting = [candidate(size, 1.0 + size / 50) for size in range(1, 20)]
+    fastest_measured(None, CPU, candidate(1, 1.0), Waiting(*waiting))
+    assert len(timed.run) <= 6
+    assert max(timed.run) <= 10
+
+
+def test_of_plans_that_are_as_fast_the_one_that_was_estimated_first_stays(timed):
+    timed.table |= {8: 1.0, 4: 1.0}
+    chosen = fastest_measured(None, CPU, candidate(8, 1.0), Waiting(candidate(4, 1.1)))
+    assert chosen.strategies == (MicroBatching(micro_batch_size=8),)
+
+
+@pytest.mark.parametrize(
+    ("free_share", "batch_size"), [(10.0, 10), (1.26, 10), (1.0, 5), (0.32, 2), (0.001, 1)]
+)
+def test_operators_are_timed_on_a_batch_that_fits(
+    regression_job, monkeypatch, free_share, batch_size
+):
+    plain = record(regression_job)
+    peak_bytes = measured.evaluate(regression_job, plain, CPU, measured.Plan()).peak_allocated_bytes
+    run = []
+
+    def time_operators(job, plan, device) -> OperatorTimes:
+        run.append(job.batch_size)
+        return OperatorTimes(device=device)
+
+    monkeypatch.setattr(measured, "time_operators", time_operators)
+    monkeypatch.setattr(measured, "free_memory_bytes", lambda: int(free_share * peak_bytes))
+    measured_times(regression_job, CPU, plain)
+    assert run == [batch_size]
+
+
+def test_a_device_that_is_not_here_is_refused_and_the_cpu_is_always_here(monkeypatch):
+    check_is_here(CPU)
+    monkeypatch.setattr(measured, "current_device_name", lambda: "a100-40gb")
+    with pytest.raises(DeviceUnavailableError, match="this machine is a100-40gb"):
+        check_is_here(T4)
+    monkeypatch.setattr(measured, "current_device_name", lambda: "t4")
+    check_is_here(T4)

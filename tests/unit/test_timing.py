@@ -1,0 +1,89 @@
+"""Steps and operators are really run and timed."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from memfit import Job, Plan
+from memfit.cost.operator_times import OperatorTimes
+from memfit.devices.catalogue import load_device
+from memfit.recording import record
+from memfit.runtime.run import Run, open_plain_session
+from memfit.session.batches import find_layout, real_batch
+from memfit.strategies.micro_batching import MicroBatching
+from memfit.timing import time_operators, time_plans
+
+CPU = load_device("cpu")
+
+
+def job(batch_size: int = 64) -> Job:
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)),
+        batch=lambda size: torch.randn(size, 64),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=batch_size,
+    )
+
+
+def shortest_step() -> float:
+    session = open_plain_session(job(), "cpu", find_layout(job()))
+    batch, seconds = real_batch(job(), 64), []
+    run = Run(session, Plan())
+    for _ in range(10):
+        started = time.perf_counter()
+        run.step(batch)
+        seconds.append(time.perf_counter() - started)
+    run.close()
+    return min(seconds)
+
+
+def test_timed_operators_add_up_to_about_a_step():
+    steady = record(job()).steady
+    times = time_operators(job(), Plan(), CPU)
+    estimated_seconds = times.step_seconds(steady)
+    assert all(times.seconds(operation) > 0 for operation in steady.operations)
+    assert shortest_step() / 5 < estimated_seconds < 5 * shortest_step()
+
+
+def test_every_operator_of_the_recorded_step_has_been_timed():
+    times = time_operators(job(), Plan(), CPU)
+    for operation in record(job()).steady.operations:
+        assert operation.signature in times.measured_seconds, operation.name
+
+
+def test_operators_of_a_smaller_batch_say_how_long_those_of_a_larger_one_take():
+    larger = record(job(256)).steady
+    times = time_operators(job(64), Plan(), CPU)
+    assert any(o.signature not in times.measured_seconds for o in larger.operations)
+    assert all(times.seconds(operation) > 0 for operation in larger.operations)
+    assert times.step_seconds(larger) > times.step_seconds(record(job()).steady)
+
+
+def test_measured_times_are_not_those_of_the_roofline():
+    steady = record(job()).steady
+    measured, guessed = time_operators(job(), Plan(), CPU), OperatorTimes(device=CPU)
+    assert measured.step_seconds(steady) != guessed.step_seconds(steady)
+
+
+def test_plans_are_timed_in_the_order_given():
+    pieces = Plan(strategies=(MicroBatching(micro_batch_size=1),))
+    for plans in ([Plan(), pieces], [pieces, Plan()]):
+        seconds = time_plans(job(), plans, CPU)
+        assert len(seconds) == 2
+        assert (seconds[0] < seconds[1]) == (plans[1] is pieces)
+        assert min(seconds) > 0
+
+
+def test_no_plans_take_no_time():
+    assert time_plans(job(), [], CPU) == []
+
+
+def test_timing_draws_nothing_from_the_random_state():
+    before = torch.get_rng_state()
+    time_operators(job(), Plan(), CPU)
+    time_plans(job(), [Plan()], CPU)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -231,7 +231,12 @@ class _Outline:
             call = f"{operation.name}.{counts[operation.name]}"
             counts[operation.name] += 1
             writes = [index for index in operation.writes if not self._stretch.is_scratch(index)]
-            can_be_kept = writes and not operation.changes and not changed.intersection(writes)
+            can_be_kept = (
+                writes
+                and not operation.is_random  # the random state would lag behind in recomputation
+                and not operation.changes
+                and not changed.intersection(writes)
+            )
             unneeded = [index for index in writes if index not in inner]
             items.append(
                 Item(

@@ -22,7 +22,7 @@ from memfit.session.block_names import expand_names
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
-from memfit.trace.operators import operator_name
+from memfit.trace.operators import draws, operator_name
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -39,7 +39,8 @@ class ActivationCheckpointing(Strategy):
     statistics of batch normalisation are updated once, not again on recomputation.
 
     Limits: one block's activations are alive at a time, so a model of one block gains nothing.
-    What is kept must not be changed in place later; torch refuses that in backward.
+    What is kept must not be changed in place later; torch refuses that in backward. What draws
+    random numbers is never kept: the draws after it would differ from those of the forward.
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174, section 3, for whole blocks;
     Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, section 5, for keeping what is dear.
     The double update of running statistics is https://github.com/pytorch/pytorch/issues/96136.
@@ -160,7 +161,26 @@ def _contexts(
     if not keep:
         return nullcontext(), _spare_running_statistics(norms)
     forward, recomputation = create_selective_checkpoint_contexts(_Keeping(keep))
-    return forward, _spare_running_statistics(norms, recomputation)
+    return (
+        _without_cached_casts(forward),
+        _without_cached_casts(_spare_running_statistics(norms, recomputation)),
+    )
+
+
+@contextmanager
+def _without_cached_casts(inner: AbstractContextManager[Any]) -> Iterator[None]:
+    """Let autocast cast each weight anew, in forward as in recomputation.
+
+    A weight that another block has cast before would be cast in recomputation alone, and every
+    cast after it would be taken for the one before.
+    """
+    is_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with inner:
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(is_enabled)
 
 
 class _Keeping:
@@ -174,7 +194,7 @@ class _Keeping:
         key = (context.is_recompute, operator_name(func))
         position = self._num_calls[key]
         self._num_calls[key] += 1
-        if f"{key[1]}.{position}" in self._keep:
+        if f"{key[1]}.{position}" in self._keep and not draws(func, args, kwargs):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 

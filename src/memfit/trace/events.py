@@ -78,6 +78,8 @@ class Operation:
     changes: tuple[int, ...] = ()
     first_event: int = 0
     """How many events of the trace came before it."""
+    is_random: bool = False
+    """Whether it draws random numbers."""
 
 
 @dataclass(slots=True)

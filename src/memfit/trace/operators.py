@@ -14,6 +14,8 @@ from memfit.trace.events import Operation, Phase
 
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
 
+_DROPOUT_RATES = ("dropout_p", "dropout")
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
@@ -48,12 +50,31 @@ def describe(
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
     moved_bytes = _num_bytes(args) + _num_bytes((out,))
     signature = hash((func, *_shapes(args), *_shapes((out,))))
-    return Operation(kind.name, phase, _dtype(args, out), num_flops, moved_bytes, signature)
+    return Operation(
+        kind.name,
+        phase,
+        _dtype(args, out),
+        num_flops,
+        moved_bytes,
+        signature,
+        is_random=draws(func, args, kwargs),
+    )
 
 
 def operator_name(func: Any) -> str:
     """Name an operator as recorded operations are named."""
     return _kind(func).name
+
+
+def draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a call draws random numbers. With a rate of dropout that is zero it does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name in _DROPOUT_RATES:
+            given = args[position] if position < len(args) else argument.default_value
+            return bool(kwargs.get(argument.name, given))
+    return True
 
 
 def changed_tensors(func: Any, args: tuple[Any, ...]) -> Iterable[torch.Tensor]:

@@ -40,7 +40,8 @@ class EightBitOptimizer(Strategy):
     States take one byte per value, and one fp32 scale per 256 values, instead of four bytes per
     value. For an update they are turned into fp32 and back. Hyper-parameters and parameter groups
     stay as they are. Tensors of fewer than 4096 values keep fp32 states, and so do parameters for
-    which bitsandbytes' GlobalOptimManager was told so, as its StableEmbedding does.
+    which bitsandbytes' GlobalOptimManager was told so, as its StableEmbedding does; it remembers
+    them by their place among the parameters, for the rest of the process.
 
     Limits: approximate; a state is rounded to 8 bits relative to the largest of its block.
     Embeddings suffer most from it; bitsandbytes advises StableEmbedding for them. Settings that

@@ -136,12 +136,12 @@ class Search:
         return None
 
     def _next(self) -> Entry:
-        """Take what could be fastest, or what is known to fit and is as fast but for the slack."""
-        most_seconds = self._queue[0].seconds * (1 + self._slack)
-        known = [e for e in self._queue if e.candidate is not None and e.seconds <= most_seconds]
-        if not known or not self._slack:
+        """Take what could be fastest; within the slack, what fits, or halves a batch further."""
+        if not self._slack:
             return heapq.heappop(self._queue)
-        best = min(known)
+        most_seconds = self._queue[0].seconds * (1 + self._slack)
+        near = (entry for entry in self._queue if entry.seconds <= most_seconds)
+        best = min(near, key=lambda e: (e.candidate is None, min(e.peak_bytes, 0), e))
         self._queue.remove(best)
         heapq.heapify(self._queue)
         return best

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +23,12 @@ from memfit.runtime.run import Run, open_plain_session
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.strategies.plan import Plan, worst_numerics
+from memfit.timing import shortest_step
 from memfit.trace.alignment import align
 from memfit.trace.events import Allocation, Category, Phase
 
 _MARK = "memfit::"
 _STEP_MARK = "step"
-_TIMED_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
                 run.step(batch)
         with torch.profiler.record_function(_MARK + _STEP_MARK):
             pass
-    step_seconds = _time_steps(run, batch)
+    step_seconds = shortest_step(run, batch)
     steps = _Steps(watch.events(), watch.marks(_MARK))
     begins = [time_ns for time_ns, name in steps.marks if name == _STEP_MARK]
     timeline = _timeline(steps, begins[1], begins[2], recording)
@@ -137,7 +136,7 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
         peak_reserved_bytes=reserved,
         process_bytes=total_bytes - free_bytes,
         first_step_peak_bytes=peaks[0],
-        step_seconds=_time_steps(run, batch),
+        step_seconds=shortest_step(run, batch),
         by_category={},
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, facts)),
@@ -159,18 +158,6 @@ def _mark_phase(phase: Phase) -> None:
     """Leave the beginning of a phase in the profile."""
     with torch.profiler.record_function(_MARK + phase.value):
         pass
-
-
-def _time_steps(run: Run, batch: Any) -> float:
-    """Give the shortest of a few steps, which the machine disturbed least."""
-    seconds = []
-    for _ in range(_TIMED_STEPS):
-        started = time.perf_counter()
-        run.step(batch)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
 
 
 def _peak_between(events: Sequence[AllocatorEvent], begin_ns: int, end_ns: int) -> int:

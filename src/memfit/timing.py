@@ -38,12 +38,12 @@ def time_operators(job: Job, plan: Plan, device: Device) -> OperatorTimes:
     with torch.random.fork_rng():  # timing draws nothing from the caller's random state
         run, batch = _open(job, plan, device.kind, find_layout(job))
         run.step(batch)
-        step_seconds = _shortest_step(run, batch)
+        step_seconds = shortest_step(run, batch)
         timer = _OperatorTimer(device.kind)
         for _ in range(2):
             with timer:
                 run.step(batch)
-        step_seconds = min(step_seconds, _shortest_step(run, batch))
+        step_seconds = min(step_seconds, shortest_step(run, batch))
         run.close()
     return times_from_measured(device, timer.timed, 2 * step_seconds)
 
@@ -60,7 +60,7 @@ def time_plans(job: Job, plans: Sequence[Plan], device: Device) -> list[float]:
             for plan, found in zip(plans, seconds, strict=True):
                 run, batch = _open(job, plan, device.kind, layout)
                 run.step(batch)
-                found.append(_shortest_step(run, batch))
+                found.append(shortest_step(run, batch))
                 run.close()
     return [statistics.median(found) for found in seconds]
 
@@ -100,7 +100,7 @@ def _open(job: Job, plan: Plan, device_kind: str, layout: BatchLayout) -> tuple[
     return Run(session, plan), batch
 
 
-def _shortest_step(run: Run, batch: Any) -> float:
+def shortest_step(run: Run, batch: Any) -> float:
     """Give the shortest of a few steps, which the machine disturbed least."""
     seconds = []
     for _ in range(_NUM_STEPS):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memfit.session.optimizer_facts import TORCH, package_of
+from memfit.session.single_steps import step_alone
 
 _LOST_BITS = 0xFFFF
 """What fp32 has behind bfloat16, which is its upper half."""
@@ -126,7 +126,7 @@ class RoundedStep:
                 parameter.data = _part(values, rows).float()
                 parameter.grad = _part(gradient, rows).float()
                 optimizer.state[parameter] = _exact_state(kept, values, rows)
-                _step_alone(optimizer, group, parameter)
+                step_alone(optimizer, group, parameter)
                 parameter.grad = None
                 pairs = [(parameter.data, _part(values, rows))]
                 for key, value in optimizer.state[parameter].items():
@@ -184,25 +184,3 @@ def _exact_state(kept: Mapping[str, Any], values: torch.Tensor, rows: Any) -> di
         else:
             state[key] = value
     return state
-
-
-def _step_alone(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
-) -> None:
-    """Step an optimizer for the one parameter that has a gradient.
-
-    The step is the class's own, without the hooks and counters around it.
-    """
-    step: Any = type(optimizer).step
-    step = step.__wrapped__ if getattr(step, "hooked", False) else step
-    if package_of(optimizer) != TORCH:
-        # Other packages may know a parameter by its place, so all of them keep theirs.
-        step(optimizer)
-        return
-    # Looking through all parameters for each of them would take time quadratic in their number.
-    groups, members = optimizer.param_groups, group["params"]
-    optimizer.param_groups, group["params"] = [group], [parameter]
-    try:
-        step(optimizer)
-    finally:
-        optimizer.param_groups, group["params"] = groups, members

@@ -12,8 +12,9 @@ import torch
 
 from memfit.errors import StrategyError
 from memfit.session.facts import JobFacts
-from memfit.session.optimizer_facts import HOOK_BEFORE_STEP, OWN_STEP, TORCH, package_of
+from memfit.session.optimizer_facts import HOOK_BEFORE_STEP, OWN_STEP, TORCH
 from memfit.session.session import GradientPass, PhaseListener, Session
+from memfit.session.single_steps import step_alone
 from memfit.strategies.base import Numerics, Strategy, Undo
 from memfit.trace.events import Category
 
@@ -112,7 +113,7 @@ def _updater(
         if parameter in updated:
             raise StrategyError(OptimizerInBackward.name, _IN_PARTS.format(tuple(parameter.shape)))
         updated.add(parameter)
-        _step_alone(optimizer, group, parameter)
+        step_alone(optimizer, group, parameter)
         parameter.grad = None
         # Not every optimizer's kernel tells autograd that it has changed the parameter.
         torch.autograd.graph.increment_version(parameter)
@@ -125,25 +126,3 @@ _IN_PARTS = (
     "applied already. Go backward once per step, and use checkpoint(..., use_reentrant=False) "
     "where a weight is shared."
 )
-
-
-def _step_alone(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
-) -> None:
-    """Step an optimizer for the one parameter that has a gradient.
-
-    The step is the class's own, without the hooks and counters around it.
-    """
-    step: Any = type(optimizer).step
-    step = step.__wrapped__ if getattr(step, "hooked", False) else step
-    if package_of(optimizer) != TORCH:
-        # bitsandbytes looks settings up by a parameter's place, so all have to keep theirs.
-        step(optimizer)
-        return
-    # Looking through all parameters at every update would take time quadratic in their number.
-    groups, members = optimizer.param_groups, group["params"]
-    optimizer.param_groups, group["params"] = [group], [parameter]
-    try:
-        step(optimizer)
-    finally:
-        optimizer.param_groups, group["params"] = groups, members

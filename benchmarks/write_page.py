@@ -21,7 +21,9 @@ def main() -> None:
     """Write the page."""
     sections = (
         _accuracy(),
+        _planner_chain(),
         _planner_grid(),
+        _large_plan(),
         _conve(),
         _chunked_loss(),
         _large_model(),
@@ -69,6 +71,56 @@ def _accuracy_on_cards() -> list[str]:
         ),
         "",
     ]
+
+
+def _planner_chain() -> list[str]:
+    if not (RESULTS / "planner_chain.json").exists():
+        return []
+    figures = load_result("planner_chain")
+    lines = [
+        *_heading("Memory against time on 16 blocks", figures, "bench_planner_chain.py"),
+        (
+            "A transformer of 16 blocks, width 256, 512 tokens, batch 4, AdamW. The activation "
+            "peak is what a step takes on top of what lives when it begins, as a share of the "
+            f"plain step's; the time is the median of {figures['num_rounds']} ratios to the plain "
+            "step of the same round, with quartiles. Rows of memfit are plans for a budget, found "
+            "with `--measure`; in brackets, with micro-batching forbidden."
+        ),
+        "",
+        "| | activation peak | share | time | quartiles |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for row in figures["rows"]:
+        low, _, high = row["quartiles_of_time_ratio"]
+        lines.append(
+            f"| {row['name']} | {format_bytes(row['activation_bytes'])} | "
+            f"{row['memory_ratio']:.3f} x | {row['time_ratio']:.2f} x | {low:.2f} to {high:.2f} |"
+        )
+    return [*lines, ""]
+
+
+def _large_plan() -> list[str]:
+    if not (RESULTS / "large_plan.json").exists():
+        return []
+    figures = load_result("large_plan")
+    lines = [
+        *_heading("Planning a large model, and refusing", figures, "bench_large_plan.py"),
+        (
+            "`memfit plan` as a whole command, imports included. The large job is a decoder of "
+            "Llama's shape with 8 billion parameters in 32 blocks, all of them trained in bfloat16 "
+            "with AdamW on 8 sequences of 4096 tokens, on a virtual H200."
+        ),
+        "",
+        "| job | budget | exit code | seconds | answer |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for row in (*figures["large"], figures["small"]):
+        budget = row["budget"] or "the card"
+        lines.append(
+            f"| `{row['job']}` | {budget} | {row['exit_code']} | {row['seconds']:.0f} | "
+            f"{row['answer']} |"
+        )
+    return [*lines, ""]
 
 
 def _planner_grid() -> list[str]:

@@ -27,7 +27,6 @@ class Rebuilt:
     """A row as something to carry out."""
 
     row: Row
-    protocol: Protocol
     setup: Callable[[], Step]
     """Makes model, optimizer and batch on the device, and gives the function of one step."""
     num_steps: int
@@ -57,7 +56,6 @@ def rebuild(row: Row, device: str = "cuda") -> Rebuilt:
     num_warmup_steps = row.num_warmup_steps if protocol.resets_peak else 0
     return Rebuilt(
         row=row,
-        protocol=protocol,
         setup=partial(_set_up, row, protocol, device),
         num_steps=row.num_warmup_steps + row.num_measured_steps,
         measured_from_step=num_warmup_steps,

@@ -32,7 +32,7 @@ Place = tuple[Path, int]
 
 
 def predict_rows(
-    places: Sequence[Place], num_processes: int, *, limit_seconds: float = _LIMIT_SECONDS
+    places: Sequence[Place], num_processes: int
 ) -> Iterator[tuple[int, Predicted | str]]:
     """Yield each row's position in ``places`` and its prediction, or why there is none."""
     waiting = deque(enumerate(places))
@@ -43,10 +43,10 @@ def predict_rows(
                 if waiting and not worker.is_busy:
                     worker.give(*waiting.popleft())
             busy = [worker for worker in workers if worker.is_busy]
-            left = min(limit_seconds - worker.busy_seconds for worker in busy)
+            left = min(_LIMIT_SECONDS - worker.busy_seconds for worker in busy)
             wait([worker.connection for worker in busy], timeout=max(0.0, left))
             for worker in busy:
-                answer = worker.answer(limit_seconds)
+                answer = worker.answer()
                 if answer is not None:
                     yield answer
                     if isinstance(answer[1], str):
@@ -82,7 +82,7 @@ class _Worker:
         with suppress(OSError):  # a process that is gone is found out when it is asked
             self.connection.send(place)
 
-    def answer(self, limit_seconds: float) -> tuple[int, Predicted | str] | None:
+    def answer(self) -> tuple[int, Predicted | str] | None:
         """Give the row's position with its prediction or failure; None while it is under way."""
         position = self._position
         assert position is not None, "only a worker with a row is asked"
@@ -93,8 +93,8 @@ class _Worker:
             except EOFError:
                 self._process.join()
                 found = f"its process ended with code {self._process.exitcode}"
-        elif self.busy_seconds >= limit_seconds:
-            found = f"it took longer than {limit_seconds:.0f} s"
+        elif self.busy_seconds >= _LIMIT_SECONDS:
+            found = f"it took longer than {_LIMIT_SECONDS:.0f} s"
         else:
             return None
         self._position = None

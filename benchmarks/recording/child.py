@@ -29,8 +29,8 @@ from memfit.files import write_atomically
 
 from .cards import CudaCard, Processor
 from .measure import Step, Watch, measure
+from .processes import GO, READY, RESULT
 
-READY, GO, RESULT = "ready", "go", "result.json"
 _POLL_SECONDS = 0.01
 _LIBRARIES = ("transformers", "torchvision", "timm")
 

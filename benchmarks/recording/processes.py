@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 BENCHMARKS = Path(__file__).parents[1]
-_GO, _READY, _RESULT, _LOG = "go", "ready", "result.json", "log.txt"
+GO, READY, RESULT = "go", "ready", "result.json"
+"""Files in a child's folder: it may have the card, it waits for it, and its outcome."""
+_LOG = "log.txt"
 _ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Whatever changes the figures and is not part of an entry.
 _CLEARED = (*_ALLOCATOR_NAMES, "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
@@ -77,11 +79,11 @@ class ChildProcess:
 
     def is_ready(self) -> bool:
         """Say whether it waits for its turn on the card."""
-        return (self._folder / _READY).exists()
+        return (self._folder / READY).exists()
 
     def go(self) -> None:
         """Give it the card."""
-        (self._folder / _GO).touch()
+        (self._folder / GO).touch()
 
     def has_ended(self) -> bool:
         """Say whether it is over."""
@@ -90,7 +92,7 @@ class ChildProcess:
     def result(self) -> dict[str, Any] | None:
         """Read its outcome; None if there is none."""
         try:
-            result: dict[str, Any] = json.loads((self._folder / _RESULT).read_text("utf-8"))
+            result: dict[str, Any] = json.loads((self._folder / RESULT).read_text("utf-8"))
         except FileNotFoundError:
             return None
         return result

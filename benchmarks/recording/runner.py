@@ -66,7 +66,6 @@ class Waiting:
     entry: Entry
     row: Mapping[str, Any]
     child: Child
-    started: float
 
 
 def probe_card(launch: Launch, settings: Settings, clock: Callable[[], float]) -> dict[str, Any]:
@@ -140,7 +139,7 @@ class Recording:
             allocator=ALLOCATORS[entry.allocator],
             snapshot=self._settings.snapshots.get(entry.name),
         )
-        return Waiting(entry=entry, row=row, child=self._launch(job), started=self._clock())
+        return Waiting(entry=entry, row=row, child=self._launch(job))
 
     def _finish(self, waiting: Waiting, outcome: Outcome) -> None:
         """Give the card to a child, and keep what comes of it."""

@@ -73,8 +73,8 @@ def _tokens(name: str, length: int) -> Tensor:
     return (name, (BATCH, length), "int64")
 
 
-def _text(length: int, labels: str = "labels") -> tuple[Tensor, Tensor]:
-    return _tokens("input_ids", length), _tokens(labels, length)
+def _text(length: int) -> tuple[Tensor, Tensor]:
+    return _tokens("input_ids", length), _tokens("labels", length)
 
 
 _TARGET: Tensor = ("target", (BATCH,), "int64")

@@ -11,7 +11,7 @@ from memfit.allocator.simulate import alive_at_peak, replay
 from memfit.devices.spec import CUDA, Device
 from memfit.figures import Certainty, Holder, Prediction
 from memfit.job import Job
-from memfit.prediction import evaluate, rules_of
+from memfit.prediction import evaluate, holder_of, rules_of
 from memfit.process_memory import card_memory
 from memfit.recording import Recording, StepRecording, record
 from memfit.session.batches import BatchLayout
@@ -133,15 +133,7 @@ def largest_holders(recording: StepRecording, device: Device, limit: int) -> tup
     trace = recording.steady
     blocks = sorted(alive_at_peak(trace, rules_of(device)), key=lambda block: -block[1])
     return tuple(
-        Holder(
-            num_bytes=num_bytes,
-            category=trace.allocations[index].category.value,
-            module=trace.allocations[index].module,
-            operator=trace.allocations[index].operator,
-            source_line=trace.allocations[index].source_line,
-            phase=trace.allocations[index].phase.value,
-        )
-        for index, num_bytes in blocks[:limit]
+        holder_of(num_bytes, trace.allocations[index]) for index, num_bytes in blocks[:limit]
     )
 
 

@@ -163,12 +163,27 @@ class ParetoPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Approximation:
+    """The chosen plan with a strategy that changes results and was not allowed."""
+
+    allow: str
+    """Its name, which ``--allow`` takes."""
+    strategies: tuple[str, ...]
+    """All of them; what excludes it has been left out."""
+    peak_bytes: int
+    """The peak that the budget bounds."""
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """How many bytes a strategy can take off the plain step's peak at all."""
+    """How many bytes a strategy can take off the plain step's peak allocated at all."""
 
     strategy: str
     most_bytes: int
-    """All that lies at the peak of the kinds that it acts on."""
+    """What its strongest setting takes off; a bound on that where it was not recorded."""
+    is_recorded: bool
+    """Whether the step was recorded with each of its settings alone."""
     state: str
     """``used``, ``not needed``, or why it was left out."""
 

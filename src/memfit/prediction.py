@@ -10,7 +10,6 @@ from memfit.allocator.simulate import (
     CPU_RULES,
     CUDA_RULES,
     AllocatorRules,
-    Replay,
     num_setup_events,
     peak_bytes,
     phase_starts,
@@ -27,7 +26,7 @@ from memfit.spilled_seconds import waited_seconds
 from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan, worst_numerics
-from memfit.trace.events import Category, Trace
+from memfit.trace.events import Allocation, Category, Trace
 from memfit.units import MIB
 
 _INTERPRETER_BYTES = 320 * MIB
@@ -163,7 +162,7 @@ def _described(
         strategies=(),
         numerics=str(Numerics.EXACT),
         certainty=Certainty.EXACT,
-        largest=_holders(outcome),
+        largest=tuple(holder_of(*block) for block in outcome.largest),
         num_flops=steady.flops(),
         record_seconds=recording.record_seconds,
         timeline=timeline_of(steady, rules),
@@ -252,15 +251,13 @@ def _cpu_terms(peak: int) -> tuple[Term, ...]:
     )
 
 
-def _holders(outcome: Replay) -> tuple[Holder, ...]:
-    return tuple(
-        Holder(
-            num_bytes=num_bytes,
-            category=allocation.category.value,
-            module=allocation.module,
-            operator=allocation.operator,
-            source_line=allocation.source_line,
-            phase=allocation.phase.value,
-        )
-        for num_bytes, allocation in outcome.largest
+def holder_of(num_bytes: int, allocation: Allocation) -> Holder:
+    """Describe a block that lives at the peak."""
+    return Holder(
+        num_bytes=num_bytes,
+        category=allocation.category.value,
+        module=allocation.module,
+        operator=allocation.operator,
+        source_line=allocation.source_line,
+        phase=allocation.phase.value,
     )

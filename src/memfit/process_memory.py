@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from memfit.allocator.outcome import AllocatorOutcome, simulate_events, smallest_capacity_bytes
 from memfit.allocator.settings import AllocatorSettings
@@ -17,6 +18,8 @@ from memfit.trace.events import Category, Extra, Trace
 # docs/accuracy.md. Fragmentation differs by more than a tenth between identical runs there.
 _MARGINS = {"allocated": 0.02, "reserved": 0.15, "process": 0.15}
 _SIMULATION = "simulation of the caching allocator (c10/cuda/CUDACachingAllocator.cpp)"
+_Simulation = Callable[[Sequence[int]], AllocatorOutcome]
+"""Replays a recording with other sizes of its allocations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,9 @@ def card_memory(
     ``in_full`` looks for the smallest memory in which the step survives as well.
     """
     history = recording.history
-    outcome = _simulate(recording, settings, _sizes(history))
+    first, last = recording.marks[0], recording.marks[-1]
+    run = partial(_simulate, recording, settings, (first.first_event, last.first_event))
+    outcome = run(_sizes(history))
     peak, reserved = (
         outcome.windows[-1].peak_allocated_bytes,
         outcome.windows[-1].peak_reserved_bytes,
@@ -73,21 +78,20 @@ def card_memory(
         fragmentation_fraction=1 - peak / reserved if reserved else 0.0,
         smallest_memory_bytes=smallest,
         terms=terms,
-        intervals=_intervals(recording, settings, outcome, context_bytes),
+        intervals=_intervals(recording, outcome, run, context_bytes),
     )
 
 
 def _simulate(
-    recording: StepRecording, settings: AllocatorSettings, sizes: Sequence[int]
+    recording: StepRecording,
+    settings: AllocatorSettings,
+    marks: Sequence[int],
+    sizes: Sequence[int],
 ) -> AllocatorOutcome:
-    """Replay everything since before the model was built; windows are the first and last step."""
-    first, last = recording.marks[0], recording.marks[-1]
+    """Replay everything since before the model was built; windows begin at the marks."""
+    history = recording.history
     return simulate_events(
-        recording.history.events,
-        sizes,
-        settings=settings,
-        marks=(first.first_event, last.first_event),
-        releases=recording.history.releases,
+        history.events, sizes, settings=settings, marks=marks, releases=history.releases
     )
 
 
@@ -140,15 +144,10 @@ def _recorded_terms(steady: Trace, peak_bytes: int) -> tuple[Term, ...]:
 
 
 def _intervals(
-    recording: StepRecording,
-    settings: AllocatorSettings,
-    likely: AllocatorOutcome,
-    context_bytes: int,
+    recording: StepRecording, likely: AllocatorOutcome, run: _Simulation, context_bytes: int
 ) -> dict[str, Interval]:
     """Give the intervals: replays with the least and the most scratch, widened by the margins."""
-    allocated, reserved = _ranges(
-        recording, likely, lambda sizes: _simulate(recording, settings, sizes)
-    )
+    allocated, reserved = _ranges(recording, likely, run)
     return {
         "allocated": allocated.interval("allocated"),
         "reserved": reserved.interval("reserved"),
@@ -190,19 +189,9 @@ def replayed_peaks(
         settings: of the allocator.
         from_step: the step before which the program resets the peaks; 0 if it resets nothing.
     """
-    history = recording.history
-    reset_at = (recording.marks[from_step].first_event,) if from_step else (0,)
-
-    def run(sizes: Sequence[int]) -> AllocatorOutcome:
-        return simulate_events(
-            history.events,
-            sizes,
-            settings=settings,
-            marks=reset_at,
-            releases=history.releases,
-        )
-
-    return _ranges(recording, run(_sizes(history)), run)
+    reset_at = recording.marks[from_step].first_event if from_step else 0
+    run = partial(_simulate, recording, settings, (reset_at,))
+    return _ranges(recording, run(_sizes(recording.history)), run)
 
 
 def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSettings) -> int:
@@ -212,9 +201,7 @@ def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSetting
 
 
 def _ranges(
-    recording: StepRecording,
-    likely: AllocatorOutcome,
-    run: Callable[[Sequence[int]], AllocatorOutcome],
+    recording: StepRecording, likely: AllocatorOutcome, run: _Simulation
 ) -> tuple[PeakRange, PeakRange]:
     """Give the peaks of the last window as they are with the least and the most scratch."""
     history = recording.history

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,7 +41,7 @@ _NO_WEIGHTS_NEEDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepRecording:
     """Everything that was allocated since before the model was built, and where its steps lie."""
 
@@ -50,18 +50,18 @@ class StepRecording:
     card: Card | None
     record_seconds: float
 
-    @property
+    @cached_property
     def first(self) -> Trace:
         """Give the first step, in which optimizer states are made."""
         return trace_of_step(self.history, self.marks[0])
 
-    @property
+    @cached_property
     def steady(self) -> Trace:
         """Give the last step, which stands for all later ones."""
         return trace_of_step(self.history, self.marks[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recording(StepRecording):
     """A job's first and second step under a plan."""
 

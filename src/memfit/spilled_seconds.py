@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.cost.operator_times import OperatorTimes
-from memfit.cost.transfers import DISK_BYTES_PER_SECOND, BlockWork, overlapped
+from memfit.cost.transfers import DISK_BYTES_PER_SECOND, BlockWork, added_seconds
 from memfit.devices.spec import Device
 from memfit.recording import Recording
 from memfit.trace.events import ModuleCall, Phase, Trace
@@ -38,8 +40,10 @@ def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -
                 in_bytes=spill.in_bytes.get(module, 0) // num_pieces,
             )
         )
+    # The last block keeps what it has, and covers the copies of the one before it.
+    blocks.append(replace(blocks[-1], out_bytes=0, in_bytes=0))
     link = device.value("link_bytes_per_second")
-    return overlapped(blocks, link).waited_seconds * num_pieces
+    return added_seconds(blocks, link) * num_pieces
 
 
 def _forward_calls(trace: Trace, module: str) -> list[ModuleCall]:

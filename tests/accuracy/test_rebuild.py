@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gc
-import importlib
-import importlib.util
 import json
-import sys
 import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,20 +14,9 @@ from torch import nn
 from memfit.errors import DataError
 from memfit.trace.virtual import virtual_tensors
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "accuracy"
+from .benchmark_modules import FOLDER, load
+
 pytestmark = pytest.mark.filterwarnings("default")  # optional packages warn of their own future
-
-
-def load(name: str):
-    """Import a module of the benchmark, which is no installed package."""
-    package = "memfit_benchmark_accuracy"
-    if package not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            package, FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
-        )
-        sys.modules[package] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[package])
-    return importlib.import_module(f"{package}.{name}")
 
 
 attention, models, optimizers = load("attention"), load("models"), load("optimizers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,22 +12,11 @@ import pytest
 
 from memfit.process_memory import PeakRange
 
+from .benchmark_modules import FOLDER, load
+
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks" / "accuracy"
 SCRIPT = ROOT / "benchmarks" / "score_accuracy.py"
 pytestmark = pytest.mark.filterwarnings("default")  # optional packages warn of their own future
-
-
-def load(name: str):
-    """Import a module of the benchmark, which is no installed package."""
-    package = "memfit_benchmark_accuracy"
-    if package not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            package, FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
-        )
-        sys.modules[package] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[package])
-    return importlib.import_module(f"{package}.{name}")
 
 
 metrics, rows, scoring, table = load("metrics"), load("rows"), load("scoring"), load("table")

@@ -15,10 +15,10 @@ from .builders import Entry, residual, sgd, squared_error
 class AttentionBlock(nn.Module):
     """Attention that gives weights nobody wants, and a wide layer after it."""
 
-    def __init__(self, width: int, num_heads: int = 4, rate: float = 0.0) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, num_heads, dropout=rate, batch_first=True)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
         self.wide = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -47,13 +47,11 @@ class CausalLanguageModel(nn.Module):
         return self.head(hidden)
 
 
-def attention_blocks(
-    width: int = 16, num_tokens: int = 7, batch_size: int = 6, rate: float = 0.0
-) -> Job:
+def attention_blocks(width: int = 16, num_tokens: int = 7, batch_size: int = 6) -> Job:
     """Give blocks that attend to all tokens."""
     shape = (num_tokens, width)
     return Job(
-        model=lambda: nn.Sequential(*(AttentionBlock(width, rate=rate) for _ in range(3))),
+        model=lambda: nn.Sequential(*(AttentionBlock(width) for _ in range(3))),
         batch=lambda size: (torch.randn(size, *shape), torch.randn(size, *shape)),
         loss=squared_error,
         optimizer=sgd,

@@ -10,6 +10,7 @@ from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 
 from .builders import (
+    CONVOLUTION_TOLERANCE,
     Entry,
     batch_normalised,
     large_batch_normalised,
@@ -87,6 +88,7 @@ ENTRIES: tuple[Entry, ...] = (
         jobs=(batch_normalised,),
         large_job=large_batch_normalised,
         large_settings=tuple(BatchNormReplay(micro_batch_size=size) for size in (16, 7)),
+        peak_tolerance=CONVOLUTION_TOLERANCE,
         refusal=(BatchNormReplay(micro_batch_size=2), residual, "micro-batching does the same"),
     ),
     Entry(

@@ -167,8 +167,10 @@ def test_a_plan_carries_what_lies_around_it(ask, job):
     assert rung["prediction"]["peak_allocated_bytes"] < found["peak_allocated_bytes"]
     assert {entry["strategy"] for entry in found["remedies"]} >= {"micro-batching", "bf16"}
     assert {frozenset(entry) for entry in found["remedies"]} == {
-        frozenset({"strategy", "most_bytes", "state"})
+        frozenset({"strategy", "most_bytes", "is_recorded", "state"})
     }
+    assert {entry["allow"] for entry in found["approximations"]} >= {"bf16", "pure-bf16"}
+    assert set(found["approximations"][0]) == {"allow", "strategies", "peak_bytes", "step_seconds"}
     assert found["notes"] == []
     assert (found["host_bytes"], found["disk_bytes"]) == (0, 0)
 

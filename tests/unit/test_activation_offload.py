@@ -205,12 +205,11 @@ def test_closing_gives_up_the_buffers():
 # --- what is moved --------------------------------------------------------------------------------
 
 
-def spill_of(job: Job, *strategies, batch=None) -> Spill:
+def spill_of(job: Job, *strategies) -> Spill:
     """Take the gradients of one batch and give what was moved."""
     session = open_session(job)
     apply_strategies(session, strategies)
-    batch = job.batch(job.batch_size) if batch is None else batch
-    session.gradient_pass(session, batch, lambda phase: None)
+    session.gradient_pass(session, job.batch(job.batch_size), lambda phase: None)
     return session.spill
 
 

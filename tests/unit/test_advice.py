@@ -234,10 +234,11 @@ def test_expandable_segments_are_worth_what_a_replay_with_them_saves() -> None:
 
 def test_a_guessed_term_is_named_on_a_gpu_alone() -> None:
     guessed = predicted(make_job(), "v100-32gb")
-    terms = [term for term in guessed.prediction.terms if term.certainty == "guess"]
-    found = advice_for(guessed).get(Topic.GUESSED_TERM)
+    (term,) = (term for term in guessed.prediction.terms if term.certainty == "guess")
+    found = advice_for(guessed)[Topic.GUESSED_TERM]
 
-    assert (found is None) == (not terms)
+    assert (found.subject, found.num_bytes) == (term.name, term.num_bytes)
+    assert Topic.GUESSED_TERM not in advice_for(predicted(make_job(), "t4")), "all is read there"
     assert Topic.GUESSED_TERM not in advice_for(predicted(make_job()))
 
 
@@ -257,5 +258,5 @@ def test_holders_are_the_largest_first_with_phase_and_line() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[:10] == [holder.num_bytes for holder in job.prediction.largest]
     assert {holder.phase for holder in found} >= {"setup", "backward"}
-    assert all("test_advice.py:" in holder.source_line for holder in found if holder.source_line)
+    assert all("test_advice.py:" in holder.source_line for holder in found)
     assert len(largest_holders(job.recording, job.device, 3)) == 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.session.block_names import expand_names, shorten_names
+from memfit.session.block_names import expand_names, first_few, shorten_names
 
 NAMES = st.lists(
     st.from_regex(r"(layers?|h\.|10-20\.)?[0-9]{1,2}(\.mlp|\.conv[12]|\.0[12])?", fullmatch=True),
@@ -61,3 +61,10 @@ def test_a_name_that_looks_like_a_range_is_itself_where_the_model_has_it():
 def test_what_the_model_does_not_have_is_refused_with_what_is_near(pattern):
     with pytest.raises(ValueError, match=r"no module named .* \(near: "):
         expand_names([pattern], ["l.0", "l.1"])
+
+
+def test_of_many_names_a_sentence_has_three():
+    assert [first_few(list("abcd")[:count]) for count in (0, 1, 3, 4)] == [
+        *("", "a", "a, b, c"),
+        "a, b, c, ...",
+    ]

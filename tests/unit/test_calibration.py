@@ -221,7 +221,7 @@ class ProcessorAsCard:
         properties = SimpleNamespace(
             name="NVIDIA H200", total_memory=GIB, multi_processor_count=132, major=9, minor=0
         )
-        self.num_waits = 0
+        self.num_waits = self.num_products = 0
         self.cuda = SimpleNamespace(
             get_device_properties=lambda index: properties,
             init=lambda: None,
@@ -242,6 +242,10 @@ class ProcessorAsCard:
         assert kind == "cuda"
         return torch.device("cpu")
 
+    def mm(self, left, right, *, out):
+        self.num_products += 1
+        return torch.mm(left, right, out=out)
+
     def zeros(self, *shape, pin_memory=False, **options):
         return torch.zeros(*shape, **options)
 
@@ -261,6 +265,7 @@ def test_the_work_of_the_real_card_is_work_that_torch_can_do(monkeypatch):
     assert {f"matrix_{rate}_flops_per_second" for rate in RATES} <= set(values)
     assert all(value > 0 for name, value in values.items() if name.endswith("per_second"))
     assert fake.num_waits > 50
+    assert fake.num_products > 3 * len(RATES)
     assert torch.backends.cuda.matmul.fp32_precision == before
 
 
@@ -458,8 +463,8 @@ def test_a_count_is_shown_without_a_unit(name, value, shown):
 class FakeLibrary:
     """The functions of NVML, with one card."""
 
-    def __init__(self, *, pid=None, used=4 * GIB, num_cards=1):
-        self.pid, self.used, self.num_cards, self.asked_uuid = pid, used, num_cards, None
+    def __init__(self, *, pid=None, num_cards=1):
+        self.pid, self.num_cards, self.asked_uuid = pid, num_cards, None
 
     def nvmlInit_v2(self):  # noqa: N802
         return 0
@@ -476,7 +481,7 @@ class FakeLibrary:
         return 0
 
     def nvmlDeviceGetMemoryInfo(self, handle, info):  # noqa: N802
-        info._obj.used = self.used
+        info._obj.used = 4 * GIB
         return 0
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle, count, found):  # noqa: N802

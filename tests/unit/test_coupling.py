@@ -12,12 +12,9 @@ from torch import nn
 
 from memfit import Job, Total
 from memfit.devices import detect
-from memfit.runtime.run import open_plain_session
 from memfit.session import coupling
 from memfit.session.batches import find_layout
 from memfit.session.coupling import CouplingKind, find_coupling
-from memfit.session.facts import gather_facts
-from memfit.session.sharing import global_update
 
 
 def rows(size):
@@ -199,7 +196,6 @@ def test_coupled_losses_are_found(job):
     found = found_in(job)
     assert found.kind is CouplingKind.COUPLED
     assert found.forbids_pieces
-    assert found.largest_relative_difference > 1e-7
     assert found.sentence.endswith(".")
 
 
@@ -211,8 +207,7 @@ def test_means_over_unequal_counts_are_named(job, advice):
     assert advice in found.sentence
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_sample_without_tokens_is_no_coupling(seed, monkeypatch):
+def test_a_sample_without_tokens_is_no_coupling():
     def batch(size):
         made = padded_tokens(size)
         made["targets"][1] = -100
@@ -275,25 +270,6 @@ def test_random_states_models_and_settings_are_left_alone():
     found_in(builders.residual_with_dropout())
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), torch.get_default_dtype())
-
-
-def test_shared_weights_are_facts():
-    job = builders.ragged_tokens()
-    facts = gather_facts(open_plain_session(job, "cpu", find_layout(job)))
-    assert facts.tied_weights == (("embedding.weight", "head.weight"),)
-    assert facts.global_update == ""
-
-
-def test_optimizers_that_look_at_all_gradients_are_known():
-    class Clipping(torch.optim.SGD):
-        def __init__(self, parameters):
-            super().__init__(parameters, lr=0.1)
-            self.defaults["max_grad_norm"] = 1.0
-
-    parameters = list(nn.Linear(2, 2).parameters())
-    assert "closure" in global_update(torch.optim.LBFGS(parameters))
-    assert "max_grad_norm" in global_update(Clipping(parameters))
-    assert global_update(torch.optim.AdamW(parameters)) == ""
 
 
 def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch):

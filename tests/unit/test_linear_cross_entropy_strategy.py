@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conformance.builders import near_peak
 from torch import nn
 
 import memfit
@@ -12,6 +13,8 @@ from memfit import Job, Plan, Total
 from memfit.recording import record
 from memfit.strategies import build_strategy
 from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
+
+from .installed_transformers import part_of_transformers
 
 VOCABULARY, TOKENS, BATCH_SIZE = 2048, 32, 8
 NUM_ROWS = BATCH_SIZE * TOKENS
@@ -48,15 +51,6 @@ MODELS = {
     ),
 }
 EACH_MODEL = pytest.mark.parametrize("name", MODELS)
-
-
-def part_of_transformers(name):
-    """Give a model or a configuration, where the installed packages let it be imported."""
-    library = pytest.importorskip("transformers")
-    try:
-        return getattr(library, name)
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"transformers cannot import {name}: {error}")
 
 
 def language_model(name, loss=None) -> Job:
@@ -114,7 +108,7 @@ def test_models_of_transformers_hold_no_logits(name):
     saved_bytes = plain.peak_allocated_bytes - planned.peak_allocated_bytes
     assert saved_bytes > 2 * (logits_bytes - chunk_bytes)
     measured = memfit.measure(job, plan_of(32))
-    assert planned.peak_allocated_bytes == pytest.approx(measured.peak_allocated_bytes, rel=0.001)
+    assert planned.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
 
 
 @EACH_MODEL
@@ -158,7 +152,7 @@ def test_lower_precision_is_no_worse_with_it_than_without(precision):
     assert errors[0].largest_error < 1.3 * errors[1].largest_error
     predicted = memfit.predict(job, plan=plan).peak_allocated_bytes
     measured = memfit.measure(job, plan).peak_allocated_bytes
-    assert predicted == pytest.approx(measured, rel=0.01)
+    assert predicted == near_peak(measured)
 
 
 # --- a head that lies inside a checkpointed block --------------------------------------------------

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.conformance.builders import near_peak
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.checkpoint import checkpoint
@@ -174,7 +175,7 @@ def test_gradients_of_all_parameters_never_live_at_once():
     saved_bytes = plain.peak_allocated_bytes - planned.peak_allocated_bytes
     assert saved_bytes > (num_layers - 2) * layer_bytes
     measured = memfit.measure(job, IN_BACKWARD)
-    assert planned.peak_allocated_bytes == pytest.approx(measured.peak_allocated_bytes, rel=0.01)
+    assert planned.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
 
 
 def test_a_virtual_gpu_shows_the_saving_too(regression_job):

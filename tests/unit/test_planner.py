@@ -368,7 +368,11 @@ def test_a_required_strategy_that_cannot_apply_is_refused_with_the_reason(job):
         ({"require": ["bf16"], "forbid": ["bf16"]}, "both required and forbidden"),
         ({"budget": "plenty"}, "'plenty' is not a size"),
         ({"budget": 0}, "more than 0 bytes"),
-        ({"budget": -5}, "more than 0 bytes"),
+        ({"budget": -5}, "The budget must be more than 0 bytes, not -5"),
+        ({"host_memory": 0}, "The host memory must be more than 0 bytes, not 0"),
+        ({"host_memory": "lots"}, "The host memory 'lots' is not a size"),
+        ({"disk": "0GiB"}, "The disk space must be more than 0 bytes, not 0GiB"),
+        ({"disk": "lots"}, "The disk space 'lots' is not a size"),
         ({"budget_of": "stack"}, "one of allocated, reserved, process"),
     ],
 )
@@ -405,7 +409,7 @@ def test_refused_strategies_are_listed_with_their_reasons(job):
 def test_progress_is_told_of_every_recording(job, plain_bytes):
     told: list[str] = []
     plan = memfit.plan(job, budget=int(0.8 * plain_bytes), progress=told.append)
-    assert len(told) == len(plan.considered)
+    assert len(told) == len(plan.considered) + len(plan.approximations)
     assert told[0] == "as it is"
     assert plan.considered[0].chosen
 

@@ -45,11 +45,15 @@ class Waiting:
     def __init__(self, *waiting: Candidate) -> None:
         self.waiting = waiting
         self.asked: list[tuple[float, int]] = []
+        self.smaller: dict[int, Candidate] = {}
 
     def faster_than(self, most_seconds: float, most_candidates: int) -> list[Candidate]:
         self.asked.append((most_seconds, most_candidates))
         found = [c for c in self.waiting if c.prediction.step_seconds <= most_seconds]
         return found[:most_candidates]
+
+    def halved(self, strategies: tuple[MicroBatching, ...]) -> Candidate | None:
+        return self.smaller.get(strategies[0].micro_batch_size)
 
 
 @pytest.fixture
@@ -87,6 +91,15 @@ def test_of_plans_that_are_as_fast_the_one_that_was_estimated_first_stays(timed)
     timed.table |= {8: 1.0, 4: 1.0}
     chosen = fastest_measured(None, CPU, candidate(8, 1.0), Waiting(candidate(4, 1.1)))
     assert chosen.strategies == (MicroBatching(micro_batch_size=8),)
+
+
+def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
+    timed.table |= {8: 3.0, 4: 2.0, 2: 1.0, 1: 1.5}
+    search = Waiting()
+    search.smaller |= {8: candidate(4, 9.0), 4: candidate(2, 9.0), 2: candidate(1, 9.0)}
+    chosen = fastest_measured(None, CPU, candidate(8, 1.0), search)
+    assert chosen.strategies == (MicroBatching(micro_batch_size=2),)
+    assert timed.run == [8, 8, 4, 4, 2, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.plan import in_catalogue_order
+from memfit.trace.events import Category
 
 FUSED = OptimizerImplementation(implementation="fused")
 ATTENTION = FusedAttention()
@@ -49,6 +50,7 @@ class World:
         self.savings = {FUSED: draw.randint(500, 3000), CHUNKED: draw.randint(500, 3000)}
         self.fixed_bytes, self.sample_bytes = 10_000, draw.randint(100, 800)
         self.recompute = draw.uniform(0.005, 0.08)
+        self.by_category: dict[str, int] = {}
         self.broken: set = set()
         self.short: list = []
         self.full: list = []
@@ -118,7 +120,7 @@ class World:
             process_bytes=peak_bytes,
             first_step_peak_bytes=peak_bytes,
             step_seconds=self.seconds(strategies),
-            by_category={},
+            by_category=self.by_category,
             by_module={},
             strategies=[strategy.label() for strategy in strategies],
             numerics="exact",
@@ -303,6 +305,37 @@ def test_the_smallest_is_named_though_its_blocks_cannot_be_recomputed():
     smallest = search.smallest()
     assert world.num_recomputed(smallest.strategies) == 0
     assert SPLITS[-1] in smallest.strategies
+
+
+def test_the_smallest_is_found_though_every_step_towards_it_is_larger():
+    class Together(World):
+        def estimated_bytes(self, strategies) -> int:
+            saved = 5000 if {FUSED, CHUNKED} <= set(strategies) else 0
+            return super().estimated_bytes(strategies) - saved
+
+    world = Together(errors=False)
+    world.savings = {FUSED: -500, CHUNKED: -500}
+    search = search_of(world, 100)
+    assert search.run() is None
+    assert {FUSED, CHUNKED, SPLITS[-1]} <= set(search.smallest().strategies)
+
+
+def test_what_lives_all_the_time_over_the_budget_ends_the_search_at_once():
+    world = World(errors=False)
+    search = search_of(world, 100)
+    assert search.run() is None
+    smallest = search.smallest()
+    lasting_bytes = smallest.prediction.peak_allocated_bytes - 1
+    num_recorded = []
+    for share in (0.5, 0.51):
+        world.short.clear()
+        lasting = Category.PARAMETERS.value, Category.OPTIMIZER_STATE.value
+        world.by_category = dict.fromkeys(lasting, int(share * lasting_bytes))
+        search = search_of(world, lasting_bytes)
+        assert search.run() is None
+        assert search.smallest().strategies == smallest.strategies
+        num_recorded.append(len(world.short))
+    assert num_recorded[1] < num_recorded[0]
 
 
 def test_where_what_is_faster_cannot_be_combined_the_job_as_it_is_remains():

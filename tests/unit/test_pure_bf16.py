@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conformance.builders import near_peak
 from torch import nn
 
 import memfit
@@ -90,6 +91,15 @@ def test_rounding_goes_to_a_neighbour_and_is_right_on_average(value):
     chance = (exact - below) / (above - below)
     deviation = (above - below) * (chance * (1 - chance) / count) ** 0.5
     assert float(found.double().mean()) == pytest.approx(exact, abs=5 * deviation)
+
+
+def test_rounding_follows_the_seed_of_training():
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(rounded(0.3, 1000))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_rounding_leaves_what_bfloat16_can_hold():
@@ -370,14 +380,14 @@ def test_the_predicted_peak_is_the_measured_one(monkeypatch, slice_elements, opt
     )
     plan = Plan(strategies=(PureBf16(),))
     predicted, measured = memfit.predict(job, plan=plan), memfit.measure(job, plan)
-    assert predicted.peak_allocated_bytes == pytest.approx(measured.peak_allocated_bytes, rel=0.01)
+    assert predicted.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
 
 
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs the extra eight-bit")
 def test_an_eight_bit_optimizer_shrinks_its_states_further():
     plan = Plan(strategies=(PureBf16(), EightBitOptimizer()))
     predicted, measured = memfit.predict(wide_job(), plan=plan), memfit.measure(wide_job(), plan)
-    assert predicted.peak_allocated_bytes == pytest.approx(measured.peak_allocated_bytes, rel=0.01)
+    assert predicted.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
     run = trained(wide_job(), *plan.strategies, num_steps=2)
     weight = run.model[0].weight
     states = run.optimizer.state[weight]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
-from memfit import Job, Plan
+from memfit import Job, Plan, timing
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.recording import record
-from memfit.runtime.run import Run, open_plain_session
-from memfit.session.batches import find_layout, real_batch
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.timing import time_operators, time_plans
 
@@ -29,24 +28,20 @@ def job(batch_size: int = 64) -> Job:
     )
 
 
-def shortest_step() -> float:
-    session = open_plain_session(job(), "cpu", find_layout(job()))
-    batch, seconds = real_batch(job(), 64), []
-    run = Run(session, Plan())
-    for _ in range(10):
-        started = time.perf_counter()
-        run.step(batch)
-        seconds.append(time.perf_counter() - started)
-    run.close()
-    return min(seconds)
-
-
-def test_timed_operators_add_up_to_about_a_step():
+def test_timed_operators_add_up_to_the_shortest_step(monkeypatch):
+    shortest = iter((5.0, 3.0))
+    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(shortest))
     steady = record(job()).steady
     times = time_operators(job(), Plan(), CPU)
-    estimated_seconds = times.step_seconds(steady)
     assert all(times.seconds(operation) > 0 for operation in steady.operations)
-    assert shortest_step() / 5 < estimated_seconds < 5 * shortest_step()
+    assert times.step_seconds(steady) == pytest.approx(3.0)
+
+
+def test_the_shortest_of_a_few_steps_is_taken(monkeypatch):
+    clock = iter((0.0, 5.0, 10.0, 12.0, 20.0, 24.0))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert timing.shortest_step(SimpleNamespace(step=lambda batch: None), None) == 2.0
+    assert next(clock, None) is None
 
 
 def test_every_operator_of_the_recorded_step_has_been_timed():

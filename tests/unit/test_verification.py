@@ -286,7 +286,10 @@ def test_what_is_missing_or_no_number_is_not_close():
     assert relative_errors({"a": one}, {"a": torch.full((3,), torch.nan)})["a"] == float("inf")
     assert relative_errors({"a": torch.ones(2)}, {"a": one})["a"] == float("inf")
     nan = torch.tensor([1.0, torch.nan])
-    assert relative_errors({"a": nan}, {"a": nan.clone()})["a"] in (0.0, float("inf"))
+    assert relative_errors({"a": nan}, {"a": nan.clone()})["a"] == float("inf")
+    infinite = torch.tensor([1.0, torch.inf])
+    assert relative_errors({"a": infinite}, {"a": infinite.clone()})["a"] == 0.0
+    assert relative_errors({"a": infinite}, {"a": -infinite})["a"] == float("inf")
 
 
 # --- What this machine can carry out ---

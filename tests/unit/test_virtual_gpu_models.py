@@ -11,6 +11,8 @@ from memfit.devices.catalogue import load_device
 from memfit.recording import record_steps
 from memfit.trace.events import Category
 
+from .installed_transformers import part_of_transformers
+
 FLOAT = 4
 FLASH = "_scaled_dot_product_flash_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
@@ -46,15 +48,6 @@ MODELS = {
     "bert": ("BertForMaskedLM", "BertConfig", BERT, bf16, FLASH),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5, None, None),
 }
-
-
-def part_of_transformers(name):
-    """Give a model or a configuration, where the installed packages let it be imported."""
-    library = pytest.importorskip("transformers")
-    try:
-        return getattr(library, name)
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"transformers cannot import {name}: {error}")
 
 
 @pytest.mark.parametrize(

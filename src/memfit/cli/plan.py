@@ -160,6 +160,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "considered": [asdict(considered) for considered in plan.considered],
         "ladder": [{name: rung[name] for name in _RUNG} for rung in rungs],
         "pareto": [asdict(point) for point in plan.pareto],
+        "approximations": [asdict(each) for each in plan.approximations],
         "remedies": [asdict(remedy) for remedy in plan.remedies],
         "notes": list(plan.notes),
         "refused": [{"strategy": name, "reason": reason} for name, reason in plan.refused],

@@ -70,9 +70,9 @@ def configuration_folder(environment: Mapping[str, str] = os.environ) -> Path | 
         return None
 
 
-def calibration_path(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+def calibration_path(name: str) -> Path | None:
     """Give the file that holds the measured figures of a device; None without a home folder."""
-    folder = configuration_folder(environment)
+    folder = configuration_folder()
     return None if folder is None else folder / "devices" / f"{name}.toml"
 
 

@@ -18,7 +18,6 @@ from .calibration import CardIdentity
 from .occupancy import ManagedCard
 
 Work = Callable[[], object]
-Progress = Callable[[str], object]
 
 # Tensor cores know TF32 and bfloat16 since compute capability 8.0 and float16 since 7.0.
 # Source: NVIDIA CUDA C++ Programming Guide, arithmetic instructions.
@@ -94,7 +93,7 @@ class Card(Protocol):
         """Give cached memory back."""
 
 
-def measure_card(card: Card, progress: Progress = lambda _stage: None) -> dict[str, float]:
+def measure_card(card: Card) -> dict[str, float]:
     """Measure a card; takes well under a minute.
 
     The order matters: libraries are loaded one by one, and the context is read after each.
@@ -104,10 +103,8 @@ def measure_card(card: Card, progress: Progress = lambda _stage: None) -> dict[s
         "memory_bytes": identity.memory_bytes,
         "num_multiprocessors": identity.num_multiprocessors,
     }
-    progress("CUDA context and workspaces")
     values |= context_and_workspaces(card)
     is_small = identity.memory_bytes < _SMALL_CARD_BYTES
-    progress("copies")
     copied_bytes = _COPY_BYTES // 4 if is_small else _COPY_BYTES
     # A copy on the card reads and writes every byte.
     values["memory_bandwidth_bytes_per_second"] = (
@@ -119,10 +116,8 @@ def measure_card(card: Card, progress: Progress = lambda _stage: None) -> dict[s
     )
     card.release()
     for rate, flops_per_second in _matrix_rates(card, _SMALL_WIDTH if is_small else _WIDTH):
-        progress(f"matrix products in {rate}")
         values[f"matrix_{rate}_flops_per_second"] = flops_per_second
         card.release()
-    progress("operator launches")
     work = card.smallest_operator()
     card.seconds(work, _NUM_LAUNCHES)
     rounds = [card.seconds(work, _NUM_LAUNCHES) for _ in range(_NUM_ROUNDS)]

@@ -75,14 +75,14 @@ class ManagedCard:
         status = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(0), ctypes.byref(handle))
         return cls(library, handle) if status == _SUCCESS else None
 
-    def occupancy(self, pid: int | None = None) -> Occupancy | None:
+    def occupancy(self) -> Occupancy | None:
         """Read what is occupied now; None where the driver refuses."""
         info = _MemoryInfo()
         if self._library.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(info)) != _SUCCESS:
             return None
         return Occupancy(
             card_bytes=info.used,
-            process_bytes=self._process_bytes(os.getpid() if pid is None else pid),
+            process_bytes=self._process_bytes(os.getpid()),
         )
 
     def driver_version(self) -> str | None:

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memfit.session.recomputation import is_recomputed_later
+
 _FEWEST_CLASSES = 1024
 _MOST_INSIDE = 4
 """Outputs per input of the widest layers inside usual models; logits have more."""
@@ -141,9 +143,7 @@ def _must_be_computed() -> bool:
     """
     if not torch.is_grad_enabled():
         return True
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    is_checkpointed = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
-    return is_checkpointed or torch._C._are_functorch_transforms_active()
+    return is_recomputed_later() or torch._C._are_functorch_transforms_active()
 
 
 def _of_linear(input: Any, weight: Any, bias: Any = None) -> Head | None:  # noqa: A002 - torch's

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.spec import Device
+from memfit.errors import StrategyError
 from memfit.figures import Prediction
 from memfit.job import Job
 from memfit.planner.assignment import Assignment, frontier, store_all
 from memfit.planner.candidates import Evaluated, Refinement, Strategies
 from memfit.planner.chain import Chain
 from memfit.planner.outline import outline
+from memfit.planner.pieces import Pieces
 from memfit.prediction import evaluate, judge, rules_of
 from memfit.recording import Recording, record
 from memfit.session.batches import BatchLayout
@@ -27,6 +30,8 @@ from memfit.trace.events import Category, Phase
 Progress = Callable[[str], None]
 _FEW_PIECES = 4
 """A batch of more micro-batches than this is recorded with its first and last ones only."""
+_MOST_KEPT = 3
+"""Recordings are large, so only the latest wait for the same with another allocator setting."""
 
 _NEAR_BUDGET = (1.01, 1.0, 0.995, 0.98, 0.95)
 """Peaks for which blocks are chosen exactly, as shares of what the budget leaves."""
@@ -67,6 +72,14 @@ class JobEvaluator:
     plain: Recording
     """The job as it is."""
     progress: Progress | None = None
+    pieces: Pieces | None = None
+    """Asked before a batch is cut into micro-batches."""
+    _latest: dict[tuple[Strategies, int], Recording] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """The last recordings, which serve whatever the allocator is told besides."""
+    _recorded: set[str] = field(default_factory=set, init=False, repr=False)
+    """The names of strategies with which some step could be recorded."""
 
     def in_full(self, strategies: Strategies) -> Evaluated:
         """Record the whole step."""
@@ -89,19 +102,62 @@ class JobEvaluator:
 
     def _record(self, strategies: Strategies, job: Job) -> Recording:
         # What the allocator is told changes nothing that is recorded.
-        if job is self.job and all(isinstance(strategy, AllocatorConf) for strategy in strategies):
+        members = tuple(s for s in strategies if not isinstance(s, AllocatorConf))
+        if job is self.job and not members:
             return self.plain
+        key = (members, job.batch_size)
+        if key not in self._latest:
+            recording = self._recorded_now(members, job)
+            if len(self._latest) == _MOST_KEPT:
+                del self._latest[next(iter(self._latest))]
+            self._latest[key] = recording
+        return self._latest[key]
+
+    def _recorded_now(self, strategies: Strategies, job: Job) -> Recording:
+        self._check_pieces(strategies)
         if self.progress is not None:
             self.progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
         plan = Plan(strategies=strategies)
-        return record(
-            job,
-            plan,
-            self.layout,
-            device=self.device,
-            disguised=self.plain.is_disguised,
-            facts=self.plain.facts,
-        )
+        with self._failure_named(strategies):
+            recording = record(
+                job,
+                plan,
+                self.layout,
+                device=self.device,
+                disguised=self.plain.is_disguised,
+                facts=self.plain.facts,
+            )
+        self._recorded.update(strategy.name for strategy in strategies)
+        return recording
+
+    def _check_pieces(self, strategies: Strategies) -> None:
+        """Refuse micro-batches where the loss couples samples.
+
+        Raises:
+            StrategyError: if it does, with the reason.
+        """
+        splits = [s.name for s in strategies if isinstance(s, AbstractSplitting)]
+        if splits and self.pieces is not None and (reason := self.pieces.obstacle()):
+            raise StrategyError(splits[0], reason)
+
+    @contextmanager
+    def _failure_named(self, strategies: Strategies) -> Iterator[None]:
+        """Turn whatever recording raises into a refusal: as it is, the job could be recorded.
+
+        What was never recorded before is at fault; a combination is where nothing in it is new,
+        and only it is refused then.
+
+        Raises:
+            StrategyError: if recording fails.
+        """
+        try:
+            yield
+        except (StrategyError, MemoryError):
+            raise
+        except Exception as error:
+            names = dict.fromkeys(strategy.name for strategy in strategies)
+            new = [name for name in names if name not in self._recorded]
+            raise StrategyError(" + ".join(new or names), _failure(error)) from error
 
     def _prediction(self, strategies: Strategies, job: Job, recording: Recording) -> Prediction:
         prediction = evaluate(
@@ -170,6 +226,13 @@ class JobEvaluator:
             prediction=prediction,
             refinements=_refinements(chain, strategies, prediction, repeats),
         )
+
+
+def _failure(error: Exception) -> str:
+    """Quote an error's first line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return f"the step could not be recorded with it ({said.rstrip('.')})."
 
 
 def _refinements(

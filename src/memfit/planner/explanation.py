@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from memfit.figures import ConsideredPlan, Prediction, Remedy
-from memfit.planner.candidates import Candidate
+from memfit.allocator.simulate import AllocatorRules, alive_at_peak
+from memfit.figures import ConsideredPlan, Remedy
+from memfit.planner.candidates import Candidate, Strategies
+from memfit.planner.choices import Choices
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import Strategy
+from memfit.trace.events import Category, Phase, Trace
 from memfit.units import format_bytes, format_seconds
+
+Held = Mapping[tuple[Category, Phase], int]
+"""The bytes that live at a step's peak, by what they are for and by the part that made them."""
 
 
 def considered_plans(tried: Iterable[Candidate], best: Candidate) -> tuple[ConsideredPlan, ...]:
@@ -30,25 +37,68 @@ def considered_plans(tried: Iterable[Candidate], best: Candidate) -> tuple[Consi
     )
 
 
-def remedies(
-    plain: Prediction, chosen: Sequence[Strategy], refused: Sequence[tuple[str, str]]
-) -> tuple[Remedy, ...]:
-    """Bound what each strategy can take off the plain step's peak, the most first.
+def held_at_peak(trace: Trace, rules: AllocatorRules) -> Held:
+    """Sort what lives at a step's peak."""
+    held: Counter[tuple[Category, Phase]] = Counter()
+    for index, num_bytes in alive_at_peak(trace, rules):
+        allocation = trace.allocations[index]
+        held[allocation.category, allocation.phase] += num_bytes
+    return held
 
-    At the moment of the peak no strategy can remove more than what lies there of the kinds that it
-    acts on; another moment may then become the peak.
+
+def remedies(
+    held: Held, removed: Mapping[str, int], chosen: Sequence[Strategy], refused: Mapping[str, str]
+) -> tuple[Remedy, ...]:
+    """Say what each strategy can take off the plain step's peak allocated at most, the most first.
+
+    One that acts on nothing that lives there, but on what the allocator keeps unused, has no place.
+
+    Args:
+        held: what lives at that peak.
+        removed: what strategies were seen to take off it, by name.
+        chosen: the strategies of the chosen plan.
+        refused: why others were left out, by name.
     """
     used = {strategy.name for strategy in chosen}
-    reasons = dict(refused)
     found = [
         Remedy(
             strategy=strategy.name,
-            most_bytes=sum(plain.by_category.get(kind.value, 0) for kind in strategy.acts_on),
-            state="used" if strategy.name in used else reasons.get(strategy.name, "not needed"),
+            most_bytes=removed.get(strategy.name, _most_bytes(strategy, held)),
+            is_recorded=strategy.name in removed,
+            state="used" if strategy.name in used else refused.get(strategy.name, "not needed"),
         )
         for strategy in CATALOGUE
+        if strategy.acts_on
     ]
     return tuple(sorted(found, key=lambda remedy: (-remedy.most_bytes, remedy.strategy)))
+
+
+def removed_alone(tried: Mapping[Strategies, Candidate], choices: Choices) -> dict[str, int]:
+    """Give what strategies take off the plain peak, where each setting was recorded alone."""
+    if () not in tried:
+        return {}
+    plain_bytes = tried[()].prediction.peak_allocated_bytes
+    found: dict[str, int] = {}
+    for options in (*choices.fixed_size, choices.splits):
+        settings = [option for option in options if option is not None]
+        alone = [tried[setting,] for setting in settings if (setting,) in tried]
+        if alone and len(alone) == len(settings):
+            least_bytes = min(candidate.prediction.peak_allocated_bytes for candidate in alone)
+            found[settings[0].name] = max(0, plain_bytes - least_bytes)
+    return found
+
+
+def _most_bytes(strategy: type[Strategy], held: Held) -> int:
+    """Bound what a strategy can take off a peak.
+
+    At that moment it removes no more than what lies there of the kinds that it acts on; another
+    moment may then become the peak.
+    """
+    return sum(
+        int(num_bytes * strategy.acts_on.get(category, 0.0))
+        for (category, phase), num_bytes in held.items()
+        if category is not Category.TEMPORARIES or phase in strategy.acts_in
+    )
 
 
 def _reason(candidate: Candidate, best: Candidate) -> str:

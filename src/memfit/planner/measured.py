@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memfit.cost.operator_times import OperatorTimes
@@ -53,12 +54,26 @@ def measured_times(job: Job, device: Device, plain: Recording) -> OperatorTimes:
 
 
 def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) -> Candidate:
-    """Run the plans that are estimated to be about as fast as the best one; give the fastest."""
+    """Run the plans that are estimated to be about as fast as the best one; give the fastest.
+
+    Smaller micro-batches are run as well, as long as each is faster than the one before it: no
+    estimate says that less memory at a time can be faster, though caches often make it so.
+    """
     more = search.faster_than(best.prediction.step_seconds * _SLACK, _MOST_PLANS - 1)
-    shortlist = [best, *more]
-    plans = [Plan(strategies=candidate.strategies) for candidate in shortlist]
+    chosen = _fastest_of(job, device, [best, *more])
+    while smaller := search.halved(chosen.strategies):
+        faster = _fastest_of(job, device, [chosen, smaller])
+        if faster.strategies == chosen.strategies:
+            return faster
+        chosen = faster
+    return chosen
+
+
+def _fastest_of(job: Job, device: Device, candidates: Sequence[Candidate]) -> Candidate:
+    """Run plans in turns and give the fastest, with its measured time."""
+    plans = [Plan(strategies=candidate.strategies) for candidate in candidates]
     seconds = time_plans(job, plans, device)
-    fastest = min(range(len(shortlist)), key=seconds.__getitem__)
-    chosen = shortlist[fastest]
+    fastest = min(range(len(plans)), key=seconds.__getitem__)
+    chosen = candidates[fastest]
     prediction = replace(chosen.prediction, step_seconds=seconds[fastest])
-    return Candidate(strategies=chosen.strategies, prediction=prediction)
+    return replace(chosen, prediction=prediction)

@@ -2,57 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from memfit.devices.spec import Device
-from memfit.figures import ParetoPoint
-from memfit.planner.candidates import Candidate
+from memfit.figures import Approximation, ParetoPoint
+from memfit.planner.approximations import approximations, not_allowed
+from memfit.planner.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.choices import Choices
-from memfit.planner.explanation import considered_plans, remedies
+from memfit.planner.explanation import considered_plans, held_at_peak, remedies, removed_alone
+from memfit.planner.ladder import Ladder
+from memfit.planner.pieces import Pieces
 from memfit.planner.search import Search
+from memfit.prediction import rules_of
+from memfit.recording import Recording
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan
+from memfit.units import format_seconds
 
-_RUNGS = (0.85, 0.6)
-"""Peaks of the safer plans, as shares of the chosen one's."""
+_BEYOND = 1.05
+"""An estimate is worth showing where nothing recorded is as good when the estimate is made worse
+by this factor in both figures; about so far off estimated times have been seen."""
+_MOST_RECORD_SECONDS = 3.0
+"""Where recording a step takes longer, approximations that nobody asked for are not recorded."""
 
 
-def chosen_plan(
-    device: Device, search: Search, best: Candidate, choices: Choices, note: str
-) -> Plan:
-    """Describe the chosen plan and what lies around it."""
-    ladder = tuple(_plan_of(device, rung) for rung in _ladder(search, best))
-    plain = search.tried[()].prediction if () in search.tried else best.prediction
-    used = {strategy.name for strategy in best.strategies}
-    refused = (*choices.refused, *(r for r in search.refused.items() if r[0] not in used))
-    return Plan(
-        strategies=best.strategies,
-        device=device.name,
-        numerics=Numerics(best.prediction.numerics),
-        prediction=best.prediction,
-        ladder=ladder,
-        pareto=pareto(_points(search, best)),
-        considered=considered_plans(search.tried.values(), best),
-        remedies=remedies(plain, best.strategies, refused),
-        refused=refused,
-        notes=(note,) if note else (),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a search was asked and how it ended."""
+
+    device: Device
+    plain: Recording
+    choices: Choices
+    evaluate: Evaluator
+    search: Search
+    pieces: Pieces
+    is_measured: bool
+    """Whether times were taken here; what is recorded afterwards has none to stand beside them."""
+
+    def plan(self, best: Candidate) -> Plan:
+        """Describe the chosen plan and what lies around it."""
+        search, used = self.search, {strategy.name for strategy in best.strategies}
+        ladder = Ladder(search, self.evaluate, self.choices)
+        rungs = tuple(_plan_of(self.device, rung) for rung in ladder.below(best))
+        tried = ladder.tried | search.tried
+        approximated, notes = self._approximations(best)
+        failed = search.refused.items()
+        refused = (*self.choices.refused, *(entry for entry in failed if entry[0] not in used))
+        notes += [f"{name}, in some plans: {why}" for name, why in failed if name in used]
+        held = held_at_peak(self.plain.steady, rules_of(self.device))
+        removed = removed_alone(tried, self.choices)
+        return replace(
+            _plan_of(self.device, best),
+            ladder=rungs,
+            pareto=pareto(_points(tried | {best.strategies: best}, search.refinements(), best)),
+            considered=considered_plans(tried.values(), best),
+            approximations=approximated,
+            remedies=remedies(held, removed, best.strategies, dict(refused)),
+            refused=refused,
+            notes=tuple(note for note in (self.pieces.note(), *notes) if note),
+        )
+
+    def _approximations(self, best: Candidate) -> tuple[tuple[Approximation, ...], list[str]]:
+        """Record what approximations would buy where that is quick; give notes as well."""
+        if self.is_measured or not not_allowed(self.choices):
+            return (), []
+        seconds = max(self.plain.record_seconds, best.prediction.record_seconds)
+        if seconds > _MOST_RECORD_SECONDS:
+            note = (
+                "What approximations would buy was not recorded, because recording a step takes "
+                f"{format_seconds(seconds)}. Plan with --allow NAME to see."
+            )
+            return (), [note]
+        return approximations(self.evaluate, best.strategies, self.choices, self.plain.facts)
 
 
 def pareto(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Keep the points that no other beats, and the chosen one; the fastest first."""
+    """Keep the points that nothing recorded beats, and the chosen one; the fastest first.
+
+    An estimate hides nothing that was recorded, and is kept only where it is clearly beyond.
+    """
+    points = list(points)
+    recorded = _front(point for point in points if point.is_recorded)
+    beyond = _front(
+        point
+        for point in points
+        if not point.is_recorded and not any(_is_near_or_beaten(point, by) for by in recorded)
+    )
+    return tuple(sorted([*recorded, *beyond], key=_by_time))
+
+
+def _front(points: Iterable[ParetoPoint]) -> list[ParetoPoint]:
+    """Keep the points that no other beats, and the chosen one."""
     found: list[ParetoPoint] = []
     least_bytes: int | None = None
-    for point in sorted(points, key=lambda p: (p.step_seconds, p.peak_bytes, not p.is_chosen)):
+    for point in sorted(points, key=_by_time):
         if point.is_chosen or least_bytes is None or point.peak_bytes < least_bytes:
             found.append(point)
             least_bytes = min(point.peak_bytes, least_bytes or point.peak_bytes)
-    return tuple(found)
+    return found
 
 
-def _points(search: Search, best: Candidate) -> Iterator[ParetoPoint]:
+def _by_time(point: ParetoPoint) -> tuple[float, int, bool]:
+    return point.step_seconds, point.peak_bytes, not point.is_chosen
+
+
+def _is_near_or_beaten(estimate: ParetoPoint, recorded: ParetoPoint) -> bool:
+    return (
+        recorded.peak_bytes <= _BEYOND * estimate.peak_bytes
+        and recorded.step_seconds <= _BEYOND * estimate.step_seconds
+    )
+
+
+def _points(
+    tried: Mapping[Strategies, Candidate], refinements: Iterable[Refinement], best: Candidate
+) -> Iterator[ParetoPoint]:
     """Yield everything that was recorded, and every refinement that was only estimated."""
-    tried = search.tried | {best.strategies: best}
     for strategies, candidate in tried.items():
         yield ParetoPoint(
             strategies=tuple(strategy.label() for strategy in strategies),
@@ -61,7 +126,7 @@ def _points(search: Search, best: Candidate) -> Iterator[ParetoPoint]:
             is_recorded=True,
             is_chosen=strategies == best.strategies,
         )
-    for refinement in search.refinements():
+    for refinement in refinements:
         if refinement.strategies not in tried:
             yield ParetoPoint(
                 strategies=tuple(strategy.label() for strategy in refinement.strategies),
@@ -70,20 +135,6 @@ def _points(search: Search, best: Candidate) -> Iterator[ParetoPoint]:
                 is_recorded=False,
                 is_chosen=False,
             )
-
-
-def _ladder(search: Search, best: Candidate) -> Iterator[Candidate]:
-    """Yield ever smaller plans, each the fastest known of its size, each recorded."""
-    last_bytes = best.prediction.bounded_bytes()
-    for share in _RUNGS:
-        most_bytes = int(share * best.prediction.bounded_bytes())
-        if last_bytes <= most_bytes:
-            continue
-        rung = search.fastest_below(most_bytes)
-        if rung is None or rung.prediction.bounded_bytes() >= last_bytes:
-            return
-        last_bytes = rung.prediction.bounded_bytes()
-        yield rung
 
 
 def _plan_of(device: Device, candidate: Candidate) -> Plan:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
@@ -13,18 +14,19 @@ from memfit.planner.candidates import Candidate, Evaluator
 from memfit.planner.choices import Choices, calls_blocks_again, gather_choices, without_pieces
 from memfit.planner.evaluation import Budget, JobEvaluator, Progress
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
-from memfit.planner.outcome import chosen_plan
+from memfit.planner.outcome import Outcome
+from memfit.planner.pieces import Pieces
 from memfit.planner.search import Search
 from memfit.prediction import default_budget_of
 from memfit.recording import record
-from memfit.session.batches import BatchLayout, find_layout
+from memfit.session.batches import find_layout
 from memfit.session.coupling import find_coupling
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.plan import Plan
 from memfit.units import parse_bytes
 
 _BUDGETS = ("allocated", "reserved", "process")
-_SLACK = 0.01
+_SLACK = 0.02
 """Times are estimates, so plans closer than this are not told apart by more recordings."""
 
 
@@ -86,6 +88,7 @@ def plan(
         may_use_disk=bounds.disk_bytes is not None,
         calls_blocks_again=calls_blocks_again(plain.steady, plain.facts),
     )
+    pieces = Pieces(partial(find_coupling, job, layout))
     evaluator = JobEvaluator(
         job=job,
         device=spec,
@@ -96,27 +99,28 @@ def plan(
         may_offload=spec.kind != CPU and choices.offers(ActivationOffload.name),
         plain=plain,
         progress=progress,
+        pieces=pieces,
     )
-    note = ""
-    if choices.splits and (choices.must_split or not evaluator.in_full(()).prediction.fits):
-        choices, note = _uncoupled(job, layout, choices)
-    search = Search(Evaluator(evaluator.in_short, evaluator.in_full), choices, slack=_SLACK)
+    may_split = choices.must_split or not evaluator.in_full(()).prediction.fits
+    if choices.splits and may_split and (reason := pieces.obstacle()):
+        choices = without_pieces(choices, reason)
+    evaluate = Evaluator(evaluator.in_short, evaluator.in_full)
+    search = Search(evaluate, choices, slack=_SLACK)
     best = search.run()
     if best is None:
-        raise _no_plan_fits(search.smallest(), bounds.num_bytes, choices)
+        raise _no_plan_fits(search.smallest(), bounds.num_bytes, choices, search.refused)
     if measure:
         best = fastest_measured(job, spec, best, search)
-    return chosen_plan(spec, search, best, choices, note)
-
-
-def _uncoupled(job: Job, layout: BatchLayout, choices: Choices) -> tuple[Choices, str]:
-    """Leave out micro-batches where the loss couples samples; give what is worth knowing."""
-    coupling = find_coupling(job, layout)
-    if coupling is None:
-        return choices, ""
-    if coupling.forbids_pieces:
-        return without_pieces(choices, coupling.sentence), ""
-    return choices, coupling.sentence
+    outcome = Outcome(
+        device=spec,
+        plain=plain,
+        choices=choices,
+        evaluate=evaluate,
+        search=search,
+        pieces=pieces,
+        is_measured=measure,
+    )
+    return outcome.plan(best)
 
 
 def _budget(
@@ -137,13 +141,13 @@ def _budget(
     return Budget(
         num_bytes=read_budget(budget) or spec.memory_bytes,
         of=budget_of,
-        host_bytes=read_budget(host_memory),
-        disk_bytes=read_budget(disk),
+        host_bytes=read_budget(host_memory, "host memory"),
+        disk_bytes=read_budget(disk, "disk space"),
     )
 
 
-def read_budget(budget: str | int | None) -> int | None:
-    """Read a budget in bytes; None stays None.
+def read_budget(budget: str | int | None, name: str = "budget") -> int | None:
+    """Read a budget in bytes, which errors call by its name; None stays None.
 
     Raises:
         UsageError: if it is no size, or not positive.
@@ -153,18 +157,21 @@ def read_budget(budget: str | int | None) -> int | None:
     try:
         budget_bytes = parse_bytes(budget)
     except ValueError as error:
-        raise UsageError(f"The budget {error}.") from None
+        raise UsageError(f"The {name} {error}.") from None
     if budget_bytes <= 0:
-        raise UsageError(f"The budget must be more than 0 bytes, not {budget}.")
+        raise UsageError(f"The {name} must be more than 0 bytes, not {budget}.")
     return budget_bytes
 
 
-def _no_plan_fits(smallest: Candidate, budget_bytes: int, choices: Choices) -> NoPlanFitsError:
-    """Say how small it got, and what else could be allowed."""
+def _no_plan_fits(
+    smallest: Candidate, budget_bytes: int, choices: Choices, failed: Mapping[str, str]
+) -> NoPlanFitsError:
+    """Say how small it got, what else could be allowed, and what could not be recorded."""
     remedies = [f"{name} ({reason})" for name, reason in choices.refused if "--allow" in reason]
     advice = ["Raise the budget or reduce the batch size or the model."]
     if remedies:
         advice.append("Not tried, because the results would change: " + "; ".join(remedies) + ".")
+    advice += [f"Left out: {name}: {reason}" for name, reason in failed.items()]
     return NoPlanFitsError(
         budget_bytes=budget_bytes,
         smallest_peak_bytes=smallest.prediction.bounded_bytes(),

@@ -11,20 +11,22 @@ Estimates order the queue and leave out what cannot fit by far; they accept noth
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from memfit.errors import StrategyError
 from memfit.figures import Prediction
 from memfit.planner.candidates import Candidate, Evaluated, Evaluator, Refinement, Strategies
-from memfit.planner.choices import Choice, Choices
+from memfit.planner.choices import Choices
+from memfit.planner.neighbours import TOLERANCE, Neighbours
 from memfit.planner.queue import Entry, Node
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
+from memfit.trace.events import Category
 
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
-_TOLERANCE = 0.02
-"""Estimated peaks that are over the budget by more than this share are not recorded."""
+_LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 _LARGEST_ERROR = 0.15
 """How far off estimates may be where nothing has shown by how much, as a share of the budget."""
 
@@ -39,14 +41,18 @@ class Search:
     def __init__(self, evaluate: Evaluator, choices: Choices, *, slack: float = 0.0) -> None:
         self._evaluate = evaluate
         self._choices = choices
+        self._neighbours = Neighbours(choices)
         self._slack = slack
         self._queue: list[Entry] = []
         self._seen: set[Strategies] = set()
         self._evaluated: dict[Strategies, Evaluated] = {}
         self._nodes: list[Node] = []
         self._ratios: dict[Strategy, float] = {}
-        self.refused: dict[str, str] = {}
-        """Strategies that turned out not to apply while they were recorded, with the reason."""
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Give the strategies that turned out not to apply while recorded, with the reason."""
+        return self._neighbours.refused
 
     @property
     def tried(self) -> dict[Strategies, Candidate]:
@@ -65,8 +71,10 @@ class Search:
     def run(self) -> Candidate | None:
         """Give the fastest candidate that fits; None if none does."""
         for root in self._roots():
-            self._add(Node(root, 0, None), 0.0)
-        found = self._first_that_fits()
+            node = Node(root, 0, None)
+            self._add(node, 0.0)
+            self._open(node)
+        found = None if self._is_hopeless() else self._first_that_fits()
         if found is None:
             smallest = self.smallest()
             found = smallest if smallest.prediction.fits else None
@@ -103,23 +111,38 @@ class Search:
     def smallest(self) -> Candidate:
         """Give the smallest peak that can be reached, for when nothing fits.
 
-        Starts from the combination with the smallest peak to be expected, and takes whatever
-        strategy or halving lowers it most, until nothing does.
+        Starts from the combination with the smallest peak to be expected, and from everything at
+        once, and takes whatever strategy or halving lowers it most, until nothing does. Whole
+        steps are recorded only of what seems to fit, since the others have the most micro-batches.
         """
-        node = min(self._nodes, key=self._floor)
+        starts = [min(self._nodes, key=self._floor)]
+        starts += [node for node in self._neighbours.strongest() if self._open(node)]
+        node = min((self._descended(start) for start in starts), key=self._floor)
+        for refinement in reversed(self._of(node.strategies).refinements):
+            if self._attempt(refinement.strategies):
+                break
+        reached = [c for c in self.tried.values() if self._is_allowed(c.strategies)]
+        for smallest in sorted(reached, key=_peak_bytes):
+            if not smallest.prediction.fits:
+                return smallest
+            if confirmed := self._attempt(smallest.strategies, in_full=True):
+                return confirmed
+        return self._record(())
+
+    def halved(self, strategies: Strategies) -> Candidate | None:
+        """Record a combination with the next smaller micro-batch; None if none fits."""
+        found = self._neighbours.halved(strategies)
+        candidate = self._attempt(found, in_full=True) if found else None
+        return candidate if candidate and candidate.prediction.fits else None
+
+    def _descended(self, node: Node) -> Node:
+        """Take whatever lowers a node's smallest peak most, until nothing does."""
         while True:
-            children = [child for child in self._smaller(node) if self._open(child)]
+            children = [child for child in self._neighbours.smaller(node) if self._open(child)]
             best = min([node, *children], key=self._floor)
             if best is node:
-                break
+                return node
             node = best
-        reached = [self._record(node.strategies, in_full=True)]
-        for refinement in reversed(self._of(node.strategies).refinements):
-            if last := self._attempt(refinement.strategies, in_full=True):
-                reached.append(last)
-                break
-        reached += [c for c in self.tried.values() if self._is_allowed(c.strategies)]
-        return min(reached, key=_peak_bytes)
 
     def _first_that_fits(self, most_seconds: float = float("inf")) -> Candidate | None:
         """Take entries from the queue until a candidate is the fastest of all that is left."""
@@ -131,6 +154,9 @@ class Search:
                     return confirmed
             elif entry.refinement is not None:
                 self._try_refinement(entry.node, entry.refinement)
+            elif self._expected_seconds(entry.node) > entry.seconds * (1 + 1e-9):
+                # Others that were recorded since have shown that it takes longer.
+                self._push(self._expected_seconds(entry.node), entry.peak_bytes, entry.node)
             elif len(self._evaluated) < _MOST_RECORDINGS and self._open(entry.node):
                 self._opened(entry.node)
         return None
@@ -149,7 +175,9 @@ class Search:
     def _confirmed(self, entry: Entry) -> Candidate | None:
         """Record a candidate in full; put it back into the queue if that made it slower."""
         assert entry.candidate is not None, "asked of candidates only"
-        candidate = self._record(entry.candidate, in_full=True)
+        candidate = self._attempt(entry.candidate, in_full=True)
+        if candidate is None:
+            return None
         if not candidate.prediction.fits:
             if entry.candidate == entry.node.strategies:
                 self._opened(entry.node)  # what makes it smaller is needed after all
@@ -183,7 +211,7 @@ class Search:
         The smallest one is recorded to learn that, where nothing else has shown it.
         """
         evaluated = self._of(node.strategies)
-        most_bytes = (evaluated.prediction.budget_bytes or 0) * (1 + _TOLERANCE)
+        most_bytes = (evaluated.prediction.budget_bytes or 0) * (1 + TOLERANCE)
         if node.correction_bytes is not None:
             return refinement.peak_bytes + node.correction_bytes <= most_bytes
         if refinement is evaluated.refinements[-1]:
@@ -202,10 +230,10 @@ class Search:
         if self._choices.must_split and node.split == 1:
             return True
         mine, before = node.evaluated, node.parent.evaluated
-        added = set(node.strategies) - set(node.parent.strategies)
-        if len(added) == 1 and len(node.strategies) == len(node.parent.strategies) + 1:
-            ratio = mine.prediction.step_seconds / before.prediction.step_seconds
-            self._ratios.setdefault(added.pop(), ratio)
+        for added in set(node.strategies) - set(node.parent.strategies) - set(self._ratios):
+            # The others were added before, so what each of them costs is known.
+            ratio = mine.prediction.step_seconds / self._expected_seconds(node)
+            self._ratios[added] = ratio
         return (
             mine.prediction.bounded_bytes() < before.prediction.bounded_bytes()
             or mine.floor_bytes < before.floor_bytes
@@ -222,7 +250,7 @@ class Search:
             return
         for refinement in evaluated.refinements if is_allowed else ():
             self._push(refinement.seconds, refinement.peak_bytes, node, refinement=refinement)
-        for child in self._children(node):
+        for child in self._neighbours.children(node):
             self._add(child, max(prediction.step_seconds, self._expected_seconds(child)))
 
     def _expected_seconds(self, node: Node) -> float:
@@ -235,54 +263,6 @@ class Search:
             if member not in first.strategies:
                 seconds *= self._ratios.get(member, 1.0)
         return seconds
-
-    def _children(self, node: Node) -> Iterator[Node]:
-        """Yield the combinations with one strategy or one halving more.
-
-        Strategies are added to the whole batch, so that each combination is reached one way.
-        """
-        if node.split == 0:
-            yield from self._with_one_more(node)
-        if self._may_split_further(node):
-            yield from self._halved(node)
-
-    def _smaller(self, node: Node) -> Iterator[Node]:
-        """Yield whatever could be smaller than a node by one strategy or one halving."""
-        yield from self._with_one_more(node)
-        if node.split < len(self._choices.splits):
-            yield from self._halved(node)
-
-    def _with_one_more(self, node: Node) -> Iterator[Node]:
-        for options in self._choices.fixed_size:
-            others = [member for member in node.strategies if member not in options]
-            present = [member for member in node.strategies if member in options]
-            for option in _next_options(options, present):
-                yield from self._child(node, (*others, option), node.split)
-
-    def _halved(self, node: Node) -> Iterator[Node]:
-        split = self._choices.splits[node.split]
-        whole = [member for member in node.strategies if member not in self._choices.splits]
-        yield from self._child(node, (*whole, split), node.split + 1)
-
-    def _child(self, node: Node, members: Sequence[Strategy], split: int) -> Iterator[Node]:
-        strategies = in_catalogue_order(members)
-        is_refused = any(strategy.name in self.refused for strategy in strategies)
-        if not is_refused and not conflict(strategies):
-            yield Node(strategies, split, node)
-
-    def _may_split_further(self, node: Node) -> bool:
-        """Say whether halving the micro-batch once more can still make it fit.
-
-        The peak is convex in the micro-batch (a maximum of sums that are linear in it), so the
-        line through two sizes bounds every smaller one from below.
-        """
-        if node.split >= len(self._choices.splits):
-            return False
-        if node.parent is None or node.parent.split != node.split - 1 or node.split < 2:
-            return True
-        mine, before = self._of(node.strategies), self._of(node.parent.strategies)
-        least_bytes = 2 * mine.floor_bytes - before.floor_bytes
-        return least_bytes <= (mine.prediction.budget_bytes or 0) * (1 + _TOLERANCE)
 
     def _roots(self) -> list[Strategies]:
         """Give the combinations to begin with: what is required, and what makes a step faster."""
@@ -341,6 +321,18 @@ class Search:
         entry = Entry(seconds, peak_bytes, labels, node, refinement, candidate)
         heapq.heappush(self._queue, entry)
 
+    def _is_hopeless(self) -> bool:
+        """Say whether what lives all the time and nothing acts on is over the budget by itself."""
+        options = (*self._choices.splits, *(o for os in self._choices.fixed_size for o in os if o))
+        reached = {category for option in options for category in option.acts_on}
+        prediction = next(iter(self._evaluated.values())).prediction
+        least_bytes = sum(
+            prediction.by_category.get(category.value, 0)
+            for category in _LASTING
+            if category not in reached
+        )
+        return prediction.budget_bytes is not None and least_bytes > prediction.budget_bytes
+
     def _floor(self, node: Node) -> tuple[bool, int]:
         """Order nodes by the smallest peak to be expected; what is not allowed comes last."""
         return not self._is_allowed(node.strategies), self._of(node.strategies).floor_bytes
@@ -366,21 +358,12 @@ class Search:
     def _record(self, strategies: Strategies, *, in_full: bool = False) -> Candidate:
         evaluated = self._of(strategies)
         if in_full and not evaluated.is_exact:
-            evaluated = self._evaluated[strategies] = self._evaluate.in_full(strategies)
+            # What many micro-batches would save by recomputing is estimated from a few of them.
+            estimated = evaluated.refinements
+            evaluated = self._evaluate.in_full(strategies)
+            evaluated = replace(evaluated, refinements=evaluated.refinements or estimated)
+            self._evaluated[strategies] = evaluated
         return Candidate(strategies=strategies, prediction=evaluated.prediction)
-
-
-def _next_options(options: Sequence[Choice], present: Sequence[Strategy]) -> list[Strategy]:
-    """Give the settings of one strategy to try next, besides the one that is there.
-
-    Settings that can only cost time are ordered from the mildest, so each is tried after the one
-    before it.
-    """
-    all_of_it = [option for option in options if option is not None]
-    if not all(option.never_faster for option in all_of_it):
-        return [option for option in all_of_it if option not in present]
-    following = all_of_it.index(present[0]) + 1 if present else 0
-    return all_of_it[following : following + 1]
 
 
 def _is_better(prediction: Prediction, other: Prediction) -> bool:

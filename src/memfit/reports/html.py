@@ -45,10 +45,12 @@ if TYPE_CHECKING:
 # An inline picture needs no more points than a wide screen has columns for a panel.
 _INLINE_POINTS = 900
 _TOP_MODULES = 12
+TONES = {True: "good", False: "bad", None: ""}
+"""The class of what fits, of what does not, and where there is no budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
+class Card:
     """One headline number with the lines below it."""
 
     label: str
@@ -125,7 +127,7 @@ def report_html(report: RunReport) -> str:
         report=report,
         considered=considered_rows(report.rows),
         verdict=verdict,
-        fits=fits,
+        tone=TONES[fits],
         cards=_cards(report),
         gauge=_gauge(report),
         budget_width=_budget_width(report),
@@ -195,7 +197,7 @@ def _verdict(report: RunReport) -> tuple[bool | None, str]:
     return within, fits_sentence(report.planned, report.budget_bytes)
 
 
-def _cards(report: RunReport) -> list[_Card]:
+def _cards(report: RunReport) -> list[Card]:
     """Choose the headline numbers."""
     budget_of = report.planned.budget_of
     figure = FIGURE_NAMES[budget_of]
@@ -205,35 +207,34 @@ def _cards(report: RunReport) -> list[_Card]:
     ]
     measurement = report.measured
     if measurement is None:
-        cards.append(_Card(label="Measured peak", value="-", notes=("not measured",)))
+        cards.append(Card(label="Measured peak", value="-", notes=("not measured",)))
     else:
         found = measured_bytes(measurement, budget_of)
         over = found is not None and report.budget_bytes and found > report.budget_bytes
         notes = (figure, f"step {format_seconds(measurement.step_seconds)}")
         value = "-" if found is None else format_bytes(found)
         cards.append(
-            _Card(label="Measured peak", value=value, notes=notes, tone="bad" if over else "")
+            Card(label="Measured peak", value=value, notes=notes, tone="bad" if over else "")
         )
     budget = "none" if report.budget_bytes is None else format_bytes(report.budget_bytes)
-    cards.append(_Card(label="Budget", value=budget, notes=("bounds", figure)))
+    cards.append(Card(label="Budget", value=budget, notes=("bounds", figure)))
     cards.append(
-        _Card(label="Error", value=_measured_error(report), notes=("predicted against", "measured"))
+        Card(label="Error", value=_measured_error(report), notes=("predicted against", "measured"))
     )
     return cards
 
 
-def _prediction_card(label: str, prediction: Prediction, budget_bytes: int | None) -> _Card:
+def _prediction_card(label: str, prediction: Prediction, budget_bytes: int | None) -> Card:
     """Show the bounded figure of a prediction, and say so where it is a guess."""
     guess = " (guess)" if bounded_certainty(prediction) is Certainty.GUESS else ""
-    tone = {True: "good", False: "bad", None: ""}[is_within(prediction, budget_bytes)]
-    return _Card(
+    return Card(
         label=label,
         value=format_bytes(prediction.bounded_bytes()),
         notes=(
             f"{FIGURE_NAMES[prediction.budget_of]}{guess}",
             f"step {format_seconds(prediction.step_seconds)}",
         ),
-        tone=tone,
+        tone=TONES[is_within(prediction, budget_bytes)],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from memfit.figures import ConsideredPlan, ParetoPoint
@@ -11,7 +12,17 @@ from memfit.strategies.plan import Plan
 from memfit.units import format_bytes, format_seconds
 
 from .plan_rows import curve, plain_row, predicted
-from .plots import CATEGORY_COLOURS, INK, LINE, MUTED, SURFACE, axis_unit, new_figure, style_axes
+from .plots import (
+    BUDGET_IN_VIEW,
+    CATEGORY_COLOURS,
+    INK,
+    LINE,
+    MUTED,
+    SURFACE,
+    axis_unit,
+    new_figure,
+    style_axes,
+)
 from .wording import FIGURE_NAMES
 
 if TYPE_CHECKING:
@@ -21,8 +32,6 @@ if TYPE_CHECKING:
 _Entry = ParetoPoint | ConsideredPlan
 _COLOUR = CATEGORY_COLOURS["parameters"]
 _CHOSEN_COLOUR = CATEGORY_COLOURS["saved activations"]
-# A budget further above the largest peak than this would flatten the picture.
-_BUDGET_IN_VIEW = 1.6
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -89,10 +98,10 @@ def _scale(entries: Sequence[_Entry]) -> _Scale:
 
 
 def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale) -> None:
-    """Draw the trades, with the fastest of each budget as a line behind them."""
-    ordered = sorted(scale.place(point) for point in points)
-    peaks, times = [place[0] for place in ordered], [place[1] for place in ordered]
-    axes.step(peaks, times, where="post", color=_COLOUR, linewidth=1.0, alpha=0.45, zorder=2)
+    """Draw the trades, with the fastest that was recorded for each budget as a line behind them."""
+    ordered = sorted(scale.place(point) for point in points if point.is_recorded)
+    peaks, times = [place[0] for place in ordered], accumulate((p[1] for p in ordered), min)
+    axes.step(peaks, list(times), where="post", color=_COLOUR, linewidth=1.0, alpha=0.45, zorder=2)
     for is_recorded, label in ((True, "recorded"), (False, "estimated")):
         places = [
             scale.place(point)
@@ -149,7 +158,7 @@ def _draw_budget(
         return
     label = f"budget: {format_bytes(budget_bytes)}"
     style: Any = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
-    if budget_bytes <= _BUDGET_IN_VIEW * max(entry.peak_bytes for entry in entries):
+    if budget_bytes <= BUDGET_IN_VIEW * max(entry.peak_bytes for entry in entries):
         axes.axvline(budget_bytes / scale.unit_bytes, label=label, zorder=1, **style)
     else:
         axes.plot([], [], label=f"{label} (outside the picture)", linestyle="none")

@@ -16,7 +16,8 @@ _NUM_FITTING = 3
 _NUM_POINTS = 10
 _WORTH_TELLING = 0.01
 """A larger budget that makes a step faster by less than this share is not worth a line."""
-_OPTION = re.compile(r"--[a-z-]+ [\w-]+")
+_OPTION = re.compile(r"--(?:allow|disk) [\w-]+")
+"""The options that admit more; a reason may name others, where it quotes an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,12 @@ class LargerBudget:
     more: str
     """How much more than the budget, in words."""
     point: ParetoPoint
-    saved_fraction: float
-    """The part of the chosen plan's seconds that it would save."""
+    chosen: ParetoPoint
+
+    @property
+    def saved_fraction(self) -> float:
+        """Give the part of the chosen plan's seconds that it would save."""
+        return 1 - self.point.step_seconds / self.chosen.step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,7 @@ class RemedyRow:
 
     strategy: str
     most_bytes: int
+    known: str
     state: str
 
 
@@ -143,38 +149,38 @@ def spread_out(
 
 
 def larger_budgets(points: Sequence[ParetoPoint], budget_bytes: int) -> tuple[LargerBudget, ...]:
-    """Say what a tenth more and a GiB more would buy, where it is worth telling."""
+    """Say what a tenth more and a GiB more would buy, of what was recorded and is worth telling."""
     chosen = next((point for point in points if point.is_chosen), None)
     if chosen is None:
         return ()
     found: dict[ParetoPoint, LargerBudget] = {}
     for more_bytes, more in sorted([(budget_bytes // 10, "10 %"), (GIB, format_bytes(GIB))]):
         larger_bytes = budget_bytes + more_bytes
-        fitting = [point for point in points if point.peak_bytes <= larger_bytes]
+        fitting = [p for p in points if p.is_recorded and p.peak_bytes <= larger_bytes]
         best = min(fitting, key=lambda point: point.step_seconds, default=chosen)
-        saved_fraction = 1 - best.step_seconds / chosen.step_seconds
-        if saved_fraction >= _WORTH_TELLING and best not in found:
-            found[best] = LargerBudget(
-                budget_bytes=larger_bytes, more=more, point=best, saved_fraction=saved_fraction
-            )
+        larger = LargerBudget(budget_bytes=larger_bytes, more=more, point=best, chosen=chosen)
+        if larger.saved_fraction >= _WORTH_TELLING:
+            found.setdefault(best, larger)
     return tuple(found.values())
 
 
 def remedy_rows(plan: Plan) -> tuple[RemedyRow, ...]:
     """List what was used, could have been, or would be with another option of the command.
 
-    What takes nothing off the peak is left out.
+    What is not used and takes nothing off the peak is left out.
     """
     rows = []
     for remedy in plan.remedies:
         option = way_out(remedy.state)
         is_open = remedy.state in ("used", "not needed")
-        if remedy.most_bytes > 0 and (is_open or option):
+        is_worth_telling = remedy.most_bytes > 0 or remedy.state == "used"
+        if is_worth_telling and (is_open or option):
             asked = option.removesuffix(f" {remedy.strategy}")
             rows.append(
                 RemedyRow(
                     strategy=remedy.strategy,
                     most_bytes=remedy.most_bytes,
+                    known="recorded" if remedy.is_recorded else "at most",
                     state=remedy.state if is_open else f"only with {asked}",
                 )
             )

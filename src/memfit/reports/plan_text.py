@@ -30,10 +30,13 @@ from .plan_rows import (
 )
 from .prediction_text import prediction_table
 from .terminal import Bar, at_page_width, grid, section, yes_or_no
-from .wording import change, percent, plan_name
+from .wording import change, instead_of, percent, plan_name
 
 _NAME_WIDTH = 46
-_BOUND = "Bounds, not promises: another moment of the step may then hold the peak."
+_BOUND = (
+    "recorded: alone, in its strongest setting. at most: what lies at that peak of the kinds that "
+    "it acts on; another moment of the step may then hold the peak."
+)
 _MEASURED = "The fastest plans were run here. The other times, here and below, are estimates."
 _ALLOW = "--allow NAME admits a strategy that changes the results."
 
@@ -51,6 +54,9 @@ def plan_report(plan: Plan) -> RenderableType:
         parts += ["", _curve_section(plan, points)]
     if plan.ladder:
         parts.append(section("Safer plans, should it not fit after all", _ladder_table(plan)))
+    if plan.approximations:
+        table = _approximation_table(plan)
+        parts.append(section("What one approximation would buy, recorded", table))
     if plan.remedies:
         parts.append(_remedy_section(plan))
     if refused := refusals(plan):
@@ -140,10 +146,11 @@ def _curve_table(plan: Plan, points: Sequence[ParetoPoint]) -> Table:
 
 
 def _budget_sentence(larger: LargerBudget) -> str:
-    about = "" if larger.point.is_recorded else "an estimated "
+    point = larger.point
     return (
-        f"With {larger.more} more ({format_bytes(larger.budget_bytes)}) a step would take {about}"
-        f"{format_seconds(larger.point.step_seconds)}, {100 * larger.saved_fraction:.1f} % less."
+        f"With {larger.more} more ({format_bytes(larger.budget_bytes)}) a step would take "
+        f"{format_seconds(point.step_seconds)}, {100 * larger.saved_fraction:.1f} % less, "
+        f"{instead_of(point.strategies, larger.chosen.strategies)}."
     )
 
 
@@ -166,10 +173,28 @@ def _ladder_table(plan: Plan) -> Table:
     return table
 
 
+def _approximation_table(plan: Plan) -> Table:
+    """Show what the chosen plan would take with each approximation, beside what it takes."""
+    table = grid(header=True)
+    table.add_column("with", no_wrap=True)
+    for column in ("peak", "to chosen", "step", "to chosen"):
+        table.add_column(column, justify="right", no_wrap=True)
+    prediction = predicted(plan)
+    for each in plan.approximations:
+        table.add_row(
+            Text(f"--allow {each.allow}"),
+            format_bytes(each.peak_bytes),
+            change(each.peak_bytes, prediction.bounded_bytes()),
+            format_seconds(each.step_seconds),
+            change(each.step_seconds, prediction.step_seconds),
+        )
+    return table
+
+
 def _remedy_section(plan: Plan) -> RenderableType:
     """Show what each strategy could take off the peak, so that nobody tunes what holds little."""
     plain = plain_row(plan.considered)
-    of = "this peak" if plain is None else "the plain step's peak"
+    of = "the plain step's peak allocated"
     whole_bytes = 0
     if plain is not None and predicted(plan).budget_of == "allocated":
         whole_bytes = plain.peak_bytes
@@ -178,7 +203,7 @@ def _remedy_section(plan: Plan) -> RenderableType:
     notes = [_BOUND, *([_ALLOW] if any("--allow" in row.state for row in rows) else [])]
     table = _remedy_table(rows, whole_bytes)
     body = Group(table, Text("\n".join(notes), style="dim"))
-    return section(f"What each strategy could take off {of}, at most", body)
+    return section(f"What each strategy could take off {of}", body)
 
 
 def _remedy_table(rows: Sequence[RemedyRow], whole_bytes: int) -> Table:
@@ -187,12 +212,17 @@ def _remedy_table(rows: Sequence[RemedyRow], whole_bytes: int) -> Table:
     table.add_column(no_wrap=True)
     for _ in range(2 if whole_bytes else 1):
         table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
     table.add_column()
     for row in rows:
         share = [percent(row.most_bytes, whole_bytes)] if whole_bytes else []
         style = "" if row.state == "used" else "dim"
         table.add_row(
-            Text(row.strategy), format_bytes(row.most_bytes), *share, Text(row.state, style=style)
+            Text(row.strategy),
+            format_bytes(row.most_bytes),
+            *share,
+            Text(row.known, style="dim"),
+            Text(row.state, style=style),
         )
     return table
 

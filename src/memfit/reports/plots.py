@@ -11,12 +11,10 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import MissingExtraError
 from memfit.figures import Timeline
-from memfit.files import write_atomically
 from memfit.trace.events import Category
 from memfit.units import GIB, KIB, MIB, format_bytes
 
@@ -58,8 +56,8 @@ _CSS_VARIABLES = {
 }
 # Above this many points a step drawn as a slope looks the same and halves the file.
 _MAX_STEP_POINTS = 300
-# A budget further above the peak than this would flatten the picture; the legend names it then.
-_BUDGET_IN_VIEW = 1.6
+BUDGET_IN_VIEW = 1.6
+"""A budget further above the peak would flatten a picture; the legend names it then."""
 _HEADROOM = 1.24
 # The width of a letter of a phase's name, as a part of a panel of half the figure.
 _PERCENT_PER_LETTER = 1.75
@@ -121,7 +119,7 @@ def timeline_figure(
     if not pairs:
         return _say_empty(figure, "No timeline was recorded.")
     top = max(max(timeline.allocated_bytes) for _, timeline in pairs) or 1
-    shown_budget = budget_bytes if budget_bytes and budget_bytes <= _BUDGET_IN_VIEW * top else None
+    shown_budget = budget_bytes if budget_bytes and budget_bytes <= BUDGET_IN_VIEW * top else None
     unit_bytes, unit = axis_unit(max(top, shown_budget or 0))
     axes = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
     axes[0].set_ylim(0, _HEADROOM * max(top, shown_budget or 0) / unit_bytes)
@@ -360,11 +358,6 @@ def png_bytes(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file, whole or not at all."""
-    write_atomically(path, png_bytes(figure))
 
 
 def svg_text(figure: Figure, *, prefix: str = "plot") -> str:

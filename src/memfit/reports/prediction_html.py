@@ -10,7 +10,7 @@ from memfit.advice import Advice
 from memfit.figures import Certainty, Prediction
 from memfit.units import format_bytes, format_seconds
 
-from .html import page_environment
+from .html import TONES, Card, page_environment
 from .plots import CATEGORY_COLOURS, OTHER_COLOUR, svg_text, timeline_figure
 from .wording import (
     advice_sentence,
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
 _INLINE_POINTS = 1600
 _TOP_MODULES = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
-    """One headline number with the lines below it."""
-
-    label: str
-    value: str
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +71,10 @@ def prediction_html(prediction: Prediction, advice: Sequence[Advice], *, job: st
     """
     template = page_environment().get_template("prediction.html.j2")
     peak_bytes = prediction.peak_allocated_bytes
-    tone = {True: "good", False: "bad", None: ""}[prediction.fits]
     return template.render(
         prediction=prediction,
         job=job,
-        tone="" if is_uncertain(prediction) else tone,
+        tone="" if is_uncertain(prediction) else TONES[prediction.fits],
         verdict=fits_sentence(prediction, prediction.budget_bytes),
         cards=_cards(prediction),
         picture=svg_text(
@@ -96,7 +86,7 @@ def prediction_html(prediction: Prediction, advice: Sequence[Advice], *, job: st
     )
 
 
-def _cards(prediction: Prediction) -> list[_Card]:
+def _cards(prediction: Prediction) -> list[Card]:
     """Choose the headline numbers, each with its interval and how it is known."""
     cards = [
         _figure_card(prediction, "allocated", "Peak allocated", prediction.certainty),
@@ -105,7 +95,7 @@ def _cards(prediction: Prediction) -> list[_Card]:
     ]
     if prediction.smallest_memory_bytes is not None:
         cards.append(
-            _Card(
+            Card(
                 label="Survives in",
                 value=format_bytes(prediction.smallest_memory_bytes),
                 notes=(
@@ -115,14 +105,14 @@ def _cards(prediction: Prediction) -> list[_Card]:
             )
         )
     seconds = format_seconds(prediction.step_seconds)
-    cards.append(_Card(label="Step time", value=seconds, notes=("roofline", "estimate")))
+    cards.append(Card(label="Step time", value=seconds, notes=("roofline", "estimate")))
     return cards
 
 
-def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Certainty) -> _Card:
+def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Certainty) -> Card:
     """Show one figure with its interval."""
     interval = interval_words(prediction.intervals.get(figure))
-    return _Card(
+    return Card(
         label=label,
         value=format_bytes(prediction.bounded_bytes(figure)),
         notes=tuple(note for note in (interval, certainty.value) if note),

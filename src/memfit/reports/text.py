@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.figures import ConsideredPlan, Measurement, Prediction
+from memfit.figures import Measurement, Prediction
 from memfit.units import format_bytes, format_seconds
 
 from .plan_text import plan_report as plan_report
@@ -21,7 +21,10 @@ from .plan_text import plan_table as plan_table
 from .prediction_text import comparison_table as comparison_table
 from .prediction_text import prediction_table as prediction_table
 from .terminal import INDENT, at_page_width, grid, section
-from .wording import explanation_lines, largest_first, plan_name, signed_error
+from .wording import largest_first, plan_name, signed_error
+
+_Row = tuple[str, int | None, int | None]
+"""A name with what was measured and what was predicted, None where that is not known."""
 
 
 def measurement_table(
@@ -32,14 +35,7 @@ def measurement_table(
     The error is predicted over measured minus one: above zero, too much was predicted. Without a
     prediction, only the peak that the measurement carries is compared.
     """
-    table = grid(header=True)
-    table.add_column("")
-    for column in ("measured", "predicted", "error"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, measured, predicted in _measured_rows(measurement, prediction):
-        table.add_row(
-            Text(name), _bytes(measured), _bytes(predicted), signed_error(predicted, measured)
-        )
+    table = _side_by_side(_measured_rows(measurement, prediction))
     seconds = prediction.step_seconds if prediction else None
     table.add_row(
         "step time",
@@ -55,17 +51,27 @@ def measurement_table(
         Padding(table, INDENT),
     ]
     if measurement.by_category:
-        parts.append(
-            section("At the peak, by category", _measured_categories(measurement, prediction))
-        )
+        by_category = _side_by_side(_measured_categories(measurement, prediction))
+        parts.append(section("At the peak, by category", by_category))
     parts += ["", Text("error = predicted / measured - 1", style="dim")]
     return at_page_width(*parts)
 
 
-def _measured_rows(
-    measurement: Measurement, prediction: Prediction | None
-) -> list[tuple[str, int | None, int | None]]:
-    """Pair each measured figure with the predicted one: ``(name, measured, predicted)``."""
+def _side_by_side(rows: Sequence[_Row]) -> Table:
+    """Show measured bytes with the predicted ones beside them and the signed error."""
+    table = grid(header=True)
+    table.add_column("")
+    for column in ("measured", "predicted", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, measured, predicted in rows:
+        table.add_row(
+            Text(name), _bytes(measured), _bytes(predicted), signed_error(predicted, measured)
+        )
+    return table
+
+
+def _measured_rows(measurement: Measurement, prediction: Prediction | None) -> list[_Row]:
+    """Pair each measured figure with the predicted one."""
     peak_bytes = measurement.predicted_peak_bytes
     if prediction is None:
         return [
@@ -82,36 +88,15 @@ def _measured_rows(
     ]
 
 
-def _measured_categories(measurement: Measurement, prediction: Prediction | None) -> Table:
+def _measured_categories(measurement: Measurement, prediction: Prediction | None) -> list[_Row]:
     """Pair the categories at the measured peak with those at the predicted one."""
-    table = grid(header=True)
-    table.add_column("")
-    for column in ("measured", "predicted", "error"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, measured in largest_first(measurement.by_category):
-        predicted = prediction.by_category.get(name, 0) if prediction else None
-        table.add_row(
-            Text(name), _bytes(measured), _bytes(predicted), signed_error(predicted, measured)
-        )
-    return table
+    predicted = None if prediction is None else prediction.by_category
+    return [
+        (name, measured, None if predicted is None else predicted.get(name, 0))
+        for name, measured in largest_first(measurement.by_category)
+    ]
 
 
 def _bytes(num_bytes: int | None) -> str:
     """Write bytes, or a dash where they are unknown."""
     return "-" if num_bytes is None else format_bytes(num_bytes)
-
-
-def explanation_text(
-    plain: Prediction,
-    planned: Prediction,
-    *,
-    budget_bytes: int | None = None,
-    rows: Sequence[ConsideredPlan] = (),
-) -> RenderableType:
-    """Tell what a plan changes, one wrapped sentence per line."""
-    table = grid()
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for line in explanation_lines(plain, planned, budget_bytes=budget_bytes, rows=rows):
-        table.add_row("-", Text(line))
-    return at_page_width(table)

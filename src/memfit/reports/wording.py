@@ -41,6 +41,15 @@ def plan_name(strategies: Sequence[str], *, width: int | None = None) -> str:
     return "\n+ ".join(_broken(label, width) for label in _brief_labels(strategies))
 
 
+def instead_of(strategies: Sequence[str], before: Sequence[str]) -> str:
+    """Say how a plan differs from another one, each strategy in brief."""
+    added = _brief_labels([label for label in strategies if label not in before])
+    dropped = _brief_labels([label for label in before if label not in strategies])
+    if added and dropped:
+        return f"with {' and '.join(added)} instead of {' and '.join(dropped)}"
+    return f"with {' and '.join(added)}" if added else f"without {' and '.join(dropped)}"
+
+
 def _brief_labels(labels: Sequence[str]) -> list[str]:
     """Count long lists instead of writing them, and what a strategy has more than twice."""
     counts = Counter(label.partition("(")[0] for label in labels)

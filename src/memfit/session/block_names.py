@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 _RANGE = re.compile(r"(.*(?<!\d))(\d+)-(\d+)(.*)")
 _NUMBERED = re.compile(r"(.*?)(\d+)([^\d]*)")
+_MOST_NAMED = 3
 
 
 def expand_names(patterns: Iterable[str], known: Sequence[str]) -> list[str]:
@@ -49,6 +50,16 @@ def shorten_names(names: Iterable[str]) -> tuple[str, ...]:
     if run:
         short.append(_as_range(run))
     return tuple(short)
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Join names for a sentence; of many only the first.
+
+    Example:
+        >>> first_few(["a", "b", "c", "d"])
+        'a, b, c, ...'
+    """
+    return ", ".join([*names[:_MOST_NAMED], *(["..."] if len(names) > _MOST_NAMED else [])])
 
 
 def _expanded(pattern: str, is_known: set[str]) -> list[str]:

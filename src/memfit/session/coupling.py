@@ -41,8 +41,6 @@ class Coupling:
 
     kind: CouplingKind
     sentence: str
-    largest_relative_difference: float | None = None
-    """How far the loss of a few samples is from the mean of their losses; None if not checked."""
 
     @property
     def forbids_pieces(self) -> bool:
@@ -144,30 +142,15 @@ def _mean_coupling(probe: LossProbe, alone: Sequence[float], together: float) ->
     first = _Losses(alone, (), together, probe.tolerance)
     if first.gap <= first.tolerance * first.scale:
         return None
-    difference = first.gap / first.scale
     if first.is_close(together, math.fsum(alone)):
-        return Coupling(
-            kind=CouplingKind.SUM, sentence=_SUM, largest_relative_difference=difference
-        )
+        return Coupling(kind=CouplingKind.SUM, sentence=_SUM)
     losses = _Losses(alone, [probe.value(pair).sum for pair in _PAIRS], together, probe.tolerance)
     if _has_fixed_weights(losses):
-        return Coupling(
-            kind=CouplingKind.UNEQUAL_COUNTS,
-            sentence=_UNEQUAL_COUNTS,
-            largest_relative_difference=difference,
-        )
-    depends = _depends_on_contents(probe, first)
-    if depends is False:
-        return Coupling(
-            kind=CouplingKind.UNEQUAL_COUNTS,
-            sentence=_SEVERAL_COUNTS,
-            largest_relative_difference=difference,
-        )
-    return Coupling(
-        kind=CouplingKind.COUPLED,
-        sentence=_COUPLED.format(difference),
-        largest_relative_difference=difference,
-    )
+        return Coupling(kind=CouplingKind.UNEQUAL_COUNTS, sentence=_UNEQUAL_COUNTS)
+    if _depends_on_contents(probe, first) is False:
+        return Coupling(kind=CouplingKind.UNEQUAL_COUNTS, sentence=_SEVERAL_COUNTS)
+    difference = first.gap / first.scale
+    return Coupling(kind=CouplingKind.COUPLED, sentence=_COUPLED.format(difference))
 
 
 def _total_coupling(
@@ -184,11 +167,7 @@ def _total_coupling(
     worst = max(gaps, key=lambda name: gaps[name])
     if gaps[worst] <= tolerance:
         return None
-    return Coupling(
-        kind=CouplingKind.COUPLED,
-        sentence=_TOTAL.format(worst, gaps[worst]),
-        largest_relative_difference=gaps[worst],
-    )
+    return Coupling(kind=CouplingKind.COUPLED, sentence=_TOTAL.format(worst, gaps[worst]))
 
 
 def _has_fixed_weights(losses: _Losses) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memfit.session.attention import find_explicit_attention
+from memfit.session.normalisation import BatchNorm
 from memfit.session.optimizer_facts import (
     attachments_of,
     options_in_use,
@@ -16,10 +17,8 @@ from memfit.session.optimizer_facts import (
     parameter_dtypes_of,
 )
 from memfit.session.session import Session
-from memfit.session.sharing import global_update, tied_weights
 from memfit.session.tileable import find_tileable_blocks
 
-_BATCH_NORMS = (torch.nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
 
 
@@ -67,10 +66,6 @@ class JobFacts:
     """Modules that may compute attention scores as whole matrices and could do without."""
     attention_may_drop: bool = False
     """Whether those modules may draw random masks over attention weights."""
-    tied_weights: tuple[tuple[str, ...], ...] = ()
-    """The names of each parameter that is used in several places."""
-    global_update: str = ""
-    """Why the optimizer needs all gradients at once, as a clause; empty where it does not."""
 
 
 def gather_facts(
@@ -106,7 +101,7 @@ def _gathered(session: Session) -> JobFacts:
         batch_norms=tuple(
             name
             for name, module in named.items()
-            if isinstance(module, _BATCH_NORMS) and module.training
+            if isinstance(module, BatchNorm) and module.training
         ),
         has_dropout=any(_drops(module) for module in named.values()),
         block_levels=_block_levels(session.model),
@@ -128,8 +123,6 @@ def _gathered(session: Session) -> JobFacts:
         ),
         explicit_attention=attention.names,
         attention_may_drop=attention.may_drop,
-        tied_weights=tied_weights(session.model),
-        global_update=global_update(session.optimizer),
     )
 
 

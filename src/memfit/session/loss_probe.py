@@ -15,6 +15,7 @@ from memfit.errors import JobFunctionError, MemfitError
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, real_batch, shapes_of
 from memfit.session.conversion import convert_model, converted, default_dtype
+from memfit.session.normalisation import BatchNorm
 from memfit.session.session import Session, open_session
 from memfit.session.stilled_randomness import StilledRandomness, untouched_randomness
 from memfit.trace.recorder import Recorder
@@ -27,7 +28,6 @@ _NOISE = 0.05
 _NOISE_AT_ZERO = 0.02
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
 _COARSEST = 2e-2
-_BATCH_NORMS = (torch.nn.modules.batchnorm._BatchNorm,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _recorded_cost(job: Job, layout: BatchLayout, unit: int, *, disguised: bool)
 def _freeze_batch_norms(model: torch.nn.Module) -> None:
     """Have batch normalisation use fixed statistics, where it would take those of the batch."""
     for module in model.modules():
-        if not isinstance(module, _BATCH_NORMS) or not module.training:
+        if not isinstance(module, BatchNorm) or not module.training:
             continue
         module.training = False
         if module.running_mean is None:

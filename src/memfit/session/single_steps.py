@@ -6,7 +6,19 @@ from typing import Any
 
 import torch
 
-from memfit.session.optimizer_facts import TORCH, package_of
+from memfit.session.facts import JobFacts
+from memfit.session.optimizer_facts import HOOK_BEFORE_STEP, OWN_STEP, TORCH, package_of
+
+PACKAGES = (TORCH, "bitsandbytes")
+"""The packages whose optimizers are known to step one parameter as they step all."""
+
+
+def attachment_obstacle(facts: JobFacts) -> str | None:
+    """Say what is attached to the optimizer's step and would be passed over; None if nothing."""
+    for name in facts.optimizer_attachments:
+        if name in {HOOK_BEFORE_STEP, OWN_STEP}:
+            return f"the optimizer has a {name}, which would find no gradients any more."
+    return None
 
 
 def step_alone(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,17 +17,17 @@ from torch.utils.checkpoint import (
 )
 
 from memfit.errors import StrategyError
-from memfit.session.block_names import expand_names
 from memfit.session.facts import JobFacts, gather_facts
+from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import AbstractBlockwise, Numerics, Undo
 from memfit.trace.operators import draws, operator_name
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationCheckpointing(Strategy):
+class ActivationCheckpointing(AbstractBlockwise):
     """Recompute blocks in backward instead of keeping their activations.
 
     ``blocks`` are names of modules; a range of numbered siblings is written ``layers.0-11``, and
@@ -46,7 +45,6 @@ class ActivationCheckpointing(Strategy):
     The double update of running statistics is https://github.com/pytorch/pytorch/issues/96136.
     """
 
-    blocks: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
 
     name: ClassVar[str] = "activation-checkpointing"
@@ -59,22 +57,6 @@ class ActivationCheckpointing(Strategy):
         for level, names in enumerate(facts.block_levels):
             yield cls() if level == 0 else cls(blocks=names)
 
-    def obstacle(self, facts: JobFacts) -> str | None:
-        """Refuse blocks that are not there, or that lie inside each other."""
-        if not self.blocks and not facts.block_levels:
-            return (
-                "the model has no repeated blocks (members of a ModuleList or Sequential that "
-                "share a class), so name the blocks."
-            )
-        try:
-            names = sorted(self._names(facts))
-        except ValueError as error:
-            return f"{error}."
-        for outer, inner in pairwise(names):
-            if inner.startswith(f"{outer}."):
-                return f"{inner} lies inside {outer}; name one of the two."
-        return None
-
     def apply(self, session: Session) -> Undo:
         """Wrap the forward of each block."""
         facts = gather_facts(session)
@@ -82,22 +64,12 @@ class ActivationCheckpointing(Strategy):
             raise StrategyError(self.name, reason)
         with ExitStack() as undos:
             undos.enter_context(_without_caches(session.model))
-            for name in self._names(facts):
+            for name in self.block_names(facts):
                 block = session.model.get_submodule(name)
                 if _is_checkpointed(block):
                     raise StrategyError(self.name, f"{name} is named twice; name it once.")
                 undos.callback(_checkpoint_block(block, frozenset(self.keep)))
             return undos.pop_all().close
-
-    def _names(self, facts: JobFacts) -> list[str]:
-        """Give the names of the blocks.
-
-        Raises:
-            ValueError: if the model has no such module.
-        """
-        if not self.blocks:
-            return list(facts.block_levels[0])
-        return expand_names(self.blocks, facts.module_names)
 
 
 @contextmanager
@@ -125,18 +97,9 @@ def _is_checkpointed(block: torch.nn.Module) -> bool:
 
 def _checkpoint_block(block: torch.nn.Module, keep: frozenset[str]) -> Undo:
     """Have a block's forward recomputed in backward."""
-    before = vars(block).get("forward")
     norms = [module for module in block.modules() if _keeps_running_statistics(module)]
     contexts = partial(_contexts, norms, keep) if norms or keep else None
-    block.forward = partial(_run_checkpointed, block.forward, contexts)
-
-    def undo() -> None:
-        if before is None:
-            del block.forward  # the instance attribute; the class's own forward shows again
-        else:
-            block.forward = before
-
-    return undo
+    return replace_forward(block, partial(_run_checkpointed, block.forward, contexts))
 
 
 def _run_checkpointed(

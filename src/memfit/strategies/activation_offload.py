@@ -15,24 +15,24 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
-from memfit.session.block_names import expand_names
 from memfit.session.facts import JobFacts, gather_facts
+from memfit.session.forwards import replace_forward
 from memfit.session.host_copies import BufferPool, CopyStream
+from memfit.session.recomputation import is_recomputed_later
 from memfit.session.session import Session
 from memfit.session.shelves import FileShelf, HostShelf, HostThenFileShelf, Kept, Shelf
 from memfit.session.spill import Spill
 from memfit.session.spill_file import SpillFile
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import AbstractBlockwise, Numerics, Undo
 from memfit.units import MIB
 
 _HOST = "host"
 _DISK = "disk"
-_CHECKPOINTING = "torch.utils.checkpoint"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationOffload(Strategy):
+class ActivationOffload(AbstractBlockwise):
     """Move what blocks save for backward to the host or to disk, and back when it is needed.
 
     ``blocks`` are names of modules, a range of numbered siblings being written ``layers.0-11``;
@@ -52,7 +52,6 @@ class ActivationOffload(Strategy):
     wrong gradients from the second step on.
     """
 
-    blocks: tuple[str, ...] = ()
     to: str = _HOST
     min_tensor_bytes: int = MIB
 
@@ -75,24 +74,13 @@ class ActivationOffload(Strategy):
             yield cls(to=_DISK if facts.device_type == CPU else _HOST)
 
     def obstacle(self, facts: JobFacts) -> str | None:
-        """Refuse the host where it is the device itself, and blocks that are not there."""
+        """Refuse the host where it is the device itself, and blocks that cannot be taken."""
         if self.to == _HOST and facts.device_type == CPU:
             return (
                 "on the cpu the host's memory is the device, so nothing would be saved. "
                 "Use to: disk."
             )
-        if not self.blocks and not facts.block_levels:
-            return (
-                "the model has no repeated blocks (members of a ModuleList or Sequential that "
-                "share a class), so name the blocks."
-            )
-        try:
-            names = self._names(facts)
-        except ValueError as error:
-            return f"{error}."
-        pairs = ((outer, inner) for outer in names for inner in names)
-        nested = next((pair for pair in pairs if pair[1].startswith(f"{pair[0]}.")), None)
-        return f"{nested[1]} lies inside {nested[0]}; name one of the two." if nested else None
+        return super().obstacle(facts)
 
     def apply(self, session: Session) -> Undo:
         """Wrap the forward of each block."""
@@ -104,24 +92,15 @@ class ActivationOffload(Strategy):
             undos.callback(offloading.close)
             session.forward_contexts.append(offloading.begin_forward)
             undos.callback(session.forward_contexts.remove, offloading.begin_forward)
-            for name in self._names(facts):
+            for name in self.block_names(facts):
                 block = session.model.get_submodule(name)
-                undos.callback(_wrap(block, partial(offloading.run, name, block.forward)))
+                forward = partial(offloading.run, name, block.forward)
+                undos.callback(replace_forward(block, forward))
             return undos.pop_all().close
 
     def label(self) -> str:
         """Write the settings, the smallest size only where it is not the usual one."""
         return super().label().replace(f", min_tensor_bytes={MIB}", "")
-
-    def _names(self, facts: JobFacts) -> list[str]:
-        """Give the names of the blocks.
-
-        Raises:
-            ValueError: if the model has no such module.
-        """
-        if not self.blocks:
-            return list(facts.block_levels[0])
-        return expand_names(self.blocks, facts.module_names)
 
     def _shelf(self, session: Session) -> Shelf:
         spill = session.spill
@@ -131,20 +110,6 @@ class ActivationOffload(Strategy):
         if self.to == _HOST:
             return HostShelf(pool, CopyStream())
         return HostThenFileShelf(pool, CopyStream(), SpillFile(spill))
-
-
-def _wrap(block: torch.nn.Module, forward: Callable[..., Any]) -> Undo:
-    """Put another forward in front of a block's own, or of one that was put there before."""
-    before = vars(block).get("forward")
-    block.forward = forward
-
-    def undo() -> None:
-        if before is None:
-            del block.forward  # the instance attribute; the class's own forward shows again
-        else:
-            block.forward = before
-
-    return undo
 
 
 class _Moved:
@@ -294,7 +259,7 @@ class _Offloading:
 
     def run(self, module: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a block's forward; meanwhile the block before it leaves the device."""
-        if not torch.is_grad_enabled() or _is_recomputed_later():
+        if not torch.is_grad_enabled() or is_recomputed_later():
             return forward(*args, **kwargs)
         previous, visit = self._last, _Visit(module, self._last)
         self._last = visit
@@ -358,12 +323,6 @@ class _Offloading:
         moved = _Moved(flat, visit.module, self._shelf, self._session.spill)
         self._known[key] = (weakref.ref(storage), weakref.ref(moved))
         return moved
-
-
-def _is_recomputed_later() -> bool:
-    """Say whether all this lies inside a checkpointed block, which saves nothing here."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__module__", "") == _CHECKPOINTING
 
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -55,7 +55,7 @@ class AllocatorConf(Strategy):
 
     name: ClassVar[str] = "allocator-settings"
     numerics: ClassVar[Numerics] = Numerics.EXACT
-    acts_on: ClassVar[tuple[Category, ...]] = ()
+    acts_on: ClassVar[Mapping[Category, float]] = {}
 
     def __post_init__(self) -> None:
         found = _keys(self.conf)

@@ -6,12 +6,14 @@ import abc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, ClassVar, Self, get_origin, get_type_hints
 
 from memfit.errors import StrategyError
+from memfit.session.block_names import expand_names
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.trace.events import Category
+from memfit.trace.events import Category, Phase
 
 Undo = Callable[[], None]
 
@@ -37,8 +39,13 @@ class Strategy(abc.ABC):
     name: ClassVar[str]
     """The word in commands, plans and docs."""
     numerics: ClassVar[Numerics]
-    acts_on: ClassVar[tuple[Category, ...]] = (Category.SAVED_ACTIVATIONS, Category.TEMPORARIES)
-    """The kinds of memory that it can make smaller."""
+    acts_on: ClassVar[Mapping[Category, float]] = {
+        Category.SAVED_ACTIVATIONS: 1.0,
+        Category.TEMPORARIES: 1.0,
+    }
+    """The kinds of memory that it can make smaller, each with the largest part that it removes."""
+    acts_in: ClassVar[tuple[Phase, ...]] = (Phase.FORWARD, Phase.BACKWARD)
+    """The parts of a step whose temporaries it can make smaller."""
     never_faster: ClassVar[bool] = False
     """Whether it can only add time to a step, so that there is no need to try it for speed."""
 
@@ -112,6 +119,43 @@ def _read(strategy: str, key: str, value: Any, wanted: Any) -> Any:
     if type(value) is not wanted:
         raise StrategyError(strategy, f"{key} must be of type {wanted.__name__}, not {value!r}.")
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractBlockwise(Strategy):
+    """Change blocks of a model: those that are named, or all repeated ones of the outermost level.
+
+    A range of numbered siblings is written ``layers.0-11``.
+    """
+
+    blocks: tuple[str, ...] = ()
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse blocks that are not there, or that lie inside each other."""
+        if not self.blocks and not facts.block_levels:
+            return (
+                "the model has no repeated blocks (members of a ModuleList or Sequential that "
+                "share a class), so name the blocks."
+            )
+        try:
+            names = self.block_names(facts)
+        except ValueError as error:
+            return f"{error}."
+        # In this order what lies inside a block comes right behind it.
+        for outer, inner in pairwise(sorted(names, key=lambda name: name.split("."))):
+            if inner.startswith(f"{outer}."):
+                return f"{inner} lies inside {outer}; name one of the two."
+        return None
+
+    def block_names(self, facts: JobFacts) -> list[str]:
+        """Give the names of the blocks.
+
+        Raises:
+            ValueError: if the model has no such module.
+        """
+        if not self.blocks:
+            return list(facts.block_levels[0])
+        return expand_names(self.blocks, facts.module_names)
 
 
 @dataclass(frozen=True, kw_only=True)

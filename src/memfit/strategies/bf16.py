@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Self
@@ -12,6 +12,7 @@ import torch
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.trace.events import Category
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,10 @@ class Bf16(Strategy):
 
     name: ClassVar[str] = "bf16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    acts_on: ClassVar[Mapping[Category, float]] = {
+        Category.SAVED_ACTIVATIONS: 0.5,
+        Category.TEMPORARIES: 0.5,
+    }
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:

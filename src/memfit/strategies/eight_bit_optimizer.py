@@ -17,7 +17,7 @@ from memfit.session.facts import JobFacts
 from memfit.session.optimizer_facts import TORCH
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
-from memfit.trace.events import Category
+from memfit.trace.events import Category, Phase
 
 _LIBRARY = "bitsandbytes"
 _MISSING = MissingExtraError("The 8-bit optimizer", _LIBRARY, "eight-bit")
@@ -56,7 +56,11 @@ class EightBitOptimizer(Strategy):
 
     name: ClassVar[str] = "eight-bit-optimizer"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
-    acts_on: ClassVar[tuple[Category, ...]] = (Category.OPTIMIZER_STATE, Category.TEMPORARIES)
+    acts_on: ClassVar[Mapping[Category, float]] = {
+        Category.OPTIMIZER_STATE: 0.75,
+        Category.TEMPORARIES: 1.0,
+    }
+    acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
 
     def __post_init__(self) -> None:
         # The library looks for GPUs when it is first imported. That must not happen while a step

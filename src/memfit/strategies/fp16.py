@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Self
 import torch
 
 from memfit.devices.spec import CPU
+from memfit.session.block_names import first_few
 from memfit.session.facts import JobFacts
 from memfit.session.session import PhaseListener, Session, clip_gradients
 from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.trace.events import Category
 
 _SCALER = "gradient_scaler"
 
@@ -36,6 +38,10 @@ class Fp16(Strategy):
 
     name: ClassVar[str] = "fp16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    acts_on: ClassVar[Mapping[Category, float]] = {
+        Category.SAVED_ACTIVATIONS: 0.5,
+        Category.TEMPORARIES: 0.5,
+    }
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
@@ -50,10 +56,9 @@ class Fp16(Strategy):
                 "without loss. Build it in float32; autocast computes in float16 all the same."
             )
         if facts.device_type == CPU and facts.lstms:
-            names = ", ".join(facts.lstms[:3]) + (", ..." if len(facts.lstms) > 3 else "")
             return (
-                f"torch does not train an LSTM ({names}) in float16 on the CPU. Allow bf16, which "
-                "does the same with bfloat16."
+                f"torch does not train an LSTM ({first_few(facts.lstms)}) in float16 on the CPU. "
+                "Allow bf16, which does the same with bfloat16."
             )
         return None
 

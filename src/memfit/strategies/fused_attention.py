@@ -16,6 +16,7 @@ from torch import nn
 from memfit.errors import StrategyError
 from memfit.session.attention import find_explicit_attention, parts_of
 from memfit.session.facts import JobFacts
+from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
 
@@ -81,20 +82,12 @@ class FusedAttention(Strategy):
         found = find_explicit_attention(session.model)
         with ExitStack() as undos:
             for name, layer in found.layers.items():
-                undos.callback(_fuse_layer(name, layer))
+                # No weights are computed, whatever the caller asks for.
+                forward = partial(_without_weights, layer.forward, name, layer)
+                undos.callback(replace_forward(layer, forward))
             for name, model in found.pretrained.items():
                 undos.callback(_switch_model(name, model))
             return undos.pop_all().close
-
-
-def _fuse_layer(name: str, layer: nn.MultiheadAttention) -> Undo:
-    """Have a layer compute no weights, whatever its caller asks for."""
-    layer.forward = partial(_without_weights, layer.forward, name, layer)  # type: ignore[method-assign]  # an instance's own
-
-    def undo() -> None:
-        del layer.forward  # the instance attribute; the class's own forward shows again
-
-    return undo
 
 
 def _without_weights(forward: Any, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memfit.session.block_names import first_few
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractSplitting, Numerics, Undo
@@ -33,7 +34,7 @@ class MicroBatching(AbstractSplitting):
         """Refuse batch normalisation, whose statistics couple the samples."""
         if not facts.batch_norms:
             return None
-        names = ", ".join(facts.batch_norms[:3]) + (", ..." if len(facts.batch_norms) > 3 else "")
+        names = first_few(facts.batch_norms)
         return (
             f"batch normalisation takes its statistics over the whole batch ({names}), so "
             "micro-batches would train something else. The exact way is batchnorm-replay, which "

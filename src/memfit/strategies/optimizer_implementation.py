@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
-from memfit.trace.events import Category
+from memfit.trace.events import Category, Phase
 
 _FLAGS = {
     "fused": {"fused": True, "foreach": False},
@@ -35,7 +35,8 @@ class OptimizerImplementation(Strategy):
 
     name: ClassVar[str] = "optimizer-implementation"
     numerics: ClassVar[Numerics] = Numerics.EXACT
-    acts_on: ClassVar[tuple[Category, ...]] = (Category.TEMPORARIES,)
+    acts_on: ClassVar[Mapping[Category, float]] = {Category.TEMPORARIES: 1.0}
+    acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
 
     def __post_init__(self) -> None:
         if self.implementation not in _FLAGS:

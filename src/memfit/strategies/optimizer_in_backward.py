@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +12,12 @@ import torch
 
 from memfit.errors import StrategyError
 from memfit.session.facts import JobFacts
-from memfit.session.optimizer_facts import HOOK_BEFORE_STEP, OWN_STEP, TORCH
 from memfit.session.session import GradientPass, PhaseListener, Session
-from memfit.session.single_steps import step_alone
+from memfit.session.single_steps import PACKAGES, attachment_obstacle, step_alone
 from memfit.strategies.base import Numerics, Strategy, Undo
-from memfit.trace.events import Category
+from memfit.trace.events import Category, Phase
 
-_PACKAGES = (TORCH, "bitsandbytes")
 _NEED_ALL_GRADIENTS = ("LBFGS",)
-_UNSEEN = (HOOK_BEFORE_STEP, OWN_STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,11 @@ class OptimizerInBackward(Strategy):
 
     name: ClassVar[str] = "optimizer-in-backward"
     numerics: ClassVar[Numerics] = Numerics.EXACT
-    acts_on: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.TEMPORARIES)
+    acts_on: ClassVar[Mapping[Category, float]] = {
+        Category.GRADIENTS: 1.0,
+        Category.TEMPORARIES: 1.0,
+    }
+    acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
     never_faster: ClassVar[bool] = True
 
     @classmethod
@@ -59,14 +60,12 @@ class OptimizerInBackward(Strategy):
                 "the job clips the global gradient norm, which is known only when every gradient "
                 "is; leave out clip_grad_norm if it is not needed."
             )
-        if facts.optimizer_package not in _PACKAGES or facts.optimizer in _NEED_ALL_GRADIENTS:
+        if facts.optimizer_package not in PACKAGES or facts.optimizer in _NEED_ALL_GRADIENTS:
             return (
                 f"{facts.optimizer} may need the gradients of all parameters at once; optimizers "
                 f"of torch.optim and bitsandbytes do not, except {_NEED_ALL_GRADIENTS[0]}."
             )
-        if unseen := [name for name in facts.optimizer_attachments if name in _UNSEEN]:
-            return f"the optimizer has a {unseen[0]}, which would find no gradients any more."
-        return None
+        return attachment_obstacle(facts)
 
     def apply(self, session: Session) -> Undo:
         """Have the gradient pass update as it goes."""

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 
 from memfit.devices.spec import CPU
 from memfit.errors import PlanFileError, StrategyError
-from memfit.figures import ConsideredPlan, ParetoPoint, Prediction, Remedy
+from memfit.figures import Approximation, ConsideredPlan, ParetoPoint, Prediction, Remedy
 from memfit.files import write_atomically
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy
@@ -37,6 +37,8 @@ class Plan:
     considered: Sequence[ConsideredPlan] = ()
     pareto: Sequence[ParetoPoint] = ()
     """The trade of memory against time around the plan, fastest first."""
+    approximations: Sequence[Approximation] = ()
+    """What the plan would take with one strategy more, each of a kind that was not allowed."""
     remedies: Sequence[Remedy] = ()
     """What each strategy of the catalogue could remove at most, largest first."""
     notes: Sequence[str] = ()

@@ -12,19 +12,17 @@ from torch.utils._pytree import tree_map_only
 
 from memfit.devices.spec import CPU, CUDA
 from memfit.session.facts import JobFacts
-from memfit.session.optimizer_facts import HOOK_BEFORE_STEP, OWN_STEP, TORCH
 from memfit.session.rounding import RoundedStep, StochasticRounding, is_shaped_like
 from memfit.session.session import Session, clip_gradients
+from memfit.session.single_steps import PACKAGES, attachment_obstacle
 from memfit.strategies.base import Numerics, Strategy, Undo
-from memfit.trace.events import Category
+from memfit.trace.events import Category, Phase
 
 # With AdamW an update takes temporaries of about 24 bytes per element. The CPU is fastest where
 # they stay near its caches; a GPU wants fewer and larger kernels.
 _SLICE_ELEMENTS = {CPU: 2**18, CUDA: 2**23}
 _STATEFUL = "stochastic_rounding"
-_PACKAGES = (TORCH, "bitsandbytes")
 _NOT_ALONE = ("LBFGS", "SparseAdam")
-_UNSEEN = (HOOK_BEFORE_STEP, OWN_STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,8 @@ class PureBf16(Strategy):
 
     name: ClassVar[str] = "pure-bf16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
-    acts_on: ClassVar[tuple[Category, ...]] = tuple(Category)
+    acts_on: ClassVar[Mapping[Category, float]] = dict.fromkeys(Category, 0.5)
+    acts_in: ClassVar[tuple[Phase, ...]] = tuple(Phase)
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
@@ -64,15 +63,13 @@ class PureBf16(Strategy):
                 f"no parameter that is trained is in float32 (found: {found}). To verify a plan, "
                 "compare in float32: memfit.verify(..., dtype=torch.float32)."
             )
-        if facts.optimizer_package not in _PACKAGES or facts.optimizer in _NOT_ALONE:
+        if facts.optimizer_package not in PACKAGES or facts.optimizer in _NOT_ALONE:
             return (
                 f"{facts.optimizer} may need all parameters at once, and each is updated alone; "
                 f"optimizers of torch.optim can be, except {' and '.join(_NOT_ALONE)}. bf16 leaves "
                 "the optimizer as it is."
             )
-        if unseen := [name for name in facts.optimizer_attachments if name in _UNSEEN]:
-            return f"the optimizer has a {unseen[0]}, which would find no gradients any more."
-        return None
+        return attachment_obstacle(facts)
 
     def apply(self, session: Session) -> Undo:
         """Convert parameters and optimizer states, cast inputs, and round updates."""

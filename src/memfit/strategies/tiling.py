@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from memfit.errors import StrategyError
+from memfit.session.block_names import first_few
 from memfit.session.facts import JobFacts
+from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
 from memfit.session.tileable import (
     TileableDims,
@@ -24,7 +26,6 @@ from memfit.session.tileable import (
 from memfit.strategies.base import Numerics, Strategy, Undo
 
 _NUM_TILES = (4, 16)
-_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,7 @@ class Tiling(Strategy):
         if not unknown:
             return None
         known = [name or "'' (the whole model)" for name in facts.tileable_blocks]
-        more = ", ..." if len(known) > _MOST_NAMED else ""
-        return (
-            f"{', '.join(unknown)} cannot be tiled; what can is: "
-            f"{', '.join(known[:_MOST_NAMED])}{more}."
-        )
+        return f"{', '.join(unknown)} cannot be tiled; what can is: {first_few(known)}."
 
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Dropout masks inside a tiled block differ from those of the whole block."""
@@ -91,26 +88,14 @@ class Tiling(Strategy):
     def apply(self, session: Session) -> Undo:
         """Have the chosen blocks computed tile by tile."""
         names = self.blocks or [block.name for block in find_tileable_blocks(session.model)]
-        undos = [_tile_block(session.model.get_submodule(name), self.num_tiles) for name in names]
+        blocks = [session.model.get_submodule(name) for name in names]
+        undos = [replace_forward(block, TiledForward(block, self.num_tiles)) for block in blocks]
 
         def undo() -> None:
             for undo_block in undos:
                 undo_block()
 
         return undo
-
-
-def _tile_block(block: torch.nn.Module, num_tiles: int) -> Undo:
-    """Put a tiled forward in the place of a block's own."""
-    own = vars(block).get("forward")
-    block.forward = TiledForward(block, num_tiles)
-
-    def undo() -> None:
-        del block.forward
-        if own is not None:
-            block.forward = own
-
-    return undo
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ from memfit.trace.events import (
 from memfit.trace.hidden import CpuKernels, HiddenMemory, Scratch
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
+from memfit.trace.shrunken import hold_whole_storage
+
+_DEVICE = torch.ops.prim.device.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +101,15 @@ class Recorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _DEVICE:
+            return func(*args, **kwargs)  # asked so often that it is worth noting nothing
         if self.follows_engine:
             self._follow_engine()
         if self._phase is Phase.BACKWARD and is_in_place_accumulation(func, args):
             out: Any = accumulate_in_place(func, args)
         else:
             out = func(*args, **kwargs)
+            hold_whole_storage(func, args, kwargs, out)
         self._note(func, args, kwargs, out)
         return out
 

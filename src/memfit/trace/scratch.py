@@ -1,15 +1,14 @@
 """Memory that CPU kernels take and give back inside one operator, which dispatch does not see.
 
 The rules give bytes on top of the operator's outputs. They were read off the allocator's events
-(torch 2.13.0+cpu, oneDNN 3.x, AVX-512, 2026-11-21) and agree with them to the byte for attention,
-for an LSTM whose sizes are multiples of 16 (others come out up to 6 % low) and for torch's own
-convolution; for oneDNN's convolutions up to some 100 KiB of JIT buffers per thread. oneDNN lays
-data out in blocks of 16 channels; processors without AVX-512 use 8, which these rules don't follow.
+(torch 2.13.0+cpu, oneDNN 3.12, AVX-512, 2026-11-21) and agree with them to the byte for attention,
+for LSTMs in fp32 and for nearly all convolutions in fp32; below fp32 they lie a little above them.
+oneDNN lays data out in blocks of 16 channels; processors without AVX-512 use 8, which these rules
+don't follow.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,12 +16,17 @@ from typing import Any
 
 import torch
 
+from memfit.trace.convolution_scratch import convolution_backward_bytes, convolution_bytes
+from memfit.trace.convolution_shape import padded
+from memfit.trace.elementwise_scratch import elementwise_bytes
 from memfit.trace.optimizer_scratch import eight_bit_update, thirty_two_bit_update
 
-_BLOCK = 16
 _PAGE_BYTES = 4096
 _FP32 = 4
 _JIT_BYTES = 4664
+_HALF_JIT_BYTES = 5176
+_HALF_BACKWARD_BYTES = 2048
+_PAIRS = 32
 _DEEP = 512
 _PANEL_BYTES = 82_752
 _DEEP_PANEL_BYTES = 131_904
@@ -33,7 +37,7 @@ _TILE_BYTES = 66_176
 def scratch_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
     """Give the bytes that a CPU kernel takes besides its outputs; 0 where no rule is known."""
     rule = _RULES.get(operator)
-    return 0 if rule is None else rule(args, out)
+    return elementwise_bytes(operator, args, out) if rule is None else rule(args, out)
 
 
 def lstm_workspace_bytes(args: tuple[Any, ...]) -> int:
@@ -75,106 +79,62 @@ class _Lstm:
 
     @property
     def packed_weight_bytes(self) -> int:
-        """Give the bytes of both weights in oneDNN's layout."""
-        gates = 4 * self.hidden
-        columns = _leading(gates, _FP32) if self.width == _FP32 else gates
-        return (self.num_inputs + self.hidden) * columns * self.width
+        """Give the bytes of both weights in oneDNN's layout, in forward."""
+        if self.width == _FP32:
+            return self.wide_weight_bytes
+        columns = 4 * padded(self.hidden, _PAIRS)
+        return (padded(self.num_inputs, 2) + padded(self.hidden, 2)) * columns * self.width
 
     @property
-    def gate_scratch_bytes(self) -> int:
+    def wide_weight_bytes(self) -> int:
+        """Give the bytes of both weights, or of their gradients, in fp32."""
+        return (self.num_inputs + self.hidden) * _leading(4 * self.hidden, _FP32) * _FP32
+
+    @property
+    def turned_weight_bytes(self) -> int:
+        """Give the bytes of both weights as backward reads them; in fp32 whole lines do as is."""
+        columns = 4 * padded(self.hidden, _FP32 // self.width) * self.width
+        rows = (self.num_inputs, self.hidden)
+        leading = [_leading(each, self.width) for each in rows]
+        if self.width == _FP32:
+            leading = [new for new, old in zip(leading, rows, strict=True) if new != old]
+        return sum(leading) * columns
+
+    def gate_scratch_bytes(self, *, is_backward: bool) -> int:
         """Give the bytes of the gates: of all steps in fp32, of one step in bf16."""
-        num_steps = self.num_steps if self.width == _FP32 else 1
+        is_in_fp32 = self.width == _FP32
+        is_merged = is_in_fp32 or (self.num_rows == 1 and not is_backward)
+        num_steps = self.num_steps if is_merged else 1
         gates = num_steps * self.num_rows * _leading(4 * self.hidden, _FP32) * _FP32
         states = self.num_rows * _leading(self.hidden, _FP32) * _FP32
-        return _pages(gates) + 2 * _pages(states) + _JIT_BYTES
+        return _pages(gates) + 2 * _pages(states) + (_JIT_BYTES if is_in_fp32 else _HALF_JIT_BYTES)
 
 
 def _lstm_forward(args: tuple[Any, ...], _out: Any) -> int:
     """Packed weights, the sum of both biases, and the gates."""
     lstm = _Lstm.of(args)
-    return 4 * lstm.hidden * lstm.width + lstm.packed_weight_bytes + lstm.gate_scratch_bytes
+    bias = 4 * lstm.hidden * lstm.width
+    return bias + lstm.packed_weight_bytes + lstm.gate_scratch_bytes(is_backward=False)
 
 
 def _lstm_backward(args: tuple[Any, ...], _out: Any) -> int:
-    """As forward, with gradients of bias and last states; in bf16 fp32 copies of gradients too."""
+    """As forward, with gradients of last states and turned weights; in bf16 fp32 copies too."""
     lstm = _Lstm.of(args)
     gates, states = 4 * lstm.hidden, 2 * lstm.num_rows * lstm.hidden
-    num_bytes = _lstm_forward(args, _out) + gates * _FP32 + states * lstm.width
+    weights = lstm.turned_weight_bytes + lstm.wide_weight_bytes
+    num_bytes = (gates + states) * lstm.width + weights
+    num_bytes += lstm.gate_scratch_bytes(is_backward=True)
     grad_out = args[10]
     if not grad_out.is_contiguous():
-        num_bytes += _num_bytes(grad_out)
+        num_bytes += grad_out.numel() * grad_out.element_size()
     if lstm.width == _FP32:
         return num_bytes
     outputs = lstm.num_steps * lstm.num_rows * lstm.hidden
-    weights = (lstm.num_inputs + lstm.hidden) * _leading(gates, _FP32)
-    return num_bytes + (outputs + states + weights) * _FP32
-
-
-def _conv_forward(args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """Copies in oneDNN's blocked layout: input and weight first, the output later."""
-    image, weight = args[0], args[1]
-    if _is_unfolded(image, weight, args[3:9]):
-        return _unfolded_bytes(weight, out)
-    packed_weight = _num_bytes(weight)
-    if _is_channels_last(image):
-        is_dense = args[8] == 1
-        return 2 * packed_weight if is_dense else packed_weight
-    # Images with few channels are read as they are.
-    packed_image = _num_bytes(image) if image.shape[1] >= _BLOCK else 0
-    return max(packed_image + packed_weight, _num_bytes(out))
+    return num_bytes + (outputs + states) * _FP32 + _HALF_BACKWARD_BYTES
 
 
 def _conv_backward(args: tuple[Any, ...], _out: Any) -> int:
-    """Copies for the gradient of the input, then for the gradient of the weight."""
-    if _is_unfolded(args[1], args[2], args[4:10]):
-        copied = 0 if args[0].is_contiguous() else _num_bytes(args[0])
-        return copied + (_unfolded_bytes(args[2], args[0]) if args[10][1] else 0)
-    grad_out, image, weight = (_num_bytes(tensor) for tensor in args[:3])
-    packed = _packed_weight_bytes(args[2], groups=args[9])
-    # Below fp32, the gradient of the weight is added up in an fp32 copy of the same layout.
-    added_up = packed * _FP32 // args[2].element_size() if args[2].element_size() < _FP32 else 0
-    if _is_channels_last(args[1]) or _is_channels_last(args[0]):
-        if args[9] > 1:
-            return packed + max(added_up, weight)
-        copied_grad_out = 0 if _is_channels_last(args[0]) else grad_out
-        return copied_grad_out + weight + packed + max(added_up, weight)
-    if not args[10][0]:
-        return grad_out + max(added_up, weight)
-    peak = max(
-        grad_out + weight + image,
-        2 * image,
-        2 * image + grad_out + packed + added_up,
-        image + packed + weight,
-    )
-    return peak - (image + weight)
-
-
-def _is_unfolded(image: torch.Tensor, weight: torch.Tensor, settings: tuple[Any, ...]) -> bool:
-    """Say whether torch's own kernel is used: in fp64, and for one small image at a time.
-
-    ``settings``: stride, padding, dilation, transposed, output padding, groups.
-    """
-    backend = torch._C._select_conv_backend(image, weight, None, *settings, None)
-    return bool(backend.name == "Slow2d")
-
-
-def _unfolded_bytes(weight: torch.Tensor, result: torch.Tensor) -> int:
-    """Give the bytes of an image unfolded into columns, one per position of the result.
-
-    Source: slow_conv2d in aten/src/ATen/native/ConvolutionMM2d.cpp, torch 2.13.
-    """
-    _, num_in, *kernel = weight.shape
-    num_positions = result.numel() // result.shape[1]
-    if math.prod(kernel) == 1:
-        return 0  # the image is its own columns, strides and padding apart
-    return num_in * math.prod(kernel) * num_positions * weight.element_size()
-
-
-def _packed_weight_bytes(weight: torch.Tensor, groups: int) -> int:
-    """Give the bytes of a weight (out, in / groups, ...) in blocks of channels, group by group."""
-    num_out, num_in, *kernel = weight.shape
-    channels = groups * _padded(num_out // groups) * _padded(num_in)
-    return channels * math.prod(kernel) * weight.element_size()
+    return convolution_backward_bytes(args)
 
 
 def _product(args: tuple[Any, ...], out: torch.Tensor) -> int:
@@ -234,25 +194,11 @@ def _pages(num_bytes: int) -> int:
     return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
-def _padded(num_channels: int) -> int:
-    return -(-num_channels // _BLOCK) * _BLOCK
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _is_channels_last(tensor: torch.Tensor) -> bool:
-    if tensor.dim() != 4 or tensor.is_contiguous():
-        return False
-    return tensor.is_contiguous(memory_format=torch.channels_last)
-
-
 _RULES: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = MappingProxyType(
     {
         "addmm": _product,
         "mm": _product,
-        "convolution": _conv_forward,
+        "convolution": convolution_bytes,
         "convolution_backward": _conv_backward,
         "mkldnn_rnn_layer": _lstm_forward,
         "mkldnn_rnn_layer_backward": _lstm_backward,

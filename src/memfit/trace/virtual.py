@@ -24,6 +24,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from memfit.errors import RecordingError
+from memfit.trace.cache_keys import append_key
 from memfit.trace.cuda.autocast import VirtualAutocast
 from memfit.trace.cuda.card import Card
 from memfit.trace.cuda.distributed import distributed
@@ -185,6 +186,20 @@ class VirtualTensors(FakeTensorMode):
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
             return self.from_tensor(value)
         return value
+
+    def _prep_args_for_hash(
+        self, result: list[object], args: Any, state: Any, id_hashed_objects: list[object]
+    ) -> None:
+        """Describe arguments for torch's cache of fake results."""
+        describe = super()._prep_args_for_hash
+
+        def append_other(argument: object) -> None:
+            describe(result, (argument,), state, id_hashed_objects)
+
+        if isinstance(args, Mapping):
+            result += args
+            args = args.values()
+        append_key(result, args, self, append_other)
 
     def may_turn_const(self, tensor: torch.Tensor) -> bool:
         """Keep the values of more than the single numbers that torch keeps."""

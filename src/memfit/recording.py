@@ -220,6 +220,7 @@ def _record_job(
             recorder.begin_step()
             run.step(batch)
             recorder.end_step()
+            stack.close()  # one step shows every head
         candidates = max((loss.num_candidates for loss in losses), default=0)
         run.close()
         found = gather_facts(

@@ -154,8 +154,7 @@ class Search:
                     return confirmed
             elif entry.refinement is not None:
                 self._try_refinement(entry.node, entry.refinement)
-            elif self._expected_seconds(entry.node) > entry.seconds * (1 + 1e-9):
-                # Others that were recorded since have shown that it takes longer.
+            elif self._is_slower_by_now(entry):
                 self._push(self._expected_seconds(entry.node), entry.peak_bytes, entry.node)
             elif len(self._evaluated) < _MOST_RECORDINGS and self._open(entry.node):
                 self._opened(entry.node)
@@ -163,7 +162,7 @@ class Search:
 
     def _next(self) -> Entry:
         """Take what could be fastest; within the slack, what fits, or halves a batch further."""
-        if not self._slack:
+        if not self._slack or self._needs_no_recording(self._queue[0]):
             return heapq.heappop(self._queue)
         most_seconds = self._queue[0].seconds * (1 + self._slack)
         near = (entry for entry in self._queue if entry.seconds <= most_seconds)
@@ -171,6 +170,16 @@ class Search:
         self._queue.remove(best)
         heapq.heapify(self._queue)
         return best
+
+    def _needs_no_recording(self, entry: Entry) -> bool:
+        """Say whether an entry only leaves the queue, or moves in it."""
+        if entry.refinement is not None:
+            return not self._may_fit(entry.node, entry.refinement)
+        return entry.candidate is None and self._is_slower_by_now(entry)
+
+    def _is_slower_by_now(self, entry: Entry) -> bool:
+        """Say whether others that were recorded since have shown that a node takes longer."""
+        return self._expected_seconds(entry.node) > entry.seconds * (1 + 1e-9)
 
     def _confirmed(self, entry: Entry) -> Candidate | None:
         """Record a candidate in full; put it back into the queue if that made it slower."""

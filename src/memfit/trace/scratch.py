@@ -18,6 +18,7 @@ import torch
 
 from memfit.trace.convolution_scratch import convolution_backward_bytes, convolution_bytes
 from memfit.trace.convolution_shape import padded
+from memfit.trace.copying_scratch import copying_bytes
 from memfit.trace.elementwise_scratch import elementwise_bytes
 from memfit.trace.optimizer_scratch import eight_bit_update, thirty_two_bit_update
 
@@ -37,7 +38,9 @@ _TILE_BYTES = 66_176
 def scratch_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
     """Give the bytes that a CPU kernel takes besides its outputs; 0 where no rule is known."""
     rule = _RULES.get(operator)
-    return elementwise_bytes(operator, args, out) if rule is None else rule(args, out)
+    if rule is not None:
+        return rule(args, out)
+    return elementwise_bytes(operator, args, out) + copying_bytes(operator, args, out)
 
 
 def lstm_workspace_bytes(args: tuple[Any, ...]) -> int:

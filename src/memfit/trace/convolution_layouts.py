@@ -43,9 +43,9 @@ class Layouts:
 # --- Channels first ---
 
 
-def forward_layouts(shape: Convolution, num_threads: int, *, has_bias: bool) -> list[Layouts]:
+def forward_layouts(shape: Convolution, num_threads: int) -> list[Layouts]:
     """List the kernels that may compute the result."""
-    bias = scratchpads.padded_bias_bytes(shape) if has_bias else 0
+    bias = scratchpads.padded_bias_bytes(shape)
     if shape.is_one_product:
         return [_one_product(shape, scratchpads.product_bytes(num_threads))]
     if shape.is_depthwise:
@@ -286,10 +286,12 @@ def _is_short(shape: Convolution) -> bool:
 # --- Channels last: images and results are used as they are ---
 
 
-def last_forward_layouts(shape: Convolution, num_threads: int, *, has_bias: bool) -> list[Layouts]:
+def last_forward_layouts(shape: Convolution, num_threads: int) -> list[Layouts]:
     """List the kernels that may compute the result, channels last."""
+    if shape.is_one_product:
+        return [Layouts(scratchpad=scratchpads.product_bytes(num_threads))]
     if shape.is_depthwise:
-        bias = scratchpads.padded_bias_bytes(shape) if has_bias else 0
+        bias = scratchpads.padded_bias_bytes(shape)
         return [Layouts(weight=shape.depthwise_weight_bytes(), scratchpad=bias)]
     block_in = BLOCK if shape.groups > 1 else _FP32 // shape.width
     products = scratchpads.batched_product_bytes(shape, num_threads)
@@ -307,6 +309,9 @@ def last_data_layouts(shape: Convolution, num_threads: int) -> list[Layouts]:
     if not shape.is_strided:
         products = scratchpads.batched_product_bytes(shape, num_threads)
         return [Layouts(weight=weight, scratchpad=products + scratchpads.ALIGNMENT_BYTES)]
+    if shape.is_pointwise and shape.is_dilated:
+        used = scratchpads.pointwise_gradient_bytes(shape, num_threads)
+        return [Layouts(weight=shape.weight_bytes(BLOCK, BLOCK), scratchpad=used)]
     if shape.is_dilated:
         columns = scratchpads.column_bytes(shape, num_threads, is_gradient=True)
         return [Layouts(weight=shape.weight_bytes(), scratchpad=columns)]
@@ -325,7 +330,7 @@ def last_weight_layouts(shape: Convolution, num_threads: int) -> list[Layouts]:
         block_in = BLOCK if shape.groups > 1 or shape.num_in >= BLOCK else shape.num_in
         sums = scratchpads.weight_bytes(shape, num_threads, block_in=block_in, is_last=True)
     weight = shape.weight_bytes(BLOCK, block_in)
-    if shape.is_dilated and shape.is_strided:
+    if shape.is_dilated and shape.is_strided and not shape.is_pointwise:
         columns = scratchpads.column_weight_bytes(shape, num_threads)
         return [Layouts(weight=shape.weight_bytes(), scratchpad=columns, num_returns=3)]
     return [Layouts(weight=weight, scratchpad=sums, num_returns=2)]

@@ -38,7 +38,8 @@ def convolution_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
     """Give the bytes that ``convolution`` takes beside its result."""
     image, weight, bias, *settings = args[:9]
     backend = _backend(image, weight, settings)
-    shape = Convolution.of(image, weight, out, settings)
+    has_bias = bias is not None
+    shape = Convolution.of(image, weight, out, settings, has_bias=has_bias)
     is_last = _is_last(image) or _is_last(weight)
     copied = _copied_bytes(is_last, image, weight)
     num_bytes = out.numel() * out.element_size()
@@ -46,11 +47,10 @@ def convolution_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
         # Groups are convolved one by one, and their results joined.
         joined = num_bytes if shape.groups > 1 else 0
         return copied + joined + _column_bytes(shape, backend)
-    has_bias = bias is not None
     if settings[3]:
         peaks = _data_peaks(shape, is_last=is_last, has_bias=has_bias)
     else:
-        peaks = _result_peaks(shape, is_last=is_last, has_bias=has_bias)
+        peaks = _result_peaks(shape, is_last=is_last)
     return copied + max(peaks) - num_bytes
 
 
@@ -62,7 +62,7 @@ def convolution_backward_bytes(args: tuple[Any, ...]) -> int:
     grad_out, image, weight = args[:3]
     settings, wanted = args[4:10], args[10]
     backend = _backend(image, weight, settings)
-    shape = Convolution.of(image, weight, grad_out, settings)
+    shape = Convolution.of(image, weight, grad_out, settings, has_bias=wanted[2])
     is_last = _is_last(image) or _is_last(weight)
     copied = _copied_bytes(is_last, grad_out, image, weight)
     grad_image = image.numel() * image.element_size() * wanted[0]
@@ -74,7 +74,7 @@ def convolution_backward_bytes(args: tuple[Any, ...]) -> int:
         return copied + split // shape.groups + (kept if split else 0) + columns
     peaks = [0]
     if wanted[0] and settings[3]:
-        peaks += _result_peaks(shape, is_last=is_last, has_bias=False)
+        peaks += _result_peaks(shape, is_last=is_last)
     elif wanted[0]:
         peaks += _data_peaks(shape, is_last=is_last, has_bias=False)
     if wanted[1] or wanted[2]:
@@ -82,13 +82,13 @@ def convolution_backward_bytes(args: tuple[Any, ...]) -> int:
     return copied + max(0, int(max(peaks) - kept))
 
 
-def _result_peaks(shape: Convolution, *, is_last: bool, has_bias: bool) -> list[int]:
+def _result_peaks(shape: Convolution, *, is_last: bool) -> list[int]:
     """Give what the result takes, itself included."""
     num_threads, result = torch.get_num_threads(), shape.result_bytes()
     if is_last:
-        found = last_forward_layouts(shape, num_threads, has_bias=has_bias)
+        found = last_forward_layouts(shape, num_threads)
         return [result + each.weight + each.scratchpad for each in found]
-    found = forward_layouts(shape, num_threads, has_bias=has_bias)
+    found = forward_layouts(shape, num_threads)
     return [max(each.total, each.result + each.num_returns * result) for each in found]
 
 

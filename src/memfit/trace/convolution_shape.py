@@ -31,6 +31,7 @@ class Convolution:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     width: int
+    has_bias: bool
 
     @classmethod
     def of(
@@ -39,11 +40,14 @@ class Convolution:
         weight: torch.Tensor,
         result: torch.Tensor,
         settings: Sequence[Any],
+        *,
+        has_bias: bool,
     ) -> Convolution:
         """Read the sizes off tensors and settings.
 
         ``settings``: stride, padding, dilation, transposed, output padding, groups. A transposed
-        convolution is the one whose gradient it is: its image is the result here.
+        convolution is the one whose gradient it is: its image is the result here, and its bias
+        none of that one's.
         """
         if settings[3]:
             image, result = result, image
@@ -62,6 +66,7 @@ class Convolution:
             padding=(0,) * is_flat + padding,
             dilation=(1,) * is_flat + dilation,
             width=image.element_size(),
+            has_bias=has_bias and not settings[3],
         )
 
     @property

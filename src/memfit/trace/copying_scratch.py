@@ -73,7 +73,7 @@ def _norm_over_groups_backward(args: tuple[Any, ...], _out: Any) -> int:
 
 
 def _gelu_backward(args: tuple[Any, ...], _out: Any) -> int:
-    """oneDNN's kernel copies a gradient that is not dense twice."""
+    """A gradient that is not dense is copied twice, for oneDNN's kernel."""
     gradient, values = args[:2]
     return 2 * _num_bytes(gradient) if values.is_contiguous() > gradient.is_contiguous() else 0
 
@@ -129,7 +129,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         "argmin": _dense(0),
         "avg_pool2d": _dense_in_some_order(0),
         "embedding": _dense(1),
-        "embedding_dense_backward": lambda args, out: _dense(0)(args, out) + _num_bytes(args[1]),
+        "embedding_dense_backward": _dense(0, 1),
         "gelu_backward": _gelu_backward,
         "im2col": lambda args, out: _whole_input(args, out) + _dense(0)(args, out),
         "logsumexp": _logsumexp,

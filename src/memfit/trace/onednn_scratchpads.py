@@ -30,7 +30,7 @@ _SHORT_ROW = 14
 
 def padded_bias_bytes(shape: Convolution, block: int = BLOCK) -> int:
     """Give the bytes of a bias in whole blocks; none where it is whole already."""
-    if shape.out_per_group % block == 0:
+    if not shape.has_bias or shape.out_per_group % block == 0:
         return 0
     return shape.groups * padded(shape.out_per_group, block) * _FP32 + ALIGNMENT_BYTES
 
@@ -128,7 +128,7 @@ def narrow_weight_bytes(shape: Convolution, num_threads: int) -> int:
     weight, weight_jobs = shape.weight_bytes(block, block), jobs * -(-shape.num_in // block)
     return (
         padded_bias_bytes(shape, block)
-        + _shared_sums_bytes(shape, bias, jobs, num_threads)
+        + (_shared_sums_bytes(shape, bias, jobs, num_threads) if shape.has_bias else 0)
         + _shared_sums_bytes(shape, weight, weight_jobs, num_threads)
     )
 
@@ -200,6 +200,8 @@ def _sums_bytes(shape: Convolution, num_channels: int, num_threads: int) -> int:
 
 def _shared_bias_bytes(shape: Convolution, num_threads: int) -> int:
     """Give the bytes with which threads add a bias's gradient up, where they share its blocks."""
+    if not shape.has_bias:
+        return 0
     num_blocks = shape.groups * -(-shape.out_per_group // BLOCK)
     return _shared_sums_bytes(shape, num_blocks * BLOCK * _FP32, num_blocks, num_threads)
 

@@ -30,6 +30,7 @@ _HALF_BACKWARD_BYTES = 2048
 _PAIRS = 32
 _DEEP = 512
 _PANEL_BYTES = 82_752
+_SMALL_PANEL_BYTES = 24_576
 _DEEP_PANEL_BYTES = 131_904
 _TURNED_PANEL_BYTES = 468_096
 _TILE_BYTES = 66_176
@@ -165,8 +166,10 @@ def _attention_forward(args: tuple[Any, ...], _out: Any) -> int:
     """
     query, key = args[0], args[1]
     rows, columns = _tile(query.shape[2], key.shape[2])
-    per_thread = rows * columns + 2 * rows + rows * int(query.shape[3])
-    return torch.get_num_threads() * per_thread * _FP32
+    per_thread = (rows * columns + 2 * rows + rows * int(query.shape[3])) * _FP32
+    if query.element_size() < _FP32:
+        per_thread += rows * columns * query.element_size()  # the scores again, to multiply with
+    return torch.get_num_threads() * per_thread
 
 
 def _attention_backward(args: tuple[Any, ...], _out: Any) -> int:
@@ -177,7 +180,10 @@ def _attention_backward(args: tuple[Any, ...], _out: Any) -> int:
     rows, columns = _tile(args[1].shape[2], args[2].shape[2])
     gradient = args[0].transpose(1, 2)
     copied = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
-    return torch.get_num_threads() * 2 * rows * columns * _FP32 + int(copied)
+    per_thread = 2 * rows * columns * _FP32
+    if args[1].element_size() < _FP32:
+        per_thread += 2 * rows * columns * args[1].element_size() + _SMALL_PANEL_BYTES
+    return torch.get_num_threads() * per_thread + int(copied)
 
 
 def _tile(num_queries: int, num_keys: int) -> tuple[int, int]:

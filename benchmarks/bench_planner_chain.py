@@ -37,6 +37,8 @@ from memfit.units import MIB
 
 _NUM_BLOCKS, _WIDTH, _NUM_TOKENS, _BATCH_SIZE, _NUM_HEADS = 16, 256, 512, 4, 4
 _TARGETS = (0.65, 0.50, 0.15)
+_NEAR = 0.85
+"""A plan below a peer's peak, and above this share of it, stands beside it."""
 _COMPILE_BUDGETS = (0.5, 0.2, 0.1)
 _PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 _ATTENTION = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
@@ -157,19 +159,20 @@ def _peers(session: Session, batch: Any, *, with_compile: bool) -> Iterator[Vari
 
 
 def _planned(setting: Setting, peers: list[Variant]) -> Iterator[Variant]:
-    """Plan for the targets and for the peak of every peer."""
-    plain_bytes = peers[0].activation_bytes
-    goals = [(f"memfit at {target:.2f}", int(target * plain_bytes)) for target in _TARGETS]
-    goals += [
-        (f"memfit at the peak of: {peer.name}", peer.activation_bytes)
-        for peer in peers[1:]
-        if peer.activation_bytes < plain_bytes
-    ]
-    for name, activation_bytes in goals:
-        yield from _variant(setting, name, activation_bytes, [])
-        yield from _variant(
-            setting, f"{name} (no micro-batches)", activation_bytes, ["micro-batching"]
-        )
+    """Plan for the targets, and for the peak of every peer that none of these plans is close to."""
+    plain = peers[0]
+    planned: list[Variant] = []
+    for target in _TARGETS:
+        name, activation_bytes = f"memfit at {target:.2f}", int(target * plain.activation_bytes)
+        planned += _variant(setting, name, activation_bytes, [])
+        name = f"{name}, no micro-batches"
+        planned += _variant(setting, name, activation_bytes, ["micro-batching"])
+    for peer in peers[1:]:
+        most_bytes = peer.activation_bytes
+        is_near = any(_NEAR * most_bytes <= v.activation_bytes <= most_bytes for v in planned)
+        if not is_near and most_bytes < plain.activation_bytes:
+            planned += _variant(setting, f"memfit at the peak of: {peer.name}", most_bytes, [])
+    yield from planned
 
 
 def _variant(

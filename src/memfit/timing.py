@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ from memfit.trace.operators import describe
 
 _NUM_STEPS = 3
 _NUM_ROUNDS = 3
+_FAR = 1.15
+"""A plan that took this many times the fastest one's seconds is not run again."""
+_ENOUGH_SECONDS = 2.0
+"""Steps are repeated until they have taken so long together, or as often as need be."""
 
 
 def time_operators(job: Job, plan: Plan, device: Device) -> OperatorTimes:
@@ -51,13 +56,17 @@ def time_operators(job: Job, plan: Plan, device: Device) -> OperatorTimes:
 def time_plans(job: Job, plans: Sequence[Plan], device: Device) -> list[float]:
     """Run a job under several plans here, in turns, and give the usual seconds of a step of each.
 
-    Each turn builds the model anew, so that only one plan's memory is taken at a time.
+    Each turn builds the model anew, so that only one plan's memory is taken at a time. Plans that
+    turn out to be far slower than the fastest are not run again.
     """
     layout = find_layout(job)
     seconds: list[list[float]] = [[] for _ in plans]
     with torch.random.fork_rng():
         for _ in range(_NUM_ROUNDS):
+            most_seconds = _FAR * min((min(found) for found in seconds if found), default=math.inf)
             for plan, found in zip(plans, seconds, strict=True):
+                if found and min(found) > most_seconds:
+                    continue
                 run, batch = _open(job, plan, device.kind, layout)
                 run.step(batch)
                 found.append(shortest_step(run, batch))
@@ -109,6 +118,8 @@ def shortest_step(run: Run, batch: Any) -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
+        if sum(seconds) > _ENOUGH_SECONDS:
+            break
     return min(seconds)
 
 

@@ -38,10 +38,18 @@ def test_timed_operators_add_up_to_the_shortest_step(monkeypatch):
 
 
 def test_the_shortest_of_a_few_steps_is_taken(monkeypatch):
-    clock = iter((0.0, 5.0, 10.0, 12.0, 20.0, 24.0))
+    clock = iter((0.0, 0.5, 1.0, 1.2, 2.0, 2.4))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert timing.shortest_step(SimpleNamespace(step=lambda batch: None), None) == 2.0
+    seconds = timing.shortest_step(SimpleNamespace(step=lambda batch: None), None)
+    assert seconds == pytest.approx(0.2)
     assert next(clock, None) is None
+
+
+def test_long_steps_are_not_repeated(monkeypatch):
+    clock = iter((0.0, 2.5, 3.0, 3.1))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert timing.shortest_step(SimpleNamespace(step=lambda batch: None), None) == 2.5
+    assert next(clock) == 3.0
 
 
 def test_every_operator_of_the_recorded_step_has_been_timed():
@@ -71,6 +79,13 @@ def test_plans_are_timed_in_the_order_given():
         assert len(seconds) == 2
         assert (seconds[0] < seconds[1]) == (plans[1] is pieces)
         assert min(seconds) > 0
+
+
+def test_a_plan_that_is_far_slower_is_not_run_again(monkeypatch):
+    turns = iter((1.0, 1.1, 1.2, 0.9, 1.3, 1.1))
+    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(turns))
+    assert time_plans(job(), [Plan(), Plan(), Plan()], CPU) == [1.0, 1.2, 1.2]
+    assert next(turns, None) is None
 
 
 def test_no_plans_take_no_time():

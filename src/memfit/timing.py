@@ -6,13 +6,14 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from memfit.cost.operator_times import OperatorTimes, times_from_measured
+from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from_measured
 from memfit.devices.spec import CPU, Device
 from memfit.job import Job
 from memfit.runtime.run import Run, open_plain_session
@@ -29,28 +30,35 @@ _ENOUGH_SECONDS = 2.0
 """Steps are repeated until they have taken so long together, or as often as need be."""
 
 
-def time_operators(job: Job, plan: Plan, device: Device) -> OperatorTimes:
+def time_operators(job: Job, device: Device, batch_sizes: Sequence[int]) -> OperatorTimes:
     """Run a few steps of a job here and learn how long its operators take.
 
     Operators are timed one after the other in two steps; the steps before and between are timed
     as a whole, and the operators scaled to add up to them.
 
     Args:
-        job: what to run.
-        plan: how; the step must fit this machine's memory.
+        job: what to run, as it is.
         device: the device of the catalogue that this machine is.
+        batch_sizes: how many samples to run it on; the steps must fit this machine's memory.
+            Several tell apart what a call takes whatever its size.
     """
     with torch.random.fork_rng():  # timing draws nothing from the caller's random state
-        run, batch = _open(job, plan, device.kind, find_layout(job))
-        run.step(batch)
-        step_seconds = shortest_step(run, batch)
-        timer = _OperatorTimer(device.kind)
-        for _ in range(2):
-            with timer:
-                run.step(batch)
-        step_seconds = min(step_seconds, shortest_step(run, batch))
-        run.close()
-    return times_from_measured(device, timer.timed, 2 * step_seconds)
+        jobs = [replace(job, batch_size=size) for size in batch_sizes]
+        return times_from_measured(device, [_timed_operators(each, device) for each in jobs])
+
+
+def _timed_operators(job: Job, device: Device) -> TimedOperators:
+    """Time the operators of two steps, and whole steps before and after them."""
+    run, batch = _open(job, Plan(), device.kind, find_layout(job))
+    run.step(batch)
+    step_seconds = shortest_step(run, batch)
+    timer = _OperatorTimer(device.kind)
+    for _ in range(2):
+        with timer:
+            run.step(batch)
+    step_seconds = min(step_seconds, shortest_step(run, batch))
+    run.close()
+    return TimedOperators(timer.timed, 2 * step_seconds)
 
 
 def time_plans(job: Job, plans: Sequence[Plan], device: Device) -> list[float]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.cost.operator_times import OperatorTimes, times_from_measured
+from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from_measured
 from memfit.cost.roofline import operation_seconds
 from memfit.devices.catalogue import load_device
 from memfit.trace.events import Operation, Phase, Trace
@@ -22,6 +22,10 @@ SMALL, LARGE = operation("mul", 10**6, 1), operation("mul", 10**9, 2)
 OTHER, NEW = operation("add", 10**6, 3), operation("tanh", 10**8, 4)
 
 
+def learnt(timed, step_seconds: float) -> OperatorTimes:
+    return times_from_measured(DEVICE, [TimedOperators(timed, step_seconds)])
+
+
 def test_without_measurements_operators_take_the_roofline():
     times = OperatorTimes(device=DEVICE)
     assert times.seconds(SMALL) == operation_seconds(SMALL, DEVICE)
@@ -31,19 +35,43 @@ def test_without_measurements_operators_take_the_roofline():
 
 
 def test_a_measured_call_takes_the_mean_of_what_was_measured():
-    times = times_from_measured(DEVICE, [(SMALL, 1.0), (SMALL, 3.0)], step_seconds=4.0)
+    times = learnt([(SMALL, 1.0), (SMALL, 3.0)], 4.0)
     assert times.seconds(SMALL) == pytest.approx(2.0)
 
 
 def test_another_shape_of_a_measured_operator_takes_its_usual_ratio():
     twice = 2 * operation_seconds(SMALL, DEVICE)
-    times = times_from_measured(DEVICE, [(SMALL, twice)], step_seconds=twice)
+    times = learnt([(SMALL, twice)], twice)
     assert times.seconds(LARGE) == pytest.approx(2 * operation_seconds(LARGE, DEVICE))
+
+
+def test_two_sizes_show_what_a_call_takes_whatever_its_size():
+    """Each run is scaled by itself, so both sizes have to agree on the line."""
+    fixed_seconds, ratio = 1e-3, 3.0
+
+    def seconds(operation: Operation) -> float:
+        return fixed_seconds + ratio * operation_seconds(operation, DEVICE)
+
+    runs = [TimedOperators([(o, 7 * seconds(o))], seconds(o)) for o in (SMALL, LARGE)]
+    times = times_from_measured(DEVICE, runs)
+    between = operation("mul", 10**7, 5)
+    assert times.seconds(between) == pytest.approx(seconds(between))
+
+
+@pytest.mark.parametrize("seconds", [(2.0, 1.0), (1e-6, 1.0)], ids=["falling", "through below 0"])
+def test_a_line_that_makes_no_sense_gives_way_to_the_usual_ratio(seconds):
+    operations = (SMALL, LARGE)
+    times = learnt(list(zip(operations, seconds, strict=True)), sum(seconds))
+    found = sorted(
+        s / operation_seconds(o, DEVICE) for o, s in zip(operations, seconds, strict=True)
+    )
+    expected = sum(found) / 2 * operation_seconds(operation("mul", 10**8, 6), DEVICE)
+    assert times.seconds(operation("mul", 10**8, 6)) == pytest.approx(expected)
 
 
 def test_an_operator_that_was_never_measured_takes_the_ratio_of_all():
     timed = [(o, 3 * operation_seconds(o, DEVICE)) for o in (SMALL, OTHER)]
-    times = times_from_measured(DEVICE, timed, step_seconds=sum(s for _, s in timed))
+    times = learnt(timed, sum(s for _, s in timed))
     assert times.seconds(NEW) == pytest.approx(3 * operation_seconds(NEW, DEVICE))
 
 
@@ -51,5 +79,5 @@ def test_an_operator_that_was_never_measured_takes_the_ratio_of_all():
 def test_operators_are_scaled_to_add_up_to_the_step(found, step_seconds):
     operations = [SMALL, LARGE, OTHER]
     timed = list(zip(operations, found, strict=True))
-    times = times_from_measured(DEVICE, timed, step_seconds)
+    times = learnt(timed, step_seconds)
     assert times.step_seconds(Trace(operations=operations)) == pytest.approx(step_seconds)

@@ -47,10 +47,10 @@ class Waiting:
         self.asked: list[tuple[float, int]] = []
         self.smaller: dict[int, Candidate] = {}
 
-    def faster_than(self, most_seconds: float, most_candidates: int) -> list[Candidate]:
-        self.asked.append((most_seconds, most_candidates))
+    def further(self, best: Candidate, most_seconds: float, most: int) -> list[Candidate]:
+        self.asked.append((most_seconds, most))
         found = [c for c in self.waiting if c.prediction.step_seconds <= most_seconds]
-        return found[:most_candidates]
+        return found[:most]
 
     def halved(self, strategies: tuple[MicroBatching, ...]) -> Candidate | None:
         return self.smaller.get(strategies[0].micro_batch_size)
@@ -103,23 +103,22 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
 
 
 @pytest.mark.parametrize(
-    ("free_share", "batch_size"), [(10.0, 10), (1.26, 10), (1.0, 5), (0.32, 2), (0.001, 1)]
+    ("free_share", "sizes"),
+    [(10.0, (10, 2)), (1.26, (10, 2)), (1.0, (5, 1)), (0.32, (2, 1)), (0.001, (1,))],
 )
-def test_operators_are_timed_on_a_batch_that_fits(
-    regression_job, monkeypatch, free_share, batch_size
-):
+def test_operators_are_timed_on_a_batch_that_fits(regression_job, monkeypatch, free_share, sizes):
     plain = record(regression_job)
     peak_bytes = measured.evaluate(regression_job, plain, CPU, measured.Plan()).peak_allocated_bytes
     run = []
 
-    def time_operators(job, plan, device) -> OperatorTimes:
-        run.append(job.batch_size)
+    def time_operators(job, device, batch_sizes) -> OperatorTimes:
+        run.append(batch_sizes)
         return OperatorTimes(device=device)
 
     monkeypatch.setattr(measured, "time_operators", time_operators)
     monkeypatch.setattr(measured, "free_memory_bytes", lambda: int(free_share * peak_bytes))
     measured_times(regression_job, CPU, plain)
-    assert run == [batch_size]
+    assert run == [sizes]
 
 
 def test_a_device_that_is_not_here_is_refused_and_the_cpu_is_always_here(monkeypatch):

@@ -438,13 +438,15 @@ def test_what_is_below_a_peak_keeps_to_the_other_budgets_as_well():
 def test_further_candidates_fit_and_come_in_the_order_of_time(seed):
     world, search, best = ready(seed)
     most_seconds = 1.3 * best.prediction.step_seconds
-    more = search.faster_than(most_seconds, 4)
+    more = search.further(best, most_seconds, 4)
     seconds = [c.prediction.step_seconds for c in (best, *more)]
     assert 1 <= len(more) <= 4
     assert seconds == sorted(seconds)
     assert seconds[-1] <= most_seconds
     assert all(world.fits(c.strategies, c.prediction.budget_bytes) for c in more)
     assert len({c.strategies for c in (best, *more)}) == len(more) + 1
+    others = [tuple(s for s in c.strategies if s not in BLOCKS) for c in (best, *more)]
+    assert max(others.count(each) for each in others) <= 2
 
 
 def test_with_slack_fewer_are_recorded_and_the_plan_is_slower_by_no_more():

@@ -32,7 +32,7 @@ def test_timed_operators_add_up_to_the_shortest_step(monkeypatch):
     shortest = iter((5.0, 3.0))
     monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(shortest))
     steady = record(job()).steady
-    times = time_operators(job(), Plan(), CPU)
+    times = time_operators(job(), CPU, [64])
     assert all(times.seconds(operation) > 0 for operation in steady.operations)
     assert times.step_seconds(steady) == pytest.approx(3.0)
 
@@ -53,14 +53,23 @@ def test_long_steps_are_not_repeated(monkeypatch):
 
 
 def test_every_operator_of_the_recorded_step_has_been_timed():
-    times = time_operators(job(), Plan(), CPU)
+    times = time_operators(job(), CPU, [64])
     for operation in record(job()).steady.operations:
         assert operation.signature in times.measured_seconds, operation.name
 
 
+def test_of_several_sizes_the_first_adds_up_to_its_step(monkeypatch):
+    shortest = iter((5.0, 3.0, 9.0, 9.0))
+    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(shortest))
+    times = time_operators(job(), CPU, [64, 16])
+    assert times.step_seconds(record(job()).steady) == pytest.approx(3.0)
+    smaller = record(job(16)).steady
+    assert all(o.signature in times.measured_seconds for o in smaller.operations)
+
+
 def test_operators_of_a_smaller_batch_say_how_long_those_of_a_larger_one_take():
     larger = record(job(256)).steady
-    times = time_operators(job(64), Plan(), CPU)
+    times = time_operators(job(), CPU, [64])
     assert any(o.signature not in times.measured_seconds for o in larger.operations)
     assert all(times.seconds(operation) > 0 for operation in larger.operations)
     assert times.step_seconds(larger) > times.step_seconds(record(job()).steady)
@@ -68,7 +77,7 @@ def test_operators_of_a_smaller_batch_say_how_long_those_of_a_larger_one_take():
 
 def test_measured_times_are_not_those_of_the_roofline():
     steady = record(job()).steady
-    measured, guessed = time_operators(job(), Plan(), CPU), OperatorTimes(device=CPU)
+    measured, guessed = time_operators(job(), CPU, [64]), OperatorTimes(device=CPU)
     assert measured.step_seconds(steady) != guessed.step_seconds(steady)
 
 
@@ -94,6 +103,6 @@ def test_no_plans_take_no_time():
 
 def test_timing_draws_nothing_from_the_random_state():
     before = torch.get_rng_state()
-    time_operators(job(), Plan(), CPU)
+    time_operators(job(), CPU, [64])
     time_plans(job(), [Plan()], CPU)
     assert torch.equal(torch.get_rng_state(), before)

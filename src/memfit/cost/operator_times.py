@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memfit.cost.roofline import operation_seconds
 from memfit.devices.spec import Device
 from memfit.trace.events import Operation, Trace
+
+_SAME = 1e-6
+"""Roofline times that differ by less than this share of them, squared, are one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How long an operator takes, from its roofline time."""
+
+    ratio: float
+    fixed_seconds: float = 0.0
+    """What a call takes whatever its size."""
+
+    def seconds(self, roofline_seconds: float) -> float:
+        """Give the seconds of one call."""
+        return self.fixed_seconds + self.ratio * roofline_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOperators:
+    """Operators that were timed one by one, in steps that were timed as a whole besides."""
+
+    timed: Sequence[tuple[Operation, float]]
+    steps_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,47 +41,77 @@ class OperatorTimes:
     """Give the seconds of operators on a device.
 
     A call that was measured with the same shapes takes what was measured; another call of a
-    measured operator takes its roofline time times the operator's usual ratio of the two.
+    measured operator takes what a line through its measurements says of its roofline time.
     """
 
     device: Device
     measured_seconds: Mapping[int, float] = field(default_factory=dict)
     """By the signature of the call."""
-    ratios: Mapping[str, float] = field(default_factory=dict)
-    """Measured over roofline seconds, by operator."""
-    usual_ratio: float = 1.0
+    lines: Mapping[str, Line] = field(default_factory=dict)
+    """By operator."""
+    usual: Line = Line(ratio=1.0)
 
     def seconds(self, operation: Operation) -> float:
         """Give the seconds of one call."""
         measured = self.measured_seconds.get(operation.signature)
         if measured is not None:
             return measured
-        ratio = self.ratios.get(operation.name, self.usual_ratio)
-        return operation_seconds(operation, self.device) * ratio
+        line = self.lines.get(operation.name, self.usual)
+        return line.seconds(operation_seconds(operation, self.device))
 
     def step_seconds(self, trace: Trace) -> float:
         """Add up the operators of a step."""
         return sum(self.seconds(operation) for operation in trace.operations)
 
 
-def times_from_measured(
-    device: Device, timed: Iterable[tuple[Operation, float]], step_seconds: float
-) -> OperatorTimes:
-    """Learn from operators that were timed one by one, and a step that was timed as a whole.
+def times_from_measured(device: Device, runs: Iterable[TimedOperators]) -> OperatorTimes:
+    """Learn from steps of one batch size or several.
 
-    Timing operators adds to each of them and leaves out what happens between them, so all are
-    scaled to add up to the step.
+    Timing operators adds to each of them and leaves out what happens between them, so those of a
+    run are scaled to add up to its steps. Several sizes show what a call takes whatever its size,
+    which micro-batches pay more often.
     """
-    timed = list(timed)
-    scale = step_seconds / sum(seconds for _, seconds in timed)
-    by_signature: dict[int, list[float]] = defaultdict(list)
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for operation, seconds in timed:
-        by_signature[operation.signature].append(seconds * scale)
-        by_name[operation.name].append(seconds * scale / operation_seconds(operation, device))
+    measured_seconds: dict[int, float] = {}
+    by_name: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for run in runs:
+        scale = run.steps_seconds / sum(seconds for _, seconds in run.timed)
+        by_signature: dict[int, list[float]] = defaultdict(list)
+        for operation, seconds in run.timed:
+            by_signature[operation.signature].append(seconds * scale)
+            point = (operation_seconds(operation, device), seconds * scale)
+            by_name[operation.name].append(point)
+        means = {key: statistics.fmean(found) for key, found in by_signature.items()}
+        measured_seconds = means | measured_seconds  # the first run's add up to its own step
+    points = [point for found in by_name.values() for point in found]
     return OperatorTimes(
         device=device,
-        measured_seconds={key: statistics.fmean(found) for key, found in by_signature.items()},
-        ratios={name: statistics.median(found) for name, found in by_name.items()},
-        usual_ratio=statistics.median(ratio for found in by_name.values() for ratio in found),
+        measured_seconds=measured_seconds,
+        lines={name: _line_through(found) for name, found in by_name.items()},
+        usual=Line(_usual_ratio(points)),
     )
+
+
+def _line_through(points: Sequence[tuple[float, float]]) -> Line:
+    """Fit seconds to roofline seconds with the least squares of relative errors.
+
+    Where the points don't rise, or all have one roofline time, their usual ratio has to do.
+    """
+    weights = [1.0 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_roofline = sum(w * r for w, (r, _) in zip(weights, points, strict=True)) / total
+    mean_seconds = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
+    spread = rise = 0.0
+    for weight, (roofline, seconds) in zip(weights, points, strict=True):
+        spread += weight * (roofline - mean_roofline) ** 2
+        rise += weight * (roofline - mean_roofline) * (seconds - mean_seconds)
+    if spread <= _SAME * total * mean_roofline**2 or rise <= 0:
+        return Line(_usual_ratio(points))
+    ratio = rise / spread
+    fixed_seconds = mean_seconds - ratio * mean_roofline
+    if fixed_seconds < 0:
+        return Line(_usual_ratio(points))
+    return Line(ratio, fixed_seconds)
+
+
+def _usual_ratio(points: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(seconds / roofline for roofline, seconds in points)

@@ -22,6 +22,7 @@ _SLACK = 1.2
 """Plans estimated to take up to this much longer than the best one are run as well."""
 _MOST_PLANS = 6
 _FREE_SHARE = 0.8
+_FEWER = 4
 
 
 def check_is_here(device: Device) -> None:
@@ -41,7 +42,10 @@ def check_is_here(device: Device) -> None:
 
 
 def measured_times(job: Job, device: Device, plain: Recording) -> OperatorTimes:
-    """Time the operators of the job as it is, on a smaller batch if the whole one does not fit."""
+    """Time the operators of the job as it is, on a smaller batch if the whole one does not fit.
+
+    A quarter of it is run as well, to see what micro-batches pay more often.
+    """
     prediction = evaluate(job, plain, device, Plan())
     here_bytes = free_memory_bytes() if device.kind == CPU else None
     free_bytes = here_bytes or device.memory_bytes
@@ -50,7 +54,8 @@ def measured_times(job: Job, device: Device, plain: Recording) -> OperatorTimes:
     while batch_size > 1 and peak_bytes > _FREE_SHARE * free_bytes:
         batch_size //= 2
         peak_bytes //= 2
-    return time_operators(replace(job, batch_size=batch_size), Plan(), device)
+    sizes = (batch_size, max(1, batch_size // _FEWER))
+    return time_operators(job, device, tuple(dict.fromkeys(sizes)))
 
 
 def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) -> Candidate:
@@ -59,7 +64,7 @@ def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) 
     Smaller micro-batches are run as well, as long as each is faster than the one before it: no
     estimate says that less memory at a time can be faster, though caches often make it so.
     """
-    more = search.faster_than(best.prediction.step_seconds * _SLACK, _MOST_PLANS - 1)
+    more = search.further(best, best.prediction.step_seconds * _SLACK, _MOST_PLANS - 1)
     chosen = _fastest_of(job, device, [best, *more])
     while smaller := search.halved(chosen.strategies):
         faster = _fastest_of(job, device, [chosen, smaller])

@@ -32,3 +32,8 @@ class Entry:
     node: Node = field(compare=False)
     refinement: Refinement | None = field(compare=False, default=None)
     candidate: Strategies | None = field(compare=False, default=None)
+
+    @property
+    def is_node(self) -> bool:
+        """Say whether it is a node to open."""
+        return self.refinement is None and self.candidate is None

@@ -11,6 +11,7 @@ Estimates order the queue and leave out what cannot fit by far; they accept noth
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -20,12 +21,14 @@ from memfit.planner.candidates import Candidate, Evaluated, Evaluator, Refinemen
 from memfit.planner.choices import Choices
 from memfit.planner.neighbours import TOLERANCE, Neighbours
 from memfit.planner.queue import Entry, Node
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
 from memfit.trace.events import Category
 
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
+_MOST_ALIKE = 2
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 _LARGEST_ERROR = 0.15
 """How far off estimates may be where nothing has shown by how much, as a share of the budget."""
@@ -80,15 +83,22 @@ class Search:
             found = smallest if smallest.prediction.fits else None
         return found
 
-    def faster_than(self, most_seconds: float, most_candidates: int) -> list[Candidate]:
-        """Go on after ``run`` and give further candidates that fit, up to a time."""
-        found: list[Candidate] = []
-        while len(found) < most_candidates:
+    def further(self, best: Candidate, most_seconds: float, most: int) -> list[Candidate]:
+        """Go on after ``run`` and give more that fits, up to a time.
+
+        Of each combination only a few ways to recompute its blocks are given.
+        """
+        found = [best]
+        while len(found) <= most:
+            alike = Counter(_without_recomputation(candidate) for candidate in found)
+            enough = {strategies for strategies, num in alike.items() if num >= _MOST_ALIKE}
+            self._queue = [e for e in self._queue if e.is_node or e.node.strategies not in enough]
+            heapq.heapify(self._queue)
             candidate = self._first_that_fits(most_seconds)
             if candidate is None:
                 break
             found.append(candidate)
-        return found
+        return found[1:]
 
     def fastest_below(self, most_bytes: int) -> Candidate | None:
         """Give the fastest of what is known to stay below a peak, recorded; None if nothing does.
@@ -383,3 +393,7 @@ def _is_better(prediction: Prediction, other: Prediction) -> bool:
 
 def _peak_bytes(candidate: Candidate) -> int:
     return candidate.prediction.bounded_bytes()
+
+
+def _without_recomputation(candidate: Candidate) -> Strategies:
+    return tuple(s for s in candidate.strategies if not isinstance(s, ActivationCheckpointing))

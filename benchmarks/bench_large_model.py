@@ -15,26 +15,12 @@ from collections.abc import Callable
 STARTED = time.perf_counter()
 
 import torch  # noqa: E402 - the time of imports is part of what is measured
+from large_llama import LENGTH, LLAMA, build_model  # noqa: E402
 from results_file import save_result  # noqa: E402
-from transformers import (  # noqa: E402
-    BertConfig,
-    BertForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import BertConfig, BertForMaskedLM  # noqa: E402
 
 from memfit import Job, Prediction, predict  # noqa: E402
 
-_LLAMA = {
-    "vocab_size": 128_256,
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "use_cache": False,
-}
 _BERT_BATCH_SIZE, _BERT_LENGTH = 16, 128
 
 
@@ -46,13 +32,13 @@ def main() -> None:
         (_BERT_BATCH_SIZE, _BERT_LENGTH),
         "t4",
     )
-    llama, llama_seconds = _predicted(_build_llama, (1, 4096), "h200")
+    llama, llama_seconds = _predicted(build_model, (1, LENGTH), "h200")
     save_result(
         "large_model",
         {
             "num_parameters": llama.by_category["parameters"] // 2,
-            "num_layers": _LLAMA["num_hidden_layers"],
-            "num_tokens": 4096,
+            "num_layers": LLAMA["num_hidden_layers"],
+            "num_tokens": LENGTH,
             "device": llama.device,
             "predict_seconds": round(llama_seconds, 2),
             "import_seconds": round(imported - STARTED, 2),
@@ -65,11 +51,6 @@ def main() -> None:
             "bert_predicted_peak_bytes": bert.peak_allocated_bytes,
         },
     )
-
-
-def _build_llama() -> torch.nn.Module:
-    model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**_LLAMA))
-    return model.bfloat16()
 
 
 def _predicted(

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from results_file import save_result
 from torch import nn
 from torch._functorch import config as functorch_config
+from torch._inductor.compile_fx import compile_fx
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import memfit
@@ -224,14 +225,17 @@ def _wrapped(model: nn.Module, contexts: Callable[[], Any]) -> Iterator[None]:
 
 def _compiled(model: nn.Module, budget: float) -> Callable[..., Any]:
     """Compile the model under a budget, which counts while its graphs are made."""
-    compiled = torch.compile(model, dynamic=False, backend="inductor")
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        return compile_fx(graph, inputs)
+
+    # Dynamo keeps graphs by backend, so each budget needs one of its own.
+    compiled = torch.compile(model, dynamic=False, backend=backend)
 
     def call(*args: Any) -> Any:
         with functorch_config.patch(activation_memory_budget=budget):
             return compiled(*args)
 
-    # Each budget needs graphs of its own.
-    torch._dynamo.reset()
     return call
 
 

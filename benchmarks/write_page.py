@@ -97,7 +97,8 @@ def _planner_chain() -> list[str]:
             f"| {row['name']} | {format_bytes(row['activation_bytes'])} | "
             f"{row['memory_ratio']:.3f} x | {row['time_ratio']:.2f} x | {low:.2f} to {high:.2f} |"
         )
-    return [*lines, "", *_beside_peers(figures["rows"]), ""]
+    lines += ["", *_beside_peers(figures["rows"]), ""]
+    return [*lines, f"Left out: {figures['left_out']}.", ""] if "left_out" in figures else lines
 
 
 def _beside_peers(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -85,7 +85,7 @@ def _planner_chain() -> list[str]:
             "peak is what a step takes on top of what lives when it begins, as a share of the "
             f"plain step's; the time is the median of {figures['num_rounds']} ratios to the plain "
             "step of the same round, with quartiles. Rows of memfit are plans for a budget, found "
-            "with `--measure`; in brackets, with micro-batching forbidden."
+            "with `--measure`; where it says so, with micro-batching forbidden."
         ),
         "",
         "| | activation peak | share | time | quartiles |",

@@ -61,7 +61,9 @@ def _timed_operators(job: Job, device: Device) -> TimedOperators:
     return TimedOperators(timer.timed, 2 * step_seconds)
 
 
-def time_plans(job: Job, plans: Sequence[Plan], device: Device) -> list[float]:
+def time_plans(
+    job: Job, plans: Sequence[Plan], device: Device, *, num_rounds: int = _NUM_ROUNDS
+) -> list[float]:
     """Run a job under several plans here, in turns, and give the usual seconds of a step of each.
 
     Each turn builds the model anew, so that only one plan's memory is taken at a time. Plans that
@@ -70,7 +72,7 @@ def time_plans(job: Job, plans: Sequence[Plan], device: Device) -> list[float]:
     layout = find_layout(job)
     seconds: list[list[float]] = [[] for _ in plans]
     with torch.random.fork_rng():
-        for _ in range(_NUM_ROUNDS):
+        for _ in range(num_rounds):
             most_seconds = _FAR * min((min(found) for found in seconds if found), default=math.inf)
             for plan, found in zip(plans, seconds, strict=True):
                 if found and min(found) > most_seconds:

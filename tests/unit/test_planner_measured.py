@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from memfit.planner.candidates import Candidate
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
 from memfit.recording import record
 from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
 CPU, T4 = load_device("cpu"), load_device("t4")
 
@@ -44,13 +46,13 @@ class Waiting:
 
     def __init__(self, *waiting: Candidate) -> None:
         self.waiting = waiting
-        self.asked: list[tuple[float, int]] = []
+        self.asked: list[float] = []
         self.smaller: dict[int, Candidate] = {}
 
-    def further(self, best: Candidate, most_seconds: float, most: int) -> list[Candidate]:
-        self.asked.append((most_seconds, most))
-        found = [c for c in self.waiting if c.prediction.step_seconds <= most_seconds]
-        return found[:most]
+    def further(self, found: list[Candidate], most_seconds: float) -> Candidate | None:
+        self.asked.append(most_seconds)
+        left = (c for c in self.waiting if c not in found)
+        return next((c for c in left if c.prediction.step_seconds <= most_seconds), None)
 
     def halved(self, strategies: tuple[MicroBatching, ...]) -> Candidate | None:
         return self.smaller.get(strategies[0].micro_batch_size)
@@ -61,7 +63,7 @@ def timed(monkeypatch):
     """Let plans take as long as a table says, by their micro-batch."""
     table, run = {}, []
 
-    def time_plans(job, plans, device):
+    def time_plans(job, plans, device, num_rounds=3):
         sizes = [plan.strategies[0].micro_batch_size for plan in plans]
         run.extend(sizes)
         return [table[size] for size in sizes]
@@ -81,10 +83,34 @@ def test_of_the_plans_that_are_run_the_fastest_is_chosen_with_its_measured_time(
 
 def test_only_plans_that_are_estimated_to_be_about_as_fast_are_run(timed):
     timed.table |= dict.fromkeys(range(1, 20), 1.0)
-    waiting = [candidate(size, 1.0 + size / 50) for size in range(1, 20)]
+    waiting = [candidate(size, 1.0 + size / 30) for size in range(2, 20)]
     fastest_measured(None, CPU, candidate(1, 1.0), Waiting(*waiting))
-    assert len(timed.run) <= 6
-    assert max(timed.run) <= 10
+    assert set(timed.run) == {1, 2, 3, 4, 5, 6}
+
+
+def test_so_many_plans_are_run_and_no_more(timed):
+    timed.table |= dict.fromkeys(range(1, 40), 1.0)
+    waiting = [candidate(size, 1.0) for size in range(2, 40)]
+    fastest_measured(None, CPU, candidate(1, 1.0), Waiting(*waiting))
+    assert len(set(timed.run)) == 8
+
+
+def test_where_the_best_plan_is_slower_than_estimated_slower_estimates_are_run_too(timed):
+    timed.table |= {8: 4.0, 4: 2.5, 2: 9.0}
+    search = Waiting(candidate(4, 2.0), candidate(2, 2.6))
+    chosen = fastest_measured(None, CPU, candidate(8, 1.0), search)
+    assert chosen.strategies == (MicroBatching(micro_batch_size=4),)
+    assert search.asked == [4.0, 2.5]
+    assert 2 not in timed.run
+
+
+def test_what_was_measured_corrects_the_estimates_of_combinations_with_more_strategies(timed):
+    timed.table |= {8: 3.0}
+    more = replace(
+        candidate(8, 1.1), strategies=(OptimizerInBackward(), MicroBatching(micro_batch_size=8))
+    )
+    fastest_measured(None, CPU, candidate(8, 1.0), Waiting(more))
+    assert timed.run == [8, 8]
 
 
 def test_of_plans_that_are_as_fast_the_one_that_was_estimated_first_stays(timed):
@@ -99,7 +125,7 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
     search.smaller |= {8: candidate(4, 9.0), 4: candidate(2, 9.0), 2: candidate(1, 9.0)}
     chosen = fastest_measured(None, CPU, candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=2),)
-    assert timed.run == [8, 8, 4, 4, 2, 2, 1]
+    assert timed.run == [8, 8, 8, 4, 4, 2, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import current_device_name
@@ -12,15 +12,19 @@ from memfit.devices.spec import CPU, Device
 from memfit.errors import DeviceUnavailableError, UnknownDeviceError
 from memfit.job import Job
 from memfit.planner.candidates import Candidate
-from memfit.planner.search import Search
+from memfit.planner.search import Search, without_recomputation
 from memfit.prediction import evaluate
 from memfit.recording import Recording
 from memfit.strategies.plan import Plan
 from memfit.timing import time_operators, time_plans
 
 _SLACK = 1.2
-"""Plans estimated to take up to this much longer than the best one are run as well."""
-_MOST_PLANS = 6
+"""Plans estimated to take up to this much longer than the best one may be run as well."""
+_MOST_PLANS = 8
+_MOST_FOUND = 24
+"""So many are looked at, and left alone if they are known to be too slow."""
+_NEAR = 1.25
+"""Plans that took up to this many times the least are run again, in turns."""
 _FREE_SHARE = 0.8
 _FEWER = 4
 
@@ -59,19 +63,59 @@ def measured_times(job: Job, device: Device, plain: Recording) -> OperatorTimes:
 
 
 def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) -> Candidate:
-    """Run the plans that are estimated to be about as fast as the best one; give the fastest.
+    """Run plans that may be about as fast as the best one, and give the fastest.
 
-    Smaller micro-batches are run as well, as long as each is faster than the one before it: no
-    estimate says that less memory at a time can be faster, though caches often make it so.
+    Whatever is estimated to be faster than the fastest so far really is may yet be it, so the
+    search goes on up to that time. What was measured of a combination corrects the estimates of
+    those that have the same strategies and more. Last, smaller micro-batches are run as long as
+    each is faster than the one before: no estimate says that less memory at a time can be faster,
+    though caches often make it so.
     """
-    more = search.further(best, best.prediction.step_seconds * _SLACK, _MOST_PLANS - 1)
-    chosen = _fastest_of(job, device, [best, *more])
+    found, timed = [best], [_timed(job, device, best)]
+    while len(timed) < _MOST_PLANS and len(found) < _MOST_FOUND:
+        fastest_seconds = min(each.seconds for each in timed)
+        most_seconds = max(fastest_seconds, best.prediction.step_seconds * _SLACK)
+        candidate = search.further(found, most_seconds)
+        if candidate is None:
+            break
+        found.append(candidate)
+        if candidate.prediction.step_seconds * _usual_error(candidate, timed) <= most_seconds:
+            timed.append(_timed(job, device, candidate))
+    least_seconds = min(each.seconds for each in timed)
+    near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
+    chosen = _fastest_of(job, device, near)
     while smaller := search.halved(chosen.strategies):
         faster = _fastest_of(job, device, [chosen, smaller])
         if faster.strategies == chosen.strategies:
             return faster
         chosen = faster
     return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A candidate that was run."""
+
+    candidate: Candidate
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        """Give how many times longer it took than was estimated."""
+        return self.seconds / self.candidate.prediction.step_seconds
+
+
+def _timed(job: Job, device: Device, candidate: Candidate) -> _Timed:
+    """Run a plan by itself, for a first impression."""
+    (seconds,) = time_plans(job, [Plan(strategies=candidate.strategies)], device, num_rounds=1)
+    return _Timed(candidate, seconds)
+
+
+def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
+    """Give how far too low an estimate is, by what was run with the same strategies or fewer."""
+    mine = set(without_recomputation(candidate))
+    known = (each for each in timed if mine.issuperset(without_recomputation(each.candidate)))
+    return max((each.error for each in known), default=1.0)
 
 
 def _fastest_of(job: Job, device: Device, candidates: Sequence[Candidate]) -> Candidate:

@@ -78,6 +78,7 @@ class _Outline:
         self._stretch = stretch
         self._seconds_of = seconds_of
         self._link = link_bytes_per_second
+        self._repeats = stretch.repeats(seconds_of)
         self._first_read = stretch.first_reads()
         self._last_read = stretch.last_reads()
         self._known: dict[tuple[Item, ...], list[Trade]] = {}
@@ -152,7 +153,6 @@ class _Outline:
 
     def _options(self, part: _Part) -> tuple[Option, ...]:
         """Give storing everything, then recomputation with less and less kept."""
-        stretch = self._stretch
         store = Option(
             recomputes=False, keep=(), saved_bytes=part.inner_bytes, unneeded_bytes=0, seconds=0.0
         )
@@ -165,7 +165,7 @@ class _Outline:
                 keep=trade.keep,
                 saved_bytes=input_bytes + trade.num_bytes,
                 unneeded_bytes=input_bytes + trade.unneeded_bytes,
-                seconds=trade.seconds * stretch.num_repeats,
+                seconds=trade.seconds * self._repeats,
             )
             for trade in reversed(spread(useful, _MOST_OPTIONS))
         ]
@@ -181,7 +181,7 @@ class _Outline:
         if self._link is None or not num_bytes:
             return []
         seconds = sum(self._seconds_of(operation) for operation in stretch.operations(call))
-        waited = 2 * max(0.0, num_bytes / self._link - seconds) * stretch.num_repeats
+        waited = 2 * max(0.0, num_bytes / self._link - seconds) * self._repeats
         return [
             replace(
                 option,
@@ -264,10 +264,7 @@ class _Outline:
         if not windows:
             return self._stretch.peak_bytes
         first = windows[0]
-        return max(
-            self._stretch.highest(0, first.forward[0]),
-            self._stretch.highest(first.backward[1], self._stretch.num_events),
-        )
+        return self._stretch.highest_outside(first.forward[0], first.backward[1])
 
 
 def _split(part: _Part, total_bytes: int) -> list[_Part]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from memfit.errors import StrategyError
@@ -83,22 +83,16 @@ class Search:
             found = smallest if smallest.prediction.fits else None
         return found
 
-    def further(self, best: Candidate, most_seconds: float, most: int) -> list[Candidate]:
-        """Go on after ``run`` and give more that fits, up to a time.
+    def further(self, found: Sequence[Candidate], most_seconds: float) -> Candidate | None:
+        """Go on after ``run`` and give one more that fits, up to a time; None if there is none.
 
         Of each combination only a few ways to recompute its blocks are given.
         """
-        found = [best]
-        while len(found) <= most:
-            alike = Counter(_without_recomputation(candidate) for candidate in found)
-            enough = {strategies for strategies, num in alike.items() if num >= _MOST_ALIKE}
-            self._queue = [e for e in self._queue if e.is_node or e.node.strategies not in enough]
-            heapq.heapify(self._queue)
-            candidate = self._first_that_fits(most_seconds)
-            if candidate is None:
-                break
-            found.append(candidate)
-        return found[1:]
+        alike = Counter(without_recomputation(candidate) for candidate in found)
+        enough = {strategies for strategies, num in alike.items() if num >= _MOST_ALIKE}
+        self._queue = [e for e in self._queue if e.is_node or e.node.strategies not in enough]
+        heapq.heapify(self._queue)
+        return self._first_that_fits(most_seconds)
 
     def fastest_below(self, most_bytes: int) -> Candidate | None:
         """Give the fastest of what is known to stay below a peak, recorded; None if nothing does.
@@ -395,5 +389,6 @@ def _peak_bytes(candidate: Candidate) -> int:
     return candidate.prediction.bounded_bytes()
 
 
-def _without_recomputation(candidate: Candidate) -> Strategies:
+def without_recomputation(candidate: Candidate) -> Strategies:
+    """Give the combination whose blocks a candidate recomputes."""
     return tuple(s for s in candidate.strategies if not isinstance(s, ActivationCheckpointing))

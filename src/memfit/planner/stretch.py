@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memfit.allocator.simulate import AllocatorRules
@@ -22,15 +22,24 @@ class Stretch:
     """The forward and backward of the micro-batch with the highest total."""
 
     def __init__(
-        self, trace: Trace, rules: AllocatorRules, place: _Range, num_repeats: int
+        self, trace: Trace, rules: AllocatorRules, place: _Range, others: Sequence[_Range]
     ) -> None:
         self._trace = trace
         self._sizes = [rules.rounded(allocation.num_bytes) for allocation in trace.allocations]
         self._totals = totals(trace, self._sizes)
         self._place = place
-        self.num_repeats = num_repeats
+        self._others = others
         self._events = [operation.first_event for operation in trace.operations]
         self._born, self._freed = _lives(trace)
+
+    def repeats(self, seconds_of: Callable[[Operation], float]) -> float:
+        """Give how often the forward is computed, counting smaller micro-batches in part."""
+        operations = self._trace.operations
+        seconds = [
+            sum(seconds_of(operation) for operation in operations[place.first : place.backward])
+            for place in (self._place, *self._others)
+        ]
+        return sum(seconds) / seconds[0] if seconds[0] else float(len(seconds))
 
     @property
     def num_events(self) -> int:
@@ -112,6 +121,16 @@ class Stretch:
         """Give the highest total from before one event to before another."""
         return max(self.total(first), *self._totals[first:last], 0)
 
+    def highest_outside(self, first: int, last: int) -> int:
+        """Give the highest total of the step but for what lies between two events.
+
+        Other micro-batches are left out: whatever is done about this one is done about them.
+        """
+        events = set(range(len(self._totals))).difference(range(first, last))
+        for other in self._others:
+            events.difference_update(range(*self._events_of(other)))
+        return max((self._totals[event] for event in events), default=0)
+
     def forward_of(self, call: ModuleCall) -> tuple[int, int]:
         """Give the events of a call."""
         return self._event_of(call.first_operation), self._event_of(call.last_operation)
@@ -135,6 +154,9 @@ class Stretch:
             return begin, begin
         return min(places), max(places) + 1
 
+    def _events_of(self, place: _Range) -> tuple[int, int]:
+        return self._event_of(place.first), self._event_of(place.last)
+
     def _event_of(self, operation: int) -> int:
         """Give the first event that belongs to an operator or comes after it."""
         return self._events[operation] if operation < len(self._events) else len(self._totals)
@@ -153,7 +175,8 @@ def find_stretch(trace: Trace, rules: AllocatorRules) -> Stretch | None:
         last = events[place.last] if place.last < len(events) else len(all_totals)
         return max(all_totals[events[place.first] : last], default=0)
 
-    return Stretch(trace, rules, max(ranges, key=highest), len(ranges))
+    chosen = max(ranges, key=highest)
+    return Stretch(trace, rules, chosen, [place for place in ranges if place is not chosen])
 
 
 def totals(trace: Trace, sizes: list[int]) -> list[int]:

@@ -221,11 +221,12 @@ def _record_job(
             run.step(batch)
             recorder.end_step()
             stack.close()  # one step shows every head
-        candidates = max((loss.num_candidates for loss in losses), default=0)
+        largest = max(losses, key=lambda loss: loss.num_candidates, default=None)
         run.close()
         found = gather_facts(
             session,
-            candidates,
+            0 if largest is None else largest.num_candidates,
+            streamable_chunk=1 if largest is None else largest.smallest_chunk,
             linear_cross_entropy_classes=max((head.num_classes for head in heads), default=0),
             linear_cross_entropy_rows=max((head.num_rows for head in heads), default=0),
         )

@@ -242,6 +242,19 @@ def test_batches_are_halved_until_one_sample_is_left(facts, strategy, num_sample
 
 
 def test_losses_are_cut_into_ever_fewer_candidates_down_to_a_useful_size(facts):
+    facts = replace(facts, streamable_chunk=128)
     offered = LossChunking.options(replace(facts, streamable_candidates=40_000))
     assert [option.num_candidates for option in offered] == [10_000, 1250, 156]
     assert list(LossChunking.options(replace(facts, streamable_candidates=500))) == []
+
+
+def test_sets_whose_members_are_large_are_cut_down_to_single_ones_but_into_no_more_than_a_thousand(
+    facts,
+):
+    def offered(num_members):
+        found = replace(facts, streamable_candidates=num_members, streamable_chunk=1)
+        return [option.num_candidates for option in LossChunking.options(found)]
+
+    assert offered(1000) == [250, 62, 15, 3]
+    assert offered(10) == [2]
+    assert offered(100_000) == [25_000, 6250, 1562, 390, 97]

@@ -24,6 +24,8 @@ class StreamableLoss:
     name: str
     num_rows: int
     num_candidates: int
+    smallest_chunk: int = 128
+    """Fewer candidates at a time save nothing worth their time."""
 
 
 @contextmanager
@@ -73,8 +75,8 @@ def noted_losses() -> Iterator[list[StreamableLoss]]:
         _NOTES.reset(token)
 
 
-def note_loss(name: str, *, num_rows: int, num_candidates: int) -> None:
+def note_loss(loss: StreamableLoss) -> None:
     """Tell the surrounding `noted_losses` block, if there is one, that a loss is computed."""
     notes = _NOTES.get()
     if notes is not None:
-        notes.append(StreamableLoss(name=name, num_rows=num_rows, num_candidates=num_candidates))
+        notes.append(loss)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memfit.errors import JobError
-from memfit.losses.chunking import checked_chunk_size, chunk_size, note_loss
+from memfit.losses.chunking import StreamableLoss, checked_chunk_size, chunk_size, note_loss
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -64,7 +64,9 @@ def one_to_many_bce(
         msg = f"label_smoothing is {label_smoothing}; needed is a number from 0 to below 1."
         raise JobError(msg)
     num_rows, num_candidates = query.shape[0], candidates.shape[0]
-    note_loss("one_to_many_bce", num_rows=num_rows, num_candidates=num_candidates)
+    note_loss(
+        StreamableLoss(name="one_to_many_bce", num_rows=num_rows, num_candidates=num_candidates)
+    )
     chunk = chunk_size() if chunk is None else checked_chunk_size(chunk)
     if chunk is None:
         return _whole(query, candidates, bias, positives, label_smoothing)

@@ -39,6 +39,8 @@ class JobFacts:
     streamable_candidates: int | None
     """The most candidates that a streamable loss of the step scores; 0 for none, None where no
     step has been seen yet."""
+    streamable_chunk: int = 1
+    """The fewest of them that are worth streaming at a time."""
     linear_cross_entropy_classes: int | None = None
     """The most classes that a linear layer scores for nothing but a cross-entropy; 0 for none, None
     where no step has been seen yet."""
@@ -72,6 +74,7 @@ def gather_facts(
     session: Session,
     streamable_candidates: int | None = None,
     *,
+    streamable_chunk: int | None = None,
     linear_cross_entropy_classes: int | None = None,
     linear_cross_entropy_rows: int = 0,
 ) -> JobFacts:
@@ -83,6 +86,7 @@ def gather_facts(
         session.facts = _gathered(session)
     seen: dict[str, Any] = {
         "streamable_candidates": streamable_candidates,
+        "streamable_chunk": streamable_chunk,
         "linear_cross_entropy_classes": linear_cross_entropy_classes,
         "linear_cross_entropy_rows": linear_cross_entropy_rows or None,
     }

@@ -12,7 +12,8 @@ from memfit.session.facts import JobFacts
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
 
-_SMALLEST = 128
+_MOST_CHUNKS = 1024
+"""More chunks than this are offered to nobody: each of them takes its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +40,13 @@ class LossChunking(Strategy):
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Offer a quarter of the candidates, then ever fewer, down to a useful matrix size."""
-        num_candidates = (facts.streamable_candidates or 0) // 4
-        while num_candidates >= _SMALLEST:
+        """Offer a quarter of the candidates, then ever fewer, down to what is worth a chunk."""
+        total, least = facts.streamable_candidates or 0, facts.streamable_chunk
+        divisor = 4 if least == 1 else 8
+        num_candidates = total // 4
+        while num_candidates >= max(least, total // _MOST_CHUNKS, 1):
             yield cls(num_candidates=num_candidates)
-            num_candidates //= 8
+            num_candidates //= divisor
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse steps without a streamable loss."""

@@ -1,0 +1,205 @@
+"""Log-sum-exp and softmax-weighted means over a set, streamed exactly over chunks of the set.
+
+The softmax couples all members, so chunks cannot be treated one by one: a mean of losses of chunks
+is another loss. But what a chunk needs to know of all others is small: log-sum-exp and means. They
+are found in a first pass that keeps nothing. In a second pass, in backward, each chunk is computed
+again, and its gradients follow from its own terms and these few numbers.
+
+Shape suffixes: B samples, K members of the set, C members in a chunk, M entries of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memfit.errors import JobError
+from memfit.losses.chunking import StreamableLoss, checked_chunk_size, chunk_size, note_loss
+from memfit.losses.set_stream import SetStream
+from memfit.losses.softmax_sums import weighted_sum
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+Terms = Callable[..., Sequence[Tensor]]
+
+
+class SoftmaxMean(NamedTuple):
+    """What a softmax over a set gives for each sample."""
+
+    log_sum_exp: Tensor
+    """(B,)."""
+    means: tuple[Tensor, ...]
+    """The mean of each value over the set, (B, M...)."""
+
+
+def softmax_mean(
+    terms: Terms,
+    members: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    *,
+    prepare: Terms | None = None,
+    parameters: Sequence[Tensor] = (),
+    chunk: int | None = None,
+    tile: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    name: str = "softmax_mean",
+) -> SoftmaxMean:
+    """Average values over a set, weighted by the softmax of log-weights over the whole set.
+
+    ``log_sum_exp[b] = log sum_k exp l[b, k]`` and ``mean[b] = sum_k softmax_k(l[b, k]) v[b, k]``,
+    where ``l, *v = terms(*prepare(*members), *inputs)``. Any function of the two may be the loss.
+    The result does not depend on chunk, tile and number of ranks, up to rounding.
+
+    Streamed, memory is what one chunk takes, 2 + M numbers per sample, and one sum of gradients per
+    parameter; each chunk is computed twice. Random draws in it are the same both times. Gradients
+    reach members, inputs and every parameter that ``prepare`` and ``terms`` use.
+
+    Args:
+        terms: (prepared members, inputs) to log-weights (B, C) and any number of values
+            (B, C, M...). Each entry may depend on its own sample and member alone.
+        members: tensors with the K members in dimension 0.
+        inputs: tensors with the B samples in dimension 0.
+        prepare: what is done once per member, whatever the samples: members (C, ...) to prepared
+            members (C, ...), such as a network. None leaves them as they are.
+        parameters: Tensors that ``prepare`` or ``terms`` use and that other tensors were computed
+            into, such as copies of weights on another device. Leaves are found without.
+        chunk: Members per chunk. None takes what `memfit.losses.chunked` has set; without either,
+            everything is computed at once by autograd.
+        tile: Samples at a time within a chunk; None takes all. Only together with chunks.
+        group: The ranks that the set is split over, each with members of its own (any number from
+            1) and the same inputs. Every rank gets the results and gradients of the whole set: one
+            all-gather of B (2 + M) numbers in forward, one all-reduce of each parameter's and
+            input's gradient in backward. The loss is then computed on every rank alike.
+        name: What to call this loss where a plan asks for the losses that can be streamed.
+
+    Returns:
+        Log-sum-exp and means, in float32 at least.
+
+    Raises:
+        JobError: if a shape or size is unusable, or, in backward, if gradients are to be
+            differentiated again, or a chunk uses a parameter that the first one does not.
+
+    Not accounted for: buffers that ``prepare`` or ``terms`` change, such as running statistics of
+    batch normalisation, are changed twice when streamed.
+
+    Source: the weights and sums, Milakov and Gimelshein 2018 (arXiv 1805.02867); two passes with
+    recomputation as in Gao et al. 2021 (arXiv 2101.06983), section 3, whose cached gradients are
+    replaced by the few numbers that determine them.
+    """
+    members, inputs = tuple(members), tuple(inputs)
+    num_members = _common_length(members, "members")
+    num_samples = _common_length(inputs, "inputs")
+    note_loss(
+        StreamableLoss(
+            name=name, num_rows=num_samples, num_candidates=num_members, smallest_chunk=1
+        )
+    )
+    chunk = chunk_size() if chunk is None else checked_chunk_size(chunk)
+    if chunk is None and tile is None and group is None:
+        return _at_once(terms, prepare, members, inputs)
+    stream = SetStream(
+        terms=terms,
+        prepare=prepare,
+        chunk=min(chunk or num_members, num_members),
+        tile=num_samples if tile is None else checked_chunk_size(tile),
+        group=group,
+        num_members=len(members),
+        leaves=list(parameters),
+    )
+    if not torch.is_grad_enabled():
+        sums = stream.sums(members, inputs)
+        return SoftmaxMean(sums[0], tuple(sums[1:]))
+    leaves = stream.begin(members, inputs)
+    results = _Streamed.apply(stream, *members, *inputs, *leaves)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return SoftmaxMean(results[0], tuple(results[1:]))
+
+
+def softmax_mean_of_parts(parts: Sequence[SoftmaxMean]) -> SoftmaxMean:
+    """Put the results of parts of a set together, as if they had been one set.
+
+    Parts may have been computed apart, on several devices; they have to be on one device here.
+    """
+    log_sum_exp_BP = torch.stack([part.log_sum_exp for part in parts], dim=1)
+    weight_BP = torch.softmax(log_sum_exp_BP, dim=1)
+    stacked = (torch.stack(each, dim=1) for each in zip(*(p.means for p in parts), strict=True))
+    means = (
+        weighted_sum(weight_BP, value).reshape(len(value), *value.shape[2:]) for value in stacked
+    )
+    return SoftmaxMean(torch.logsumexp(log_sum_exp_BP, dim=1), tuple(means))
+
+
+def _common_length(tensors: Sequence[Tensor], what: str) -> int:
+    """Give the extent of dimension 0 that all share.
+
+    Raises:
+        JobError: if there is none, or it is 0.
+    """
+    shapes = [tuple(each.shape) for each in tensors]
+    lengths = {shape[0] if shape else 0 for shape in shapes}
+    if len(lengths) != 1 or 0 in lengths:
+        msg = (
+            f"softmax_mean got {what} of shapes {', '.join(map(str, shapes)) or 'none'}; needed is "
+            "at least one tensor, all with the same extent, at least 1, in dimension 0."
+        )
+        raise JobError(msg)
+    return lengths.pop()
+
+
+def _at_once(
+    terms: Terms, prepare: Terms | None, members: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> SoftmaxMean:
+    """Compute everything at once."""
+    prepared = members if prepare is None else prepare(*members)
+    log_weight_BK, *values = terms(*prepared, *inputs)
+    log_weight_BK = log_weight_BK.to(torch.promote_types(log_weight_BK.dtype, torch.float32))
+    weight_BK = torch.softmax(log_weight_BK, dim=1)
+    means = (
+        weighted_sum(weight_BK, value).reshape(len(value), *value.shape[2:]) for value in values
+    )
+    return SoftmaxMean(torch.logsumexp(log_weight_BK, dim=1), tuple(means))
+
+
+class _Streamed(torch.autograd.Function):
+    """Two passes over a set: sums in forward, gradients in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: SetStream, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Find log-sum-exp and means."""
+        # Parameters stay with the stream: their sums go by identity, which saving may change.
+        own = tensors[: len(tensors) - len(stream.leaves)]
+        results = stream.sums(*stream.parted(own))
+        ctx.stream, ctx.num_own = stream, len(own)
+        ctx.versions = [each._version for each in stream.leaves]
+        ctx.save_for_backward(*own, *results)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Give the gradients of members, inputs and parameters.
+
+        Raises:
+            JobError: if they are to be differentiated again, or a parameter was changed in between.
+        """
+        if torch.is_grad_enabled():
+            msg = (
+                "softmax_mean was streamed, and its gradients are to be differentiated again; "
+                "only the first derivative can be streamed. Leave the chunk size out, or do "
+                "without create_graph=True."
+            )
+            raise JobError(msg)
+        if ctx.versions != [each._version for each in ctx.stream.leaves]:
+            msg = (
+                "softmax_mean was streamed, and a parameter has been changed in place since. Go "
+                "back before the optimizer's step."
+            )
+            raise JobError(msg)
+        saved = ctx.saved_tensors  # once: checkpointing computes them anew each time
+        own, results = saved[: ctx.num_own], saved[ctx.num_own :]
+        found = ctx.stream.gradients(own, results, gradients)
+        needed = ctx.needs_input_grad[1:]
+        return None, *(each if n else None for each, n in zip(found, needed, strict=True))

@@ -22,7 +22,7 @@ from results_file import save_result
 import memfit
 from memfit_workloads.conve import WORKLOAD
 from memfit_workloads.conve.data import read_graph
-from memfit_workloads.conve.memory_plan import build_job, sizes_for, training_queries
+from memfit_workloads.conve.job import build_job, sizes_for, training_queries
 from memfit_workloads.conve.settings import settings_from
 
 _NUM_BLOCKS = 60

@@ -145,7 +145,7 @@ def test_the_documented_flags_are_all_understood() -> None:
     )
     assert settings.memory_settings.require == ("bf16", "activation-checkpointing")
     assert settings.memory_settings.device == "cpu"
-    assert not settings.memory_settings.memory_cleanup
+    assert not settings.memory_cleanup
     assert (settings.num_epochs, settings.batch_size, settings.random_seed) == (20, 512, 7)
     assert str(settings.checkpoint_dir) == "saved"
 

@@ -15,12 +15,8 @@ from rich.console import Console
 
 from memfit.errors import DataError, MemfitError, NoPlanFitsError, UsageError
 from memfit_workloads import load_workload, workload_names
-from memfit_workloads.conve.checkpoints import (
-    load_checkpoint,
-    load_model,
-    newest_checkpoint,
-    save_checkpoint,
-)
+from memfit_workloads.checkpoint_files import save_checkpoint
+from memfit_workloads.conve.checkpoints import load_checkpoint, load_model, newest_checkpoint
 from memfit_workloads.conve.loop import TrainingLoop
 
 SMALL = (

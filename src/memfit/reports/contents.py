@@ -22,8 +22,11 @@ class RunReport:
     measured: Measurement | None
     rows: Sequence[ConsideredPlan]
     metrics: Sequence[Mapping[str, Any]]
-    """One mapping per epoch: epoch, loss, valid_mrr, seconds, measured_peak_bytes and the like."""
+    """One mapping per epoch or validation: its number first (``epoch`` or ``step``), then loss,
+    valid_mrr, seconds, measured_peak_bytes and the like."""
     results: Mapping[str, Any]
     """The final metrics by name."""
     command: str
     """The command line that repeats the run."""
+    pictures: Sequence[tuple[str, bytes]] = ()
+    """What the system shows of its results: titles and PNG files."""

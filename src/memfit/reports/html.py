@@ -5,6 +5,7 @@ The page gets plain rows and formatted text; its template decides only how they 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -139,10 +140,15 @@ def report_html(report: RunReport) -> str:
         modules=_modules(report),
         measured_error=_measured_error(report),
         metrics_picture=metrics_picture,
+        shown=[(title, _data_address(content)) for title, content in report.pictures],
         metric_names=_metric_names(report),
         metric_rows=_metric_rows(report),
         results=flat_values(report.results),
     )
+
+
+def _data_address(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
 def timeline_pictures(report: RunReport, *, max_points: int = 4000) -> list[Figure]:

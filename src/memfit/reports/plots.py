@@ -312,7 +312,7 @@ def _draw_legend(
 
 
 def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the loss and the first validation metric over the epochs, one panel each.
+    """Draw the loss and the first validation metric over epochs or steps, one panel each.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
@@ -321,11 +321,12 @@ def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     figure = new_figure(10.0, 2.7)
     if not names:
         return _say_empty(figure, "No metrics were recorded.")
+    unit = "step" if "step" in metrics[0] else "epoch"
     colours = (CATEGORY_COLOURS["saved activations"], CATEGORY_COLOURS["parameters"])
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, name, colour in zip(panels, names, colours, strict=False):
         points = [
-            (row.get("epoch", number), row[name])
+            (row.get(unit, number), row[name])
             for number, row in enumerate(metrics, start=1)
             if _is_finite(row.get(name))
         ]
@@ -334,7 +335,7 @@ def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
         marker = "o" if len(points) <= 30 else ""
         axes.plot(epochs, values, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
         axes.set_title(name.replace("_", " "), loc="left", color=INK, fontsize=10, pad=8)
-        axes.set_xlabel("epoch", color=MUTED, fontsize=9)
+        axes.set_xlabel(unit, color=MUTED, fontsize=9)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.margins(x=0.03, y=0.12)
     return figure

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-from collections.abc import Callable
 from pathlib import Path
 
-from memfit.units import parse_bytes
+from memfit_workloads import flags
+from memfit_workloads.flags import fraction, positive, whole
 
 from .settings import DATASETS, K_VS_ALL, SINGLE
 
@@ -45,16 +44,16 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--embedding-dim", type=_whole(1), help="height x width; default 200, or what they give"
+        "--embedding-dim", type=whole(1), help="height x width; default 200, or what they give"
     )
-    group.add_argument("--embedding-height", type=_whole(1), help="default 10")
-    group.add_argument("--embedding-width", type=_whole(1), help="default 20")
-    group.add_argument("--output-channels", type=_whole(1), default=32, help="default 32")
-    group.add_argument("--kernel-height", type=_whole(1), default=3, help="default 3")
-    group.add_argument("--kernel-width", type=_whole(1), default=3, help="default 3")
-    group.add_argument("--input-dropout", type=_fraction, default=0.2, help="default 0.2")
-    group.add_argument("--feature-map-dropout", type=_fraction, default=0.2, help="default 0.2")
-    group.add_argument("--output-dropout", type=_fraction, default=0.3, help="default 0.3")
+    group.add_argument("--embedding-height", type=whole(1), help="default 10")
+    group.add_argument("--embedding-width", type=whole(1), help="default 20")
+    group.add_argument("--output-channels", type=whole(1), default=32, help="default 32")
+    group.add_argument("--kernel-height", type=whole(1), default=3, help="default 3")
+    group.add_argument("--kernel-width", type=whole(1), default=3, help="default 3")
+    group.add_argument("--input-dropout", type=fraction, default=0.2, help="default 0.2")
+    group.add_argument("--feature-map-dropout", type=fraction, default=0.2, help="default 0.2")
+    group.add_argument("--output-dropout", type=fraction, default=0.3, help="default 0.3")
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
@@ -66,28 +65,28 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="k-vs-all: one row per (head, relation) with all its tails, the default; "
         "single: one row per triple, whose tail alone counts as true",
     )
-    group.add_argument("--num-epochs", "--epochs", type=_whole(1), default=100, help="default 100")
-    group.add_argument("--batch-size", type=_whole(3), default=256, help="rows; default 256")
-    group.add_argument("--learning-rate", type=_positive, default=0.001, help="default 0.001")
+    group.add_argument("--num-epochs", "--epochs", type=whole(1), default=100, help="default 100")
+    group.add_argument("--batch-size", type=whole(3), default=256, help="rows; default 256")
+    group.add_argument("--learning-rate", type=positive, default=0.001, help="default 0.001")
     group.add_argument(
-        "--learning-rate-decay", type=_positive, default=1.0, help="factor per epoch; default 1"
+        "--learning-rate-decay", type=positive, default=1.0, help="factor per epoch; default 1"
     )
     group.add_argument(
-        "--label-smoothing", type=_fraction, default=0.1, help="y' = (1 - e) y + e / N; default 0.1"
+        "--label-smoothing", type=fraction, default=0.1, help="y' = (1 - e) y + e / N; default 0.1"
     )
     group.add_argument(
-        "--eval-every", type=_whole(1), default=5, help="epochs between validations; default 5"
+        "--eval-every", type=whole(1), default=5, help="epochs between validations; default 5"
     )
     group.add_argument(
         "--early-stopping-patience",
-        type=_whole(1),
+        type=whole(1),
         metavar="N",
         help="stop after N validations in a row without a better MRR",
     )
-    group.add_argument("--random-seed", "--seed", type=_whole(0), default=42, help="default 42")
+    group.add_argument("--random-seed", "--seed", type=whole(0), default=42, help="default 42")
     group.add_argument(
         "--num-workers",
-        type=_whole(0),
+        type=whole(0),
         default=4,
         help="accepted and recorded; batches are cut from tensors in this process",
     )
@@ -95,24 +94,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory")
-    group.add_argument("--device", help="cpu or cuda; default: CUDA where there is any")
-    group.add_argument("--no-gpu", action="store_true", help="train on the CPU")
-    budget = group.add_mutually_exclusive_group()
-    budget.add_argument("--budget", type=_size, metavar="SIZE", help="such as 512MiB or 8GB")
-    budget.add_argument(
-        "--budget-fraction",
-        type=_positive,
-        metavar="F",
-        help="budget as a fraction of the predicted peak without any strategy",
-    )
-    group.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="let the planner use a strategy that changes the numerics; may be repeated",
-    )
-    group.add_argument("--plan", type=Path, metavar="FILE", help="carry out this saved plan")
+    flags.add_memory_flags(group)
     group.add_argument(
         "--use-mixed-precision",
         action="store_true",
@@ -139,7 +121,7 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-dir", type=Path, metavar="DIR", help="default: checkpoints in --output-dir"
     )
     group.add_argument(
-        "--checkpoint-frequency", type=_whole(1), default=2, help="in epochs; default 2"
+        "--checkpoint-frequency", type=whole(1), default=2, help="in epochs; default 2"
     )
     group.add_argument(
         "--resume-from-checkpoint",
@@ -149,64 +131,5 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def command_of(args: argparse.Namespace) -> str:
-    """Write the command line that repeats a run, with the flags that differ from their defaults."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_arguments(parser)
-    words = ["memfit", "train", "conve"]
-    for action in parser._actions:
-        value = getattr(args, action.dest)
-        flag = max(action.option_strings, key=len)
-        if value == action.default:
-            continue
-        if value is True:
-            words.append(flag)
-        else:
-            for each in value if isinstance(value, list) else [value]:
-                words += [flag, str(each)]
-    return shlex.join(words)
-
-
-def _whole(lowest: int) -> Callable[[str], int]:
-    """Make a reader of whole numbers from ``lowest`` up."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = lowest - 1
-        if value < lowest:
-            msg = f"{text!r} is no whole number of at least {lowest}"
-            raise argparse.ArgumentTypeError(msg)
-        return value
-
-    return read
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not 0.0 < value < float("inf"):
-        msg = f"{text!r} is no number above 0"
-        raise argparse.ArgumentTypeError(msg)
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = _number(text)
-    if not 0.0 <= value < 1.0:
-        msg = f"{text!r} is no number from 0 to below 1"
-        raise argparse.ArgumentTypeError(msg)
-    return value
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    """Write the command line that repeats a run."""
+    return flags.command_of(args, "conve", add_arguments)

@@ -1,38 +1,17 @@
-"""Checkpoints that are whole or absent, hold all that an exact continuation needs, and load back.
-
-Files are written beside their place and moved there in one step. They hold tensors and plain
-values only, so that reading one cannot run code.
-"""
+"""Checkpoints of this workload: what they hold, and which belong to a run."""
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from memfit.errors import DataError, UsageError
-from memfit.files import replace_atomically
+from memfit_workloads.checkpoint_files import FoundCheckpoint, newest_of, read_checkpoint
 
 from .model import ConvE
 from .sizes import ConvESizes
 
-INTERRUPTED = "checkpoint_interrupted.pt"
 _NEEDED = ("epoch", "model_state_dict", "optimizer_state_dict", "model_config", "metrics")
-
-
-class FoundCheckpoint(NamedTuple):
-    """A checkpoint that could be read, and the files that could not be."""
-
-    path: Path
-    content: dict[str, Any]
-    unreadable: list[str]
-
-
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint whole, or leave what was there."""
-    replace_atomically(path, lambda part: torch.save(content, part))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -41,21 +20,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         DataError: if the file is missing, cut off, or no checkpoint of this workload.
     """
-    remedy = "Give another checkpoint, or --resume-from-checkpoint auto for the newest whole one."
-    if not path.is_file():
-        raise DataError(str(path), f"there is no such checkpoint. {remedy}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        cause = str(error).partition("\n")[0]
-        reason = f"it cannot be read as a checkpoint ({type(error).__name__}: {cause}). {remedy}"
-        raise DataError(str(path), reason) from None
-    missing = [key for key in _NEEDED if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise DataError(
-            str(path), f"it is no checkpoint of ConvE: no {', '.join(missing)}. {remedy}"
-        )
-    return content
+    return read_checkpoint(path, "ConvE", _NEEDED)
 
 
 def sizes_of(checkpoint: dict[str, Any], path: Path) -> ConvESizes:
@@ -93,20 +58,7 @@ def newest_checkpoint(folder: Path) -> FoundCheckpoint:
     Raises:
         DataError: if there is none.
     """
-    best: FoundCheckpoint | None = None
-    unreadable: list[str] = []
-    for path in sorted(folder.glob("checkpoint_*.pt")):
-        try:
-            content = load_checkpoint(path)
-        except DataError as error:
-            unreadable.append(str(error))
-            continue
-        if best is None or progress_of(content) > progress_of(best.content):
-            best = FoundCheckpoint(path, content, unreadable)
-    if best is None:
-        reason = f"no checkpoint there can be read. {' '.join(unreadable)}".rstrip()
-        raise DataError(str(folder), f"{reason} Leave --resume-from-checkpoint out to start anew.")
-    return best
+    return newest_of(folder, load_checkpoint, progress_of)
 
 
 def progress_of(checkpoint: dict[str, Any]) -> tuple[int, int]:
@@ -136,18 +88,3 @@ def check_belongs(
             "run (config.json lists them), or leave out --resume-from-checkpoint to start anew."
         )
         raise UsageError(msg)
-
-
-def random_state() -> dict[str, Any]:
-    """Take the state of torch's random generators."""
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Put the state of torch's random generators back."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

@@ -11,10 +11,15 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from memfit.errors import MemfitError
+from memfit_workloads.checkpoint_files import (
+    INTERRUPTED,
+    random_state,
+    restore_random_state,
+    save_checkpoint,
+)
+from memfit_workloads.interruption import InterruptWatch
 
-from .checkpoints import INTERRUPTED, random_state, restore_random_state, save_checkpoint
 from .evaluation import Evaluation
-from .interruption import InterruptWatch
 from .queries import Queries, QueryBatch, batch_rows
 from .run_folder import RunFolder
 from .settings import TrainingSettings

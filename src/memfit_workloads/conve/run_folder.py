@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from memfit.errors import UsageError
 from memfit.files import write_atomically
+from memfit_workloads.planned_memory import PlannedMemory
+from memfit_workloads.run_files import RunFiles
 
 from .data import Graph
-from .memory_plan import PlannedMemory
 from .settings import TrainingSettings
 from .sizes import ConvESizes
 
@@ -23,11 +22,17 @@ _MEMORY_CLEANUP_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFolder:
+class RunFolder(RunFiles):
     """Where a run's files lie."""
 
-    root: Path
-    checkpoints: Path
+    outputs: ClassVar[Sequence[str]] = (
+        *RunFiles.outputs,
+        "best_model.pt",
+        "final_model.pt",
+        "training_history.json",
+        "test_results.json",
+    )
+    final: ClassVar[Sequence[str]] = ("final_model.pt", "test_results.json")
 
     @property
     def best_model(self) -> Path:
@@ -43,51 +48,16 @@ class RunFolder:
         """Give the place of the checkpoint after an epoch."""
         return self.checkpoints / f"checkpoint_epoch_{epoch}.pt"
 
-    def begin(self, *, overwrite: bool) -> None:
-        """Make the folder ready for a new run.
-
-        Raises:
-            UsageError: if another run lies there that is not to be replaced.
-        """
-        earlier = [path for path in self._outputs() if path.exists()]
-        if earlier and not overwrite:
-            msg = (
-                f"{self.root} already holds a run ({earlier[0].name}). Continue it with "
-                "--resume-from-checkpoint auto, replace it with --overwrite, or give another "
-                "--output-dir."
-            )
-            raise UsageError(msg)
-        for path in earlier:
-            path.unlink()
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-
-    def resume(self) -> None:
-        """Make the folder ready to continue: what is final belongs to a run that has ended."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        for path in (self.final_model, self.root / "test_results.json"):
-            path.unlink(missing_ok=True)
-
-    def write_json(self, name: str, content: Any) -> None:
-        """Write a value as JSON; NaN and infinity are refused."""
-        write_atomically(self.root / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
     def write_history(self, history: Sequence[Mapping[str, Any]]) -> None:
         """Write what every epoch gave, as one JSON value and as one line per epoch."""
         self.write_json("training_history.json", history)
-        lines = (json.dumps(epoch, allow_nan=False) + "\n" for epoch in history)
-        write_atomically(self.root / "metrics.jsonl", "".join(lines))
+        self.write_lines("metrics.jsonl", history)
 
     def write_names(self, graph: Graph) -> None:
         """Write the ids behind the weights' rows, as ``name TAB id``."""
         for kind, ids in (("entity", graph.entity_ids), ("relation", graph.relation_ids)):
             lines = (f"{name}\t{number}\n" for name, number in ids.items())
             write_atomically(self.root / f"{kind}_to_id.txt", "".join(lines))
-
-    def _outputs(self) -> list[Path]:
-        names = ("config.json", "best_model.pt", "final_model.pt", "training_history.json")
-        more = ("test_results.json", "metrics.jsonl", "plan.yaml", "report.html", "timeline.png")
-        fixed = [self.root / name for name in (*names, *more)]
-        return [*sorted(self.checkpoints.glob("checkpoint_*.pt")), *fixed]
 
 
 def config_json(
@@ -98,6 +68,7 @@ def config_json(
     files = told.pop("files")
     flags = told.pop("memory_settings")
     told.pop("image")
+    told.pop("memory_cleanup")
     return {
         "data": {
             **files,
@@ -111,9 +82,9 @@ def config_json(
         "model": sizes.to_json(),
         "training": told,
         "optimizations": {
-            "use_mixed_precision": settings.memory_settings.use_mixed_precision,
-            "use_gradient_checkpointing": settings.memory_settings.use_gradient_checkpointing,
-            "enable_memory_cleanup": settings.memory_settings.memory_cleanup,
+            "use_mixed_precision": settings.use_mixed_precision,
+            "use_gradient_checkpointing": settings.use_gradient_checkpointing,
+            "enable_memory_cleanup": settings.memory_cleanup,
             "memory_cleanup_note": _MEMORY_CLEANUP_NOTE,
             "strategies": list(planned_memory.plan.labels()),
             "numerics": str(planned_memory.planned.numerics),

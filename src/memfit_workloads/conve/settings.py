@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.errors import UsageError
+from memfit_workloads.memory_settings import MemorySettings
 
 from .sizes import check_image, even_image
 
@@ -44,37 +45,14 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings:
-    """How much memory training may take, and by which means."""
-
-    device: str | None
-    budget_bytes: int | None
-    budget_fraction: float | None
-    """Of the predicted peak without any strategy."""
-    allow: tuple[str, ...]
-    require: tuple[str, ...]
-    plan_file: Path | None
-    memory_cleanup: bool
-    """Recorded only: memfit never empties the allocator's cache, which would save nothing."""
-
-    @property
-    def use_mixed_precision(self) -> bool:
-        """Say whether bf16 autocast was asked for."""
-        return "bf16" in self.require
-
-    @property
-    def use_gradient_checkpointing(self) -> bool:
-        """Say whether recomputation was asked for."""
-        return "activation-checkpointing" in self.require
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
     """Everything that one training run is told."""
 
     files: GraphFiles
     image: ImageSettings
     memory_settings: MemorySettings
+    memory_cleanup: bool
+    """Recorded only: memfit never empties the allocator's cache, which would save nothing."""
     output_dir: Path
     checkpoint_dir: Path
     checkpoint_frequency: int
@@ -93,6 +71,16 @@ class TrainingSettings:
     random_seed: int
     num_workers: int
     command: str
+
+    @property
+    def use_mixed_precision(self) -> bool:
+        """Say whether bf16 autocast was asked for."""
+        return "bf16" in self.memory_settings.require
+
+    @property
+    def use_gradient_checkpointing(self) -> bool:
+        """Say whether recomputation was asked for."""
+        return "activation-checkpointing" in self.memory_settings.require
 
     def to_json(self) -> dict[str, Any]:
         """Give the fields as plain JSON values."""
@@ -117,6 +105,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
         files=_graph_files(args),
         image=_image_settings(args),
         memory_settings=_memory_settings(args),
+        memory_cleanup=not args.disable_memory_cleanup,
         output_dir=args.output_dir,
         checkpoint_dir=args.checkpoint_dir or args.output_dir / "checkpoints",
         checkpoint_frequency=args.checkpoint_frequency,
@@ -188,23 +177,9 @@ def _image(embedding_dim: int | None, height: int | None, width: int | None) -> 
 
 
 def _memory_settings(args: argparse.Namespace) -> MemorySettings:
-    if args.no_gpu and args.device not in (None, "cpu"):
-        msg = f"--no-gpu contradicts --device {args.device}; leave one of them out."
-        raise UsageError(msg)
     require = []
     if args.use_mixed_precision:
         require.append("bf16")
     if args.use_gradient_checkpointing:
         require.append("activation-checkpointing")
-    if args.plan and (require or args.allow):
-        msg = "--plan says which strategies to use; leave out --allow and the --use flags with it."
-        raise UsageError(msg)
-    return MemorySettings(
-        device="cpu" if args.no_gpu else args.device,
-        budget_bytes=args.budget,
-        budget_fraction=args.budget_fraction,
-        allow=tuple(dict.fromkeys([*args.allow, *require])),
-        require=tuple(require),
-        plan_file=args.plan,
-        memory_cleanup=not args.disable_memory_cleanup,
-    )
+    return MemorySettings.from_flags(args, require)

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import MissingExtraError
-from memfit.units import format_bytes, format_fraction
-
-from .checkpoints import (
-    INTERRUPTED,
-    FoundCheckpoint,
-    check_belongs,
-    load_checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
+from memfit_workloads.checkpoint_files import INTERRUPTED, FoundCheckpoint, save_checkpoint
+from memfit_workloads.planned_memory import (
+    PlannedMemory,
+    peaks_line,
+    plan_memory,
+    show_plan,
+    write_report_if_possible,
 )
+
+from .checkpoints import check_belongs, load_checkpoint, newest_checkpoint
 from .data import Graph, read_graph
 from .evaluation import Evaluation
+from .job import build_job, sizes_for, training_queries
 from .loop import TrainingLoop
-from .memory_plan import PlannedMemory, build_job, plan_memory, sizes_for, training_queries
 from .run_folder import RunFolder, config_json
 from .settings import TrainingSettings
 from .sizes import ConvESizes
@@ -51,7 +50,7 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
         check_belongs(found, sizes, len(queries), settings.batch_size)
     with console.status("planning: recording steps, nothing is run yet"):
         planned_memory = plan_memory(job, settings.memory_settings)
-    _show_plan(planned_memory, console)
+    show_plan(planned_memory, console)
     folder = RunFolder(root=settings.output_dir, checkpoints=settings.checkpoint_dir)
     if found is None:
         folder.begin(overwrite=settings.overwrite)
@@ -73,30 +72,6 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
         loop.resume(found.content)
     loop.fit()
     return _finish(loop, graph, folder, planned_memory, settings=settings, console=console)
-
-
-def _show_plan(planned_memory: PlannedMemory, console: Console) -> None:
-    """Say what training would take as it is, what it may take, and how it is carried out."""
-    planned = planned_memory.planned
-    budget_bytes = planned_memory.budget_bytes
-    budget = "none" if budget_bytes is None else format_bytes(budget_bytes)
-    console.print(
-        f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}\n"
-        f"plan: {' + '.join(planned_memory.plan.labels()) or 'as it is'} ({planned.numerics}); "
-        f"predicted peak {format_bytes(planned.peak_allocated_bytes)}",
-        markup=False,
-        soft_wrap=True,
-    )
-
-
-def _peaks_line(planned_memory: PlannedMemory, measured_bytes: int | None, folder: Path) -> str:
-    """Write predicted and measured peak of the whole training, and where everything is."""
-    predicted_bytes = planned_memory.planned.peak_allocated_bytes
-    peak = f"peak: predicted {format_bytes(predicted_bytes)}"
-    if measured_bytes is not None:
-        error = format_fraction(predicted_bytes / measured_bytes - 1)
-        peak += f", measured {format_bytes(measured_bytes)} ({error})"
-    return f"{peak}\nrun folder: {folder} (report.html, plan.yaml, metrics.jsonl, best_model.pt)"
 
 
 def _checkpoint_to_resume(settings: TrainingSettings, console: Console) -> FoundCheckpoint | None:
@@ -169,8 +144,9 @@ def _finish(
     _write_report(
         folder.root, planned_memory, settings, loop.state.history, metrics, console=console
     )
-    peaks = _peaks_line(planned_memory, loop.run.measured_peak_bytes, folder.root)
-    console.print(peaks, markup=False, soft_wrap=True)
+    peaks = peaks_line(planned_memory, loop.run.measured_peak_bytes)
+    where = f"run folder: {folder.root} (report.html, plan.yaml, metrics.jsonl, best_model.pt)"
+    console.print(f"{peaks}\n{where}", markup=False, soft_wrap=True)
     return result
 
 
@@ -198,7 +174,6 @@ def _write_report(
     """Measure one step and write report.html, where the packages for it are installed."""
     import memfit
     from memfit.reports.contents import RunReport
-    from memfit.reports.run_folder import write_report
 
     report = RunReport(
         title="ConvE",
@@ -215,7 +190,4 @@ def _write_report(
         results=metrics,
         command=settings.command,
     )
-    try:
-        write_report(folder, report)
-    except MissingExtraError as error:
-        console.print(f"No report.html: {error}", soft_wrap=True)
+    write_report_if_possible(folder, report, console)

@@ -11,11 +11,13 @@ from typing import Any, Self
 class InterruptWatch:
     """Note the first Ctrl-C while active; the second one interrupts at once.
 
-    Signals reach the main thread alone, so elsewhere nothing is watched.
+    Signals reach the main thread alone, so elsewhere nothing is watched. A patient watch never
+    interrupts by itself: one process of several is told by its terminal and by its launcher.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_patient: bool = False) -> None:
         self.is_requested = False
+        self._is_patient = is_patient
         self._previous: Any = None
 
     def __enter__(self) -> Self:
@@ -34,6 +36,6 @@ class InterruptWatch:
             self._previous = None
 
     def _note(self, _signal_number: int, _frame: FrameType | None) -> None:
-        if self.is_requested:
+        if self.is_requested and not self._is_patient:
             raise KeyboardInterrupt
         self.is_requested = True

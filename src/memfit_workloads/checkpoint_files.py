@@ -1,0 +1,96 @@
+"""Checkpoints that are whole or absent, hold all that an exact continuation needs, and load back.
+
+Files are written beside their place and moved there in one step. They hold tensors and plain
+values only, so that reading one cannot run code.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from memfit.errors import DataError
+from memfit.files import replace_atomically
+
+INTERRUPTED = "checkpoint_interrupted.pt"
+_REMEDY = "Give another checkpoint, or --resume-from-checkpoint auto for the newest whole one."
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint that could be read, and the files that could not be."""
+
+    path: Path
+    content: dict[str, Any]
+    unreadable: list[str]
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint whole, or leave what was there."""
+    replace_atomically(path, lambda part: torch.save(content, part))
+
+
+def read_checkpoint(path: Path, system: str, needed: Sequence[str]) -> dict[str, Any]:
+    """Read a checkpoint of a system onto the CPU, and look for its entries.
+
+    Raises:
+        DataError: if the file is missing, cut off, or lacks an entry.
+    """
+    if not path.is_file():
+        raise DataError(str(path), f"there is no such checkpoint. {_REMEDY}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        cause = str(error).partition("\n")[0]
+        reason = f"it cannot be read as a checkpoint ({type(error).__name__}: {cause}). {_REMEDY}"
+        raise DataError(str(path), reason) from None
+    missing = [key for key in needed if not isinstance(content, dict) or key not in content]
+    if missing:
+        reason = f"it is no checkpoint of {system}: no {', '.join(missing)}. {_REMEDY}"
+        raise DataError(str(path), reason)
+    found: dict[str, Any] = content
+    return found
+
+
+def newest_of(
+    folder: Path,
+    load: Callable[[Path], dict[str, Any]],
+    progress_of: Callable[[dict[str, Any]], Any],
+) -> FoundCheckpoint:
+    """Find the checkpoint that got furthest among those that can be read.
+
+    Raises:
+        DataError: if there is none.
+    """
+    best: FoundCheckpoint | None = None
+    unreadable: list[str] = []
+    for path in sorted(folder.glob("checkpoint_*.pt")):
+        try:
+            content = load(path)
+        except DataError as error:
+            unreadable.append(str(error))
+            continue
+        if best is None or progress_of(content) > progress_of(best.content):
+            best = FoundCheckpoint(path, content, unreadable)
+    if best is None:
+        reason = f"no checkpoint there can be read. {' '.join(unreadable)}".rstrip()
+        raise DataError(str(folder), f"{reason} Leave --resume-from-checkpoint out to start anew.")
+    return best
+
+
+def random_state() -> dict[str, Any]:
+    """Take the state of torch's random generators."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put the state of torch's random generators back."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

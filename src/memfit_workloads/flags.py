@@ -1,0 +1,113 @@
+"""Flags that several workloads have. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from memfit.units import parse_bytes
+
+
+def add_memory_flags(group: Any) -> None:
+    """Declare where to train, and how much memory it may take."""
+    group.add_argument("--device", help="cpu or cuda; default: CUDA where there is any")
+    group.add_argument("--no-gpu", action="store_true", help="train on the CPU")
+    budget = group.add_mutually_exclusive_group()
+    budget.add_argument("--budget", type=size, metavar="SIZE", help="such as 512MiB or 8GB")
+    budget.add_argument(
+        "--budget-fraction",
+        type=positive,
+        metavar="F",
+        help="budget as a fraction of the predicted peak without any strategy",
+    )
+    group.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let the planner use a strategy that changes the numerics; may be repeated",
+    )
+    group.add_argument("--plan", type=Path, metavar="FILE", help="carry out this saved plan")
+
+
+def command_of(
+    args: argparse.Namespace,
+    workload: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+) -> str:
+    """Write the command line that repeats a run, with the flags that differ from their defaults."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    words = ["memfit", "train", workload]
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        flag = max(action.option_strings, key=len)
+        if value == action.default:
+            continue
+        if value is True:
+            words.append(flag)
+        else:
+            for each in value if isinstance(value, list) else [value]:
+                words += [flag, str(each)]
+    return shlex.join(words)
+
+
+def whole(lowest: int) -> Callable[[str], int]:
+    """Make a reader of whole numbers from ``lowest`` up."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if value < lowest:
+            msg = f"{text!r} is no whole number of at least {lowest}"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return read
+
+
+def positive(text: str) -> float:
+    """Read a number above 0."""
+    value = _number(text)
+    if not 0.0 < value < float("inf"):
+        msg = f"{text!r} is no number above 0"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def not_negative(text: str) -> float:
+    """Read a number of at least 0."""
+    value = _number(text)
+    if not 0.0 <= value < float("inf"):
+        msg = f"{text!r} is no number of at least 0"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def fraction(text: str) -> float:
+    """Read a number from 0 to below 1."""
+    value = _number(text)
+    if not 0.0 <= value < 1.0:
+        msg = f"{text!r} is no number from 0 to below 1"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def size(text: str) -> int:
+    """Read a number of bytes."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

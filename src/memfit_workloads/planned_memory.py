@@ -1,0 +1,118 @@
+"""The plan that a workload is trained under, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from memfit.errors import MissingExtraError
+from memfit.job import Job
+from memfit.units import format_bytes, format_fraction
+
+from .memory_settings import MemorySettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memfit import Plan, Prediction
+    from memfit.reports.contents import RunReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMemory:
+    """The plan that a run carries out, and the figures it is held against."""
+
+    job: Job
+    plan: Plan
+    plain: Prediction
+    """What training would take as it is, without any strategy."""
+    planned: Prediction
+    budget_bytes: int | None
+    run_device: str
+    """``cpu`` or ``cuda``."""
+
+
+def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:
+    """Predict the job as it is, and find or read the plan that it is trained under.
+
+    Raises:
+        NoPlanFitsError: if no plan keeps the step inside the budget.
+        PlanFileError: if ``--plan`` cannot be read.
+    """
+    import memfit
+
+    run_device, device = devices(settings.device)
+    plain = memfit.predict(job, device=device)
+    budget_bytes = settings.budget_bytes
+    if settings.budget_fraction is not None:
+        budget_bytes = int(settings.budget_fraction * plain.bounded_bytes())
+    if settings.plan_file is not None:
+        plan = memfit.Plan.load(settings.plan_file)
+    else:
+        plan = memfit.plan(
+            job,
+            device=device,
+            budget=budget_bytes,
+            allow=list(settings.allow),
+            require=list(settings.require),
+        )
+    planned = plan.prediction
+    if planned is None:
+        planned = memfit.predict(job, device=device, plan=plan)
+        plan = plan.with_prediction(planned)
+    return PlannedMemory(
+        job=job,
+        plan=plan,
+        plain=plain,
+        planned=planned,
+        budget_bytes=budget_bytes,
+        run_device=run_device,
+    )
+
+
+def devices(name: str | None) -> tuple[str, str]:
+    """Give where to run (``cpu`` or ``cuda``) and the catalogue's name for it."""
+    from memfit.devices.catalogue import current_device_name
+
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] == "cuda":
+        return name, current_device_name()
+    return ("cpu" if name == "cpu" else "cuda"), name
+
+
+def show_plan(planned_memory: PlannedMemory, console: Console) -> None:
+    """Say what training would take as it is, what it may take, and how it is carried out."""
+    planned = planned_memory.planned
+    budget_bytes = planned_memory.budget_bytes
+    budget = "none" if budget_bytes is None else format_bytes(budget_bytes)
+    console.print(
+        f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}\n"
+        f"plan: {' + '.join(planned_memory.plan.labels()) or 'as it is'} ({planned.numerics}); "
+        f"predicted peak {format_bytes(planned.peak_allocated_bytes)}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def peaks_line(planned_memory: PlannedMemory, measured_bytes: int | None) -> str:
+    """Write predicted and measured peak of the whole training."""
+    predicted_bytes = planned_memory.planned.peak_allocated_bytes
+    peak = f"peak: predicted {format_bytes(predicted_bytes)}"
+    if measured_bytes is not None:
+        error = format_fraction(predicted_bytes / measured_bytes - 1)
+        peak += f", measured {format_bytes(measured_bytes)} ({error})"
+    return peak
+
+
+def write_report_if_possible(folder: Path, report: RunReport, console: Console) -> None:
+    """Write report.html, where the packages for it are installed."""
+    from memfit.reports.run_folder import write_report
+
+    try:
+        write_report(folder, report)
+    except MissingExtraError as error:
+        console.print(f"No report.html: {error}", soft_wrap=True)

@@ -1,0 +1,72 @@
+"""The files of one run: each written whole, under names that do not change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from memfit.errors import UsageError
+from memfit.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """Where a run's files lie."""
+
+    root: Path
+    checkpoints: Path
+
+    outputs: ClassVar[Sequence[str]] = (
+        "config.json",
+        "metrics.jsonl",
+        "plan.yaml",
+        "report.html",
+        "timeline.png",
+    )
+    """What every run writes; a system adds its own."""
+    final: ClassVar[Sequence[str]] = ()
+    """What only a run that came to its end has."""
+    folder_flag: ClassVar[str] = "--output-dir"
+    resume_flag: ClassVar[str] = "--resume-from-checkpoint auto"
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Make the folder ready for a new run.
+
+        Raises:
+            UsageError: if another run lies there that is not to be replaced.
+        """
+        fixed = [self.root / name for name in self.outputs]
+        earlier = [*sorted(self.checkpoints.glob("checkpoint_*.pt")), *fixed]
+        earlier = [path for path in earlier if path.exists()]
+        if earlier and not overwrite:
+            msg = (
+                f"{self.root} already holds a run ({earlier[0].name}). Continue it with "
+                f"{self.resume_flag}, replace it with --overwrite, or give another "
+                f"{self.folder_flag}."
+            )
+            raise UsageError(msg)
+        for path in earlier:
+            path.unlink()
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    def resume(self) -> None:
+        """Make the folder ready to continue: what is final belongs to a run that has ended."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        for name in self.final:
+            (self.root / name).unlink(missing_ok=True)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a value as JSON; NaN and infinity are refused."""
+        write_atomically(self.root / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file whole."""
+        write_atomically(self.root / name, content)
+
+    def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write one JSON value per line."""
+        written = (json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        write_atomically(self.root / name, "".join(written))

@@ -1,0 +1,74 @@
+"""Checkpoints of this workload: what they hold, and which belong to a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.errors import DataError, UsageError
+from memfit_workloads.checkpoint_files import read_checkpoint
+
+from .model import KernelMixture
+from .sizes import MixtureSizes
+
+_NEEDED = ("step", "model_state_dict", "optimizer_state_dict", "model_config", "seed")
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of this workload onto the CPU.
+
+    Raises:
+        DataError: if the file is missing, cut off, or no checkpoint of this workload.
+    """
+    return read_checkpoint(path, "WPO-SGM", _NEEDED)
+
+
+def check_belongs(content: dict[str, Any], path: Path, here: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose continuation would be another training run.
+
+    Raises:
+        UsageError: if sizes, data, seed, batch or number of steps differ.
+    """
+    there = {**content["model_config"], **content["training"]}
+    differing = [key for key in here if there.get(key) != here[key]]
+    if differing:
+        what = ", ".join(f"{key} {there.get(key)} there, {here[key]} here" for key in differing)
+        msg = (
+            f"{path} is from another training run: {what}. Use the flags of that run (config.json "
+            "lists them), or leave out --resume to start anew."
+        )
+        raise UsageError(msg)
+
+
+def load_mixture(folder: Path) -> KernelMixture:
+    """Build the trained mixture that lies in a run's folder, ready to evaluate or to draw from.
+
+    Raises:
+        DataError: if a file is missing or does not fit the others.
+    """
+    checkpoint = load_checkpoint(folder / "latest_checkpoint.pth")
+    centres = _read_tensors(folder / "centers.pth")
+    try:
+        mixture = KernelMixture(MixtureSizes.from_json(checkpoint["model_config"]), centres)
+        mixture.network.load_state_dict(_read_tensors(folder / "final_model.pth"))
+    except (TypeError, RuntimeError, UsageError) as error:
+        reason = f"its files do not belong together ({str(error).splitlines()[0]})."
+        raise DataError(str(folder), reason) from None
+    return mixture.eval()
+
+
+def _read_tensors(path: Path) -> Any:
+    """Read tensors.
+
+    Raises:
+        DataError: if they cannot be read.
+    """
+    try:
+        found: Tensor | dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        reason = f"it cannot be read ({str(error).partition(chr(10))[0]})."
+        raise DataError(str(path), reason) from None
+    return found

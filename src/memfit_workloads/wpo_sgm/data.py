@@ -1,0 +1,206 @@
+"""What a mixture is trained on: samples parted into training, validation and test.
+
+Shape suffixes: N samples, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memfit.errors import DataError, UsageError
+
+from .cifar import read_cifar10
+from .pictures_data import PATCH_SIDES, dequantised_digits, dequantised_patches
+from .toy_sets import TOY_SETS, draw_toy_set
+
+DIGITS, CIFAR10 = "digits", "cifar10"
+PATCHES = {f"patches{side}": side for side in PATCH_SIDES}
+DATASETS = (*TOY_SETS, DIGITS, *PATCHES, CIFAR10)
+_FILES = (".npy", ".pt")
+_Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSizes:
+    """How many samples of each part are wanted."""
+
+    num_train: int
+    num_validation: int
+    num_test: int
+
+    @property
+    def total(self) -> int:
+        """Add the parts up."""
+        return self.num_train + self.num_validation + self.num_test
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Training, validation and test samples, each (N, D) float32."""
+
+    name: str
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    picture_shape: tuple[int, int, int] | None = None
+    """Channels, height and width, where samples are pictures."""
+    shift: float = 0.0
+    scale: float = 1.0
+    """A pixel, as it was, is ``shift + scale * value``."""
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+    """Of pixels as they were."""
+
+    @property
+    def num_dimensions(self) -> int:
+        """Give D."""
+        return self.train.shape[1]
+
+
+def load_samples(name: str, sizes: DataSizes, *, seed: int, folder: Path | None = None) -> Samples:
+    """Load or draw samples.
+
+    Args:
+        name: one of ``DATASETS``, or a file (.npy, .pt) of shape (N, D).
+        sizes: of the three parts.
+        seed: of what is drawn, and of the order.
+        folder: where CIFAR-10 lies.
+
+    Raises:
+        DataError: if a file cannot be used or holds too few samples.
+        UsageError: if there is no such data set.
+    """
+    if name in TOY_SETS:
+        drawn = draw_toy_set(name, sizes.total, seed)
+        return _parted(name, drawn, sizes)
+    if name == DIGITS:
+        parted = _parted(name, dequantised_digits(seed), sizes)
+        return _standardised(parted, (1, 8, 8), most=17.0)
+    if name in PATCHES:
+        side = PATCHES[name]
+        patches = dequantised_patches(side, sizes.total, seed)
+        return _standardised(_parted(name, patches, sizes), (3, side, side), most=256.0)
+    if name == CIFAR10:
+        return _cifar10(sizes, seed, folder)
+    path = Path(name)
+    if path.suffix not in _FILES:
+        msg = (
+            f"No data set named {name!r}. There are: {', '.join(DATASETS)}; or give a file "
+            f"({' or '.join(_FILES)}) with one sample per row."
+        )
+        raise UsageError(msg)
+    return _parted(path.name, np.random.default_rng(seed).permutation(_read(path)), sizes, path)
+
+
+def _parted(name: str, samples: _Array, sizes: DataSizes, path: Path | None = None) -> Samples:
+    """Cut samples into parts.
+
+    Raises:
+        DataError: if there are too few.
+    """
+    if len(samples) < sizes.total:
+        reason = (
+            f"it has {len(samples):,} samples; needed are {sizes.num_train:,} to train on, "
+            f"{sizes.num_validation:,} to validate and {sizes.num_test:,} to test. Lower "
+            "--train_samples_size, --validation_samples_size or --test_samples_size."
+        )
+        raise DataError(str(path or name), reason)
+    ends = np.cumsum((sizes.num_train, sizes.num_validation, sizes.num_test))
+    train, validation, test = np.split(samples[: ends[-1]], ends[:-1])
+    return Samples(
+        name=name,
+        train=torch.from_numpy(np.ascontiguousarray(train)),
+        validation=torch.from_numpy(np.ascontiguousarray(validation)),
+        test=torch.from_numpy(np.ascontiguousarray(test)),
+    )
+
+
+def _standardised(samples: Samples, picture_shape: tuple[int, int, int], *, most: float) -> Samples:
+    """Subtract one mean and divide by one deviation, those of the training part."""
+    shift, scale = float(samples.train.mean()), float(samples.train.std())
+    parts = (samples.train, samples.validation, samples.test)
+    train, validation, test = ((part - shift) / scale for part in parts)
+    return Samples(
+        name=samples.name,
+        train=train,
+        validation=validation,
+        test=test,
+        picture_shape=picture_shape,
+        shift=shift,
+        scale=scale,
+        pixel_range=(0.0, most),
+    )
+
+
+def _cifar10(sizes: DataSizes, seed: int, folder: Path | None) -> Samples:
+    """Part the training pictures, and take test pictures from the test batch.
+
+    Raises:
+        UsageError: if no folder is given.
+        DataError: if there are too few pictures.
+    """
+    if folder is None:
+        msg = (
+            "CIFAR-10 is read from a local folder: give it with --data_dir. It is at "
+            "https://www.cs.toronto.edu/~kriz/cifar.html, as cifar-10-python.tar.gz or "
+            "cifar-10-binary.tar.gz."
+        )
+        raise UsageError(msg)
+    rng = np.random.default_rng(seed)
+    training, test = (rng.permutation(part) for part in read_cifar10(folder))
+    needed = DataSizes(num_train=sizes.num_train, num_validation=sizes.num_validation, num_test=0)
+    parted = _parted(CIFAR10, training, needed, folder)
+    if len(test) < sizes.num_test:
+        reason = f"it has {len(test):,} test pictures; lower --test_samples_size to that."
+        raise DataError(str(folder), reason)
+    return Samples(
+        name=CIFAR10,
+        train=parted.train,
+        validation=parted.validation,
+        test=torch.from_numpy(test[: sizes.num_test]),
+        picture_shape=(3, 32, 32),
+        pixel_range=(-2.0, 2.0),  # about where standardised pixels lie
+    )
+
+
+def _read(path: Path) -> _Array:
+    """Read a file of samples.
+
+    Raises:
+        DataError: if it is missing, no array of numbers (N, D), or holds NaN or infinity.
+    """
+    readers: dict[str, Callable[[Path], object]] = {".npy": _read_numpy, ".pt": _read_torch}
+    try:
+        found = readers[path.suffix](path)
+    except FileNotFoundError:
+        raise DataError(str(path), "there is no such file.") from None
+    except (OSError, ValueError, RuntimeError, EOFError) as error:
+        cause = str(error).partition("\n")[0]
+        raise DataError(str(path), f"it cannot be read as an array ({cause}).") from None
+    samples = np.asarray(found)
+    if samples.ndim != 2 or samples.dtype.kind not in "fiu" or 0 in samples.shape:
+        reason = f"it is {samples.dtype} of shape {samples.shape}; needed are numbers (N, D)."
+        raise DataError(str(path), reason)
+    bad = ~np.isfinite(samples).all(axis=1)
+    if bad.any():
+        reason = (
+            f"{int(bad.sum()):,} of {len(samples):,} rows hold NaN or infinity, the first is row "
+            f"{int(bad.argmax())} (counted from 0). Remove or repair them."
+        )
+        raise DataError(str(path), reason)
+    return samples.astype(np.float32)
+
+
+def _read_numpy(path: Path) -> object:
+    return np.load(path, allow_pickle=False)
+
+
+def _read_torch(path: Path) -> object:
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    return found.numpy() if isinstance(found, Tensor) else found

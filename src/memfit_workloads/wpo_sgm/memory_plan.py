@@ -1,0 +1,111 @@
+"""How a run works through its centres: from the document's strategy names to a memfit plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from memfit.errors import UsageError
+from memfit.job import Job
+from memfit.strategies.loss_chunking import LossChunking
+from memfit.units import format_bytes
+from memfit_workloads.memory_settings import MemorySettings
+from memfit_workloads.planned_memory import PlannedMemory, devices, plan_memory
+
+from .memory_estimate import strategy_by_thresholds
+from .settings import StrategySettings, TrainingSettings
+
+if TYPE_CHECKING:
+    from memfit import Plan, Prediction
+
+_CHUNKING = LossChunking.name
+
+
+def plan_training(job: Job, settings: TrainingSettings, num_centres: int) -> PlannedMemory:
+    """Find the plan that a run's strategy asks for.
+
+    Args:
+        job: what is trained, with the centres of this process.
+        settings: what was asked for.
+        num_centres: of this process.
+
+    Raises:
+        NoPlanFitsError: if no plan keeps the step inside the budget.
+    """
+    strategy, memory = settings.strategy, settings.memory_settings
+    if memory.plan_file is None and strategy.name == "auto" and strategy.auto_policy != "planner":
+        strategy = _chosen_by_thresholds(job, settings)
+    chunk = _fixed_chunk(strategy, num_centres)
+    if memory.plan_file is None and (chunk is not None or strategy.name == "single_gpu"):
+        return _as_told(job, settings, chunk)
+    if strategy.name == "chunked":
+        required = (*memory.require, _CHUNKING)
+        memory = replace(memory, require=required)
+    return plan_memory(job, memory)
+
+
+def _fixed_chunk(strategy: StrategySettings, num_centres: int) -> int | None:
+    """Give the centres at a time, where the flags say it."""
+    if strategy.name == "gradient_accumulation":
+        return -(-num_centres // min(strategy.accumulation_steps, num_centres))
+    if strategy.chunk_size is not None:
+        return min(strategy.chunk_size, num_centres)
+    return None
+
+
+def _as_told(job: Job, settings: TrainingSettings, chunk: int | None) -> PlannedMemory:
+    """Predict a step whose chunk the flags say, without looking for a plan."""
+    import memfit
+
+    run_device, device = devices(settings.memory_settings.device)
+    strategies = () if chunk is None else (LossChunking(num_candidates=chunk),)
+    plan = memfit.Plan(strategies=strategies, device=device)
+    plain = memfit.predict(job, device=device)
+    planned = memfit.predict(job, device=device, plan=plan) if strategies else plain
+    budget_bytes = _budget_bytes(settings.memory_settings, plain)
+    needed_bytes = planned.bounded_bytes()
+    if budget_bytes is not None and needed_bytes > budget_bytes:
+        how = " + ".join(plan.labels()) or "everything at once"
+        msg = (
+            f"--strategy {settings.strategy.name} ({how}) takes {format_bytes(needed_bytes)}, the "
+            f"budget is {format_bytes(budget_bytes)}. Use --strategy auto, or chunked without "
+            "--chunk_size, which finds what fits."
+        )
+        raise UsageError(msg)
+    return PlannedMemory(
+        job=job,
+        plan=plan.with_prediction(planned),
+        plain=plain,
+        planned=planned,
+        budget_bytes=budget_bytes,
+        run_device=run_device,
+    )
+
+
+def _budget_bytes(limits: MemorySettings, plain: Prediction) -> int | None:
+    if limits.budget_fraction is not None:
+        return int(limits.budget_fraction * plain.bounded_bytes())
+    return limits.budget_bytes
+
+
+def _chosen_by_thresholds(job: Job, settings: TrainingSettings) -> StrategySettings:
+    """Choose as the document does."""
+    import memfit
+    from memfit.devices.catalogue import load_device
+
+    _, device = devices(settings.memory_settings.device)
+    plain = memfit.predict(job, device=device)
+    memory_bytes = settings.memory_settings.budget_bytes or load_device(device).memory_bytes
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    name = strategy_by_thresholds(plain.bounded_bytes(), memory_bytes, num_gpus)
+    # Ranks are processes, which this one cannot become; centres are streamed instead.
+    return replace(settings.strategy, name="chunked" if name == "model_parallel" else name)
+
+
+def evaluation_chunk(plan: Plan, planned: Prediction, num_dimensions: int) -> int:
+    """Give how many kernels are held at a time outside training: no more than training holds."""
+    chunks = [s.num_candidates for s in plan.strategies if isinstance(s, LossChunking)]
+    few = max(1, planned.peak_allocated_bytes // (64 * num_dimensions**2))
+    return min([*chunks, few, 256])

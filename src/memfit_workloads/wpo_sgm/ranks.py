@@ -1,0 +1,171 @@
+"""The processes that share a mixture's centres: who they are, what each holds, how they agree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from memfit.errors import MemfitError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others, who may be drawing samples or writing files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among those that train one mixture together."""
+
+    rank: int = 0
+    num_ranks: int = 1
+    group: dist.ProcessGroup | None = None
+    """None for a process that is alone."""
+
+    @property
+    def is_first(self) -> bool:
+        """Say whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    def own(self, centres: Tensor) -> Tensor:
+        """Give the centres that are this process's, nearly as many as everyone's.
+
+        Raises:
+            UsageError: if there are fewer centres than processes.
+        """
+        if len(centres) < self.num_ranks:
+            msg = (
+                f"There are {len(centres)} centres for {self.num_ranks} ranks; every rank needs "
+                "one at least. Raise --train_kernel_size or start fewer ranks."
+            )
+            raise UsageError(msg)
+        return centres.tensor_split(self.num_ranks)[self.rank].clone()
+
+    def any(self, is_true: bool, device: torch.device) -> bool:
+        """Say whether something is true on any rank; all get the same answer."""
+        if self.group is None:
+            return is_true
+        flag = torch.tensor(float(is_true), device=device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
+        return bool(flag > 0)
+
+    def same(self, parameters: Sequence[Tensor]) -> None:
+        """Begin with the first rank's parameters everywhere."""
+        if self.group is not None:
+            for parameter in parameters:
+                dist.broadcast(parameter.data, 0, group=self.group)
+
+    def check_in_step(self, parameters: Sequence[Tensor]) -> None:
+        """Refuse to go on if the ranks' networks are no longer the same, bit for bit.
+
+        Raises:
+            MemfitError: if they are not.
+        """
+        if self.group is None:
+            return
+        own = torch.stack([each.detach().double().sum() for each in parameters]).sum()
+        found = [torch.zeros_like(own) for _ in range(self.num_ranks)]
+        dist.all_gather(found, own, group=self.group)
+        if len({float(each) for each in found}) > 1:
+            msg = (
+                "The ranks' networks have drifted apart: their sums are "
+                f"{', '.join(f'{float(each):.17g}' for each in found)}. No final model is written; "
+                "continue from the last checkpoint with --resume."
+            )
+            raise MemfitError(msg)
+
+    def wait(self) -> None:
+        """Wait until every rank has come here."""
+        if self.group is not None:
+            dist.barrier(group=self.group)
+
+
+class JoinedRanks(AbstractContextManager[Ranks]):
+    """Join the processes that torchrun started; alone without it.
+
+    An error in one rank ends its process, which the others notice at their next exchange, and
+    torchrun at once.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+
+    def __enter__(self) -> Ranks:
+        if not is_a_rank():
+            return Ranks()
+        use_cuda = self._device != "cpu" and torch.cuda.is_available()
+        if use_cuda:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
+        return Ranks(rank=dist.get_rank(), num_ranks=dist.get_world_size(), group=dist.group.WORLD)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not dist.is_initialized():
+            return
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        if exc is None:
+            dist.destroy_process_group()
+            return
+        if isinstance(exc, Exception):
+            raise _named(exc, rank, num_ranks) from exc
+
+
+def is_a_rank() -> bool:
+    """Say whether torchrun, or something like it, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def start_ranks(command: Sequence[str], num_ranks: int | None, console: Console) -> None:
+    """Run a memfit command in several processes of this machine, and wait for them.
+
+    Raises:
+        MemfitError: if one of them fails, which ends all.
+        KeyboardInterrupt: after Ctrl-C, once all have ended.
+    """
+    num_ranks = num_ranks or (torch.cuda.device_count() if torch.cuda.is_available() else 2)
+    console.print(f"starting {num_ranks} ranks", soft_wrap=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words = [*launcher, f"--nproc-per-node={num_ranks}", "-m", "memfit", *command]
+    threads = max(1, torch.get_num_threads() // num_ranks)
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    output: Any = sys.stderr if console.stderr or console.file is sys.stderr else None
+    ranks = subprocess.Popen(words, env=environment, stdout=output)
+    try:
+        code = ranks.wait()
+    except KeyboardInterrupt:
+        ranks.wait()
+        raise
+    if code:
+        msg = (
+            f"One of the {num_ranks} ranks failed (exit code {code}), and all have been ended; its "
+            "message stands above. Checkpoints written so far are whole; continue with --resume."
+        )
+        raise MemfitError(msg)
+
+
+def _named(error: Exception, rank: int, num_ranks: int) -> MemfitError:
+    """Say which rank an error is from, and whether it is only the echo of another's."""
+    name = f"Rank {rank} of {num_ranks}"
+    if isinstance(error, MemfitError):
+        return MemfitError(f"{name}: {error}")
+    text = str(error).partition("\n")[0]
+    if any(word in text for word in ("Connection closed", "Connection reset", "NCCL", "Timed out")):
+        return MemfitError(f"{name} stops: another rank has ended or does not answer ({text}).")
+    return MemfitError(f"{name} failed: {type(error).__name__}: {text}")

@@ -1,0 +1,46 @@
+"""Draw samples from a kernel mixture, a chunk of kernels at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memfit.losses import Kernels
+
+from .model import KernelMixture
+
+
+@torch.no_grad()
+def draw(
+    mixture: KernelMixture, num_samples: int, generator: torch.Generator, *, chunk: int = 16
+) -> Tensor:
+    """Draw samples, (samples, D) on the CPU: a kernel for each, and a Gaussian draw from it.
+
+    Args:
+        mixture: with all its centres here.
+        num_samples: how many.
+        generator: on the CPU.
+        chunk: kernels at a time.
+    """
+    chosen = torch.randint(len(mixture.centres), (num_samples,), generator=generator)
+    noise = torch.randn(num_samples, mixture.sizes.num_dimensions, generator=generator)
+    drawn = torch.empty_like(noise)
+    for kernels_of_chunk in chosen.unique().split(chunk):
+        kernels = mixture.kernels(mixture.centres[kernels_of_chunk.to(mixture.centres.device)])
+        for place, kernel in enumerate(kernels_of_chunk.tolist()):
+            rows = (chosen == kernel).nonzero()[:, 0]
+            one = Kernels(*(part[place : place + 1] for part in kernels))
+            drawn[rows] = _from_kernel(one, noise[rows].to(mixture.centres)).to(drawn)
+    return drawn
+
+
+def _from_kernel(kernel: Kernels, noise: Tensor) -> Tensor:
+    """Turn standard normal draws (n, D) into draws from one kernel.
+
+    With P = R R^T, x = mu + R^-T noise has covariance P^-1.
+    """
+    factor, diagonal = kernel.factors[0].double(), kernel.diagonals[0].double()
+    precision = factor @ factor.T + torch.diag(diagonal)
+    root = torch.linalg.cholesky(precision)
+    offsets = torch.linalg.solve_triangular(root.T, noise.double().T, upper=True).T
+    return (kernel.centres[0] + offsets).to(noise.dtype)

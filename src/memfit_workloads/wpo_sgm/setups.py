@@ -1,0 +1,207 @@
+"""For existing scripts: trainers with the document's names, around a factor network of their own.
+
+A factor network maps centres (K, D) to packed lower triangles (K, D (D + 1) / 2), row by row; the
+precision of a kernel is L L^T + stab I. All trainers compute the same objective, that of the whole
+mixture, however the centres are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memfit.errors import JobError
+from memfit.losses import (
+    Kernels,
+    mixture_means,
+    mixture_score_matching,
+    score_matching_of,
+    softmax_mean_of_parts,
+)
+
+from .precisions import StabilisedPrecision
+from .triangles import triangle_places, triangle_size
+
+_Network = Callable[[Tensor], Tensor]
+
+
+class ChunkedTrainer:
+    """Compute the loss a number of centres at a time; its memory is that of one chunk."""
+
+    def __init__(self, factornet: nn.Module, centers: Tensor, chunk_size: int) -> None:
+        self.factornet = factornet
+        self.centers = centers
+        self.chunk_size = chunk_size
+        self._places = triangle_places(centers.shape[1], centers.device)
+
+    def compute_loss(self, samples: Tensor, stab: float = 1e-6) -> Tensor:
+        """Give the score matching loss at samples (B, D), to call ``backward()`` on.
+
+        Raises:
+            JobError: if ``stab`` is not above 0, or the network's outputs are no triangles.
+        """
+        kernels = _kernels_of(self.factornet, self._places, stab)
+        return mixture_score_matching(kernels, self.centers, samples, chunk=self.chunk_size)
+
+
+class GradientAccumulationTrainer(ChunkedTrainer):
+    """Work through the centres in a number of parts, whose gradients add up."""
+
+    def __init__(self, factornet: nn.Module, centers: Tensor, accumulation_steps: int) -> None:
+        if accumulation_steps < 1:
+            msg = f"accumulation_steps is {accumulation_steps}; needed is at least 1."
+            raise JobError(msg)
+        # As many parts as asked for, nearly alike; never more, and never empty.
+        super().__init__(factornet, centers, -(-len(centers) // accumulation_steps))
+        self.accumulation_steps = accumulation_steps
+
+    def training_step(
+        self, samples: Tensor, optimizer: torch.optim.Optimizer, stab: float = 1e-6
+    ) -> Tensor:
+        """Carry out one step of the optimizer, and give the loss before it."""
+        optimizer.zero_grad()
+        loss = self.compute_loss(samples, stab)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+
+class ModelParallelTrainer:
+    """Split the centres over devices of this process; there is one network, and its copies follow.
+
+    Each device works through its centres, backward on all of them at once. For several processes
+    there is ``memfit train wpo-sgm --strategy model_parallel``.
+    """
+
+    def __init__(
+        self,
+        factornet: nn.Module,
+        centers: Tensor,
+        device_ids: Sequence[int | str | torch.device],
+        chunk_size: int | None = None,
+    ) -> None:
+        if not 0 < len(device_ids) <= len(centers):
+            msg = (
+                f"There are {len(centers)} centres for {len(device_ids)} devices; needed are one "
+                "device at least, and a centre for each."
+            )
+            raise JobError(msg)
+        devices = [_device(each) for each in device_ids]
+        self.factornet = factornet.to(devices[0])
+        self.chunk_size = chunk_size
+        parts = centers.tensor_split(len(devices))
+        self.centers_per_device = [
+            part.to(device) for part, device in zip(parts, devices, strict=True)
+        ]
+        self._places = [triangle_places(centers.shape[1], device) for device in devices]
+
+    def compute_loss(self, samples: Tensor, stab: float = 1e-6) -> Tensor:
+        """Give the score matching loss at samples (B, D), on the first device.
+
+        Raises:
+            JobError: if ``stab`` is not above 0, or the network's outputs are no triangles.
+        """
+        first = self.centers_per_device[0].device
+        found = []
+        for centers, places in zip(self.centers_per_device, self._places, strict=True):
+            network, parameters = _copied_to(self.factornet, centers.device)
+            mean = mixture_means(
+                _kernels_of(network, places, stab),
+                centers,
+                samples.to(centers.device),
+                parameters=parameters,
+                chunk=min(self.chunk_size or len(centers), len(centers)),
+            )
+            found.append(
+                type(mean)(mean.log_sum_exp.to(first), tuple(m.to(first) for m in mean.means))
+            )
+        return score_matching_of(softmax_mean_of_parts(found))
+
+    __call__ = compute_loss
+
+
+def setup_chunked_training(
+    factornet: nn.Module, centers: Tensor, chunk_size: int
+) -> ChunkedTrainer:
+    """Set up training with so many centres at a time."""
+    return ChunkedTrainer(factornet, centers, chunk_size)
+
+
+def setup_gradient_accumulation_training(
+    factornet: nn.Module, centers: Tensor, accumulation_steps: int
+) -> GradientAccumulationTrainer:
+    """Set up training with the centres in so many parts."""
+    return GradientAccumulationTrainer(factornet, centers, accumulation_steps)
+
+
+def setup_model_parallel_training(
+    factornet: nn.Module,
+    centers: Tensor,
+    device_ids: Sequence[int | str | torch.device],
+    args: Any,
+) -> tuple[ModelParallelTrainer, torch.optim.Optimizer]:
+    """Set up training with the centres split over devices, and an AdamW for the one network.
+
+    Args:
+        factornet: the network; it is moved to the first device.
+        centers: (K, D).
+        device_ids: numbers of GPUs, or devices.
+        args: has ``lr``, and may have ``weight_decay`` and ``chunk_size``, the centres at a time on
+            each device.
+    """
+    trainer = ModelParallelTrainer(
+        factornet, centers, device_ids, chunk_size=getattr(args, "chunk_size", None)
+    )
+    optimizer = torch.optim.AdamW(
+        trainer.factornet.parameters(),
+        lr=args.lr,
+        weight_decay=getattr(args, "weight_decay", 1e-4),
+    )
+    return trainer, optimizer
+
+
+def _device(name: int | str | torch.device) -> torch.device:
+    return torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
+
+
+def _copied_to(network: nn.Module, device: torch.device) -> tuple[_Network, list[Tensor]]:
+    """Give a network as it is on another device, part of the same graph, and its parameters."""
+    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    copies = {name: tensor.to(device) for name, tensor in own.items()}
+
+    def call(centers: Tensor) -> Tensor:
+        called: Tensor = torch.func.functional_call(network, copies, (centers,))
+        return called
+
+    parameters = [
+        copies[name] for name, tensor in network.named_parameters() if tensor.requires_grad
+    ]
+    return call, parameters
+
+
+def _kernels_of(network: _Network, places: Tensor, stab: float) -> Callable[[Tensor], Kernels]:
+    """Make kernels from a network's packed triangles.
+
+    Raises:
+        JobError: if ``stab`` is not above 0.
+    """
+    if not stab > 0:
+        msg = f"stab is {stab}; needed is a number above 0, which keeps precisions invertible."
+        raise JobError(msg)
+
+    def kernels(centers: Tensor) -> Kernels:
+        packed = network(centers)
+        num_dimensions = centers.shape[1]
+        needed = (len(centers), triangle_size(num_dimensions))
+        if tuple(packed.shape) != needed:
+            msg = (
+                f"The factor network gave {tuple(packed.shape)} for {len(centers)} centres of "
+                f"{num_dimensions} dimensions; needed are packed lower triangles, {needed}."
+            )
+            raise JobError(msg)
+        return StabilisedPrecision(num_dimensions, stab).kernels(centers, packed, places)
+
+    return kernels

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner_grid.table import section
 from results_file import RESULTS, load_result
+from set_loss_sections import set_loss_section, wpo_sgm_section
 
 from memfit.files import write_atomically
 from memfit.units import format_bytes, format_fraction
@@ -27,6 +28,8 @@ def main() -> None:
         _large_plan(),
         _conve(),
         _chunked_loss(),
+        _set_losses(),
+        _wpo_sgm(),
         _large_model(),
         _allocator(),
         _overhead(),
@@ -145,6 +148,21 @@ def _planner_grid() -> list[str]:
     figures = load_result("planner_grid")
     heading = _heading("The planner against all it could find", figures, "bench_planner_grid.py")
     return [*heading, *section(figures)]
+
+
+def _set_losses() -> list[str]:
+    if not (RESULTS / "set_losses.json").exists():
+        return []
+    figures = load_result("set_losses")
+    heading = _heading("Streaming over a set", figures, "bench_set_losses.py")
+    return [*heading, *set_loss_section(figures)]
+
+
+def _wpo_sgm() -> list[str]:
+    if not (RESULTS / "wpo_sgm.json").exists():
+        return []
+    figures = load_result("wpo_sgm")
+    return [*_heading("WPO-SGM", figures, "bench_wpo_sgm.py"), *wpo_sgm_section(figures)]
 
 
 def _conve() -> list[str]:

@@ -79,11 +79,7 @@ def test_memory_does_not_grow_with_the_keys():
         queries, keys = torch.randn(32, 4, requires_grad=True), torch.randn(num_keys, 4)
         with AllocatorWatch() as watch:
             contrastive_loss(queries, keys, torch.randn(32, 4), chunk=64).backward()
-        current = highest = 0
-        for event in watch.events():
-            current += event.num_bytes
-            highest = max(highest, current)
-        return highest
+        return watch.highest_growth_bytes()
 
     assert peak(6400) <= 1.1 * peak(640)
 

@@ -17,7 +17,7 @@ from memfit.losses.chunking import checked_chunk_size
 from memfit.losses.softmax_mean import softmax_mean
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from memfit.losses.ranks import Group
 
 
 def contrastive_loss(
@@ -27,7 +27,7 @@ def contrastive_loss(
     *,
     temperature: float = 1.0,
     chunk: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group | None = None,
 ) -> Tensor:
     """Average the negative log-probability that a softmax over all keys gives each positive key.
 

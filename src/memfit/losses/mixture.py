@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from memfit.losses.ranks import counted_over_ranks
 from memfit.losses.softmax_mean import SoftmaxMean, softmax_mean
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from memfit.losses.ranks import Group
 
 
 class Kernels(NamedTuple):
@@ -48,7 +49,7 @@ def mixture_score_matching(
     *,
     chunk: int | None = None,
     tile: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group | None = None,
 ) -> Tensor:
     """Average the implicit score matching objective of an equal-weight mixture over samples.
 
@@ -85,7 +86,7 @@ def mixture_means(
     parameters: Sequence[Tensor] = (),
     chunk: int | None = None,
     tile: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group | None = None,
 ) -> SoftmaxMean:
     """Give what `score_matching_of` needs: the means of u (B, D) and a (B,) over the kernels.
 
@@ -117,7 +118,7 @@ def mixture_log_density(
     *,
     chunk: int | None = None,
     tile: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group | None = None,
 ) -> Tensor:
     """Give the log-density of an equal-weight mixture at each sample, (B,), in nats.
 
@@ -129,9 +130,7 @@ def mixture_log_density(
     )
     num_kernels = len(centres)
     if group is not None:
-        counted = torch.tensor(num_kernels, device=centres.device)
-        torch.distributed.all_reduce(counted, group=group)
-        num_kernels = int(counted)
+        num_kernels = counted_over_ranks(num_kernels, group, centres.device)
     return mean.log_sum_exp - math.log(num_kernels)
 
 

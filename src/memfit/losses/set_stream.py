@@ -11,11 +11,12 @@ from torch import Tensor
 
 from memfit.errors import JobError
 from memfit.losses.gradient_sums import GradientSums, leaves_behind
+from memfit.losses.ranks import add_over_ranks
 from memfit.losses.softmax_sums import SoftmaxSums, term_gradients
 from memfit.session.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from memfit.losses.ranks import Group
 
 _Call = Callable[..., Sequence[Tensor]]
 
@@ -28,7 +29,7 @@ class SetStream:
     prepare: _Call | None
     chunk: int
     tile: int
-    group: dist.ProcessGroup | None
+    group: Group | None
     num_members: int
     """Tensors of members among all that are given; the others are inputs."""
     leaves: list[Tensor] = field(default_factory=list)
@@ -47,7 +48,7 @@ class SetStream:
         own_members = _standing_in(members, slice(0, self.chunk))
         own_inputs = _standing_in(inputs, slice(0, self.tile))
         with self._surroundings.autocast(cache_enabled=False):
-            prepared = self._prepared(own_members)
+            prepared = self.prepared_members(own_members)
             terms = self.terms(*prepared, *own_inputs)
         named = [each for each in self.leaves if each.requires_grad]
         own = {id(each) for each in (*own_members, *own_inputs, *named)}
@@ -93,7 +94,8 @@ class SetStream:
         for start in range(0, len(members[0]), self.chunk):
             yield slice(start, min(start + self.chunk, len(members[0])))
 
-    def _prepared(self, members: Sequence[Tensor]) -> Sequence[Tensor]:
+    def prepared_members(self, members: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Do what is done once per member."""
         return members if self.prepare is None else self.prepare(*members)
 
     def _add_chunk(
@@ -105,7 +107,7 @@ class SetStream:
             if self._first is not None:
                 (prepared, terms), self._first = self._first, None
             else:
-                prepared = self._prepared(members) if prepared is None else prepared
+                prepared = self.prepared_members(members) if prepared is None else prepared
                 terms = self.terms(*prepared, *(each[samples] for each in inputs))
             log_weight_BC, *values = terms
             if not sums:
@@ -132,7 +134,7 @@ class _SecondPass:
         """Add the gradients of one chunk."""
         members = _standing_in(self._members, rows)
         with torch.enable_grad(), self._parameters.collecting():
-            prepared = self._stream._prepared(members)
+            prepared = self._stream.prepared_members(members)
         if self._stream.prepare is None:
             _add_to(self._of_members, rows, self._of_chunk(prepared, results, gradients))
             return
@@ -194,12 +196,12 @@ class _SecondPass:
             )
             raise JobError(msg)
 
-    def found(self, group: dist.ProcessGroup | None) -> list[Tensor | None]:
+    def found(self, group: Group | None) -> list[Tensor | None]:
         """Give all gradients, added up over the ranks of a group."""
         if group is not None:
             for each in (*self._of_inputs, *map(self._parameters.sum_of, self._stream.leaves)):
                 if each is not None:
-                    torch.distributed.all_reduce(each, group=group)
+                    add_over_ranks(each, group)
         of_leaves = (self._parameters.result(each) for each in self._stream.leaves)
         return [*self._of_members, *self._of_inputs, *of_leaves]
 

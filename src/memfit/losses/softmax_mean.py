@@ -22,7 +22,7 @@ from memfit.losses.set_stream import SetStream
 from memfit.losses.softmax_sums import weighted_sum
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from memfit.losses.ranks import Group
 
 Terms = Callable[..., Sequence[Tensor]]
 
@@ -45,7 +45,7 @@ def softmax_mean(
     parameters: Sequence[Tensor] = (),
     chunk: int | None = None,
     tile: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group | None = None,
     name: str = "softmax_mean",
 ) -> SoftmaxMean:
     """Average values over a set, weighted by the softmax of log-weights over the whole set.

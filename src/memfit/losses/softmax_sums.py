@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from memfit.losses.ranks import gathered
+
+if TYPE_CHECKING:
+    from memfit.losses.ranks import Group
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,17 +59,16 @@ class SoftmaxSums:
             part_BM = sums[rows].flatten(1) if sums.dim() > 1 else sums[rows][:, None]
             part_BM.mul_(shrink_B[:, None]).add_(weighted_sum(weight_BC, value))
 
-    def merge(self, group: dist.ProcessGroup) -> None:
+    def merge(self, group: Group) -> None:
         """Add what every other rank of the group has seen, with one all-gather of B (2 + M)."""
         parts = [self.highest[:, None], self.total[:, None]]
         own = torch.cat([*parts, *(each.reshape(len(each), -1) for each in self.sums)], dim=1)
-        gathered = own.new_empty((dist.get_world_size(group), *own.shape))
-        dist.all_gather(list(gathered.unbind()), own, group=group)
-        highest_RB = gathered[..., 0]
+        found = gathered(own, group)
+        highest_RB = found[..., 0]
         self.highest = highest_RB.amax(0)
         base_B = self.highest.masked_fill(self.highest == -torch.inf, 0.0)
         scale_RB = torch.exp(highest_RB - base_B)
-        added = torch.einsum("rb,rbm->bm", scale_RB, gathered[..., 1:])
+        added = torch.einsum("rb,rbm->bm", scale_RB, found[..., 1:])
         self.total, rest = added[:, 0].clone(), added[:, 1:]
         widths = [each[0].numel() for each in self.sums]
         self.sums = [

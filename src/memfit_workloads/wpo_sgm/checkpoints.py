@@ -43,25 +43,27 @@ def check_belongs(content: dict[str, Any], path: Path, here: dict[str, Any]) -> 
         raise UsageError(msg)
 
 
-def load_mixture(folder: Path) -> KernelMixture:
+def load_mixture(folder: Path, name: str = "best_model.pth") -> KernelMixture:
     """Build the trained mixture that lies in a run's folder, ready to evaluate or to draw from.
+
+    ``name`` is the file of the network's weights, ``final_model.pth`` for those of the last step.
 
     Raises:
         DataError: if a file is missing or does not fit the others.
     """
     checkpoint = load_checkpoint(folder / "latest_checkpoint.pth")
-    centres = _read_tensors(folder / "centers.pth")
+    centres = load_weights(folder / "centers.pth")
     try:
         mixture = KernelMixture(MixtureSizes.from_json(checkpoint["model_config"]), centres)
-        mixture.network.load_state_dict(_read_tensors(folder / "final_model.pth"))
+        mixture.network.load_state_dict(load_weights(folder / name))
     except (TypeError, RuntimeError, UsageError) as error:
         reason = f"its files do not belong together ({str(error).splitlines()[0]})."
         raise DataError(str(folder), reason) from None
     return mixture.eval()
 
 
-def _read_tensors(path: Path) -> Any:
-    """Read tensors.
+def load_weights(path: Path) -> Any:
+    """Read tensors that were saved by themselves or by name.
 
     Raises:
         DataError: if they cannot be read.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.job import Job
+from memfit.losses.ranks import RehearsedGroup
 
 from .data import Samples
 from .model import KernelMixture
@@ -38,12 +39,23 @@ def build_mixture(sizes: MixtureSizes, centres: Tensor, seed: int) -> KernelMixt
 
 
 def build_job(
-    settings: TrainingSettings, sizes: MixtureSizes, centres: Tensor, samples: Samples
+    settings: TrainingSettings,
+    sizes: MixtureSizes,
+    centres: Tensor,
+    samples: Samples,
+    num_ranks: int = 1,
 ) -> Job:
-    """Describe one training step to memfit.
+    """Describe one training step of one of the ranks to memfit.
 
-    The loss is memfit's own mixture loss, so that a plan can stream it over the centres.
+    Where there are several, the model rehearses what they tell each other, so that a step can be
+    recorded by one process; a run then gives it the real group. The loss is memfit's own mixture
+    loss, so that a plan can stream it over the centres.
     """
+
+    def model() -> KernelMixture:
+        mixture = build_mixture(sizes, centres, settings.seed)
+        mixture.group = RehearsedGroup(num_ranks) if num_ranks > 1 else None
+        return mixture
 
     def batch(batch_size: int) -> Tensor:
         return samples.train[torch.arange(batch_size) % len(samples.train)]
@@ -58,7 +70,7 @@ def build_job(
         )
 
     return Job(
-        model=lambda: build_mixture(sizes, centres, settings.seed),
+        model=model,
         batch=batch,
         loss=loss,
         optimizer=optimizer,

@@ -41,6 +41,9 @@ class TrainingState:
     """Step, loss and learning rate of every step."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """What every validation gave."""
+    best_step: int | None = None
+    best_nll: float | None = None
+    """The least on the validation samples so far."""
 
 
 class TrainingLoop:
@@ -128,7 +131,7 @@ class TrainingLoop:
             "model_config": self.mixture.sizes.to_json(),
             "training": identity(self._settings),
             "training_state": {
-                "step": state.step,
+                **{name: getattr(state, name) for name in TrainingState.__slots__},
                 "log": list(state.log),
                 "history": list(state.history),
             },
@@ -172,6 +175,10 @@ class TrainingLoop:
         state.history.append(line)
         if follows_validation(self._schedule):
             self._schedule.step(line["valid_objective"])
+        if math.isfinite(nll) and (state.best_nll is None or nll < state.best_nll):
+            state.best_step, state.best_nll = state.step, nll
+            if self._ranks.is_first:
+                save_checkpoint(self._folder.best_model, self.mixture.network.state_dict())
         self._ranks.check_in_step(list(self.run.model.parameters()))
         if self._ranks.is_first:
             self._folder.write_lines("metrics.jsonl", state.history)

@@ -17,7 +17,7 @@ from .precisions import Precision, blurred
 from .sizes import MixtureSizes, precision_of
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from memfit.losses.ranks import Group
 
 
 class FactorNetwork(nn.Module):
@@ -53,7 +53,7 @@ class KernelMixture(nn.Module):
 
     def __init__(self, sizes: MixtureSizes, centres: Tensor) -> None:
         super().__init__()
-        self.group: dist.ProcessGroup | None = None
+        self.group: Group | None = None
         """The ranks whose centres this mixture has a part of; None where it has all."""
         self.sizes = sizes
         self.precision = precision_of(sizes)

@@ -21,8 +21,15 @@ class RunFolder(RunFiles):
 
     outputs: ClassVar[Sequence[str]] = (
         *RunFiles.outputs,
-        *("latest_checkpoint.pth", "final_model.pth", "centers.pth", "loss_log.csv"),
-        *("training.log", "result.json", "samples.png", "density.png", "nearest.png"),
+        *("latest_checkpoint.pth", "best_model.pth", "final_model.pth", "centers.pth"),
+        *(
+            "loss_log.csv",
+            "training.log",
+            "result.json",
+            "samples.png",
+            "density.png",
+            "nearest.png",
+        ),
     )
     final: ClassVar[Sequence[str]] = ("final_model.pth", "result.json")
     folder_flag: ClassVar[str] = "--save"
@@ -32,6 +39,11 @@ class RunFolder(RunFiles):
     def latest_checkpoint(self) -> Path:
         """All that an exact continuation needs."""
         return self.root / "latest_checkpoint.pth"
+
+    @property
+    def best_model(self) -> Path:
+        """The network's weights with the least negative log-likelihood on validation samples."""
+        return self.root / "best_model.pth"
 
     @property
     def final_model(self) -> Path:

@@ -62,7 +62,7 @@ def _moons(rng: np.random.Generator, n: int) -> Array:
 
 def _eight_gaussians(rng: np.random.Generator, n: int) -> Array:
     """Eight Gaussians on a circle."""
-    centres = 4.0 * _on_circle(np.arange(8) * np.pi / 4.0, np.ones(8))
+    centres = 4.0 * _on_circle(np.arange(8.0) * (np.pi / 4.0), np.ones(8))
     chosen = centres[rng.integers(8, size=n)]
     return (chosen + 0.5 * rng.normal(size=(n, 2))) / 1.414
 

@@ -19,7 +19,7 @@ from memfit_workloads.planned_memory import (
     write_report_if_possible,
 )
 
-from .checkpoints import check_belongs, load_checkpoint
+from .checkpoints import check_belongs, load_checkpoint, load_weights
 from .data import DataSizes, Samples, load_samples
 from .evaluation import (
     compare,
@@ -96,7 +96,7 @@ def _prepared(settings: TrainingSettings, ranks: Ranks, console: Console) -> _Tr
     sizes = sizes_for(settings, samples.num_dimensions)
     centres = samples.train[: sizes.num_centres].clone()
     own = ranks.own(centres)
-    job = build_job(settings, sizes, own, samples)
+    job = build_job(settings, sizes, own, samples, ranks.num_ranks)
     with console.status("planning: recording steps, nothing is run yet"):
         planned_memory = plan_training(job, settings, len(own))
     if ranks.is_first:
@@ -178,10 +178,12 @@ def _begin_folder(training: _Training, *, is_new: bool) -> None:
 
 
 def _finished(training: _Training, loop: TrainingLoop) -> dict[str, Any]:
-    """Write the final model, compare it with held-out data, and report."""
+    """Write the final model, compare the best one with held-out data, and report."""
     folder, settings = training.folder, training.settings
     mixture = _whole_mixture(training, loop)
     save_checkpoint(folder.final_model, mixture.network.state_dict())
+    if loop.state.best_step is not None:
+        mixture.network.load_state_dict(load_weights(folder.best_model))
     generator = torch.Generator().manual_seed(settings.seed)
     drawn = draw(mixture, settings.num_generated, generator, chunk=training.evaluation_chunk)
     metrics = _metrics(training, mixture, loop, drawn, generator)
@@ -190,6 +192,7 @@ def _finished(training: _Training, loop: TrainingLoop) -> dict[str, Any]:
         "workload": "wpo-sgm",
         "metrics": metrics,
         "num_steps": loop.state.step,
+        "best_step": loop.state.best_step,
         "num_ranks": training.ranks.num_ranks,
         "plain_peak_bytes": planned_memory.plain.peak_allocated_bytes,
         "predicted_peak_bytes": planned_memory.planned.peak_allocated_bytes,
@@ -212,6 +215,7 @@ def _whole_mixture(training: _Training, loop: TrainingLoop) -> KernelMixture:
     """Give the trained mixture with the centres of all ranks."""
     trained = loop.mixture
     loop.run.close()
+    trained.group = None
     if training.ranks.group is None:
         return trained
     whole = KernelMixture(trained.sizes, training.centres.to(trained.centres))
@@ -230,7 +234,7 @@ def _metrics(
     samples = training.samples
     metrics = {
         "loss": loop.state.history[-1]["loss"],
-        "valid_nll": loop.state.history[-1]["valid_nll"],
+        "valid_nll": loop.state.best_nll if loop.state.best_nll is not None else math.nan,
         "test_nll": negative_log_likelihood(mixture, samples.test, chunk=training.evaluation_chunk),
         "gaussian_test_nll": gaussian_negative_log_likelihood(samples.train, samples.test),
         "density_estimate_test_nll": density_estimate(

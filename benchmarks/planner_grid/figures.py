@@ -117,4 +117,5 @@ def _spread(ratios: Sequence[float]) -> dict[str, float]:
         "p10": round(ordered[(len(ordered) - 1) // 10], 3),
         "p90": round(ordered[-1 - (len(ordered) - 1) // 10], 3),
         "worst": round(ordered[-1], 3),
+        "within_5_percent": round(sum(r <= 1.05 for r in ordered) / len(ordered), 3),
     }

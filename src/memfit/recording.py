@@ -33,6 +33,8 @@ from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 Step = Callable[[], object]
 _NUM_STEPS = 2
+_MANY_OPERATIONS = 3000
+"""About a second's worth of recording, and several of analysis."""
 _WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
 _NO_WEIGHTS_NEEDED = (
     "No weights are needed for a prediction: build the model from its configuration, with "
@@ -59,6 +61,11 @@ class StepRecording:
     def steady(self) -> Trace:
         """Give the last step, which stands for all later ones."""
         return trace_of_step(self.history, self.marks[-1])
+
+    @property
+    def is_long(self) -> bool:
+        """Say whether recording such a step takes seconds; the same on every machine."""
+        return len(self.steady.operations) > _MANY_OPERATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memfit
-from memfit import Job, Plan
+from memfit import Job, Plan, recording
 from memfit.errors import StrategyError
 from memfit.figures import ParetoPoint
 from memfit.planner import outcome
@@ -118,6 +118,17 @@ def test_there_are_safer_plans_wherever_something_smaller_can_be_made(transforme
     assert peaks[1] <= 0.95 * peaks[0]
     assert memfit.predict(transformer, plan=plan.ladder[-1]).peak_allocated_bytes == peaks[-1]
     assert set(peaks) <= {row.peak_bytes for row in plan.considered}
+
+
+def test_a_step_that_takes_long_to_record_has_one_plan_in_reserve(transformer, monkeypatch):
+    budget = int(0.8 * memfit.predict(transformer).peak_allocated_bytes)
+    usual = memfit.plan(transformer, budget=budget)
+    monkeypatch.setattr(recording, "_MANY_OPERATIONS", 10)
+    plan = memfit.plan(transformer, budget=budget)
+    assert len(plan.ladder) == 1 < len(usual.ladder)
+    most_seconds = 1.05 * usual.prediction.step_seconds
+    assert plan.prediction.step_seconds <= most_seconds
+    assert len(plan.considered) <= len(usual.considered)
 
 
 def test_there_is_no_safer_plan_where_nothing_smaller_can_be_made():

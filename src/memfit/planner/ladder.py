@@ -13,6 +13,8 @@ from memfit.planner.search import Search
 
 _RUNGS = (0.85, 0.6)
 """Peaks of the safer plans, as shares of the chosen one's."""
+_RUNG_OF_LONG_STEPS = (0.7,)
+"""The same for steps that take long to record."""
 _ENOUGH = 0.95
 """Where the search knows nothing below the first rung, this share of the peak is safer as well."""
 _MOST_RECORDINGS = 12
@@ -22,7 +24,10 @@ _MOST_RECORDINGS = 12
 class Ladder:
     """Find the rungs below a chosen plan, each the fastest known of its size, each recorded."""
 
-    def __init__(self, search: Search, evaluate: Evaluator, choices: Choices) -> None:
+    def __init__(
+        self, search: Search, evaluate: Evaluator, choices: Choices, *, is_long: bool = False
+    ) -> None:
+        self._shares = _RUNG_OF_LONG_STEPS if is_long else _RUNGS
         self._search = search
         self._evaluate = evaluate
         self._neighbours = Neighbours(choices)
@@ -33,7 +38,7 @@ class Ladder:
     def below(self, best: Candidate) -> list[Candidate]:
         """Give ever smaller plans."""
         rungs = [best]
-        for share in _RUNGS:
+        for share in self._shares:
             most_bytes = int(share * _peak_bytes(best))
             if _peak_bytes(rungs[-1]) <= most_bytes:
                 continue

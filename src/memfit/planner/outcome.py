@@ -43,7 +43,7 @@ class Outcome:
     def plan(self, best: Candidate) -> Plan:
         """Describe the chosen plan and what lies around it."""
         search, used = self.search, {strategy.name for strategy in best.strategies}
-        ladder = Ladder(search, self.evaluate, self.choices)
+        ladder = Ladder(search, self.evaluate, self.choices, is_long=self.plain.is_long)
         rungs = tuple(_plan_of(self.device, rung) for rung in ladder.below(best))
         tried = ladder.tried | search.tried
         approximated, notes = self._approximations(best)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from memfit.cost.operator_times import OperatorTimes
@@ -28,8 +30,26 @@ from memfit.units import parse_bytes
 _BUDGETS = ("allocated", "reserved", "process")
 _SLACK = 0.02
 """Times are estimates, so plans closer than this are not told apart by more recordings."""
+_SLACK_OF_LONG_STEPS = 0.05
+"""The same for steps that take long to record."""
+
+_YOUNG_OBJECTS = 200_000
+"""Recording makes so many objects that looking for cycles among them at Python's usual pace takes a
+sixth of the time."""
 
 
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Have Python look for reference cycles less often for a while."""
+    usual = gc.get_threshold()
+    gc.set_threshold(max(_YOUNG_OBJECTS, usual[0]) if usual[0] else 0, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
+@_collecting_rarely()
 def plan(
     job: Job,
     device: str = "cpu",
@@ -105,7 +125,8 @@ def plan(
     if choices.splits and may_split and (reason := pieces.obstacle()):
         choices = without_pieces(choices, reason)
     evaluate = Evaluator(evaluator.in_short, evaluator.in_full)
-    search = Search(evaluate, choices, slack=_SLACK)
+    slack = _SLACK_OF_LONG_STEPS if plain.is_long else _SLACK
+    search = Search(evaluate, choices, slack=slack)
     best = search.run()
     if best is None:
         raise _no_plan_fits(search.smallest(), bounds.num_bytes, choices, search.refused)

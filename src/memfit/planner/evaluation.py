@@ -82,23 +82,30 @@ class JobEvaluator:
     """The names of strategies with which some step could be recorded."""
 
     def in_full(self, strategies: Strategies) -> Evaluated:
-        """Record the whole step."""
-        recording = self._record(strategies, self.job)
-        prediction = self._prediction(strategies, self.job, recording)
-        return self._evaluated(strategies, prediction, recording, 1.0)
+        """Record the whole step; of a long one, what stands for it."""
+        return self.in_short(strategies) if self.plain.is_long else self._whole(strategies)
 
     def in_short(self, strategies: Strategies) -> Evaluated:
-        """Record the step, with a few micro-batches only where there are many."""
+        """Record the step, with a few micro-batches only where there are many.
+
+        That has to do for steps that take long to record.
+        """
         num_samples = self._enough_samples(strategies)
         if num_samples == self.job.batch_size:
-            return self.in_full(strategies)
+            return self._whole(strategies)
         job = replace(self.job, batch_size=num_samples)
         recording = self._record(strategies, job)
         repeats = self.job.batch_size / num_samples
         prediction = self._prediction(strategies, job, recording)
         prediction = self._lengthened(prediction, recording, repeats)
         found = self._evaluated(strategies, prediction, recording, repeats)
-        return replace(found, is_exact=False)
+        return replace(found, is_exact=self.plain.is_long)
+
+    def _whole(self, strategies: Strategies) -> Evaluated:
+        """Record every micro-batch."""
+        recording = self._record(strategies, self.job)
+        prediction = self._prediction(strategies, self.job, recording)
+        return self._evaluated(strategies, prediction, recording, 1.0)
 
     def _record(self, strategies: Strategies, job: Job) -> Recording:
         # What the allocator is told changes nothing that is recorded.

@@ -35,11 +35,8 @@ class Precision(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SoftplusPrecision:
-    """``P = L L^T`` with a positive diagonal, ``L_ii = softplus(raw) + 1e-6``.
-
-    Its determinant is read from the diagonal, so no product of matrices is needed.
-    """
+class _Triangular:
+    """What precisions that are written with a packed triangle share."""
 
     num_dimensions: int
 
@@ -50,11 +47,21 @@ class SoftplusPrecision:
 
     def initial_bias(self) -> Tensor:
         """Give 0.1 on the diagonal, 0 elsewhere."""
-        return _initial_triangle(self.num_dimensions)
+        bias = torch.zeros(self.num_outputs)
+        bias[diagonal_places(self.num_dimensions)] = 0.1
+        return bias
 
     def places(self) -> Tensor:
         """Give the places of packed entries."""
         return triangle_places(self.num_dimensions)
+
+
+@dataclass(frozen=True, slots=True)
+class SoftplusPrecision(_Triangular):
+    """``P = L L^T`` with a positive diagonal, ``L_ii = softplus(raw) + 1e-6``.
+
+    Its determinant is read from the diagonal, so no product of matrices is needed.
+    """
 
     def kernels(self, centres: Tensor, outputs: Tensor, places: Tensor) -> Kernels:
         """Make kernels from packed triangles."""
@@ -64,27 +71,13 @@ class SoftplusPrecision:
 
 
 @dataclass(frozen=True, slots=True)
-class StabilisedPrecision:
+class StabilisedPrecision(_Triangular):
     """``P = L L^T + eps I``, as the document has it.
 
     Its determinant needs a Cholesky factorisation of P, D^3 / 3 multiplications per kernel.
     """
 
-    num_dimensions: int
     stability: float
-
-    @property
-    def num_outputs(self) -> int:
-        """Give the entries of a triangle."""
-        return triangle_size(self.num_dimensions)
-
-    def initial_bias(self) -> Tensor:
-        """Give 0.1 on the diagonal, 0 elsewhere."""
-        return _initial_triangle(self.num_dimensions)
-
-    def places(self) -> Tensor:
-        """Give the places of packed entries."""
-        return triangle_places(self.num_dimensions)
 
     def kernels(self, centres: Tensor, outputs: Tensor, places: Tensor) -> Kernels:
         """Make kernels from packed triangles."""
@@ -187,9 +180,3 @@ class _LogDeterminant(torch.autograd.Function):
         factors, roots = ctx.saved_tensors
         of_factors = torch.cholesky_solve(factors, roots)
         return of_factors.mul_(2.0 * gradient[:, None, None]), None
-
-
-def _initial_triangle(num_dimensions: int) -> Tensor:
-    bias = torch.zeros(triangle_size(num_dimensions))
-    bias[diagonal_places(num_dimensions)] = 0.1
-    return bias

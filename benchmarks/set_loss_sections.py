@@ -29,24 +29,8 @@ def set_loss_section(figures: dict[str, Any]) -> list[str]:
             "gradients, and time beside storing everything, in turns:"
         ),
         "",
-        "| | peak | seconds | time |",
-        "|---|---:|---:|---:|",
     ]
-    lines += [
-        f"| {row['name']} | {format_bytes(row['peak_bytes'])} | {row['seconds']:.2f} | "
-        f"{row['time_over_stored']:.2f} x |"
-        for row in memory["rows"]
-    ]
-    lines += [
-        "",
-        "| centres | at a time | peak | milliseconds per centre |",
-        "|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {row['num_centres']:,} | {row['chunk']} | {format_bytes(row['peak_bytes'])} | "
-        f"{1e3 * row['seconds_per_centre']:.2f} |"
-        for row in figures["many"]
-    ]
+    lines += _tables(memory, figures["many"])
     peaks = (
         f"{row['num_ranks']}: {', '.join(format_bytes(each) for each in row['peak_bytes'])}"
         for row in ranks
@@ -60,6 +44,26 @@ def set_loss_section(figures: dict[str, Any]) -> list[str]:
         ),
         "",
     ]
+
+
+def _tables(memory: dict[str, Any], many: list[dict[str, Any]]) -> list[str]:
+    lines = ["| | peak | seconds | time |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {row['name']} | {format_bytes(row['peak_bytes'])} | {row['seconds']:.2f} | "
+        f"{row['time_over_stored']:.2f} x |"
+        for row in memory["rows"]
+    ]
+    lines += [
+        "",
+        "| centres | at a time | peak | milliseconds per centre |",
+        "|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['num_centres']:,} | {row['chunk']} | {format_bytes(row['peak_bytes'])} | "
+        f"{1e3 * row['seconds_per_centre']:.2f} |"
+        for row in many
+    ]
+    return lines
 
 
 def wpo_sgm_section(figures: dict[str, Any]) -> list[str]:

@@ -461,3 +461,55 @@ def test_with_slack_fewer_are_recorded_and_the_plan_is_slower_by_no_more():
     (most, best_seconds), (fewer, seconds) = recorded
     assert fewer <= most
     assert best_seconds <= seconds <= 1.05 * best_seconds
+
+
+# --- Bounded effort ---
+
+
+def thrifty(world: World, budget_bytes: int, most_operators: int) -> Search:
+    """Give a search in which every recording counts as one operator."""
+    full = world.evaluator(budget_bytes)
+    counted = Evaluator(
+        lambda strategies: replace(full.in_short(strategies), num_operators=1),
+        lambda strategies: replace(full.in_full(strategies), num_operators=1),
+    )
+    choices = Choices(fixed_size=FIXED, splits=SPLITS, must_split=False, refused=())
+    return Search(counted, choices, slack=0.05, most_operators=most_operators)
+
+
+@given(SEEDS, BUDGETS)
+def test_a_bounded_search_records_little_and_what_it_gives_fits(seed, budget):
+    world = World(seed)
+    search = thrifty(world, budget, most_operators=6)
+    chosen = search.run()
+    # Twice the bound in the queue, then the strongest two and what makes them smaller.
+    assert len(search.tried) <= 2 * 6 + 2 + len(BLOCKS)
+    if chosen is not None:
+        assert chosen.prediction.fits
+        assert world.fits(chosen.strategies, budget)
+
+
+@given(SEEDS, BUDGETS)
+def test_a_bounded_search_finds_a_plan_wherever_the_smallest_one_fits(seed, budget):
+    world = World(seed, errors=False)
+    smallest_bytes = min(world.peak_bytes(members) for members in world.every_combination())
+    chosen = thrifty(world, budget, most_operators=6).run()
+    assert (chosen is not None) == (smallest_bytes <= budget)
+
+
+@given(SEEDS, BUDGETS)
+def test_what_a_bounded_search_left_out_is_no_faster_than_it_says(seed, budget):
+    world = World(seed)
+    search = thrifty(world, budget, most_operators=6)
+    chosen = search.run()
+    if chosen is None:
+        return
+    fastest = world.fastest_seconds(budget)
+    known = [chosen.prediction.step_seconds / 1.05, *(r.seconds for r in search.refinements())]
+    left = search.least_seconds_left
+    assert fastest >= min(known if left is None else [*known, left]) * (1 - 1e-9)
+
+
+def test_an_unbounded_search_leaves_nothing_out():
+    _, search, _ = ready()
+    assert search.least_seconds_left is None

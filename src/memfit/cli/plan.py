@@ -90,7 +90,7 @@ COMMAND: Command = PlanCommand()
 
 
 def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what else there is besides the device's memory, and whether plans may be run here."""
+    """Add what else there is besides the device's memory, and how hard to look for plans."""
     parser.add_argument(
         "--host-memory",
         metavar="SIZE",
@@ -105,6 +105,11 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure",
         action="store_true",
         help="time operators and the fastest plans by running a few steps here",
+    )
+    parser.add_argument(
+        "--thorough",
+        action="store_true",
+        help="search large models as far as small ones, which takes minutes",
     )
 
 
@@ -139,6 +144,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
         "host_memory": args.host_memory,
         "disk": args.disk,
         "measure": args.measure,
+        "thorough": args.thorough,
     }
     if args.json or not console.is_terminal:
         return plan(job, **wanted)

@@ -27,6 +27,8 @@ class Evaluated:
     prediction: Prediction
     is_exact: bool = True
     """Whether the whole step was recorded, not only its first micro-batches."""
+    num_operators: int = 0
+    """How many were recorded for it."""
     refinements: Sequence[Refinement] = ()
     """From the fastest to the smallest; empty where nothing can be recomputed."""
 

@@ -30,6 +30,8 @@ from memfit.trace.events import Category, Phase
 Progress = Callable[[str], None]
 _FEW_PIECES = 4
 """A batch of more micro-batches than this is recorded with its first and last ones only."""
+_FEW_PIECES_OF_LONG_STEPS = 2
+"""The same for steps that take long to record."""
 _MOST_KEPT = 3
 """Recordings are large, so only the latest wait for the same with another allocator setting."""
 
@@ -78,6 +80,8 @@ class JobEvaluator:
         default_factory=dict, init=False, repr=False
     )
     """The last recordings, which serve whatever the allocator is told besides."""
+    _counted: set[Strategies] = field(default_factory=set, init=False, repr=False)
+    """What was recorded, and counted as effort."""
     _recorded: set[str] = field(default_factory=set, init=False, repr=False)
     """The names of strategies with which some step could be recorded."""
 
@@ -108,8 +112,7 @@ class JobEvaluator:
         return self._evaluated(strategies, prediction, recording, 1.0)
 
     def _record(self, strategies: Strategies, job: Job) -> Recording:
-        # What the allocator is told changes nothing that is recorded.
-        members = tuple(s for s in strategies if not isinstance(s, AllocatorConf))
+        members = _recorded_of(strategies)
         if job is self.job and not members:
             return self.plain
         key = (members, job.batch_size)
@@ -119,6 +122,14 @@ class JobEvaluator:
                 del self._latest[next(iter(self._latest))]
             self._latest[key] = recording
         return self._latest[key]
+
+    def _num_new_operators(self, strategies: Strategies, recording: Recording) -> int:
+        """Count a recording's operators, unless it served before."""
+        members = _recorded_of(strategies)
+        if members in self._counted:
+            return 0
+        self._counted.add(members)
+        return len(recording.steady.operations)
 
     def _recorded_now(self, strategies: Strategies, job: Job) -> Recording:
         self._check_pieces(strategies)
@@ -181,10 +192,11 @@ class JobEvaluator:
     def _enough_samples(self, strategies: Strategies) -> int:
         """Give a batch of two micro-batches and the last one, which may be smaller."""
         whole = self.job.batch_size
+        few = _FEW_PIECES_OF_LONG_STEPS if self.plain.is_long else _FEW_PIECES
         for strategy in strategies:
             if isinstance(strategy, AbstractSplitting):
                 size = strategy.micro_batch_size
-                if whole > _FEW_PIECES * size:
+                if whole > few * size:
                     return 2 * size + whole % size
         return whole
 
@@ -216,11 +228,13 @@ class JobEvaluator:
     ) -> Evaluated:
         """Add what recomputing blocks would do, unless blocks are recomputed already."""
         names = {strategy.name for strategy in strategies}
-        if not self.may_recompute or ActivationCheckpointing.name in names:
-            return Evaluated(prediction=prediction)
-        if conflict([*strategies, ActivationCheckpointing()]):
-            return Evaluated(prediction=prediction)
         steady = recording.steady
+        num_operators = self._num_new_operators(strategies, recording)
+        found = Evaluated(prediction=prediction, num_operators=num_operators)
+        if not self.may_recompute or ActivationCheckpointing.name in names:
+            return found
+        if conflict([*strategies, ActivationCheckpointing()]):
+            return found
         link = self.device.value("link_bytes_per_second")
         may_offload = self.may_offload and ActivationOffload.name not in names
         chain = outline(
@@ -229,10 +243,12 @@ class JobEvaluator:
             self.times.seconds,
             link if may_offload else None,
         )
-        return Evaluated(
-            prediction=prediction,
-            refinements=_refinements(chain, strategies, prediction, repeats),
-        )
+        return replace(found, refinements=_refinements(chain, strategies, prediction, repeats))
+
+
+def _recorded_of(strategies: Strategies) -> Strategies:
+    """Leave out what the allocator is told, which changes nothing that is recorded."""
+    return tuple(s for s in strategies if not isinstance(s, AllocatorConf))
 
 
 def _failure(error: Exception) -> str:

@@ -30,8 +30,7 @@ class Ladder:
         self._shares = _RUNG_OF_LONG_STEPS if is_long else _RUNGS
         self._search = search
         self._evaluate = evaluate
-        self._neighbours = Neighbours(choices)
-        self._neighbours.refused = search.refused
+        self._neighbours = Neighbours(choices, search.refused)
         self.tried: dict[Strategies, Candidate] = {}
         """What was recorded for the ladder alone."""
 

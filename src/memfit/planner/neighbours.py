@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memfit.planner.candidates import Strategies
 from memfit.planner.choices import Choice, Choices
@@ -17,10 +17,9 @@ TOLERANCE = 0.02
 class Neighbours:
     """Give the combinations around one, leaving out what is in conflict or was refused."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, refused: Mapping[str, str]) -> None:
         self._choices = choices
-        self.refused: dict[str, str] = {}
-        """Strategies that turned out not to apply while they were recorded, with the reason."""
+        self._refused = refused
 
     def children(self, node: Node) -> Iterator[Node]:
         """Yield the combinations with one strategy or one halving more.
@@ -74,7 +73,7 @@ class Neighbours:
     ) -> Iterator[Node]:
         """Yield a node unless its strategies don't go together, or one of them was refused."""
         strategies = in_catalogue_order(members)
-        is_refused = any(strategy.name in self.refused for strategy in strategies)
+        is_refused = any(strategy.name in self._refused for strategy in strategies)
         if not is_refused and not conflict(strategies):
             yield Node(strategies, split, parent)
 

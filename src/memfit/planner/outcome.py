@@ -23,6 +23,8 @@ from memfit.units import format_seconds
 _BEYOND = 1.05
 """An estimate is worth showing where nothing recorded is as good when the estimate is made worse
 by this factor in both figures; about so far off estimated times have been seen."""
+_WORTH_A_NOTE = 0.01
+"""The share of a step's time that what was not recorded has to promise before a note says so."""
 _MOST_RECORD_SECONDS = 3.0
 """Where recording a step takes longer, approximations that nobody asked for are not recorded."""
 
@@ -49,6 +51,7 @@ class Outcome:
         approximated, notes = self._approximations(best)
         failed = search.refused.items()
         refused = (*self.choices.refused, *(entry for entry in failed if entry[0] not in used))
+        notes += self._left_out(best)
         notes += [f"{name}, in some plans: {why}" for name, why in failed if name in used]
         held = held_at_peak(self.plain.steady, rules_of(self.device))
         removed = removed_alone(tried, self.choices)
@@ -62,6 +65,18 @@ class Outcome:
             refused=refused,
             notes=tuple(note for note in (self.pieces.note(), *notes) if note),
         )
+
+    def _left_out(self, best: Candidate) -> list[str]:
+        """Say how much faster what was not recorded could be."""
+        left_seconds, seconds = self.search.least_seconds_left, best.prediction.step_seconds
+        if left_seconds is None or left_seconds >= seconds * (1 - _WORTH_A_NOTE):
+            return []
+        note = (
+            "Recording this step takes long, so not every combination was recorded. By the "
+            f"estimates, what was left out is at most {1 - left_seconds / seconds:.0%} faster. "
+            "Plan with --thorough to see."
+        )
+        return [note]
 
     def _approximations(self, best: Candidate) -> tuple[tuple[Approximation, ...], list[str]]:
         """Record what approximations would buy where that is quick; give notes as well."""

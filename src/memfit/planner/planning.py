@@ -32,6 +32,8 @@ _SLACK = 0.02
 """Times are estimates, so plans closer than this are not told apart by more recordings."""
 _SLACK_OF_LONG_STEPS = 0.05
 """The same for steps that take long to record."""
+_MOST_OPERATORS_OF_LONG_STEPS = 35_000
+"""How many operators are recorded for them before the effort counts as spent; half a minute."""
 
 _YOUNG_OBJECTS = 200_000
 """Recording makes so many objects that looking for cycles among them at Python's usual pace takes a
@@ -62,6 +64,7 @@ def plan(
     host_memory: str | int | None = None,
     disk: str | int | None = None,
     measure: bool = False,
+    thorough: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the fastest plan for a job that fits a budget and keeps the results.
@@ -84,6 +87,7 @@ def plan(
         disk: what may be written to disk; None means nothing.
         measure: learn how long operators take from a few steps that are run here, and choose among
             the fastest plans by running them. The device has to be this machine's.
+        thorough: search steps that take seconds to record as far as all others, for minutes.
         progress: told of every plan that is about to be recorded.
 
     Raises:
@@ -125,8 +129,7 @@ def plan(
     if choices.splits and may_split and (reason := pieces.obstacle()):
         choices = without_pieces(choices, reason)
     evaluate = Evaluator(evaluator.in_short, evaluator.in_full)
-    slack = _SLACK_OF_LONG_STEPS if plain.is_long else _SLACK
-    search = Search(evaluate, choices, slack=slack)
+    search = _search(evaluate, choices, is_long=plain.is_long and not thorough)
     best = search.run()
     if best is None:
         raise _no_plan_fits(search.smallest(), bounds.num_bytes, choices, search.refused)
@@ -142,6 +145,13 @@ def plan(
         is_measured=measure,
     )
     return outcome.plan(best)
+
+
+def _search(evaluate: Evaluator, choices: Choices, *, is_long: bool) -> Search:
+    if is_long:
+        bounds = {"slack": _SLACK_OF_LONG_STEPS, "most_operators": _MOST_OPERATORS_OF_LONG_STEPS}
+        return Search(evaluate, choices, **bounds)
+    return Search(evaluate, choices, slack=_SLACK)
 
 
 def _budget(

@@ -6,28 +6,32 @@ fastest. Adding a strategy or halving the micro-batch is taken to cost time or n
 strategies that may make a step faster: those are settled beforehand, each recorded alone.
 
 Estimates order the queue and leave out what cannot fit by far; they accept nothing.
+
+Where recording takes long, the effort is bounded: when it is spent, the fastest of what was
+estimated from recordings is taken, and further combinations are recorded only where none of that
+fits, those first that may become smallest.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from memfit.errors import StrategyError
-from memfit.figures import Prediction
-from memfit.planner.candidates import Candidate, Evaluated, Evaluator, Refinement, Strategies
+from memfit.planner.beginnings import beginnings
+from memfit.planner.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.choices import Choices
 from memfit.planner.neighbours import TOLERANCE, Neighbours
 from memfit.planner.queue import Entry, Node
+from memfit.planner.recorded import Recorded
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
-from memfit.strategies.plan import conflict, in_catalogue_order
 from memfit.trace.events import Category
 
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
+_MOST_EFFORT = 2
+"""The same where effort is bounded, as a multiple of the bound."""
 _MOST_ALIKE = 2
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 _LARGEST_ERROR = 0.15
@@ -41,29 +45,40 @@ class Search:
     when all that is left could be faster by no more than that.
     """
 
-    def __init__(self, evaluate: Evaluator, choices: Choices, *, slack: float = 0.0) -> None:
-        self._evaluate = evaluate
+    def __init__(
+        self,
+        evaluate: Evaluator,
+        choices: Choices,
+        *,
+        slack: float = 0.0,
+        most_operators: float = float("inf"),
+    ) -> None:
+        self._recorded = Recorded(evaluate)
         self._choices = choices
-        self._neighbours = Neighbours(choices)
+        self._neighbours = Neighbours(choices, self._recorded.refused)
         self._slack = slack
+        self._most_operators = most_operators
         self._queue: list[Entry] = []
         self._seen: set[Strategies] = set()
-        self._evaluated: dict[Strategies, Evaluated] = {}
         self._nodes: list[Node] = []
         self._ratios: dict[Strategy, float] = {}
+        self._savings: dict[Strategy, int] = {}
 
     @property
     def refused(self) -> dict[str, str]:
         """Give the strategies that turned out not to apply while recorded, with the reason."""
-        return self._neighbours.refused
+        return self._recorded.refused
 
     @property
     def tried(self) -> dict[Strategies, Candidate]:
         """Give every combination that was recorded."""
-        return {
-            strategies: Candidate(strategies=strategies, prediction=evaluated.prediction)
-            for strategies, evaluated in self._evaluated.items()
-        }
+        return self._recorded.tried
+
+    @property
+    def least_seconds_left(self) -> float | None:
+        """Give the least time of what was not recorded to save effort; None if there is nothing."""
+        left = [e.seconds for e in self._queue if e.is_node] if self._is_spent() else []
+        return min(left, default=None)
 
     def refinements(self) -> Iterator[Refinement]:
         """Yield every refinement that was estimated, recorded or not."""
@@ -73,7 +88,7 @@ class Search:
 
     def run(self) -> Candidate | None:
         """Give the fastest candidate that fits; None if none does."""
-        for root in self._roots():
+        for root in beginnings(self._recorded, self._choices):
             node = Node(root, 0, None)
             self._add(node, 0.0)
             self._open(node)
@@ -107,7 +122,7 @@ class Search:
         known.sort(key=lambda entry: entry[:2])
         for _, expected_bytes, strategies in known:
             if expected_bytes <= most_bytes and self._is_allowed(strategies):
-                candidate = self._attempt(strategies, in_full=True)
+                candidate = self._recorded.attempt(strategies, in_full=True)
                 if candidate and candidate.prediction.fits and _peak_bytes(candidate) <= most_bytes:
                     return candidate
         return None
@@ -122,31 +137,32 @@ class Search:
         starts = [min(self._nodes, key=self._floor)]
         starts += [node for node in self._neighbours.strongest() if self._open(node)]
         node = min((self._descended(start) for start in starts), key=self._floor)
-        for refinement in reversed(self._of(node.strategies).refinements):
-            if self._attempt(refinement.strategies):
+        for refinement in reversed(self._recorded.of(node.strategies).refinements):
+            if self._recorded.attempt(refinement.strategies):
                 break
         reached = [c for c in self.tried.values() if self._is_allowed(c.strategies)]
         for smallest in sorted(reached, key=_peak_bytes):
             if not smallest.prediction.fits:
                 return smallest
-            if confirmed := self._attempt(smallest.strategies, in_full=True):
+            if confirmed := self._recorded.attempt(smallest.strategies, in_full=True):
                 return confirmed
-        return self._record(())
+        return self._recorded.in_full(())
 
     def halved(self, strategies: Strategies) -> Candidate | None:
         """Record a combination with the next smaller micro-batch; None if none fits."""
         found = self._neighbours.halved(strategies)
-        candidate = self._attempt(found, in_full=True) if found else None
+        candidate = self._recorded.attempt(found, in_full=True) if found else None
         return candidate if candidate and candidate.prediction.fits else None
 
     def _descended(self, node: Node) -> Node:
         """Take whatever lowers a node's smallest peak most, until nothing does."""
-        while True:
+        while not self._is_spent():
             children = [child for child in self._neighbours.smaller(node) if self._open(child)]
             best = min([node, *children], key=self._floor)
             if best is node:
-                return node
+                break
             node = best
+        return node
 
     def _first_that_fits(self, most_seconds: float = float("inf")) -> Candidate | None:
         """Take entries from the queue until a candidate is the fastest of all that is left."""
@@ -160,20 +176,47 @@ class Search:
                 self._try_refinement(entry.node, entry.refinement)
             elif self._is_slower_by_now(entry):
                 self._push(self._expected_seconds(entry.node), entry.peak_bytes, entry.node)
-            elif len(self._evaluated) < _MOST_RECORDINGS and self._open(entry.node):
+            elif self._may_go_on() and self._open(entry.node):
                 self._opened(entry.node)
         return None
 
     def _next(self) -> Entry:
         """Take what could be fastest; within the slack, what fits, or halves a batch further."""
-        if not self._slack or self._needs_no_recording(self._queue[0]):
+        if not self._slack:
             return heapq.heappop(self._queue)
-        most_seconds = self._queue[0].seconds * (1 + self._slack)
-        near = (entry for entry in self._queue if entry.seconds <= most_seconds)
-        best = min(near, key=lambda e: (e.candidate is None, min(e.peak_bytes, 0), e))
-        self._queue.remove(best)
+        entries = self._queue
+        if self._is_spent():
+            entries = [entry for entry in entries if not entry.is_node]
+        if not entries:
+            return self._taken(min(self._queue, key=lambda e: (self._expected_floor(e.node), e)))
+        first = min(entries)
+        if self._needs_no_recording(first):
+            return self._taken(first)
+        most_seconds = first.seconds * (1 + self._slack)
+        near = (entry for entry in entries if entry.seconds <= most_seconds)
+        return self._taken(min(near, key=lambda e: (e.candidate is None, min(e.peak_bytes, 0), e)))
+
+    def _taken(self, entry: Entry) -> Entry:
+        self._queue.remove(entry)
         heapq.heapify(self._queue)
-        return best
+        return entry
+
+    def _expected_floor(self, node: Node) -> float:
+        """Estimate the smallest peak of a combination; nothing is known of what is new in it."""
+        if node.parent is None or node.parent.evaluated is None:
+            return 0.0
+        added = set(node.strategies) - set(node.parent.strategies)
+        if not added <= set(self._savings):
+            return 0.0
+        return node.parent.evaluated.floor_bytes - sum(self._savings[s] for s in added)
+
+    def _is_spent(self) -> bool:
+        return self._recorded.num_operators >= self._most_operators
+
+    def _may_go_on(self) -> bool:
+        """Say whether the queue is not given up yet."""
+        is_given_up = self._recorded.num_operators >= _MOST_EFFORT * self._most_operators
+        return len(self._recorded) < _MOST_RECORDINGS and not is_given_up
 
     def _needs_no_recording(self, entry: Entry) -> bool:
         """Say whether an entry only leaves the queue, or moves in it."""
@@ -188,7 +231,7 @@ class Search:
     def _confirmed(self, entry: Entry) -> Candidate | None:
         """Record a candidate in full; put it back into the queue if that made it slower."""
         assert entry.candidate is not None, "asked of candidates only"
-        candidate = self._attempt(entry.candidate, in_full=True)
+        candidate = self._recorded.attempt(entry.candidate, in_full=True)
         if candidate is None:
             return None
         if not candidate.prediction.fits:
@@ -205,7 +248,7 @@ class Search:
         if not self._may_fit(node, refinement):
             node.skipped.append(refinement)
             return
-        candidate = self._attempt(refinement.strategies)
+        candidate = self._recorded.attempt(refinement.strategies)
         if candidate is None:
             return
         node.correction_bytes = _peak_bytes(candidate) - refinement.peak_bytes
@@ -223,8 +266,10 @@ class Search:
 
         The smallest one is recorded to learn that, where nothing else has shown it.
         """
-        evaluated = self._of(node.strategies)
+        evaluated = self._recorded.of(node.strategies)
         most_bytes = (evaluated.prediction.budget_bytes or 0) * (1 + TOLERANCE)
+        if self._is_spent():
+            most_bytes *= 1 - TOLERANCE
         if node.correction_bytes is not None:
             return refinement.peak_bytes + node.correction_bytes <= most_bytes
         if refinement is evaluated.refinements[-1]:
@@ -233,9 +278,9 @@ class Search:
 
     def _open(self, node: Node) -> bool:
         """Record a node; False if it cannot be smaller than the node it came from."""
-        if self._attempt(node.strategies) is None:
+        if self._recorded.attempt(node.strategies) is None:
             return False
-        node.evaluated = self._of(node.strategies)
+        node.evaluated = self._recorded.of(node.strategies)
         if node not in self._nodes:
             self._nodes.append(node)
         if node.parent is None or node.parent.evaluated is None:
@@ -247,6 +292,7 @@ class Search:
             # The others were added before, so what each of them costs is known.
             ratio = mine.prediction.step_seconds / self._expected_seconds(node)
             self._ratios[added] = ratio
+            self._savings[added] = before.floor_bytes - mine.floor_bytes
         return (
             mine.prediction.bounded_bytes() < before.prediction.bounded_bytes()
             or mine.floor_bytes < before.floor_bytes
@@ -254,7 +300,7 @@ class Search:
 
     def _opened(self, node: Node) -> None:
         """Queue what follows from a node: itself if it fits, else what makes it smaller."""
-        evaluated = self._of(node.strategies)
+        evaluated = self._recorded.of(node.strategies)
         prediction = evaluated.prediction
         is_allowed = self._is_allowed(node.strategies)
         if prediction.fits and is_allowed:
@@ -271,38 +317,11 @@ class Search:
         first = node
         while first.parent is not None:
             first = first.parent
-        seconds = self._of(first.strategies).prediction.step_seconds
+        seconds = self._recorded.of(first.strategies).prediction.step_seconds
         for member in node.strategies:
             if member not in first.strategies:
                 seconds *= self._ratios.get(member, 1.0)
         return seconds
-
-    def _roots(self) -> list[Strategies]:
-        """Give the combinations to begin with: what is required, and what makes a step faster."""
-        required = [options[0] for options in self._choices.fixed_size if options[0] is not None]
-        root = in_catalogue_order(required)
-        plain = self._of(root).prediction
-        smaller, faster = list(root), list(root)
-        for options in self._choices.fixed_size:
-            wanted = [o for o in options if o is not None and o not in root and not o.never_faster]
-            for option, alone in self._alone(root, wanted):
-                if not _is_better(alone, plain) or conflict([*faster, option]):
-                    continue
-                faster.append(option)
-                if alone.bounded_bytes() <= plain.bounded_bytes():
-                    smaller.append(option)
-                break
-        found = dict.fromkeys(in_catalogue_order(members) for members in (faster, smaller))
-        return [strategies for strategies in found if self._attempt(strategies)] or [root]
-
-    def _alone(
-        self, root: Strategies, options: Iterable[Strategy]
-    ) -> list[tuple[Strategy, Prediction]]:
-        """Record options, each alone; the fastest first. Those that cannot apply are left out."""
-        tried = [(option, self._attempt(in_catalogue_order((*root, option)))) for option in options]
-        found = [(option, candidate) for option, candidate in tried if candidate is not None]
-        found.sort(key=lambda entry: entry[1].cost)
-        return [(option, candidate.prediction) for option, candidate in found]
 
     def _add(self, node: Node, least_seconds: float) -> None:
         """Queue a node, once."""
@@ -338,7 +357,7 @@ class Search:
         """Say whether what lives all the time and nothing acts on is over the budget by itself."""
         options = (*self._choices.splits, *(o for os in self._choices.fixed_size for o in os if o))
         reached = {category for option in options for category in option.acts_on}
-        prediction = next(iter(self._evaluated.values())).prediction
+        prediction = next(iter(self.tried.values())).prediction
         least_bytes = sum(
             prediction.by_category.get(category.value, 0)
             for category in _LASTING
@@ -348,41 +367,11 @@ class Search:
 
     def _floor(self, node: Node) -> tuple[bool, int]:
         """Order nodes by the smallest peak to be expected; what is not allowed comes last."""
-        return not self._is_allowed(node.strategies), self._of(node.strategies).floor_bytes
+        return not self._is_allowed(node.strategies), self._recorded.of(node.strategies).floor_bytes
 
     def _is_allowed(self, strategies: Strategies) -> bool:
         """Say whether a combination has the micro-batches that were required, if any were."""
         return not self._choices.must_split or any(s in self._choices.splits for s in strategies)
-
-    def _of(self, strategies: Strategies) -> Evaluated:
-        """Record a combination, once."""
-        if strategies not in self._evaluated:
-            self._evaluated[strategies] = self._evaluate.in_short(strategies)
-        return self._evaluated[strategies]
-
-    def _attempt(self, strategies: Strategies, *, in_full: bool = False) -> Candidate | None:
-        """Record a combination; None, with the reason noted, if it turns out not to apply."""
-        try:
-            return self._record(strategies, in_full=in_full)
-        except StrategyError as error:
-            self.refused[error.strategy] = error.reason
-            return None
-
-    def _record(self, strategies: Strategies, *, in_full: bool = False) -> Candidate:
-        evaluated = self._of(strategies)
-        if in_full and not evaluated.is_exact:
-            # What many micro-batches would save by recomputing is estimated from a few of them.
-            estimated = evaluated.refinements
-            evaluated = self._evaluate.in_full(strategies)
-            evaluated = replace(evaluated, refinements=evaluated.refinements or estimated)
-            self._evaluated[strategies] = evaluated
-        return Candidate(strategies=strategies, prediction=evaluated.prediction)
-
-
-def _is_better(prediction: Prediction, other: Prediction) -> bool:
-    """Say whether something is faster, or as fast and smaller."""
-    mine = (prediction.step_seconds, prediction.bounded_bytes())
-    return mine < (other.step_seconds, other.bounded_bytes())
 
 
 def _peak_bytes(candidate: Candidate) -> int:

@@ -82,13 +82,17 @@ def _scale() -> dict[str, Any]:
 
 
 def _one_step() -> dict[str, Any]:
-    """Plan and carry out one step of 3072 dimensions and 1000 centres."""
+    """Plan for 3072 dimensions and 1000 centres; measure the second step, as the plan means it.
+
+    The first step makes the optimizer's states, after the backward pass has freed what it held.
+    """
     job = _scale_job()
     started = time.perf_counter()
     plan = memfit.plan(job, "cpu", _SCALE_BUDGET_BYTES, budget_of="process")
     planned_seconds = time.perf_counter() - started
     run = memfit.start(job, plan)
     batch = job.batch(job.batch_size)
+    first = run.step(batch)
     started = time.perf_counter()
     result = run.step(batch)
     step_seconds = time.perf_counter() - started
@@ -99,7 +103,7 @@ def _one_step() -> dict[str, Any]:
         "strategies": list(plan.labels()),
         "plan_seconds": round(planned_seconds, 1),
         "step_seconds": round(step_seconds, 1),
-        "loss": float(result.loss),
+        "losses": [float(first.loss), float(result.loss)],
         "predicted_process_bytes": plan.prediction.process_bytes,
         "measured_process_bytes": _highest_process_bytes(),
         "measured_peak_bytes": result.measured_peak_bytes,

@@ -41,17 +41,18 @@ _PART = 16
 _Loss = Callable[[KernelMixture, Tensor], Tensor]
 _RUNS = {
     "digits": (
-        *("--data", "digits", "--train_kernel_size", "300", "--train_samples_size", "1200"),
+        *("--data", "digits", "--train_kernel_size", "50", "--train_samples_size", "1200"),
         *("--validation_samples_size", "200", "--test_samples_size", "397"),
     ),
     "patches8": (
-        *("--data", "patches8", "--train_kernel_size", "300", "--train_samples_size", "4000"),
+        *("--data", "patches8", "--train_kernel_size", "50", "--train_samples_size", "4000"),
         *("--validation_samples_size", "500", "--test_samples_size", "1000"),
     ),
 }
 _TRAINING = (
     *("--precision", "softplus", "--niters", "1500", "--batch_size", "64", "--lr", "1e-3"),
-    *("--eval_every", "250", "--num_generated", "1000", "--no-gpu"),
+    *("--whiten", "--data_noise", "0.1", "--centers", "kmeans"),
+    *("--eval_every", "100", "--num_generated", "1000", "--no-gpu"),
 )
 
 

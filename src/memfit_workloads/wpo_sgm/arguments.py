@@ -9,7 +9,7 @@ from typing import Any
 from memfit_workloads import flags
 from memfit_workloads.flags import not_negative, positive, whole
 
-from .settings import DATASET_NAMES, POLICIES, SCHEDULERS, STRATEGIES
+from .settings import CENTRE_CHOICES, DATASET_NAMES, FIRST, POLICIES, SCHEDULERS, STRATEGIES
 from .sizes import EPS, PRECISIONS
 
 
@@ -42,10 +42,31 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "train_samples_size",
         type=whole(1),
         default=500,
-        help="samples to train on; the first of them are the centres; default 500",
+        help="samples to train on; default 500",
     )
     _add(group, "validation_samples_size", type=whole(1), default=200, help="default 200")
     _add(group, "test_samples_size", type=whole(2), default=200, help="default 200")
+    group.add_argument(
+        "--whiten",
+        action="store_true",
+        help="train in coordinates in which the training samples have unit covariance; figures "
+        "and pictures stay those of the data",
+    )
+    _add(
+        group,
+        "data_noise",
+        type=not_negative,
+        default=0.0,
+        metavar="V",
+        help="variance of the noise added to the samples of every step; smooths edges of the "
+        "data's density, which score matching cannot follow; default 0",
+    )
+    group.add_argument(
+        "--centers",
+        choices=CENTRE_CHOICES,
+        default=FIRST,
+        help="first: the first training samples, the default; kmeans: the means of clusters",
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

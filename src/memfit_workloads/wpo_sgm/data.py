@@ -56,6 +56,8 @@ class Samples:
     """A pixel, as it was, is ``shift + scale * value``."""
     pixel_range: tuple[float, float] = (0.0, 1.0)
     """Of pixels as they were."""
+    log_volume: float = 0.0
+    """To be added to a log-density of these samples for that of the samples as loaded."""
 
     @property
     def num_dimensions(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from memfit.errors import MemfitError
 from memfit.units import format_bytes
@@ -144,7 +145,8 @@ class TrainingLoop:
         train, settings = self._samples.train, self._settings
         rows = torch.randint(0, len(train), (settings.batch_size,), generator=self._choice)
         learning_rate = self.run.optimizer.param_groups[0]["lr"]
-        loss = float(self.run.step(train[rows].to(self._device)).loss)
+        samples = self._noised(train[rows])
+        loss = float(self.run.step(samples.to(self._device)).loss)
         if not math.isfinite(loss):
             msg = (
                 f"The loss is {loss} in step {self.state.step + 1}. No final model is written; the "
@@ -156,6 +158,14 @@ class TrainingLoop:
         self.state.step += 1
         self.state.log.append({"step": self.state.step, "loss": loss, "lr": learning_rate})
 
+    def _noised(self, samples: Tensor) -> Tensor:
+        """Add what noise was asked for, drawn along with the choice of samples."""
+        variance = self._settings.data.noise
+        if not variance:
+            return samples
+        noise = torch.randn(samples.shape, generator=self._choice)
+        return samples + math.sqrt(variance) * noise
+
     def _is_due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self._settings.num_steps
 
@@ -165,6 +175,7 @@ class TrainingLoop:
         recent = [line["loss"] for line in state.log[-self._settings.eval_every :]]
         validation = self._samples.validation
         nll = negative_log_likelihood(self.mixture, validation, chunk=chunk)
+        nll -= self._samples.log_volume
         line = {
             "step": state.step,
             "loss": sum(recent) / len(recent),
@@ -227,8 +238,11 @@ class TrainingLoop:
 def identity(settings: TrainingSettings) -> dict[str, Any]:
     """Give what a continuation must share with the run that it continues."""
     return {
-        "data": settings.data,
-        "num_train": settings.num_train,
+        "data": settings.data.name,
+        "num_train": settings.data.num_train,
+        "whiten": settings.data.whiten,
+        "data_noise": settings.data.noise,
+        "centers": settings.data.centre_choice,
         "batch_size": settings.batch_size,
         "num_steps": settings.num_steps,
         "scheduler": settings.scheduler,

@@ -22,6 +22,7 @@ class RunFolder(RunFiles):
     outputs: ClassVar[Sequence[str]] = (
         *RunFiles.outputs,
         *("latest_checkpoint.pth", "best_model.pth", "final_model.pth", "centers.pth"),
+        "whitening.pth",
         *(
             "loss_log.csv",
             "training.log",
@@ -44,6 +45,11 @@ class RunFolder(RunFiles):
     def best_model(self) -> Path:
         """The network's weights with the least negative log-likelihood on validation samples."""
         return self.root / "best_model.pth"
+
+    @property
+    def whitening(self) -> Path:
+        """The map to the coordinates of training; there only with ``--whiten``."""
+        return self.root / "whitening.pth"
 
     @property
     def final_model(self) -> Path:

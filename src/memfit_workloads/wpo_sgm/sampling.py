@@ -37,10 +37,11 @@ def draw(
 def _from_kernel(kernel: Kernels, noise: Tensor) -> Tensor:
     """Turn standard normal draws (n, D) into draws from one kernel.
 
-    With P = R R^T, x = mu + R^-T noise has covariance P^-1.
+    With P = A^T A and A = Q R, x = mu + R^-1 noise has covariance P^-1. P itself is not formed: it
+    would square the factor's condition number.
     """
     factor, diagonal = kernel.factors[0].double(), kernel.diagonals[0].double()
-    precision = factor @ factor.T + torch.diag(diagonal)
-    root = torch.linalg.cholesky(precision)
-    offsets = torch.linalg.solve_triangular(root.T, noise.double().T, upper=True).T
+    rows = torch.cat((factor.T, torch.diag(diagonal.sqrt())))
+    root = torch.linalg.qr(rows, mode="r").R
+    offsets = torch.linalg.solve_triangular(root, noise.double().T, upper=True).T
     return (kernel.centres[0] + offsets).to(noise.dtype)

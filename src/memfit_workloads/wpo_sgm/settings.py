@@ -11,6 +11,8 @@ from memfit.errors import UsageError
 from memfit_workloads.memory_settings import MemorySettings
 
 STRATEGIES = ("auto", "single_gpu", "model_parallel", "chunked", "gradient_accumulation")
+FIRST, KMEANS = "first", "kmeans"
+CENTRE_CHOICES = (FIRST, KMEANS)
 POLICIES = ("planner", "thresholds")
 SCHEDULERS = ("one_cycle", "reduce_on_plateau", "cosine_annealing", "step", "constant")
 DATASET_NAMES = (
@@ -18,6 +20,21 @@ DATASET_NAMES = (
     *("rings", "line", "cos", "swissroll_6D_xy1", "digits"),
     *("patches8", "patches16", "patches32", "cifar10"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """What is trained on."""
+
+    name: str
+    folder: Path | None
+    num_train: int
+    num_validation: int
+    num_test: int
+    whiten: bool
+    noise: float
+    """The variance of what is added to the samples of every step."""
+    centre_choice: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +65,7 @@ class StrategySettings:
 class TrainingSettings:
     """Everything that one training run is told."""
 
-    data: str
-    data_dir: Path | None
-    num_train: int
-    num_validation: int
-    num_test: int
+    data: DataSettings
     model: ModelSettings
     strategy: StrategySettings
     memory_settings: MemorySettings
@@ -79,8 +92,8 @@ class TrainingSettings:
     def to_json(self) -> dict[str, Any]:
         """Give the fields as plain JSON values."""
         told = asdict(self)
-        for name in ("data_dir", "save"):
-            told[name] = None if told[name] is None else str(told[name])
+        told["save"] = str(self.save)
+        told["data"]["folder"] = None if self.data.folder is None else str(self.data.folder)
         plan_file = self.memory_settings.plan_file
         told["memory_settings"]["plan_file"] = None if plan_file is None else str(plan_file)
         return told
@@ -100,11 +113,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
         )
         raise UsageError(msg)
     return TrainingSettings(
-        data=args.data,
-        data_dir=args.data_dir,
-        num_train=args.train_samples_size,
-        num_validation=args.validation_samples_size,
-        num_test=args.test_samples_size,
+        data=_data_settings(args),
         model=_model_settings(args),
         strategy=_strategy_settings(args),
         memory_settings=MemorySettings.from_flags(args),
@@ -122,6 +131,19 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
         resume=args.resume,
         num_generated=args.num_generated,
         command=command,
+    )
+
+
+def _data_settings(args: argparse.Namespace) -> DataSettings:
+    return DataSettings(
+        name=args.data,
+        folder=args.data_dir,
+        num_train=args.train_samples_size,
+        num_validation=args.validation_samples_size,
+        num_test=args.test_samples_size,
+        whiten=args.whiten,
+        noise=args.data_noise,
+        centre_choice=args.centers,
     )
 
 

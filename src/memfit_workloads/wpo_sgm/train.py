@@ -2,66 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from memfit.errors import MissingExtraError
 from memfit_workloads.checkpoint_files import save_checkpoint
 from memfit_workloads.planned_memory import (
-    PlannedMemory,
-    peaks_line,
     show_plan,
-    write_report_if_possible,
 )
 
-from .checkpoints import check_belongs, load_checkpoint, load_weights
-from .data import DataSizes, Samples, load_samples
-from .evaluation import (
-    compare,
-    density_estimate,
-    gaussian_negative_log_likelihood,
-    negative_log_likelihood,
-)
+from .centres import choose_centres
+from .checkpoints import check_belongs, load_checkpoint
+from .data import DataSizes, load_samples
+from .finish import finished
 from .job import build_job, sizes_for
 from .loop import TrainingLoop, identity
 from .memory_estimate import MemoryEstimate
-from .memory_plan import evaluation_chunk, plan_training
+from .memory_plan import plan_training
 from .model import KernelMixture
-from .pictures import density_picture, nearest_picture, sample_picture
 from .ranks import JoinedRanks, Ranks
 from .run_folder import RunFolder
-from .sampling import draw
 from .settings import TrainingSettings
+from .training import Training
+from .whitening import Whitening
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Training:
-    """What a run consists of."""
-
-    settings: TrainingSettings
-    samples: Samples
-    centres: Tensor
-    """Of the whole mixture."""
-    planned_memory: PlannedMemory
-    folder: RunFolder
-    ranks: Ranks
-    console: Console
-
-    @property
-    def evaluation_chunk(self) -> int:
-        """Give how many kernels are held at a time outside training."""
-        planned_memory = self.planned_memory
-        return evaluation_chunk(
-            planned_memory.plan, planned_memory.planned, self.samples.num_dimensions
-        )
 
 
 def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
@@ -80,21 +47,22 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
         training = _prepared(settings, ranks, console)
         loop = _begun(training)
         loop.fit()
-        result = _finished(training, loop) if ranks.is_first else {}
+        result = finished(training, loop) if ranks.is_first else {}
         ranks.wait()
     return result
 
 
-def _prepared(settings: TrainingSettings, ranks: Ranks, console: Console) -> _Training:
+def _prepared(settings: TrainingSettings, ranks: Ranks, console: Console) -> Training:
     """Load the data and find the plan."""
+    told = settings.data
     parts = DataSizes(
-        num_train=settings.num_train,
-        num_validation=settings.num_validation,
-        num_test=settings.num_test,
+        num_train=told.num_train, num_validation=told.num_validation, num_test=told.num_test
     )
-    samples = load_samples(settings.data, parts, seed=settings.seed, folder=settings.data_dir)
+    data = load_samples(told.name, parts, seed=settings.seed, folder=told.folder)
+    whitening = Whitening.of(data.train) if told.whiten else None
+    samples = data if whitening is None else whitening.samples(data)
     sizes = sizes_for(settings, samples.num_dimensions)
-    centres = samples.train[: sizes.num_centres].clone()
+    centres = choose_centres(samples.train, sizes.num_centres, told.centre_choice, settings.seed)
     own = ranks.own(centres)
     job = build_job(settings, sizes, own, samples, ranks.num_ranks)
     with console.status("planning: recording steps, nothing is run yet"):
@@ -103,8 +71,10 @@ def _prepared(settings: TrainingSettings, ranks: Ranks, console: Console) -> _Tr
         estimate = MemoryEstimate.of(planned_memory.plain, sizes, len(own))
         console.print("\n".join(estimate.lines()), markup=False)
         show_plan(planned_memory, console)
-    return _Training(
+    return Training(
         settings=settings,
+        data=data,
+        whitening=whitening,
         samples=samples,
         centres=centres,
         planned_memory=planned_memory,
@@ -114,7 +84,7 @@ def _prepared(settings: TrainingSettings, ranks: Ranks, console: Console) -> _Tr
     )
 
 
-def _begun(training: _Training) -> TrainingLoop:
+def _begun(training: Training) -> TrainingLoop:
     """Build the run, alone or with the other ranks, and take up where a checkpoint left off."""
     import memfit
 
@@ -141,7 +111,7 @@ def _begun(training: _Training) -> TrainingLoop:
     return loop
 
 
-def _checkpoint_to_resume(training: _Training) -> dict[str, Any]:
+def _checkpoint_to_resume(training: Training) -> dict[str, Any]:
     """Read the latest checkpoint, if it belongs to this run."""
     settings, path = training.settings, training.folder.latest_checkpoint
     content = load_checkpoint(path)
@@ -152,7 +122,7 @@ def _checkpoint_to_resume(training: _Training) -> dict[str, Any]:
     return content
 
 
-def _begin_folder(training: _Training, *, is_new: bool) -> None:
+def _begin_folder(training: Training, *, is_new: bool) -> None:
     """Make the folder ready, and write what is known before the first step."""
     folder, settings, planned_memory = training.folder, training.settings, training.planned_memory
     if is_new:
@@ -174,149 +144,6 @@ def _begin_folder(training: _Training, *, is_new: bool) -> None:
         },
     )
     planned_memory.plan.save(folder.root / "plan.yaml")
+    if training.whitening is not None:
+        save_checkpoint(folder.whitening, asdict(training.whitening))
     save_checkpoint(folder.centres, training.centres)  # type: ignore[arg-type]  # a bare tensor, as the document has it
-
-
-def _finished(training: _Training, loop: TrainingLoop) -> dict[str, Any]:
-    """Write the final model, compare the best one with held-out data, and report."""
-    folder, settings = training.folder, training.settings
-    mixture = _whole_mixture(training, loop)
-    save_checkpoint(folder.final_model, mixture.network.state_dict())
-    if loop.state.best_step is not None:
-        mixture.network.load_state_dict(load_weights(folder.best_model))
-    generator = torch.Generator().manual_seed(settings.seed)
-    drawn = draw(mixture, settings.num_generated, generator, chunk=training.evaluation_chunk)
-    metrics = _metrics(training, mixture, loop, drawn, generator)
-    planned_memory = training.planned_memory
-    result = {
-        "workload": "wpo-sgm",
-        "metrics": metrics,
-        "num_steps": loop.state.step,
-        "best_step": loop.state.best_step,
-        "num_ranks": training.ranks.num_ranks,
-        "plain_peak_bytes": planned_memory.plain.peak_allocated_bytes,
-        "predicted_peak_bytes": planned_memory.planned.peak_allocated_bytes,
-        "measured_peak_bytes": loop.run.measured_peak_bytes,
-        "budget_bytes": planned_memory.budget_bytes,
-        "strategies": list(planned_memory.plan.labels()),
-        "numerics": str(planned_memory.planned.numerics),
-        "run_folder": str(folder.root),
-    }
-    pictures = _pictures(training, mixture, drawn)
-    for name, content in pictures.items():
-        folder.write(name, content)
-    _report(training, loop, metrics, pictures)
-    folder.write_json("result.json", result)
-    _say(training, loop, metrics)
-    return result
-
-
-def _whole_mixture(training: _Training, loop: TrainingLoop) -> KernelMixture:
-    """Give the trained mixture with the centres of all ranks."""
-    trained = loop.mixture
-    loop.run.close()
-    trained.group = None
-    if training.ranks.group is None:
-        return trained
-    whole = KernelMixture(trained.sizes, training.centres.to(trained.centres))
-    whole.network = trained.network
-    return whole.to(trained.centres.device)
-
-
-def _metrics(
-    training: _Training,
-    mixture: KernelMixture,
-    loop: TrainingLoop,
-    drawn: Tensor,
-    generator: torch.Generator,
-) -> dict[str, Any]:
-    """Compare the mixture with held-out data, and with two simple densities."""
-    samples = training.samples
-    metrics = {
-        "loss": loop.state.history[-1]["loss"],
-        "valid_nll": loop.state.best_nll if loop.state.best_nll is not None else math.nan,
-        "test_nll": negative_log_likelihood(mixture, samples.test, chunk=training.evaluation_chunk),
-        "gaussian_test_nll": gaussian_negative_log_likelihood(samples.train, samples.test),
-        "density_estimate_test_nll": density_estimate(
-            samples.train, samples.validation, samples.test
-        )["nll"],
-        **compare(drawn, samples.test, samples.train, generator),
-    }
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
-def _pictures(training: _Training, mixture: KernelMixture, drawn: Tensor) -> dict[str, bytes]:
-    """Draw the pictures by file name, where matplotlib is installed."""
-    samples = training.samples
-
-    @torch.no_grad()
-    def log_density(points: Tensor) -> Tensor:
-        points = points.to(mixture.centres.device)
-        return mixture.log_density(points, chunk=training.evaluation_chunk).cpu()
-
-    try:
-        pictures = {"samples.png": sample_picture(samples, drawn)}
-        if samples.num_dimensions == 2:
-            pictures["density.png"] = density_picture(samples, training.centres, log_density)
-        if samples.picture_shape is not None:
-            pictures["nearest.png"] = nearest_picture(samples, drawn)
-    except MissingExtraError as error:
-        training.console.print(f"No pictures: {error}", soft_wrap=True)
-        return {}
-    return pictures
-
-
-def _report(
-    training: _Training, loop: TrainingLoop, metrics: dict[str, Any], pictures: dict[str, bytes]
-) -> None:
-    """Measure one step and write report.html."""
-    import memfit
-    from memfit.reports.contents import RunReport
-
-    planned_memory = training.planned_memory
-    report = RunReport(
-        title="WPO-SGM",
-        job="wpo-sgm",
-        device=planned_memory.planned.device,
-        budget_bytes=planned_memory.budget_bytes,
-        plain=planned_memory.plain,
-        planned=planned_memory.planned,
-        measured=memfit.measure(
-            planned_memory.job, planned_memory.plan, device=planned_memory.run_device
-        ),
-        rows=planned_memory.plan.considered,
-        metrics=loop.state.history,
-        results=metrics,
-        command=training.settings.command,
-        pictures=[(name.removesuffix(".png"), content) for name, content in pictures.items()],
-    )
-    write_report_if_possible(training.folder.root, report, training.console)
-
-
-def _say(training: _Training, loop: TrainingLoop, metrics: dict[str, Any]) -> None:
-    """Print what came out, and write it to training.log."""
-    nlls = ", ".join(
-        f"{what} {_shown(metrics[name])}"
-        for what, name in (
-            ("test NLL", "test_nll"),
-            ("of one Gaussian", "gaussian_test_nll"),
-            ("of a kernel density estimate", "density_estimate_test_nll"),
-        )
-    )
-    distances = (
-        f"drawn samples against test data: squared MMD {_shown(metrics['mmd_squared'])}, sliced "
-        f"Wasserstein {_shown(metrics['sliced_wasserstein'])}, distance to training data "
-        f"{_shown(metrics['distance_ratio'])} times that of test data"
-    )
-    peaks = peaks_line(training.planned_memory, loop.run.measured_peak_bytes)
-    where = (
-        f"run folder: {training.folder.root} (report.html, samples.png, plan.yaml, loss_log.csv)"
-    )
-    lines = [nlls, distances, peaks, where]
-    training.console.print("\n".join(lines), markup=False, soft_wrap=True)
-    history = "\n".join(json.dumps(line) for line in loop.state.history)
-    training.folder.write("training.log", "\n".join([history, *lines]) + "\n")
-
-
-def _shown(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.4f}"

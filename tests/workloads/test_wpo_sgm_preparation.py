@@ -103,12 +103,12 @@ def test_weights_take_the_quadratic_form_of_the_precision_in_any_number_of_dimen
     """|P d|^2 in its place, or log-densities clamped at 200, give another objective."""
     torch.manual_seed(0)
     num_kernels, size = 4, 600
-    centres = 0.05 * torch.randn(num_kernels, size, dtype=torch.float64)
+    centres = 0.02 * torch.randn(num_kernels, size, dtype=torch.float64)
     factors = 0.8 * torch.eye(size, dtype=torch.float64).expand(num_kernels, -1, -1).clone()
-    factors *= torch.linspace(0.9, 1.1, num_kernels, dtype=torch.float64)[:, None, None]
+    factors *= torch.linspace(0.99, 1.01, num_kernels, dtype=torch.float64)[:, None, None]
     diagonals = torch.full((num_kernels, size), 0.1, dtype=torch.float64)
     precisions = factors @ factors.transpose(1, 2) + torch.diag_embed(diagonals)
-    samples = centres + 0.5 * torch.randn(num_kernels, size, dtype=torch.float64)
+    samples = centres + 1.3 * torch.randn(num_kernels, size, dtype=torch.float64)
     log_determinants = torch.logdet(precisions)
 
     def kernels(chosen):

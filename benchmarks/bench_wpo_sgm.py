@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ _SCALE_BUDGET_BYTES = 8 * GIB
 _SEEDS = (0, 1, 2)
 _ENTROPY = 2.84
 _NUM_CENTRES, _NUM_STEPS, _BATCH_SIZE, _LEARNING_RATE = 64, 500, 256, 2e-3
+_FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 _PART = 16
 """Centres per part of the naive way."""
 _Loss = Callable[[KernelMixture, Tensor], Tensor]
@@ -198,6 +200,7 @@ def _pictures() -> list[dict[str, Any]]:
         started = time.perf_counter()
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout)
+        shutil.copy(Path(found["run_folder"]) / "samples.png", _FIGURES / f"wpo_sgm_{name}.png")
         rows.append(
             {
                 "data": name,

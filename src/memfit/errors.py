@@ -15,6 +15,7 @@ MemfitError
 ├── StrategyError               a strategy that is unknown, badly set or cannot apply
 ├── PlanFileError               a plan file that cannot be read
 ├── RecordingError              the step cannot be recorded virtually
+├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
 ├── TooLargeToVerifyError       not even a few samples can be carried out here
@@ -208,6 +209,20 @@ class NoPlanFitsError(MemfitError):
             f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached "
             f"is {format_bytes(smallest_peak_bytes)}, {format_bytes(excess_bytes)} too much, with "
             f"{with_plan}. It holds: {held}. {advice}"
+        )
+
+
+class OutOfMemoryAfterAllError(MemfitError):
+    """Say that a step ran out of memory under every plan there was to go on with."""
+
+    exit_code = 4
+
+    def __init__(self, step: int, tried: Sequence[str], cause: str, reason: str) -> None:
+        plans = "; ".join(tried)
+        super().__init__(
+            f"Step {step} ran out of memory ({cause}), and there is no smaller plan to go on with: "
+            f"{reason} Tried: {plans}. Parameters, optimizer states, buffers and random states are "
+            "those of before that step. Plan with a smaller budget, or take a larger device."
         )
 
 

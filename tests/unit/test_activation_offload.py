@@ -450,7 +450,7 @@ def test_places_in_the_file_are_used_again_whatever_the_batch_size(folder):
 def test_the_file_has_no_name_and_is_gone_when_the_run_is_closed(folder):
     run = Run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
     run.step(batches_of(12)[0])
-    spill = run._session.spill
+    spill = run.session.spill
     assert spill.disk_bytes == sum(spill.out_bytes.values()) > 0
     assert list(folder.iterdir()) == []
     run.close()
@@ -472,7 +472,7 @@ def test_a_step_that_fails_leaves_no_place_taken(folder):
             run.step(batches_of(12)[0])
     is_failing.clear()
     run.step(batches_of(12)[0])
-    spill = run._session.spill
+    spill = run.session.spill
     assert spill.disk_bytes == sum(spill.out_bytes.values())
     run.close()
 

@@ -75,6 +75,8 @@ class Session:
     forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     backward: Backward = backpropagate
     update: Update = clip_and_step
+    updates_in_backward: bool = False
+    """Whether parameters are updated while gradients are still being computed."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """What checkpoints must keep besides model and optimizer, by name."""
     facts: JobFacts | None = None

@@ -25,6 +25,11 @@ class RandomStates:
         devices, on_devices = get_device_states(*tensors)
         return cls(cpu=torch.get_rng_state(), devices=devices, on_devices=on_devices)
 
+    def put_back(self, device_type: str) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self.cpu)
+        set_device_states(self.devices, self.on_devices, device_type=device_type)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
@@ -68,6 +73,5 @@ class Surroundings:
                 return
             states = self.random_states
             with torch.random.fork_rng(devices=states.devices, device_type=self.device_type):
-                torch.set_rng_state(states.cpu)
-                set_device_states(states.devices, states.on_devices, device_type=self.device_type)
+                states.put_back(self.device_type)
                 yield

@@ -71,9 +71,11 @@ class OptimizerInBackward(Strategy):
         """Have the gradient pass update as it goes."""
         before = session.gradient_pass
         session.gradient_pass = partial(_update_in_backward, before)
+        session.updates_in_backward = True
 
         def undo() -> None:
             session.gradient_pass = before
+            session.updates_in_backward = False
 
         return undo
 

@@ -1,0 +1,77 @@
+"""A budget that operators on the CPU run into, as they run into a card's memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memfit.units import format_bytes
+
+
+class BudgetExceededError(torch.OutOfMemoryError):
+    """Say which operator went over an enforced budget."""
+
+
+class EnforcedBudget(TorchDispatchMode):
+    """Raise ``torch.OutOfMemoryError`` at the operator that brings live tensors over a budget.
+
+    Counts the storages of the tensors that it is shown and of those that operators return, until
+    they are freed. Not counted: what operators take while they run, and tensors made elsewhere.
+    An operator is stopped after it has run, before anybody sees its result. Costs a Python call
+    per operator; a GPU has ``torch.cuda.set_per_process_memory_fraction`` for the same.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
+        self.budget_bytes = budget_bytes
+        self.live_bytes = 0
+        self.highest_bytes = 0
+        self._live: set[int] = set()
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are there already."""
+        for tensor in tensors:
+            self._count(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Carry an operator out and count what it returns."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        before_bytes = self.live_bytes
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        if self.budget_bytes < self.live_bytes and before_bytes < self.live_bytes:
+            wanted_bytes = self.live_bytes - before_bytes
+            msg = (
+                f"out of memory: {func} wants {format_bytes(wanted_bytes)} beside "
+                f"{format_bytes(before_bytes)}, over the enforced budget of "
+                f"{format_bytes(self.budget_bytes)}"
+            )
+            raise BudgetExceededError(msg)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key in self._live:
+            return
+        self._live.add(key)
+        self.live_bytes += num_bytes
+        self.highest_bytes = max(self.highest_bytes, self.live_bytes)
+        weakref.finalize(storage, self._freed, key, num_bytes).atexit = False
+
+    def _freed(self, key: int, num_bytes: int) -> None:
+        self._live.discard(key)
+        self.live_bytes -= num_bytes

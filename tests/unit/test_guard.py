@@ -1,0 +1,270 @@
+"""A step that runs out of memory leaves nothing behind, wherever in it that was."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import memfit
+from memfit import Job, Plan
+from memfit.errors import OutOfMemoryAfterAllError
+from memfit.runtime.enforced_budget import EnforcedBudget
+from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_implementation import OptimizerImplementation
+from memfit.strategies.optimizer_in_backward import OptimizerInBackward
+
+NUM_STEPS, BATCH_SIZE = 5, 8
+
+
+class OutOfMemoryAt(TorchDispatchMode):
+    """Raise at operators of given numbers, counted over everything that is run inside, or of a name."""
+
+    def __init__(self, *numbers: int, name: str | None = None) -> None:
+        super().__init__()
+        self.numbers = set(numbers)
+        self.name = name
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.count += 1
+        if self.count in self.numbers or (self.name is not None and self.name in str(func)):
+            raise torch.OutOfMemoryError(f"CUDA out of memory, made up at {func}")
+        return func(*args, **(kwargs or {}))
+
+
+def network(*, batch_norm: bool) -> nn.Module:
+    norm = nn.BatchNorm1d(12) if batch_norm else nn.LayerNorm(12)
+    return nn.Sequential(
+        nn.Linear(6, 12), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 12), nn.Linear(12, 3)
+    )
+
+
+def build_job(*, batch_norm: bool = True, optimizer: Any = None) -> Job:
+    torch.manual_seed(3)
+    template = network(batch_norm=batch_norm)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs), targets)
+
+    return Job(
+        model=lambda: copy.deepcopy(template),
+        batch=lambda size: (torch.randn(size, 6), torch.randint(0, 3, (size,))),
+        loss=loss,
+        optimizer=optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05)),
+        batch_size=BATCH_SIZE,
+    )
+
+
+def batches_of(job: Job) -> list:
+    torch.manual_seed(9)
+    return [job.batch(BATCH_SIZE) for _ in range(NUM_STEPS)]
+
+
+def trained(job: Job, plan: Plan, *faults: int, scheduler: bool = True) -> tuple[Any, dict, int]:
+    """Train with faults; give the run, what it ends with, and the number of operators."""
+    run = memfit.start(job, plan, guard=True)
+    schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 2, 0.5) if scheduler else None
+    torch.manual_seed(1)
+    random.seed(1)
+    losses = []
+    mode = OutOfMemoryAt(*faults)
+    for batch in batches_of(job):
+        with mode:
+            result = run.step(batch)
+        losses.append(result.loss.clone())
+        if schedule is not None:
+            schedule.step()
+    end = {
+        "losses": torch.stack(losses),
+        "random": torch.get_rng_state(),
+        "num_steps": torch.tensor(run.num_steps),
+        **{f"model.{name}": tensor for name, tensor in run.model.state_dict().items()},
+    }
+    for number, state in run.optimizer.state_dict()["state"].items():
+        end |= {f"optimizer.{number}.{name}": torch.as_tensor(v) for name, v in state.items()}
+    return run, copy.deepcopy(end), mode.count
+
+
+def same(found: dict, wanted: dict, *, tolerance: float = 0.0) -> None:
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        if tolerance and wanted[name].is_floating_point():
+            torch.testing.assert_close(found[name], wanted[name], rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(found[name], wanted[name]), name
+
+
+def ladder_of(*strategies: Any, rungs: int = 8) -> Plan:
+    """Give a plan whose smaller plans are the same, so that results are equal to the bit."""
+    plan = Plan(strategies=strategies)
+    return Plan(strategies=strategies, ladder=(plan,) * rungs)
+
+
+PLANS = {
+    "as it is": (),
+    "fused": (OptimizerImplementation(implementation="fused"),),
+    "checkpointed": (ActivationCheckpointing(blocks=("4",)),),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
+    job, plan = build_job(), ladder_of(*PLANS[name])
+    _, wanted, num_operators = trained(job, plan)
+    points = random.Random(0).sample(range(1, num_operators + 1), 40)
+    for point in points:
+        run, found, _ = trained(job, plan, point)
+        same(found, wanted)
+        # A failure in what the guard itself does is none of the step's.
+        assert len(run.events) <= 1
+        run.close()
+
+
+def test_several_failures_in_a_row_are_undone_as_well():
+    job, plan = build_job(), ladder_of()
+    _, wanted, num_operators = trained(job, plan)
+    draw = random.Random(1)
+    for _ in range(10):
+        points = draw.sample(range(1, 2 * num_operators), 4)
+        run, found, _ = trained(job, plan, *points)
+        same(found, wanted)
+        run.close()
+
+
+def test_updates_in_backward_are_undone():
+    job = build_job(batch_norm=False)
+    plan = ladder_of(OptimizerInBackward())
+    _, wanted, num_operators = trained(job, plan)
+    for point in random.Random(2).sample(range(1, num_operators + 1), 20):
+        run, found, _ = trained(job, plan, point)
+        same(found, wanted)
+        run.close()
+
+
+def test_a_step_goes_on_in_smaller_micro_batches_where_there_is_no_ladder():
+    job = build_job(batch_norm=False)
+    job_without_dropout = copy.copy(job)
+    _, wanted, num_operators = trained(job_without_dropout, Plan())
+    run, found, _ = trained(job, Plan(), num_operators // 2)
+    (event,) = run.events
+    assert event.next_plan == ("micro-batching(4)",)
+    assert run.plan.labels() == ("micro-batching(4)",)
+    assert found["num_steps"] == wanted["num_steps"] == NUM_STEPS
+
+
+def test_batch_normalisation_goes_on_with_the_statistics_of_the_whole_batch():
+    job = build_job()
+    _, _, num_operators = trained(job, Plan())
+    run, _, _ = trained(job, Plan(), num_operators // 2)
+    assert run.plan.labels() == ("batchnorm-replay(4)",)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("HIP out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_running_out_of_memory_is_told_from_other_errors(error, is_one):
+    assert is_out_of_memory(error) is is_one
+    wrapped = RuntimeError("the loss failed")
+    wrapped.__cause__ = error
+    assert is_out_of_memory(wrapped) is is_one
+
+
+def test_a_lost_context_is_no_reason_to_try_again():
+    assert has_lost_context(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not has_lost_context(torch.OutOfMemoryError("CUDA out of memory."))
+
+
+def test_other_errors_pass_through():
+    job = build_job()
+    run = memfit.start(job, Plan(), guard=True)
+    with pytest.raises(Exception, match="shapes cannot be multiplied"):
+        run.step((torch.randn(8, 7), torch.zeros(8, dtype=torch.int64)))
+    assert run.events == ()
+    run.close()
+
+
+def test_when_nothing_is_smaller_the_state_is_that_of_before_the_step():
+    job = build_job(batch_norm=False)
+    run = memfit.start(job, Plan(strategies=(MicroBatching(micro_batch_size=1),)), guard=True)
+    batch = job.batch(BATCH_SIZE)
+    run.step(batch)
+    before, draws = copy.deepcopy(run.state_dict()), torch.get_rng_state()
+    fault = OutOfMemoryAt(name="log_softmax_backward")
+    with pytest.raises(OutOfMemoryAfterAllError, match="one sample already") as caught, fault:
+        run.step(batch)
+    assert "Step 2" in str(caught.value)
+    assert caught.value.exit_code == 4
+    assert torch.equal(torch.get_rng_state(), draws)
+    after = run.state_dict()
+    same(after["model"], before["model"])
+    for number, state in before["optimizer"]["state"].items():
+        same(after["optimizer"]["state"][number], state)
+    assert after["num_steps"] == 1
+    run.close()
+
+
+# --- A budget that is enforced ---
+
+
+def test_an_enforced_budget_counts_live_tensors_alone():
+    held = torch.randn(100)
+    with EnforcedBudget(10_000) as budget:
+        budget.watch([held])
+        for _ in range(50):
+            torch.randn(500).sum()
+        assert budget.live_bytes == 400
+        assert 2400 <= budget.highest_bytes <= 2404
+        with pytest.raises(torch.OutOfMemoryError, match=r"randn.* over the enforced budget"):
+            torch.randn(5000)
+        view = torch.randn(1000).view(10, 100)
+        assert budget.live_bytes == 400 + view.nbytes
+
+
+def test_training_fits_an_enforced_budget_by_going_down_the_ladder():
+    job = replace(build_job(batch_norm=False), batch_size=64)
+    batches = [job.batch(64) for _ in range(NUM_STEPS)]
+
+    def highest_bytes(budget_bytes: int) -> tuple[Any, int]:
+        run = memfit.start(job, Plan(), guard=True)
+        with EnforcedBudget(budget_bytes) as budget:
+            budget.watch(run.model.parameters())
+            for batch in batches:
+                run.step(batch)
+        run.close()
+        assert run.num_steps == NUM_STEPS
+        return run, budget.highest_bytes
+
+    free, most_bytes = highest_bytes(10**9)
+    tight, _ = highest_bytes(int(0.8 * most_bytes))
+    assert not free.events
+    assert tight.events
+    assert tight.plan.labels()[0].startswith("micro-batching(")

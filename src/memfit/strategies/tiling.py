@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from memfit.errors import StrategyError
 from memfit.session.block_names import first_few
 from memfit.session.facts import JobFacts
 from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
+from memfit.session.surroundings import Surroundings
 from memfit.session.tileable import (
     TileableDims,
     dims_of_call,
@@ -187,17 +185,15 @@ class TiledCall:
         self._is_over_tokens = dims.dims[0] == 0
         # Tokens are laid out in one line, as the last dimension but one.
         self._dim = dims.dims[-1]
-        self._place = ""
-        self._random_states: tuple[Any, ...] = ()
-        self._autocast: Callable[..., AbstractContextManager[Any]] = nullcontext
+        self._surroundings: Surroundings | None = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Compute the output."""
-        self._remember_surroundings(inputs)
+        self._surroundings = Surroundings.here(inputs, draws=self._draws)
         line = self._in_line(inputs)
         out: torch.Tensor | None = None
         # Copies of weights that autocast makes without gradients must not be found by others.
-        with self._autocast(cache_enabled=False):
+        with self._surroundings.autocast(cache_enabled=False):
             for tile in self._tiles(line):
                 part = tile.kept(self._call(tile.seen(line, self._dim)), self._dim)
                 if out is None:
@@ -216,7 +212,8 @@ class TiledCall:
         if needs_inputs:
             make = torch.zeros_like if self._halo else torch.empty_like
             grad_inputs = make(line)
-        with self._surroundings_again():
+        assert self._surroundings is not None, "forward comes first"
+        with self._surroundings.again():
             for tile in self._tiles(line):
                 leaf = tile.seen(line, self._dim).detach().requires_grad_(needs_inputs)
                 with torch.enable_grad():
@@ -250,28 +247,6 @@ class TiledCall:
         if not self._is_over_tokens:
             return line
         return line.reshape((*inputs.shape[:-1], line.shape[-1]))
-
-    def _remember_surroundings(self, inputs: torch.Tensor) -> None:
-        """Keep the state of autocast, and the random state where the block draws."""
-        self._place = place = inputs.device.type
-        is_enabled = torch.is_autocast_enabled(place)
-        dtype = torch.get_autocast_dtype(place)
-        self._autocast = partial(torch.autocast, place, dtype=dtype, enabled=is_enabled)
-        if self._draws:
-            self._random_states = (torch.get_rng_state(), *get_device_states(inputs))
-
-    @contextmanager
-    def _surroundings_again(self) -> Iterator[None]:
-        """Put autocast and random state back to what they were in forward."""
-        with self._autocast():
-            if not self._random_states:
-                yield
-                return
-            state, devices, states = self._random_states
-            with torch.random.fork_rng(devices=devices, device_type=self._place):
-                torch.set_rng_state(state)
-                set_device_states(devices, states, device_type=self._place)
-                yield
 
 
 class _Tiled(torch.autograd.Function):

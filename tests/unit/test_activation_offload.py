@@ -15,7 +15,8 @@ import memfit
 from memfit import Job, Plan
 from memfit.errors import DataError, StrategyError
 from memfit.recording import record
-from memfit.runtime.run import Run, apply_strategies, open_plain_session
+from memfit.runtime.planned_steps import apply_strategies
+from memfit.runtime.run import Run, open_plain_session
 from memfit.session.batches import find_layout
 from memfit.session.host_copies import BufferPool, CopyStream
 from memfit.session.shelves import HostShelf, HostThenFileShelf
@@ -450,7 +451,7 @@ def test_places_in_the_file_are_used_again_whatever_the_batch_size(folder):
 def test_the_file_has_no_name_and_is_gone_when_the_run_is_closed(folder):
     run = Run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
     run.step(batches_of(12)[0])
-    spill = run.session.spill
+    spill = run._steps.session.spill
     assert spill.disk_bytes == sum(spill.out_bytes.values()) > 0
     assert list(folder.iterdir()) == []
     run.close()
@@ -472,7 +473,7 @@ def test_a_step_that_fails_leaves_no_place_taken(folder):
             run.step(batches_of(12)[0])
     is_failing.clear()
     run.step(batches_of(12)[0])
-    spill = run.session.spill
+    spill = run._steps.session.spill
     assert spill.disk_bytes == sum(spill.out_bytes.values())
     run.close()
 

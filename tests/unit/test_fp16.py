@@ -62,7 +62,7 @@ def started(job: Job, *strategies) -> memfit.Run:
 
 
 def scaler_of(run) -> torch.amp.GradScaler:
-    return run.session.stateful["gradient_scaler"]
+    return run._steps.session.stateful["gradient_scaler"]
 
 
 def values_of(run) -> torch.Tensor:

@@ -30,10 +30,11 @@ NUM_STEPS, BATCH_SIZE = 5, 8
 class OutOfMemoryAt(TorchDispatchMode):
     """Raise at operators of given numbers, counted over everything that is run inside, or of a name."""
 
-    def __init__(self, *numbers: int, name: str | None = None) -> None:
+    def __init__(self, *numbers: int, name: str | None = None, most: int | None = None) -> None:
         super().__init__()
         self.numbers = set(numbers)
         self.name = name
+        self.most = most
         self.count = 0
 
     def __torch_dispatch__(
@@ -44,7 +45,9 @@ class OutOfMemoryAt(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self.count += 1
-        if self.count in self.numbers or (self.name is not None and self.name in str(func)):
+        is_named = self.name is not None and self.name in str(func) and self.most != 0
+        if self.count in self.numbers or is_named:
+            self.most = None if self.most is None else self.most - 1
             raise torch.OutOfMemoryError(f"CUDA out of memory, made up at {func}")
         return func(*args, **(kwargs or {}))
 
@@ -229,6 +232,45 @@ def test_when_nothing_is_smaller_the_state_is_that_of_before_the_step():
     for number, state in before["optimizer"]["state"].items():
         same(after["optimizer"]["state"][number], state)
     assert after["num_steps"] == 1
+    run.close()
+
+
+def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
+    job, plan = build_job(), ladder_of()
+    batches = batches_of(job)
+    first = memfit.start(job, plan, guard=True)
+    first.step(batches[0])
+    saved = copy.deepcopy(first.state_dict())
+    ends = []
+    for name in (None, "addcdiv"):
+        run = memfit.start(job, plan, guard=True)
+        run.step(batches[1])
+        run.load_state_dict(copy.deepcopy(saved))
+        torch.manual_seed(4)
+        fault = OutOfMemoryAt(name=name, most=1)
+        with fault:
+            run.step(batches[2])
+        assert len(run.events) == (name is not None)
+        ends.append(copy.deepcopy(run.model.state_dict()))
+        run.close()
+    same(ends[1], ends[0])
+    first.close()
+
+
+def test_a_rung_that_cannot_be_applied_leaves_nothing_of_itself_behind():
+    job = build_job()
+    impossible = Plan(
+        strategies=(
+            ActivationCheckpointing(blocks=("4",)),
+            MicroBatching(micro_batch_size=4),  # refused: there is batch normalisation
+        )
+    )
+    run = memfit.start(job, Plan(ladder=(impossible, Plan())), guard=True)
+    forward = run.model[4].forward
+    with OutOfMemoryAt(name="log_softmax_backward", most=1):
+        run.step(job.batch(BATCH_SIZE))
+    assert run.plan.labels() == ()
+    assert run.model[4].forward == forward
     run.close()
 
 

@@ -232,7 +232,7 @@ def test_the_optimizers_own_hooks_and_counts_see_one_step():
     calls = []
     run.optimizer.register_step_post_hook(lambda *_args: calls.append(1))
     scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
-    run.step(run.session.job.batch(10))
+    run.step(run._steps.session.job.batch(10))
     scheduler.step()
     assert len(calls) == 1
     assert run.optimizer.param_groups[0]["lr"] == 0.005

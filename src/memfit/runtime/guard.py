@@ -11,19 +11,17 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from memfit.errors import OutOfMemoryAfterAllError, StrategyError
 from memfit.runtime.out_of_memory import is_out_of_memory
+from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.runtime.step_log import StepEntry, StepLog
-from memfit.session.session import Session
 from memfit.trace.events import Phase
 
-_T = TypeVar("_T")
 _R = TypeVar("_R")
-_T_co = TypeVar("_T_co", covariant=True)
 _MOST_TRIES = 3
 """How often the guard tries what little it allocates itself."""
 
@@ -44,42 +42,19 @@ class OutOfMemoryEvent:
     """Steps before it that were carried out again, because the update itself was cut."""
 
 
-class GuardedSteps(Protocol[_T_co]):
-    """What a guard needs of a run."""
-
-    @property
-    def session(self) -> Session:
-        """Give the live objects."""
-
-    def labels(self) -> tuple[str, ...]:
-        """Write the strategies of the plan that is in force."""
-
-    def attempt(self, batch: Any) -> _T_co:
-        """Carry out one step."""
-
-    def take_smaller_plan(self) -> None:
-        """Go on with the next smaller plan.
-
-        Raises:
-            StrategyError: if there is none, with the reason.
-        """
-
-
-class Guard(Generic[_T]):
+class Guard:
     """Carry out steps, each as if no attempt at it had ever failed.
 
     Not undone: what the job's own functions do besides, such as metrics that they add to; they see
     the batch of a failed attempt again.
     """
 
-    def __init__(self, steps: GuardedSteps[_T]) -> None:
+    def __init__(self, steps: PlannedSteps) -> None:
         self._steps = steps
         self._log = StepLog(steps.session)
-        self.phase: Phase = Phase.FORWARD
-        """Set by the run as a step goes on."""
         self.events: list[OutOfMemoryEvent] = []
 
-    def step(self, batch: Any, number: int) -> _T:
+    def step(self, batch: Any, number: int) -> Attempt:
         """Carry out a step, under ever smaller plans if need be.
 
         Raises:
@@ -95,13 +70,16 @@ class Guard(Generic[_T]):
                 return done
             self._recover(entry, number, cause)
 
+    def forget(self) -> None:
+        """Go back no further than to now: something else has changed the state."""
+        self._log.forget()
+
     def close(self) -> None:
         """Drop what was kept to go back to."""
         self._log.close()
 
-    def _tried(self, batch: Any) -> tuple[_T | None, str | None]:
+    def _tried(self, batch: Any) -> tuple[Attempt | None, str | None]:
         """Attempt a step; give its result, or why it ran out of memory."""
-        self.phase = Phase.FORWARD
         try:
             return self._steps.attempt(batch), None
         except Exception as error:
@@ -115,10 +93,10 @@ class Guard(Generic[_T]):
 
     def _recover(self, entry: StepEntry, number: int, cause: str) -> None:
         """Undo an attempt and take a smaller plan."""
-        phase, plan = self.phase, self._steps.labels()
+        phase, plan = self._steps.phase, self._steps.plan.labels()
         _free(self._steps.session.device_type)
         repeated = self._undo(entry, phase, number, cause)
-        if self._steps.labels() == plan:
+        if self._steps.plan.labels() == plan:
             self._take_smaller_plan(number, cause)
         # The logged steps were carried out under the plan before.
         self._insist(self._log.write)
@@ -128,7 +106,7 @@ class Guard(Generic[_T]):
                 phase=phase.value,
                 cause=cause,
                 plan=plan,
-                next_plan=self._steps.labels(),
+                next_plan=self._steps.plan.labels(),
                 num_steps_repeated=repeated,
             )
         )
@@ -178,7 +156,7 @@ class Guard(Generic[_T]):
             OutOfMemoryAfterAllError: if there is none.
         """
         plans = [" + ".join(event.plan) or "as it is" for event in self.events]
-        plans.append(" + ".join(self._steps.labels()) or "as it is")
+        plans.append(" + ".join(self._steps.plan.labels()) or "as it is")
         try:
             self._steps.take_smaller_plan()
         except StrategyError as error:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memfit.devices.spec import CPU, CUDA
-from memfit.errors import DeviceUnavailableError, StrategyError
+from memfit.errors import DeviceUnavailableError
 from memfit.job import Job
 from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.guard import Guard, OutOfMemoryEvent
-from memfit.runtime.ladder import smaller_plans
-from memfit.runtime.monitor import StepMonitor, StepReading
+from memfit.runtime.monitor import StepMonitor
+from memfit.runtime.planned_steps import PlannedSteps
 from memfit.session.batches import BatchLayout, find_layout
-from memfit.session.facts import gather_facts
 from memfit.session.session import PhaseListener, Session, open_session
-from memfit.strategies.base import Strategy, Undo
-from memfit.strategies.plan import Plan, conflict, in_catalogue_order
-from memfit.trace.events import Phase
+from memfit.strategies.plan import Plan
 
 _IMPLEMENTATION_FLAGS = ("fused", "foreach")
 
@@ -37,14 +32,6 @@ class StepResult:
     measured_peak_bytes: int | None
     """The peak of this step; None where it was not measured."""
     predicted_peak_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
-    """What one attempt at a step gave."""
-
-    loss: torch.Tensor
-    reading: StepReading
 
 
 class Run:
@@ -62,24 +49,24 @@ class Run:
         monitor: StepMonitor | None = None,
         is_guarded: bool = False,
     ) -> None:
-        self.plan = plan
-        self.session = session
-        self._listener = phase_listener or _ignore_phase
-        self._monitor = monitor
+        self._steps = PlannedSteps(session, plan, phase_listener=phase_listener, monitor=monitor)
         self._num_steps = 0
-        self._undos = apply_strategies(session, plan.strategies)
-        session.optimizer.zero_grad(set_to_none=True)
-        self._guard: Guard[_Attempt] | None = Guard(self) if is_guarded else None
+        self._guard = Guard(self._steps) if is_guarded else None
+
+    @property
+    def plan(self) -> Plan:
+        """Give the plan that is in force; a guard may take a smaller one."""
+        return self._steps.plan
 
     @property
     def model(self) -> torch.nn.Module:
         """Give the live model."""
-        return self.session.model
+        return self._steps.session.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """Give the live optimizer."""
-        return self.session.optimizer
+        return self._steps.session.optimizer
 
     @property
     def num_steps(self) -> int:
@@ -89,7 +76,8 @@ class Run:
     @property
     def measured_peak_bytes(self) -> int | None:
         """Give the highest peak measured so far; None before the first measured step."""
-        return None if self._monitor is None else self._monitor.highest_peak_bytes
+        monitor = self._steps.monitor
+        return None if monitor is None else monitor.highest_peak_bytes
 
     @property
     def events(self) -> Sequence[OutOfMemoryEvent]:
@@ -104,57 +92,18 @@ class Run:
                 Tensors that are not on the run's device are moved there.
         """
         if self._guard is None:
-            done = self.attempt(batch)
+            done = self._steps.attempt(batch)
         else:
             done = self._guard.step(batch, self._num_steps + 1)
         self._num_steps += 1
         prediction = self.plan.prediction
         return StepResult(
             loss=done.loss,
-            num_samples=self.session.layout.num_samples(batch),
+            num_samples=self._steps.session.layout.num_samples(batch),
             step_seconds=done.reading.step_seconds,
             measured_peak_bytes=done.reading.measured_peak_bytes,
             predicted_peak_bytes=prediction.peak_allocated_bytes if prediction else None,
         )
-
-    def attempt(self, batch: Any) -> _Attempt:
-        """Carry out one step, without a guard; the count of steps stays."""
-        batch = self._on_device(batch)
-        with self._observing(batch) as reading:
-            loss = self._carry_out(batch)
-        return _Attempt(loss=loss, reading=reading)
-
-    def labels(self) -> tuple[str, ...]:
-        """Write the strategies of the plan that is in force."""
-        return self.plan.labels()
-
-    def take_smaller_plan(self) -> None:
-        """Go on with the next plan of the ladder, or with half the micro-batch.
-
-        Raises:
-            StrategyError: if there is nothing smaller that keeps the results, with the reason.
-        """
-        for plan in smaller_plans(self.plan, self.session):
-            try:
-                self._change_plan(plan)
-            except StrategyError:
-                continue
-            return
-        raise StrategyError("ladder", "none of its plans can be applied here.")
-
-    def _change_plan(self, plan: Plan) -> None:
-        """Carry out the steps to come under another plan; on an error the old one stays.
-
-        Raises:
-            StrategyError: if a strategy of the plan cannot apply.
-        """
-        self._undo_strategies()
-        try:
-            self._undos = apply_strategies(self.session, plan.strategies)
-        except StrategyError:
-            self._undos = apply_strategies(self.session, self.plan.strategies)
-            raise
-        self.plan = plan
 
     def state_dict(self) -> dict[str, Any]:
         """Give what a checkpoint must keep: model, optimizer and number of steps."""
@@ -162,7 +111,7 @@ class Run:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "num_steps": self._num_steps,
-            **{name: part.state_dict() for name, part in self.session.stateful.items()},
+            **{name: part.state_dict() for name, part in self._steps.session.stateful.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -172,7 +121,7 @@ class Run:
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-            for name, part in self.session.stateful.items():
+            for name, part in self._steps.session.stateful.items():
                 if name in state:
                     part.load_state_dict(state[name])
             self._num_steps = int(state["num_steps"])
@@ -180,48 +129,14 @@ class Run:
             # The saved groups carry the implementation of the run that saved them.
             for group, own in zip(self.optimizer.param_groups, flags, strict=True):
                 group.update((key, own[key]) for key in own if key in group)
+            if self._guard is not None:
+                self._guard.forget()
 
     def close(self) -> None:
         """Take the strategies off the model and the optimizer."""
-        self._undo_strategies()
-        self._undos = []
+        self._steps.close()
         if self._guard is not None:
             self._guard.close()
-
-    def _on_device(self, batch: Any) -> Any:
-        """Move a batch to the GPU; on the CPU it is left alone."""
-        place = self.session.device_type
-        if place == CPU:
-            return batch
-        return tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
-
-    def _observing(self, batch: Any) -> Any:
-        if self._monitor is None:
-            return nullcontext(StepReading())
-        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        batch_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        return self._monitor.observe(self.session.owned_tensors(batch), batch_bytes)
-
-    def _carry_out(self, batch: Any) -> torch.Tensor:
-        session, enter_phase = self.session, self._enter_phase
-        session.spill.begin_step()
-        try:
-            enter_phase(Phase.FORWARD)
-            loss = session.gradient_pass(session, batch, enter_phase)
-            enter_phase(Phase.OPTIMIZER)
-            session.update(session)
-        finally:  # the gradients of a step that failed are not those of the next one
-            session.optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    def _enter_phase(self, phase: Phase) -> None:
-        if self._guard is not None:
-            self._guard.phase = phase
-        self._listener(phase)
-
-    def _undo_strategies(self) -> None:
-        for undo in reversed(self._undos):
-            undo()
 
 
 def start(
@@ -254,24 +169,3 @@ def start(
 def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Session:
     """Build a session that carries the job out as it is."""
     return open_session(job, device_type, layout, accumulate_gradients)
-
-
-def apply_strategies(session: Session, strategies: Sequence[Strategy]) -> list[Undo]:
-    """Apply strategies in the order of the catalogue.
-
-    Raises:
-        StrategyError: if one cannot apply, with the reason.
-    """
-    if clash := conflict(strategies):
-        raise StrategyError(strategies[0].name, f"{clash}.")
-    undos: list[Undo] = []
-    facts = gather_facts(session)
-    for strategy in in_catalogue_order(strategies):
-        if reason := strategy.obstacle(facts):
-            raise StrategyError(strategy.name, reason)
-        undos.append(strategy.apply(session))
-    return undos
-
-
-def _ignore_phase(_phase: Phase) -> None:
-    """Listen to nothing."""

@@ -6,7 +6,7 @@ logged with all they depend on. A step that failed before its update needs the c
 that failed in the update goes back to the file, and the logged steps are carried out again, which
 gives the same bits on the same device under the same plan.
 
-Not seen: parameters that are changed between steps, by the caller. ``StepLog.write`` keeps them.
+Not seen: parameters that are changed between steps by the caller, who may call ``forget``.
 """
 
 from __future__ import annotations
@@ -141,6 +141,10 @@ class StepLog:
         _copy_into(dict(self._session.model.named_parameters()), content["parameters"])
         _copy_into(dict(self._session.model.named_buffers()), content["buffers"])
         _restore_states(self._session.optimizer, content["optimizer"])
+
+    def forget(self) -> None:
+        """Write the file anew before the next step."""
+        self.close()
 
     def close(self) -> None:
         """Drop the file."""

@@ -1,0 +1,148 @@
+"""Carries out steps under a plan, which may be changed in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from memfit.devices.spec import CPU
+from memfit.errors import StrategyError
+from memfit.runtime.ladder import smaller_plans
+from memfit.runtime.monitor import StepMonitor, StepReading
+from memfit.session.facts import gather_facts
+from memfit.session.session import PhaseListener, Session
+from memfit.strategies.base import Strategy, Undo
+from memfit.strategies.plan import Plan, conflict, in_catalogue_order
+from memfit.trace.events import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What carrying out one step gave: the loss, a detached scalar, and what was read of it."""
+
+    loss: torch.Tensor
+    reading: StepReading
+
+
+class PlannedSteps:
+    """Carry out a session's steps under a plan.
+
+    Raises:
+        StrategyError: if a strategy of the plan cannot apply.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        plan: Plan,
+        *,
+        phase_listener: PhaseListener | None = None,
+        monitor: StepMonitor | None = None,
+    ) -> None:
+        self.session = session
+        self.plan = plan
+        self.monitor = monitor
+        self.phase = Phase.FORWARD
+        """The part that the latest step has come to."""
+        self._listener = phase_listener
+        self._undos = apply_strategies(session, plan.strategies)
+        session.optimizer.zero_grad(set_to_none=True)
+
+    def attempt(self, batch: Any) -> Attempt:
+        """Carry out one step; tensors that are not on the session's device are moved there."""
+        self.phase = Phase.FORWARD
+        batch = self._on_device(batch)
+        with self._observing(batch) as reading:
+            loss = self._carry_out(batch)
+        return Attempt(loss=loss, reading=reading)
+
+    def take_smaller_plan(self) -> None:
+        """Go on with the next plan of the ladder, or with half the micro-batch.
+
+        Raises:
+            StrategyError: if there is nothing smaller that keeps the results, with the reason.
+        """
+        for plan in smaller_plans(self.plan, self.session):
+            try:
+                self._change_plan(plan)
+            except StrategyError:
+                continue
+            return
+        raise StrategyError("ladder", "none of its plans can be applied here.")
+
+    def close(self) -> None:
+        """Take the strategies off the model and the optimizer."""
+        _undo_all(self._undos)
+        self._undos = []
+
+    def _change_plan(self, plan: Plan) -> None:
+        """Carry out the steps to come under another plan; on an error the old one stays."""
+        self.close()
+        try:
+            self._undos = apply_strategies(self.session, plan.strategies)
+        except StrategyError:
+            self._undos = apply_strategies(self.session, self.plan.strategies)
+            raise
+        self.plan = plan
+
+    def _on_device(self, batch: Any) -> Any:
+        """Move a batch to the GPU; on the CPU it is left alone."""
+        place = self.session.device_type
+        if place == CPU:
+            return batch
+        return tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
+
+    def _observing(self, batch: Any) -> AbstractContextManager[StepReading]:
+        if self.monitor is None:
+            return nullcontext(StepReading())
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        batch_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        return self.monitor.observe(self.session.owned_tensors(batch), batch_bytes)
+
+    def _carry_out(self, batch: Any) -> torch.Tensor:
+        session = self.session
+        session.spill.begin_step()
+        try:
+            self._enter_phase(Phase.FORWARD)
+            loss = session.gradient_pass(session, batch, self._enter_phase)
+            self._enter_phase(Phase.OPTIMIZER)
+            session.update(session)
+        finally:  # the gradients of a step that failed are not those of the next one
+            session.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def _enter_phase(self, phase: Phase) -> None:
+        self.phase = phase
+        if self._listener is not None:
+            self._listener(phase)
+
+
+def apply_strategies(session: Session, strategies: Sequence[Strategy]) -> list[Undo]:
+    """Apply strategies in the order of the catalogue; all of them, or none.
+
+    Raises:
+        StrategyError: if one cannot apply, with the reason.
+    """
+    if clash := conflict(strategies):
+        raise StrategyError(strategies[0].name, f"{clash}.")
+    undos: list[Undo] = []
+    facts = gather_facts(session)
+    try:
+        for strategy in in_catalogue_order(strategies):
+            if reason := strategy.obstacle(facts):
+                raise StrategyError(strategy.name, reason)
+            undos.append(strategy.apply(session))
+    except BaseException:
+        _undo_all(undos)
+        raise
+    return undos
+
+
+def _undo_all(undos: Sequence[Undo]) -> None:
+    for undo in reversed(undos):
+        undo()

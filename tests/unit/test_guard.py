@@ -35,7 +35,7 @@ class OutOfMemoryAt(TorchDispatchMode):
         self.numbers = set(numbers)
         self.name = name
         self.most = most
-        self.count = 0
+        self.seen: list[str] = []
 
     def __torch_dispatch__(
         self,
@@ -44,9 +44,9 @@ class OutOfMemoryAt(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.count += 1
+        self.seen.append(str(func))
         is_named = self.name is not None and self.name in str(func) and self.most != 0
-        if self.count in self.numbers or is_named:
+        if len(self.seen) in self.numbers or is_named:
             self.most = None if self.most is None else self.most - 1
             raise torch.OutOfMemoryError(f"CUDA out of memory, made up at {func}")
         return func(*args, **(kwargs or {}))
@@ -81,8 +81,10 @@ def batches_of(job: Job) -> list:
     return [job.batch(BATCH_SIZE) for _ in range(NUM_STEPS)]
 
 
-def trained(job: Job, plan: Plan, *faults: int, scheduler: bool = True) -> tuple[Any, dict, int]:
-    """Train with faults; give the run, what it ends with, and the number of operators."""
+def trained(
+    job: Job, plan: Plan, *faults: int, scheduler: bool = True
+) -> tuple[Any, dict, list[str]]:
+    """Train with faults; give the run, what it ends with, and the operators."""
     run = memfit.start(job, plan, guard=True)
     schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 2, 0.5) if scheduler else None
     torch.manual_seed(1)
@@ -103,7 +105,7 @@ def trained(job: Job, plan: Plan, *faults: int, scheduler: bool = True) -> tuple
     }
     for number, state in run.optimizer.state_dict()["state"].items():
         end |= {f"optimizer.{number}.{name}": torch.as_tensor(v) for name, v in state.items()}
-    return run, copy.deepcopy(end), mode.count
+    return run, copy.deepcopy(end), mode.seen
 
 
 def same(found: dict, wanted: dict, *, tolerance: float = 0.0) -> None:
@@ -131,8 +133,8 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
     job, plan = build_job(), ladder_of(*PLANS[name])
-    _, wanted, num_operators = trained(job, plan)
-    points = random.Random(0).sample(range(1, num_operators + 1), 40)
+    _, wanted, operators = trained(job, plan)
+    points = random.Random(0).sample(range(1, len(operators) + 1), 40)
     for point in points:
         run, found, _ = trained(job, plan, point)
         same(found, wanted)
@@ -143,20 +145,31 @@ def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
 
 def test_several_failures_in_a_row_are_undone_as_well():
     job, plan = build_job(), ladder_of()
-    _, wanted, num_operators = trained(job, plan)
+    _, wanted, operators = trained(job, plan)
     draw = random.Random(1)
     for _ in range(10):
-        points = draw.sample(range(1, 2 * num_operators), 4)
+        points = draw.sample(range(1, 2 * len(operators)), 4)
         run, found, _ = trained(job, plan, *points)
         same(found, wanted)
         run.close()
 
 
+def test_gradients_that_could_not_be_dropped_are_not_added_to():
+    job, plan = build_job(), ladder_of()
+    _, wanted, operators = trained(job, plan)
+    enters = [n for n, name in enumerate(operators, 1) if "record_function_enter" in name]
+    assert len(enters) == 2 * NUM_STEPS, "one in the update, one where gradients are dropped"
+    run, found, _ = trained(job, plan, enters[5])
+    assert [event.step for event in run.events] == [3]
+    same(found, wanted)
+    run.close()
+
+
 def test_updates_in_backward_are_undone():
     job = build_job(batch_norm=False)
     plan = ladder_of(OptimizerInBackward())
-    _, wanted, num_operators = trained(job, plan)
-    for point in random.Random(2).sample(range(1, num_operators + 1), 20):
+    _, wanted, operators = trained(job, plan)
+    for point in random.Random(2).sample(range(1, len(operators) + 1), 20):
         run, found, _ = trained(job, plan, point)
         same(found, wanted)
         run.close()
@@ -165,8 +178,8 @@ def test_updates_in_backward_are_undone():
 def test_a_step_goes_on_in_smaller_micro_batches_where_there_is_no_ladder():
     job = build_job(batch_norm=False)
     job_without_dropout = copy.copy(job)
-    _, wanted, num_operators = trained(job_without_dropout, Plan())
-    run, found, _ = trained(job, Plan(), num_operators // 2)
+    _, wanted, operators = trained(job_without_dropout, Plan())
+    run, found, _ = trained(job, Plan(), len(operators) // 2)
     (event,) = run.events
     assert event.next_plan == ("micro-batching(4)",)
     assert run.plan.labels() == ("micro-batching(4)",)
@@ -175,8 +188,8 @@ def test_a_step_goes_on_in_smaller_micro_batches_where_there_is_no_ladder():
 
 def test_batch_normalisation_goes_on_with_the_statistics_of_the_whole_batch():
     job = build_job()
-    _, _, num_operators = trained(job, Plan())
-    run, _, _ = trained(job, Plan(), num_operators // 2)
+    _, _, operators = trained(job, Plan())
+    run, _, _ = trained(job, Plan(), len(operators) // 2)
     assert run.plan.labels() == ("batchnorm-replay(4)",)
 
 

@@ -16,6 +16,7 @@ MemfitError
 ├── PlanFileError               a plan file that cannot be read
 ├── RecordingError              the step cannot be recorded virtually
 ├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
+├── UpdateCutError              memory ran out in an update that cannot be undone (exit code 4)
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
 ├── TooLargeToVerifyError       not even a few samples can be carried out here
@@ -223,6 +224,19 @@ class OutOfMemoryAfterAllError(MemfitError):
             f"Step {step} ran out of memory ({cause}), and there is no smaller plan to go on with: "
             f"{reason} Tried: {plans}. Parameters, optimizer states, buffers and random states are "
             "those of before that step. Plan with a smaller budget, or take a larger device."
+        )
+
+
+class UpdateCutError(MemfitError):
+    """Say that memory ran out while parameters were updated, and that this could not be undone."""
+
+    exit_code = 4
+
+    def __init__(self, step: int, cause: str, reason: str) -> None:
+        super().__init__(
+            f"Step {step} ran out of memory in its update ({cause}). Parameters may be updated in "
+            f"part, and there is nothing to go back to: {reason}. Continue from a checkpoint, with "
+            "a plan for a smaller budget."
         )
 
 

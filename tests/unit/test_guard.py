@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit import Job, Plan
-from memfit.errors import OutOfMemoryAfterAllError
+from memfit.errors import OutOfMemoryAfterAllError, UpdateCutError
+from memfit.runtime import step_log
 from memfit.runtime.enforced_budget import EnforcedBudget
 from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -268,6 +269,23 @@ def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
         run.close()
     same(ends[1], ends[0])
     first.close()
+
+
+def test_without_room_for_the_file_training_goes_on_and_a_cut_update_is_said(monkeypatch):
+    monkeypatch.setattr(step_log, "_MOST_DISK_FRACTION", 1e-12)
+    job, plan = build_job(), ladder_of()
+    run = memfit.start(job, plan, guard=True)
+    batch = job.batch(BATCH_SIZE)
+    with OutOfMemoryAt(name="log_softmax_backward", most=1):
+        run.step(batch)
+    assert len(run.events) == 1, "what failed before the update needs no file"
+    with (
+        pytest.raises(UpdateCutError, match=r"Step 2.*in part.*TMPDIR") as caught,
+        OutOfMemoryAt(name="addcdiv", most=1),
+    ):
+        run.step(batch)
+    assert caught.value.exit_code == 4
+    run.close()
 
 
 def test_a_rung_that_cannot_be_applied_leaves_nothing_of_itself_behind():

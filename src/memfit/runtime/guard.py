@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from memfit.errors import OutOfMemoryAfterAllError, StrategyError
+from memfit.errors import OutOfMemoryAfterAllError, StrategyError, UpdateCutError
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.runtime.step_log import StepEntry, StepLog
@@ -59,6 +59,7 @@ class Guard:
 
         Raises:
             OutOfMemoryAfterAllError: if it fails under all of them.
+            UpdateCutError: if its update was cut, and could not be undone.
         """
         entry = self._insist(lambda: self._log.begin(batch))
         while True:
@@ -123,7 +124,13 @@ class Guard:
         return repeated
 
     def _repeat(self, number: int, cause: str) -> int:
-        """Go back to the file, and carry out again what was done since."""
+        """Go back to the file, and carry out again what was done since.
+
+        Raises:
+            UpdateCutError: if there is no file.
+        """
+        if self._log.obstacle is not None:
+            raise UpdateCutError(number, cause, self._log.obstacle)
         entries = [*self._log.entries]
         while True:
             self._insist(self._log.roll_back)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
 import tempfile
 import time
 import weakref
@@ -24,15 +25,18 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.session.session import Session
 from memfit.session.surroundings import RandomStates
-from memfit.units import MIB
+from memfit.units import MIB, format_bytes
 
 _MOST_BUFFER_BYTES = 16 * MIB
 """Buffers larger than this together are not copied before every step."""
 _MOST_STEPS = 200
 _MOST_BATCH_BYTES = 256 * MIB
 """The log holds on to no more batches than this."""
+_MOST_DISK_FRACTION = 0.5
+"""The file takes no more of what is free on the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,8 @@ class StepLog:
         self._seconds = 0.0
         self._batch_bytes = 0
         self.entries: list[StepEntry] = []
+        self.obstacle: str | None = None
+        """Why there is no file to go back to, and will be none."""
 
     def begin(self, batch: Any) -> StepEntry:
         """Note what a step begins with; write the file where that is due."""
@@ -107,35 +113,40 @@ class StepLog:
 
     def done(self, entry: StepEntry, seconds: float) -> None:
         """Log a step that was carried out."""
+        if self._file is None:
+            return
         self.entries.append(entry)
         self._seconds += seconds
         leaves = tree_leaves(entry.batch)
         self._batch_bytes += sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor))
 
     def write(self) -> None:
-        """Write the file anew, and forget the steps before it."""
+        """Write the file anew, and forget the steps before it.
+
+        Training is not stopped for a file that cannot be written: ``obstacle`` then says why.
+        """
         started = time.perf_counter()
         content = {
             "parameters": dict(self._session.model.named_parameters()),
             "buffers": dict(self._session.model.named_buffers()),
             "optimizer": self._session.optimizer.state_dict()["state"],
         }
-        file = tempfile.TemporaryFile(prefix="memfit-")  # noqa: SIM115 - kept open on purpose
-        try:
-            torch.save(content, file)
-        except BaseException:
-            file.close()
-            raise
+        self.entries.clear()
         self.close()
-        self._file = file
-        self._closing = weakref.finalize(self, file.close)
+        try:
+            self._file = _written(content)
+        except (OSError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            self.obstacle = str(error).partition("\n")[0]
+            return
+        self._closing = weakref.finalize(self, self._file.close)
         self._write_seconds = time.perf_counter() - started
         self._seconds, self._batch_bytes = 0.0, 0
-        self.entries.clear()
 
     def roll_back(self) -> None:
         """Put parameters, buffers and optimizer states back as they are in the file."""
-        assert self._file is not None, "written before the first step"
+        assert self._file is not None, "asked for only where there is no obstacle"
         self._file.seek(0)
         content = torch.load(self._file, map_location="cpu", weights_only=True)
         _copy_into(dict(self._session.model.named_parameters()), content["parameters"])
@@ -154,10 +165,35 @@ class StepLog:
 
     def _is_due(self) -> bool:
         if self._file is None:
-            return True
+            return self.obstacle is None
         is_cheap = self._write_seconds < self._overhead_fraction * self._seconds
         is_full = len(self.entries) >= _MOST_STEPS or self._batch_bytes > _MOST_BATCH_BYTES
         return is_cheap or is_full
+
+
+def _written(content: dict[str, Any]) -> Any:
+    """Write a temporary file, which goes when it is closed, and leave it open.
+
+    Raises:
+        OSError: if there is no room for it.
+        RuntimeError: if writing fails.
+    """
+    tensors = [leaf for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor)]
+    needed_bytes = sum(tensor.nbytes for tensor in tensors)
+    free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
+    if needed_bytes > _MOST_DISK_FRACTION * free_bytes:
+        msg = (
+            f"{format_bytes(needed_bytes)} are too much for {tempfile.gettempdir()}, which has "
+            f"{format_bytes(free_bytes)} free; TMPDIR names another place"
+        )
+        raise OSError(msg)
+    file = tempfile.TemporaryFile(prefix="memfit-")  # noqa: SIM115 - kept open on purpose
+    try:
+        torch.save(content, file)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _nothing() -> None:

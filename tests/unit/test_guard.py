@@ -271,6 +271,24 @@ def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
     first.close()
 
 
+def test_where_steps_cannot_be_repeated_the_state_is_that_of_before_them():
+    job = build_job(batch_norm=False)
+    run = memfit.start(job, Plan(strategies=(MicroBatching(micro_batch_size=1),)), guard=True)
+    batches = batches_of(job)
+    torch.manual_seed(5)
+    before, draws = copy.deepcopy(run.model.state_dict()), torch.get_rng_state()
+    run.step(batches[0])
+    run.optimizer.param_groups[0]["lr"] = 0.01
+    fault = OutOfMemoryAt(name="addcdiv", most=2)
+    with pytest.raises(OutOfMemoryAfterAllError, match="Step 1 "), fault:
+        run.step(batches[1])
+    same(run.model.state_dict(), before)
+    assert not run.optimizer.state
+    assert run.optimizer.param_groups[0]["lr"] == 0.05
+    assert torch.equal(torch.get_rng_state(), draws)
+    run.close()
+
+
 def test_without_room_for_the_file_training_goes_on_and_a_cut_update_is_said(monkeypatch):
     monkeypatch.setattr(step_log, "_MOST_DISK_FRACTION", 1e-12)
     job, plan = build_job(), ladder_of()

@@ -269,7 +269,7 @@ class Search:
         evaluated = self._recorded.of(node.strategies)
         most_bytes = (evaluated.prediction.budget_bytes or 0) * (1 + TOLERANCE)
         if self._is_spent():
-            most_bytes *= 1 - TOLERANCE
+            most_bytes *= 1 - TOLERANCE  # nothing over the budget is tried any more
         if node.correction_bytes is not None:
             return refinement.peak_bytes + node.correction_bytes <= most_bytes
         if refinement is evaluated.refinements[-1]:

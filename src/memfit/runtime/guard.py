@@ -138,6 +138,7 @@ class Guard:
                 return len(entries)
             _free(self._steps.session.device_type)
             self._insist(self._log.roll_back)
+            self._insist(lambda: entries[0].restore(self._steps.session))
             self._take_smaller_plan(number - len(entries), cause)
 
     def _repeated(self, entry: StepEntry) -> bool:

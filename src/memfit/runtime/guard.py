@@ -10,12 +10,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from memfit.errors import OutOfMemoryAfterAllError, StrategyError, UpdateCutError
+from memfit.journal.records import OutOfMemoryEvent
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.runtime.step_log import StepEntry, StepLog
@@ -24,22 +24,6 @@ from memfit.trace.events import Phase
 _R = TypeVar("_R")
 _MOST_TRIES = 3
 """How often the guard tries what little it allocates itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemoryEvent:
-    """One failed attempt at a step, and what was done about it."""
-
-    step: int
-    """Counted from 1."""
-    phase: str
-    cause: str
-    """The first line of the error."""
-    plan: tuple[str, ...]
-    """The strategies of the attempt."""
-    next_plan: tuple[str, ...]
-    num_steps_repeated: int
-    """Steps before it that were carried out again, because the update itself was cut."""
 
 
 class Guard:

@@ -11,8 +11,9 @@ import torch
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError
 from memfit.job import Job
+from memfit.journal.records import OutOfMemoryEvent
 from memfit.runtime.gradients import accumulate_gradients
-from memfit.runtime.guard import Guard, OutOfMemoryEvent
+from memfit.runtime.guard import Guard
 from memfit.runtime.monitor import StepMonitor
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.session.batches import BatchLayout, find_layout

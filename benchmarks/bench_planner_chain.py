@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import memfit
 from memfit.runtime.allocator_events import AllocatorWatch
-from memfit.runtime.run import Run, open_plain_session
+from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout
 from memfit.session.session import Session
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -200,7 +200,7 @@ def _plain_step(session: Session, batch: Any, model: nn.Module) -> None:
 
 
 def _planned_step(session: Session, batch: Any, plan: memfit.Plan) -> None:
-    run = Run(session, plan)
+    run = unguarded_run(session, plan)
     run.step(batch)
     run.close()
 

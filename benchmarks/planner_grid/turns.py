@@ -14,7 +14,7 @@ import torch
 from memfit import Job, Plan, Run
 from memfit.devices.spec import CPU
 from memfit.planner.candidates import Strategies
-from memfit.runtime.run import open_plain_session
+from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout, real_batch
 
 Key = TypeVar("Key", bound=Hashable)
@@ -37,7 +37,9 @@ def time_in_turns(
             order = list(plans)
             random.Random(position).shuffle(order)
             for key in order:
-                run = Run(open_plain_session(job, CPU, layout), Plan(strategies=plans[key]))
+                run = unguarded_run(
+                    open_plain_session(job, CPU, layout), Plan(strategies=plans[key])
+                )
                 run.step(batch)
                 seconds[key].append(min(_step_seconds(run, batch) for _ in range(_NUM_STEPS)))
                 run.close()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memfit.prediction import predict as predict
     from memfit.prediction import predict_step as predict_step
     from memfit.runtime.run import Run as Run
-    from memfit.runtime.run import start as start
+    from memfit.runtime.start import start as start
     from memfit.strategies.plan import Plan as Plan
     from memfit.verification import verify as verify
 
@@ -35,7 +35,7 @@ _HOMES = {
     "plan": "memfit.planner",
     "predict": "memfit.prediction",
     "predict_step": "memfit.prediction",
-    "start": "memfit.runtime.run",
+    "start": "memfit.runtime.start",
     "verify": "memfit.verification",
 }
 

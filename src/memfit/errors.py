@@ -17,6 +17,9 @@ MemfitError
 ├── RecordingError              the step cannot be recorded virtually
 ├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
 ├── UpdateCutError              memory ran out in an update that cannot be undone (exit code 4)
+├── BatchChangedError           a step that failed changes its batch, and cannot be done over (4)
+├── LostContextError            nothing more can be done on the card in this process (exit code 5)
+├── OtherRankError              another rank has failed or died
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
 ├── TooLargeToVerifyError       not even a few samples can be carried out here
@@ -237,6 +240,48 @@ class UpdateCutError(MemfitError):
             f"Step {step} ran out of memory in its update ({cause}). Parameters may be updated in "
             f"part, and there is nothing to go back to: {reason}. Continue from a checkpoint, with "
             "a plan for a smaller budget."
+        )
+
+
+class BatchChangedError(MemfitError):
+    """Say that a step cannot be carried out again, because it has changed its own batch."""
+
+    exit_code = 4
+
+    def __init__(self, step: int, cause: str) -> None:
+        super().__init__(
+            f"Step {step} ran out of memory ({cause}) and cannot be carried out again: the job's "
+            "loss has changed the batch in place. Parameters, optimizer states, buffers and random "
+            "states are those of before that step. Let the loss work on a copy, or go on with the "
+            "same batch built anew and a smaller plan."
+        )
+
+
+class LostContextError(MemfitError):
+    """Say that a card's context is lost, and where training can go on from."""
+
+    exit_code = 5
+
+    def __init__(self, step: int, cause: str, checkpoint: str | None, checkpoint_step: int) -> None:
+        saved = (
+            f"What step {checkpoint_step} left is saved in {checkpoint}; continue in a new process "
+            "with run.load_state_dict(torch.load(...))."
+            if checkpoint
+            else "Nothing could be saved; continue in a new process from your last checkpoint."
+        )
+        super().__init__(
+            f"Step {step} lost the context of its card ({cause}). Nothing more can be computed on "
+            f"it in this process. {saved} CUDA_LAUNCH_BLOCKING=1 shows the operator at fault."
+        )
+
+
+class OtherRankError(MemfitError):
+    """Say that another rank has failed or died, so that this one cannot go on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"Another rank has failed: {reason}. This rank stops as well; its own message, or the "
+            "launcher's, says why."
         )
 
 

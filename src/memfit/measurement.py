@@ -19,7 +19,7 @@ from memfit.job import Job
 from memfit.prediction import predict
 from memfit.recording import Recording, record
 from memfit.runtime.allocator_events import AllocatorEvent, AllocatorWatch
-from memfit.runtime.run import Run, open_plain_session
+from memfit.runtime.run import Run, open_plain_session, unguarded_run
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.strategies.plan import Plan, worst_numerics
@@ -151,7 +151,7 @@ def _open(job: Job, plan: Plan, device: str) -> tuple[Run, Any, JobFacts]:
     if device != "cpu":
         batch = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)
     facts = gather_facts(session)
-    return Run(session, plan, phase_listener=_mark_phase), batch, facts
+    return unguarded_run(session, plan, phase_listener=_mark_phase), batch, facts
 
 
 def _mark_phase(phase: Phase) -> None:

@@ -18,7 +18,7 @@ from memfit.errors import JobFunctionError, MemfitError, RecordingError
 from memfit.job import Job
 from memfit.losses.chunking import noted_losses
 from memfit.losses.noted_logits import noted_heads
-from memfit.runtime.run import Run, open_plain_session
+from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.spill import Spill
@@ -222,7 +222,7 @@ def _record_job(
         session.facts = facts
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)
-        run = Run(session, plan, phase_listener=recorder.enter_phase)
+        run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
         for _ in range(_NUM_STEPS):
             recorder.begin_step()
             run.step(batch)

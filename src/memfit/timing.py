@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from_measured
 from memfit.devices.spec import CPU, Device
 from memfit.job import Job
-from memfit.runtime.run import Run, open_plain_session
+from memfit.runtime.run import Run, open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, real_batch
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Operation, Phase
@@ -116,7 +116,7 @@ def _open(job: Job, plan: Plan, device_kind: str, layout: BatchLayout) -> tuple[
     batch = real_batch(job, job.batch_size)
     if device_kind != CPU:
         batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device_kind), batch)
-    return Run(session, plan), batch
+    return unguarded_run(session, plan), batch
 
 
 def shortest_step(run: Run, batch: Any) -> float:

@@ -16,7 +16,7 @@ from memfit import Job, Plan
 from memfit.errors import DataError, StrategyError
 from memfit.recording import record
 from memfit.runtime.planned_steps import apply_strategies
-from memfit.runtime.run import Run, open_plain_session
+from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout
 from memfit.session.host_copies import BufferPool, CopyStream
 from memfit.session.shelves import HostShelf, HostThenFileShelf
@@ -86,7 +86,7 @@ def open_session(job: Job):
 
 def parameters_after(job: Job, strategies, batches) -> list[torch.Tensor]:
     """Carry out several steps and give the parameters."""
-    run = Run(open_session(job), Plan(strategies=strategies))
+    run = unguarded_run(open_session(job), Plan(strategies=strategies))
     for batch in batches:
         run.step(batch)
     return [parameter.detach().clone() for parameter in run.model.parameters()]
@@ -449,7 +449,7 @@ def test_places_in_the_file_are_used_again_whatever_the_batch_size(folder):
 
 
 def test_the_file_has_no_name_and_is_gone_when_the_run_is_closed(folder):
-    run = Run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
+    run = unguarded_run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
     run.step(batches_of(12)[0])
     spill = run._steps.session.spill
     assert spill.disk_bytes == sum(spill.out_bytes.values()) > 0
@@ -467,7 +467,7 @@ def test_a_step_that_fails_leaves_no_place_taken(folder):
             raise MemoryError
         return out.square().mean()
 
-    run = Run(open_session(job_of(loss=loss)), Plan(strategies=(EVERYTHING,)))
+    run = unguarded_run(open_session(job_of(loss=loss)), Plan(strategies=(EVERYTHING,)))
     for _ in range(3):
         with pytest.raises(MemoryError):
             run.step(batches_of(12)[0])
@@ -481,7 +481,7 @@ def test_a_step_that_fails_leaves_no_place_taken(folder):
 def test_a_full_disk_is_an_error_that_says_what_to_do(folder, monkeypatch):
     full = partial(Path("/dev/full").open, "wb+", buffering=0)
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full())
-    run = Run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
+    run = unguarded_run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
     with pytest.raises(DataError, match=r"cannot be written .*No space left.* set TMPDIR"):
         run.step(batches_of(12)[0])
     run.close()
@@ -489,7 +489,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(folder, monkeypatch):
 
 def test_a_missing_folder_is_an_error_that_names_it(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    run = Run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
+    run = unguarded_run(open_session(job_of()), Plan(strategies=(EVERYTHING,)))
     with pytest.raises(DataError, match=r"missing: .*No such file.* set TMPDIR"):
         run.step(batches_of(12)[0])
 

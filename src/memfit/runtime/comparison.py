@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memfit.runtime.run import Run
+from memfit.runtime.run import unguarded_run
 from memfit.session.conversion import default_dtype
 from memfit.session.session import Session
 from memfit.strategies.plan import Plan
@@ -83,7 +83,7 @@ def carry_out(
                 if parameter.grad is not None
             )
 
-    run = Run(session, plan, phase_listener=keep_gradients)
+    run = unguarded_run(session, plan, phase_listener=keep_gradients)
     begin = _StartingPoint(session.model)
     with default_dtype(dtype):
         loss, num_skipped = run.step(batch).loss, 0

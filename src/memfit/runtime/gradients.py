@@ -21,6 +21,7 @@ def accumulate_gradients(session: Session, batch: Any, enter_phase: PhaseListene
 
 def _in_one_piece(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
     loss = session.loss_of(batch)
+    session.num_counted = loss.count if isinstance(loss, Total) else None
     mean = loss.sum / loss.count if isinstance(loss, Total) else loss
     del loss
     enter_phase(Phase.BACKWARD)

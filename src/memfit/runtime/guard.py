@@ -7,23 +7,30 @@ handler can't allocate memory").
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-import torch
-
-from memfit.errors import OutOfMemoryAfterAllError, StrategyError, UpdateCutError
-from memfit.journal.records import OutOfMemoryEvent
-from memfit.runtime.out_of_memory import is_out_of_memory
+from memfit.errors import (
+    BatchChangedError,
+    LostContextError,
+    MemfitError,
+    OtherRankError,
+    OutOfMemoryAfterAllError,
+    StrategyError,
+    UpdateCutError,
+)
+from memfit.journal.records import Event, OutOfMemoryEvent, PlanClimbedEvent
+from memfit.runtime.attempts import Attempts, Failure
+from memfit.runtime.climbing import Climbing
+from memfit.runtime.emergency import exit_with_code_of, save_emergency_checkpoint
+from memfit.runtime.guard_settings import GuardSettings
+from memfit.runtime.insistence import free_memory, insist
+from memfit.runtime.out_of_memory import has_lost_context
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
+from memfit.runtime.ranks import Ranks
 from memfit.runtime.step_log import StepEntry, StepLog
-from memfit.trace.events import Phase
-
-_R = TypeVar("_R")
-_MOST_TRIES = 3
-"""How often the guard tries what little it allocates itself."""
 
 
 class Guard:
@@ -31,11 +38,31 @@ class Guard:
 
     Not undone: what the job's own functions do besides, such as metrics that they add to; they see
     the batch of a failed attempt again.
+
+    Args:
+        steps: what carries them out.
+        attempts: what attempts them.
+        ranks: who goes through the same at the same time.
+        settings: how far the guard goes.
+        on_event: is told whenever something happened.
     """
 
-    def __init__(self, steps: PlannedSteps) -> None:
+    def __init__(
+        self,
+        steps: PlannedSteps,
+        attempts: Attempts,
+        ranks: Ranks,
+        settings: GuardSettings,
+        on_event: Callable[[Event], None],
+    ) -> None:
         self._steps = steps
-        self._log = StepLog(steps.session)
+        self._attempts = attempts
+        self._ranks = ranks
+        self._settings = settings
+        self._on_event = on_event
+        self._device_type = steps.session.device_type
+        self._log = StepLog(steps.session, settings.overhead_fraction)
+        self._climbing = Climbing(settings.climb_after_steps)
         self.events: list[OutOfMemoryEvent] = []
 
     def step(self, batch: Any, number: int) -> Attempt:
@@ -44,120 +71,161 @@ class Guard:
         Raises:
             OutOfMemoryAfterAllError: if it fails under all of them.
             UpdateCutError: if its update was cut, and could not be undone.
+            BatchChangedError: if the job changes the batch, so that the step cannot be done over.
+            LostContextError: if nothing can be computed on the card any more.
         """
+        self._climb_if_due(number)
+        self._insist(self._log.check)
+        self._write_if_due(number)
         entry = self._insist(lambda: self._log.begin(batch))
         while True:
             started = time.perf_counter()
-            done, cause = self._tried(batch)
-            if cause is None:
-                self._log.done(entry, time.perf_counter() - started)
-                assert done is not None, "an attempt that did not fail gives a result"
+            done = self._tried(entry, number)
+            if isinstance(done, Attempt):
+                seconds = time.perf_counter() - started
+                self._insist(partial(self._log.done, entry, seconds))
+                self._climbing.note_step()
                 return done
-            self._recover(entry, number, cause)
+            self._recover(entry, number, done)
+
+    def rehearse(self, batch: Any, number: int) -> Attempt:
+        """Carry out a step, under ever smaller plans if need be, and undo it.
+
+        Raises:
+            MemfitError: if it could not be undone.
+        """
+        self._insist(lambda: self._log.write(number - 1))
+        if self._log.obstacle is not None:
+            msg = f"A step cannot be rehearsed, as it could not be undone: {self._log.obstacle}."
+            raise MemfitError(msg)
+        before = self._insist(lambda: self._log.begin(batch))
+        done = self.step(batch, number)
+        self._insist(self._log.roll_back)
+        self._insist(lambda: before.restore(self._steps.session))
+        self._log.forget("a step was rehearsed")
+        return done
 
     def forget(self) -> None:
         """Go back no further than to now: something else has changed the state."""
-        self._log.forget()
+        self._log.forget("the state was loaded from a checkpoint")
 
     def close(self) -> None:
         """Drop what was kept to go back to."""
         self._log.close()
 
-    def _tried(self, batch: Any) -> tuple[Attempt | None, str | None]:
-        """Attempt a step; give its result, or why it ran out of memory."""
-        try:
-            return self._steps.attempt(batch), None
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            cause = str(error).strip().partition("\n")[0] or type(error).__name__
-        # The step drops its gradients, but may have failed in that as well.
-        for parameter in self._steps.session.model.parameters():
-            parameter.grad = None
-        return None, cause
+    def _write_if_due(self, number: int) -> None:
+        """Write the file if that is due on any rank: all have to go back equally far."""
+        said = self._ranks.exchange(int(self._log.is_due))
+        if any(each[0] for each in said):
+            self._insist(lambda: self._log.write(number - 1))
 
-    def _recover(self, entry: StepEntry, number: int, cause: str) -> None:
-        """Undo an attempt and take a smaller plan."""
-        phase, plan = self._steps.phase, self._steps.plan.labels()
-        _free(self._steps.session.device_type)
-        repeated = self._undo(entry, phase, number, cause)
-        if self._steps.plan.labels() == plan:
-            self._take_smaller_plan(number, cause)
-        # The logged steps were carried out under the plan before.
-        self._insist(self._log.write)
-        self.events.append(
-            OutOfMemoryEvent(
-                step=number,
-                phase=phase.value,
-                cause=cause,
-                plan=plan,
-                next_plan=self._steps.plan.labels(),
-                num_steps_repeated=repeated,
-            )
-        )
-
-    def _undo(self, entry: StepEntry, phase: Phase, number: int, cause: str) -> int:
-        """Put everything back as it was before the step; give the number of steps repeated."""
-        session, repeated = self._steps.session, 0
-        # Fused optimizers and batch normalisation change tensors without telling autograd, so
-        # versions of tensors do not show what an attempt has changed.
-        is_cut = phase is Phase.OPTIMIZER or session.updates_in_backward
-        if is_cut or entry.buffers is None:
-            repeated = self._repeat(number, cause)
-        self._insist(lambda: entry.restore(session))
-        return repeated
-
-    def _repeat(self, number: int, cause: str) -> int:
-        """Go back to the file, and carry out again what was done since.
+    def _tried(self, entry: StepEntry, number: int) -> Attempt | Failure:
+        """Attempt a step.
 
         Raises:
-            UpdateCutError: if there is no file.
+            LostContextError: if nothing can be computed on the card any more.
         """
-        if self._log.obstacle is not None:
-            raise UpdateCutError(number, cause, self._log.obstacle)
+        try:
+            return self._attempts.tried(entry.batch, keeps_buffers=entry.buffers is not None)
+        except Exception as error:
+            if not has_lost_context(error):
+                raise
+            cause = str(error).partition("\n")[0]
+            saved = save_emergency_checkpoint(self._steps.session, self._log, self._settings.folder)
+            lost = LostContextError(
+                number, cause, None if saved is None else str(saved), self._log.num_steps_before
+            )
+            exit_with_code_of(lost)
+            raise lost from error
+
+    def _recover(self, entry: StepEntry, number: int, failure: Failure) -> None:
+        """Undo an attempt and take a smaller plan."""
+        plan = self._steps.plan.labels()
+        free_memory(self._device_type)
+        repeated = self._repeat(number, failure) if failure.is_cut else 0
+        self._insist(lambda: entry.restore(self._steps.session))
+        if self._insist(entry.has_changed_batch):
+            raise BatchChangedError(number, failure.cause)
+        if self._steps.plan.labels() == plan:
+            self._take_smaller_plan(number, failure.cause)
+        # The logged steps were carried out under the plan before.
+        self._insist(lambda: self._log.write(number - 1))
+        event = OutOfMemoryEvent(
+            step=number,
+            phase=failure.place,
+            cause=failure.cause,
+            plan=plan,
+            next_plan=self._steps.plan.labels(),
+            num_steps_repeated=repeated,
+            rank=failure.rank,
+        )
+        self.events.append(event)
+        self._on_event(event)
+
+    def _repeat(self, number: int, failure: Failure) -> int:
+        """Go back to the file, and carry out again what was done since; give how many steps.
+
+        Raises:
+            UpdateCutError: if there is no file on some rank, or a batch is not what it was.
+        """
+        obstacle = self._log.obstacle
+        if any(self._insist(entry.has_changed_batch) for entry in self._log.entries):
+            obstacle = "a batch was changed after its step, for example by being filled anew"
+        said = self._ranks.exchange(int(obstacle is not None))
+        if obstacle is not None or any(each[0] for each in said):
+            raise UpdateCutError(number, failure.cause, obstacle or "another rank cannot go back")
         entries = [*self._log.entries]
         while True:
             self._insist(self._log.roll_back)
-            if all(self._repeated(entry) for entry in entries):
+            if all(self._repeated(entry, number) for entry in entries):
                 return len(entries)
-            _free(self._steps.session.device_type)
+            free_memory(self._device_type)
             self._insist(self._log.roll_back)
             self._insist(lambda: entries[0].restore(self._steps.session))
-            self._take_smaller_plan(number - len(entries), cause)
+            self._take_smaller_plan(number - len(entries), failure.cause)
 
-    def _repeated(self, entry: StepEntry) -> bool:
+    def _repeated(self, entry: StepEntry, number: int) -> bool:
         self._insist(lambda: entry.restore(self._steps.session))
-        _, cause = self._tried(entry.batch)
-        return cause is None
-
-    def _insist(self, action: Callable[[], _R]) -> _R:
-        """Carry out what the guard itself needs and may be done over, again if memory is short."""
-        for _ in range(_MOST_TRIES - 1):
-            try:
-                return action()
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            _free(self._steps.session.device_type)
-        return action()
+        return isinstance(self._tried(entry, number), Attempt)
 
     def _take_smaller_plan(self, number: int, cause: str) -> None:
-        """Go on with the next smaller plan.
+        """Go on with the next smaller plan, the same on every rank.
 
         Raises:
             OutOfMemoryAfterAllError: if there is none.
         """
-        plans = [" + ".join(event.plan) or "as it is" for event in self.events]
-        plans.append(" + ".join(self._steps.plan.labels()) or "as it is")
+        plan, reason = self._steps.plan, None
         try:
             self._steps.take_smaller_plan()
         except StrategyError as error:
-            tried = [*dict.fromkeys(plans)]
-            raise OutOfMemoryAfterAllError(number, tried, cause, error.reason) from None
+            reason = error.reason
+        said = self._ranks.exchange(int(reason is not None), self._steps.plan.checksum())
+        if reason is not None:
+            plans = [" + ".join(event.plan) or "as it is" for event in self.events]
+            plans.append(" + ".join(plan.labels()) or "as it is")
+            raise OutOfMemoryAfterAllError(number, [*dict.fromkeys(plans)], cause, reason)
+        if len(set(said)) > 1:
+            msg = "the ranks have not come to the same plan"
+            raise OtherRankError(msg)
+        self._climbing.note_descent(plan)
 
+    def _climb_if_due(self, number: int) -> None:
+        """Try the plan above again, after many steps that went well."""
+        plan = self._climbing.due_plan()
+        if plan is None:
+            return
+        before = self._steps.plan.labels()
+        try:
+            self._steps.change_plan(plan)
+        except StrategyError:  # the job has changed since; where it is, it may stay
+            self._climbing.note_refusal()
+            return
+        self._climbing.note_climb()
+        self._log.forget("the plan was changed")
+        self._on_event(
+            PlanClimbedEvent(step=number, plan=before, next_plan=self._steps.plan.labels())
+        )
 
-def _free(device_type: str) -> None:
-    """Give back what the failed attempt left behind."""
-    gc.collect()
-    if device_type == "cuda":
-        torch.cuda.empty_cache()
+    def _insist(self, action: Callable[[], Any]) -> Any:
+        """Carry out what the guard itself needs, again if memory is short."""
+        return insist(action, self._device_type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,12 @@ from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import Strategy, Undo
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Phase
+
+DATA_TRANSFER = "data transfer"
+
+
+def _nothing() -> None:
+    """Do nothing before the update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +53,27 @@ class PlannedSteps:
         self.session = session
         self.plan = plan
         self.monitor = monitor
-        self.phase = Phase.FORWARD
-        """The part that the latest step has come to."""
+        self.place: str = Phase.FORWARD
+        """The part that the latest step has come to: a phase, or the transfer of its batch."""
         self._listener = phase_listener
         self._undos = apply_strategies(session, plan.strategies)
         session.optimizer.zero_grad(set_to_none=True)
 
-    def attempt(self, batch: Any) -> Attempt:
-        """Carry out one step; tensors that are not on the session's device are moved there."""
-        self.phase = Phase.FORWARD
-        batch = self._on_device(batch)
+    def attempt(self, batch: Any, before_update: Callable[[], None] = _nothing) -> Attempt:
+        """Carry out one step; tensors that are not on the session's device are moved there.
+
+        ``before_update`` is called when the gradients are there.
+        """
+        self.place = DATA_TRANSFER
+        batch = self.on_device(batch)
         with self._observing(batch) as reading:
-            loss = self._carry_out(batch)
+            loss = self._carry_out(batch, before_update)
         return Attempt(loss=loss, reading=reading)
+
+    def drop_gradients(self) -> None:
+        """Drop what gradients there are; a step does so itself, but may fail in that as well."""
+        for parameter in self.session.model.parameters():
+            parameter.grad = None
 
     def take_smaller_plan(self) -> None:
         """Go on with the next plan of the ladder, or with half the micro-batch.
@@ -69,7 +83,7 @@ class PlannedSteps:
         """
         for plan in smaller_plans(self.plan, self.session):
             try:
-                self._change_plan(plan)
+                self.change_plan(plan)
             except StrategyError:
                 continue
             return
@@ -80,7 +94,7 @@ class PlannedSteps:
         _undo_all(self._undos)
         self._undos = []
 
-    def _change_plan(self, plan: Plan) -> None:
+    def change_plan(self, plan: Plan) -> None:
         """Carry out the steps to come under another plan; on an error the old one stays."""
         self.close()
         try:
@@ -90,7 +104,7 @@ class PlannedSteps:
             raise
         self.plan = plan
 
-    def _on_device(self, batch: Any) -> Any:
+    def on_device(self, batch: Any) -> Any:
         """Move a batch to the GPU; on the CPU it is left alone."""
         place = self.session.device_type
         if place == CPU:
@@ -104,12 +118,13 @@ class PlannedSteps:
         batch_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
         return self.monitor.observe(self.session.owned_tensors(batch), batch_bytes)
 
-    def _carry_out(self, batch: Any) -> torch.Tensor:
+    def _carry_out(self, batch: Any, before_update: Callable[[], None]) -> torch.Tensor:
         session = self.session
         session.spill.begin_step()
         try:
             self._enter_phase(Phase.FORWARD)
             loss = session.gradient_pass(session, batch, self._enter_phase)
+            before_update()
             self._enter_phase(Phase.OPTIMIZER)
             session.update(session)
         finally:  # the gradients of a step that failed are not those of the next one
@@ -117,7 +132,7 @@ class PlannedSteps:
         return loss
 
     def _enter_phase(self, phase: Phase) -> None:
-        self.phase = phase
+        self.place = phase
         if self._listener is not None:
             self._listener(phase)
 

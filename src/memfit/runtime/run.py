@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from memfit.devices.spec import CPU, CUDA
-from memfit.errors import DeviceUnavailableError
+from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.journal.records import OutOfMemoryEvent
+from memfit.runtime.evaluation import Evaluation
+from memfit.runtime.found_plan import FoundPlan
 from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.guard import Guard
-from memfit.runtime.monitor import StepMonitor
-from memfit.runtime.planned_steps import PlannedSteps
-from memfit.session.batches import BatchLayout, find_layout
+from memfit.runtime.largest_batch import LargestBatch, largest_batch
+from memfit.runtime.notes import RunNotes
+from memfit.runtime.planned_steps import Attempt, PlannedSteps
+from memfit.session.batches import BatchLayout
 from memfit.session.session import PhaseListener, Session, open_session
 from memfit.strategies.plan import Plan
 
@@ -43,16 +45,19 @@ class Run:
 
     def __init__(
         self,
-        session: Session,
-        plan: Plan,
+        steps: PlannedSteps,
         *,
-        phase_listener: PhaseListener | None = None,
-        monitor: StepMonitor | None = None,
-        is_guarded: bool = False,
+        guard: Guard | None = None,
+        before_update: Callable[[], None] | None = None,
+        notes: RunNotes | None = None,
     ) -> None:
-        self._steps = PlannedSteps(session, plan, phase_listener=phase_listener, monitor=monitor)
+        self._steps = steps
+        self._guard = guard
+        self._before_update = before_update
+        self._notes = notes or RunNotes()
+        self._found = FoundPlan(steps)
+        self._evaluation = Evaluation(steps, self._notes.event)
         self._num_steps = 0
-        self._guard = Guard(self._steps) if is_guarded else None
 
     @property
     def plan(self) -> Plan:
@@ -92,11 +97,63 @@ class Run:
             batch: a pytree of tensors laid out like the job's ``batch``; it may hold fewer samples.
                 Tensors that are not on the run's device are moved there.
         """
-        if self._guard is None:
-            done = self._steps.attempt(batch)
-        else:
-            done = self._guard.step(batch, self._num_steps + 1)
+        result = self._result(batch, self._carry_out(batch))
         self._num_steps += 1
+        self._notes.step(self._num_steps, result, self._steps, batch)
+        return result
+
+    def evaluate(self, batch: Any, function: Callable[..., Any] | None = None) -> Any:
+        """Evaluate a batch without gradients and in evaluation mode, in pieces if need be.
+
+        Args:
+            batch: laid out like the job's ``batch``.
+            function: ``(model, batch)``, called on pieces if the batch does not fit whole; it gives
+                a pytree of tensors with one row per sample, or means over the samples, or a
+                ``memfit.Total``. None takes the job's loss.
+
+        Raises:
+            OutOfMemoryAfterAllError: if not even one sample fits, or the job's loss couples them.
+            MemfitError: if what pieces give cannot be put together.
+        """
+        found = self._evaluation(batch, function, self._num_steps)
+        self._notes.evaluated(self._num_steps, batch)
+        return found
+
+    def rehearse(self, batch: Any) -> StepResult:
+        """Carry out a step on a batch, find a plan under which it fits, and undo all but that.
+
+        Raises:
+            MemfitError: if the run is not guarded, or the step could not be undone.
+            OutOfMemoryAfterAllError: if it fits under no plan.
+        """
+        if self._guard is None:
+            msg = "A rehearsal has to be undone, and this run is not guarded: start(guard=True)."
+            raise MemfitError(msg)
+        return self._result(batch, self._guard.rehearse(batch, self._num_steps + 1))
+
+    def rehearse_largest(
+        self, loader: Iterable[Any], *, most_seconds: float = 30.0
+    ) -> tuple[StepResult, LargestBatch]:
+        """Rehearse the largest batch that a loader can give, before training meets it.
+
+        Args:
+            loader: a ``DataLoader`` or anything that gives batches.
+            most_seconds: how long to look for the largest batch.
+
+        Raises:
+            MemfitError: as ``rehearse`` does, or if the loader gives nothing.
+        """
+        largest = largest_batch(loader, most_seconds=most_seconds)
+        return self.rehearse(largest.batch), largest
+
+    def _carry_out(self, batch: Any) -> Attempt:
+        if self._guard is not None:
+            return self._guard.step(batch, self._num_steps + 1)
+        if self._before_update is not None:
+            return self._steps.attempt(batch, self._before_update)
+        return self._steps.attempt(batch)
+
+    def _result(self, batch: Any, done: Attempt) -> StepResult:
         prediction = self.plan.prediction
         return StepResult(
             loss=done.loss,
@@ -107,8 +164,9 @@ class Run:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint must keep: model, optimizer and number of steps."""
+        """Give what a checkpoint must keep: model, optimizer, number of steps, the plan found."""
         return {
+            "plan": self._found.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "num_steps": self._num_steps,
@@ -116,7 +174,11 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state given by ``state_dict``; the plan stays this run's own."""
+        """Take up a state given by ``state_dict``.
+
+        The plan stays this run's own, unless the state is of a run that began with the same one and
+        had to take a smaller one: then that is gone on with.
+        """
         groups = self.optimizer.param_groups
         flags = [{key: group.get(key) for key in _IMPLEMENTATION_FLAGS} for group in groups]
         try:
@@ -126,6 +188,7 @@ class Run:
                 if name in state:
                     part.load_state_dict(state[name])
             self._num_steps = int(state["num_steps"])
+            self._found.load_state_dict(state.get("plan"))
         finally:
             # The saved groups carry the implementation of the run that saved them.
             for group, own in zip(self.optimizer.param_groups, flags, strict=True):
@@ -134,39 +197,20 @@ class Run:
                 self._guard.forget()
 
     def close(self) -> None:
-        """Take the strategies off the model and the optimizer."""
+        """Take the strategies off the model and the optimizer, and end the journal."""
         self._steps.close()
         if self._guard is not None:
             self._guard.close()
-
-
-def start(
-    job: Job, plan: Plan | None = None, *, device: str | None = None, guard: bool = False
-) -> Run:
-    """Build a job's model and optimizer here and get ready to carry out its steps under a plan.
-
-    Args:
-        job: what to train.
-        plan: how; None carries the job out as it is.
-        device: ``cpu`` or a CUDA device of this machine (``cuda``, ``cuda:1``); None takes the
-            kind of device that the plan was made for.
-        guard: whether a step that runs out of memory is undone and carried out again under the next
-            plan of the ladder; see ``memfit.runtime.guard``.
-
-    Raises:
-        StrategyError: if a strategy of the plan cannot apply to the job.
-        DeviceUnavailableError: if the device is not in this machine.
-    """
-    plan = plan or Plan()
-    if device is None:
-        device = CPU if plan.device == CPU else CUDA
-    device_type = device.partition(":")[0]
-    if device_type != "cpu" and not torch.cuda.is_available():
-        raise DeviceUnavailableError(device, "torch sees no CUDA device")
-    session = open_session(job, device_type, find_layout(job), accumulate_gradients)
-    return Run(session, plan, monitor=StepMonitor(device_type), is_guarded=guard)
+        self._notes.close()
 
 
 def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Session:
     """Build a session that carries the job out as it is."""
     return open_session(job, device_type, layout, accumulate_gradients)
+
+
+def unguarded_run(
+    session: Session, plan: Plan, *, phase_listener: PhaseListener | None = None
+) -> Run:
+    """Get ready to carry out a few steps to record, measure or compare them."""
+    return Run(PlannedSteps(session, plan, phase_listener=phase_listener))

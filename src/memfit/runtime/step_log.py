@@ -6,7 +6,8 @@ logged with all they depend on. A step that failed before its update needs the c
 that failed in the update goes back to the file, and the logged steps are carried out again, which
 gives the same bits on the same device under the same plan.
 
-Not seen: parameters that are changed between steps by the caller, who may call ``forget``.
+Where the caller changes parameters between steps, or a batch after its step, steps cannot be
+repeated; fingerprints show it, and a cut update is then said instead of undone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memfit.runtime.fingerprint import Fingerprint, tensors_in
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.session.session import Session
 from memfit.session.surroundings import RandomStates
@@ -32,9 +34,10 @@ from memfit.units import MIB, format_bytes
 
 _MOST_BUFFER_BYTES = 16 * MIB
 """Buffers larger than this together are not copied before every step."""
-_MOST_STEPS = 200
-_MOST_BATCH_BYTES = 256 * MIB
+_MOST_STEPS = 1000
+_MOST_BATCH_BYTES = 1024 * MIB
 """The log holds on to no more batches than this."""
+_MOST_OUTSIDE_CHANGES = 3
 _MOST_DISK_FRACTION = 0.5
 """The file takes no more of what is free on the disk."""
 
@@ -44,6 +47,7 @@ class StepEntry:
     """What one step began with."""
 
     batch: Any
+    batch_fingerprint: Fingerprint
     random_states: RandomStates
     python_random: Any
     numpy_random: Any
@@ -62,6 +66,7 @@ class StepEntry:
         parameter = next(session.model.parameters(), torch.empty(0))
         return cls(
             batch=batch,
+            batch_fingerprint=Fingerprint.of(tensors_in(batch)),
             random_states=RandomStates.here(parameter),
             python_random=random.getstate(),
             numpy_random=np.random.get_state(),
@@ -71,6 +76,10 @@ class StepEntry:
             },
             buffers=copied if num_bytes <= _MOST_BUFFER_BYTES else None,
         )
+
+    def has_changed_batch(self) -> bool:
+        """Say whether the batch is not what it was when the step began."""
+        return self.batch_fingerprint != Fingerprint.of(tensors_in(self.batch))
 
     def restore(self, session: Session) -> None:
         """Put back what was copied."""
@@ -93,7 +102,7 @@ class StepLog:
         overhead_fraction: the share of the time that writing the file may take.
     """
 
-    def __init__(self, session: Session, overhead_fraction: float = 0.01) -> None:
+    def __init__(self, session: Session, overhead_fraction: float = 0.005) -> None:
         self._session = session
         self._overhead_fraction = overhead_fraction
         self._file: Any = None
@@ -101,27 +110,50 @@ class StepLog:
         self._write_seconds = 0.0
         self._seconds = 0.0
         self._batch_bytes = 0
+        self._left: Fingerprint | None = None
+        """Of the parameters, as the latest step has left them."""
+        self._num_outside_changes = 0
+        self._has_given_up = False
         self.entries: list[StepEntry] = []
-        self.obstacle: str | None = None
-        """Why there is no file to go back to, and will be none."""
+        self.num_steps_before = 0
+        """How many steps had been done when the file was written."""
+        self.obstacle: str | None = "no file has been written yet"
+        """Why there is nothing to go back to; None while there is."""
+
+    @property
+    def is_due(self) -> bool:
+        """Say whether to write the file before the next step."""
+        if self._has_given_up:
+            return False
+        is_cheap = self._write_seconds < self._overhead_fraction * self._seconds
+        return is_cheap or self._write_seconds == 0.0
+
+    def check(self) -> None:
+        """See whether parameters have been changed since the latest step left them."""
+        if self._left is None or self._left == Fingerprint.of(self._parameters()):
+            return
+        self._num_outside_changes += 1
+        self.forget("parameters were changed between steps by other code")
+        # Once may be a checkpoint that was loaded; a habit would have the file written every step.
+        self._has_given_up = self._num_outside_changes > _MOST_OUTSIDE_CHANGES
 
     def begin(self, batch: Any) -> StepEntry:
-        """Note what a step begins with; write the file where that is due."""
-        if self._is_due():
-            self.write()
+        """Note what a step begins with."""
         return StepEntry.of(self._session, batch)
 
     def done(self, entry: StepEntry, seconds: float) -> None:
         """Log a step that was carried out."""
+        self._left = Fingerprint.of(self._parameters())
+        self._seconds += seconds
         if self._file is None:
             return
         self.entries.append(entry)
-        self._seconds += seconds
-        leaves = tree_leaves(entry.batch)
-        self._batch_bytes += sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor))
+        self._batch_bytes += sum(tensor.nbytes for tensor in tensors_in(entry.batch))
+        if len(self.entries) > _MOST_STEPS or self._batch_bytes > _MOST_BATCH_BYTES:
+            self._drop("the steps since the file was written are too many to keep")
 
-    def write(self) -> None:
-        """Write the file anew, and forget the steps before it.
+    def write(self, num_steps: int) -> None:
+        """Write the file anew after some number of steps, and forget the steps before it.
 
         Training is not stopped for a file that cannot be written: ``obstacle`` then says why.
         """
@@ -131,44 +163,54 @@ class StepLog:
             "buffers": dict(self._session.model.named_buffers()),
             "optimizer": self._session.optimizer.state_dict()["state"],
         }
-        self.entries.clear()
         self.close()
         try:
             self._file = _written(content)
         except (OSError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            self.obstacle = str(error).partition("\n")[0]
+            self._drop(str(error).partition("\n")[0])
+            self._has_given_up = True
             return
         self._closing = weakref.finalize(self, self._file.close)
         self._write_seconds = time.perf_counter() - started
         self._seconds, self._batch_bytes = 0.0, 0
+        self.num_steps_before = num_steps
+        self.obstacle = None
+
+    def content(self) -> dict[str, Any]:
+        """Read the file: parameters and buffers by name, optimizer states by number, on the CPU."""
+        assert self._file is not None, "asked for only where there is no obstacle"
+        self._file.seek(0)
+        content: dict[str, Any] = torch.load(self._file, map_location="cpu", weights_only=True)
+        return content
 
     def roll_back(self) -> None:
         """Put parameters, buffers and optimizer states back as they are in the file."""
-        assert self._file is not None, "asked for only where there is no obstacle"
-        self._file.seek(0)
-        content = torch.load(self._file, map_location="cpu", weights_only=True)
+        content = self.content()
         _copy_into(dict(self._session.model.named_parameters()), content["parameters"])
         _copy_into(dict(self._session.model.named_buffers()), content["buffers"])
         _restore_states(self._session.optimizer, content["optimizer"])
 
-    def forget(self) -> None:
-        """Write the file anew before the next step."""
-        self.close()
+    def forget(self, reason: str) -> None:
+        """Go back no further than to the next file, which is due at once."""
+        self._drop(reason)
+        self._left = None
+        self._write_seconds = 0.0
 
     def close(self) -> None:
         """Drop the file."""
+        self.entries.clear()
         if self._file is not None:
             self._closing()
             self._file = None
 
-    def _is_due(self) -> bool:
-        if self._file is None:
-            return self.obstacle is None
-        is_cheap = self._write_seconds < self._overhead_fraction * self._seconds
-        is_full = len(self.entries) >= _MOST_STEPS or self._batch_bytes > _MOST_BATCH_BYTES
-        return is_cheap or is_full
+    def _drop(self, reason: str) -> None:
+        self.close()
+        self.obstacle = reason
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return list(self._session.model.parameters())
 
 
 def _written(content: dict[str, Any]) -> Any:

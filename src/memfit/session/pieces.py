@@ -36,6 +36,7 @@ class GradientSum:
     def finish(self) -> torch.Tensor:
         """Divide the gradients by the count, where there is one; return the mean loss."""
         assert self._loss is not None, "a batch has at least one micro-batch"
+        self._session.num_counted = self._count
         if self._count is None:
             return self._loss
         for parameter in self._session.model.parameters():

@@ -77,6 +77,8 @@ class Session:
     update: Update = clip_and_step
     updates_in_backward: bool = False
     """Whether parameters are updated while gradients are still being computed."""
+    num_counted: torch.Tensor | float | None = None
+    """What the latest loss was divided by, where the job gives a Total."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """What checkpoints must keep besides model and optimizer, by name."""
     facts: JobFacts | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,10 @@ class Plan:
         """Write the strategies with their settings."""
         return tuple(strategy.label() for strategy in self.strategies)
 
+    def checksum(self) -> int:
+        """Sum up the strategies with their settings, the same in every process."""
+        return zlib.crc32("\n".join(self.labels()).encode())
+
     def with_prediction(self, prediction: Prediction) -> Self:
         """Give the same plan with another prediction."""
         return replace(self, prediction=prediction)
@@ -86,14 +91,23 @@ class Plan:
         except (YAMLError, UnicodeDecodeError) as error:
             reason = f"it is no YAML ({str(error).splitlines()[0]})"
             raise PlanFileError(str(path), reason) from None
+        return cls.from_json(content, str(path))
+
+    @classmethod
+    def from_json(cls, content: Any, where: str = "the plan") -> Self:
+        """Make a plan of what ``to_json`` gives; its prediction is left out.
+
+        Raises:
+            PlanFileError: if it is no plan, or has unknown strategies; it names ``where``.
+        """
         if not isinstance(content, dict) or content.get("memfit_plan") != _VERSION:
-            raise PlanFileError(str(path), f"it does not say memfit_plan: {_VERSION}")
+            raise PlanFileError(where, f"it does not say memfit_plan: {_VERSION}")
         try:
             strategies = _strategies(content.get("strategies"))
             ladder = [_strategies(rung) for rung in content.get("ladder") or []]
             numerics = Numerics(content.get("numerics", Numerics.EXACT))
         except (StrategyError, ValueError, KeyError, TypeError) as error:
-            raise PlanFileError(str(path), str(error).rstrip(".")) from None
+            raise PlanFileError(where, str(error).rstrip(".")) from None
         device = str(content.get("device", CPU))
         return cls(
             strategies=strategies,

@@ -1,0 +1,147 @@
+"""Evaluates a batch, in pieces if it does not fit whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from memfit.errors import MemfitError, OutOfMemoryAfterAllError
+from memfit.job import Total
+from memfit.journal.records import Event, OutOfMemoryEvent
+from memfit.runtime.insistence import free_memory
+from memfit.runtime.out_of_memory import is_out_of_memory
+from memfit.runtime.planned_steps import PlannedSteps
+from memfit.session.coupling import find_coupling
+from memfit.session.surroundings import RandomStates
+
+EVALUATION = "evaluation"
+
+
+class Evaluation:
+    """Evaluate batches in evaluation mode and without gradients.
+
+    A batch that does not fit whole is cut into pieces, and what they give is put together. That is
+    the same only where samples do not depend on each other, which is looked into for the job's own
+    loss; for a function of the caller's it is the caller's word.
+    """
+
+    def __init__(self, steps: PlannedSteps, on_event: Callable[[Event], None]) -> None:
+        self._steps = steps
+        self._on_event = on_event
+        self._most_samples: int | None = None
+        """The largest piece that did not run out of memory; None while no batch has."""
+
+    def __call__(self, batch: Any, function: Callable[..., Any] | None, number: int) -> Any:
+        """Give what ``function(model, batch)`` gives for a batch; the mean loss without one.
+
+        Raises:
+            OutOfMemoryAfterAllError: if not even one sample fits, or the loss couples samples.
+            MemfitError: if what pieces give cannot be put together.
+        """
+        session = self._steps.session
+        was_training = [module for module in session.model.modules() if module.training]
+        session.model.eval()
+        try:
+            with torch.no_grad():
+                return self._evaluated(batch, function, number)
+        finally:
+            for module in was_training:
+                module.training = True
+
+    def _evaluated(self, batch: Any, function: Callable[..., Any] | None, number: int) -> Any:
+        session = self._steps.session
+        num_samples = session.layout.num_samples(batch)
+        random_states = RandomStates.here(*session.model.parameters())
+        while True:
+            size = min(num_samples, self._most_samples or num_samples)
+            cause = None
+            try:
+                pieces = self._pieces(batch, function, size)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                cause = str(error).strip().partition("\n")[0]
+            if cause is None:
+                return _joined(pieces)
+            free_memory(session.device_type)
+            random_states.put_back(session.device_type)
+            self._halve(size, function, number, cause)
+
+    def _pieces(
+        self, batch: Any, function: Callable[..., Any] | None, size: int
+    ) -> list[tuple[Any, int]]:
+        """Evaluate a batch piece by piece; give results with their numbers of samples."""
+        session = self._steps.session
+        found = []
+        for piece, count in session.layout.split(batch, size):
+            here = self._steps.on_device(piece)
+            value = session.loss_of(here) if function is None else function(session.model, here)
+            found.append((value, count))
+        return found
+
+    def _halve(
+        self, size: int, function: Callable[..., Any] | None, number: int, cause: str
+    ) -> None:
+        """Go on with pieces of half the size.
+
+        Raises:
+            OutOfMemoryAfterAllError: if that is not possible.
+        """
+        session = self._steps.session
+        reason = "a piece has one sample already." if size <= 1 else None
+        if reason is None and function is None:
+            coupling = find_coupling(session.job, session.layout)
+            if coupling is not None and coupling.forbids_pieces:
+                reason = coupling.sentence
+        if reason is not None:
+            raise OutOfMemoryAfterAllError(number, [_pieces_of(size)], cause, reason)
+        self._most_samples = size // 2
+        self._on_event(
+            OutOfMemoryEvent(
+                step=number,
+                phase=EVALUATION,
+                cause=cause,
+                plan=(_pieces_of(size),),
+                next_plan=(_pieces_of(size // 2),),
+                num_steps_repeated=0,
+            )
+        )
+
+
+def _pieces_of(size: int) -> str:
+    return f"pieces({size})"
+
+
+def _joined(pieces: Sequence[tuple[Any, int]]) -> Any:
+    """Put together what pieces gave, as if they had been one.
+
+    Raises:
+        MemfitError: if that cannot be done.
+    """
+    first = pieces[0][0]
+    if isinstance(first, Total):
+        return sum(p.sum for p, _ in pieces) / sum(p.count for p, _ in pieces)
+    if len(pieces) == 1:
+        return first
+    leaves = [tree_flatten(value)[0] for value, _ in pieces]
+    counts = [count for _, count in pieces]
+    joined = [_joined_leaves(parts, counts) for parts in zip(*leaves, strict=True)]
+    return tree_unflatten(joined, tree_flatten(first)[1])
+
+
+def _joined_leaves(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    pairs = [*zip(parts, counts, strict=True)]
+    if all(isinstance(part, torch.Tensor) for part in parts):
+        if all(part.dim() and len(part) == count for part, count in pairs):
+            return torch.cat([*parts])
+        if all(part.dim() == 0 for part in parts):
+            return sum(part * (count / sum(counts)) for part, count in pairs)
+    msg = (
+        f"The batch did not fit whole, and a {type(parts[0]).__name__} from each of {len(parts)} "
+        "pieces cannot be put together. Return tensors with one row per sample, means over the "
+        "samples, or memfit.Total(sum, count)."
+    )
+    raise MemfitError(msg)

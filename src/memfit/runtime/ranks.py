@@ -1,0 +1,175 @@
+"""What ranks tell each other before anyone goes on, so that all do the same and nobody waits.
+
+Ranks talk over a group of their own (gloo, on the host), never over the one that training uses,
+which may be stuck: a rank that has run out of memory does not come to the exchange that the others
+wait in. It leaves training's group, which ends their wait, and all of them make that group anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from memfit.errors import OtherRankError
+
+_PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for one that does something else, such as validating. A rank that has died
+is noticed at once."""
+_LOST_PEER_TEXTS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "timed out waiting",
+    "nccl communicator was aborted",
+    "remote process exited or there was a network error",
+)
+"""In lower case; what gloo and NCCL say once another rank has left the group."""
+
+
+class Ranks(Protocol):
+    """Tell all ranks something, and hear what they tell."""
+
+    rank: int
+    num_ranks: int
+
+    def exchange(self, *values: int) -> list[tuple[int, ...]]:
+        """Give what every rank has said; all have to say equally many values."""
+
+    def begin_step(self) -> None:
+        """Count from here what training's group is used for."""
+
+    def note_training(self) -> None:
+        """Note whether training's group was used since the step began."""
+
+    def leave_training(self) -> None:
+        """Leave training's group, which ends the others' wait in it."""
+
+    def join_training(self) -> None:
+        """Make training's group anew; every rank has to."""
+
+
+class Alone:
+    """Be the only rank."""
+
+    rank = 0
+    num_ranks = 1
+
+    def exchange(self, *values: int) -> list[tuple[int, ...]]:
+        """Give back what was said."""
+        return [values]
+
+    def begin_step(self) -> None:
+        """Count nothing."""
+
+    def note_training(self) -> None:
+        """Note nothing."""
+
+    def leave_training(self) -> None:
+        """Leave nothing."""
+
+    def join_training(self) -> None:
+        """Join nothing."""
+
+
+class JoinedRanks:
+    """Be one rank of those in torch's default process group.
+
+    Groups that are held on to, such as those of ``torch.distributed.new_group``, do not outlive
+    ``leave_training``; that is not called while only memfit itself uses training's group.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        # There is no public way to the store, and another one would need a port of its own.
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._backend = dist.get_backend()
+        self._num_rejoined = 0
+        self._num_exchanges = _num_exchanges()
+        self._is_used = True
+        """Whether steps talk over training's group: taken for granted until one was seen whole."""
+        self._has_left = False
+        self._group: Any = dist.ProcessGroupGloo(
+            dist.distributed_c10d.PrefixStore("memfit-guard", self._store),
+            self.rank,
+            self.num_ranks,
+            _PATIENCE,
+        )
+
+    def exchange(self, *values: int) -> list[tuple[int, ...]]:
+        """Give what every rank has said.
+
+        Raises:
+            OtherRankError: if a rank has died.
+        """
+        own = torch.tensor(values)
+        found = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        try:
+            self._group.allgather([found], [own]).wait()
+        except RuntimeError as error:
+            raise OtherRankError(str(error).partition("\n")[0]) from error
+        return [tuple(each.tolist()) for each in found]
+
+    def begin_step(self) -> None:
+        """Count from here what training's group is used for."""
+        self._num_exchanges = _num_exchanges()
+
+    def note_training(self) -> None:
+        """Note whether the step has used training's group."""
+        self._is_used = _num_exchanges() > self._num_exchanges
+
+    def leave_training(self) -> None:
+        """Leave the group, if steps use it."""
+        if self._is_used and not self._has_left:
+            self._has_left = True
+            # Connections are closed once nothing holds the group, tracebacks included.
+            gc.collect()
+            dist.destroy_process_group()
+            gc.collect()
+
+    def join_training(self) -> None:
+        """Make the group anew over the same store, under another name."""
+        self.leave_training()
+        if self._has_left:
+            self._has_left = False
+            self._num_rejoined += 1
+            dist.init_process_group(
+                self._backend,
+                store=dist.distributed_c10d.PrefixStore(
+                    f"memfit-again-{self._num_rejoined}", self._store
+                ),
+                rank=self.rank,
+                world_size=self.num_ranks,
+            )
+
+    def _store_for(self, name: str) -> Any:
+        return dist.distributed_c10d.PrefixStore(f"memfit-{name}", self._store)
+
+
+def ranks_here() -> Ranks:
+    """Give the ranks of torch's default process group, or this process alone."""
+    return JoinedRanks() if num_ranks_here() > 1 else Alone()
+
+
+def num_ranks_here() -> int:
+    """Count the ranks of torch's default process group; 1 without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
+
+
+def has_lost_peer(error: BaseException) -> bool:
+    """Say whether an error tells that another rank has left an exchange."""
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(text in said for text in _LOST_PEER_TEXTS)
+
+
+def _num_exchanges() -> int:
+    """Count what training's group was used for."""
+    group: Any = dist.group.WORLD  # the method has no annotation
+    return 0 if group is None else int(group._get_sequence_number_for_group())

@@ -1,0 +1,81 @@
+"""Starts a Run: builds the job here and puts guard, monitor and notes around its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from memfit.devices.spec import CPU, CUDA
+from memfit.errors import DeviceUnavailableError, StrategyError
+from memfit.job import Job
+from memfit.runtime.attempts import Attempts
+from memfit.runtime.data_parallel import GradientAverage, unwrapped
+from memfit.runtime.gradients import accumulate_gradients
+from memfit.runtime.guard import Guard
+from memfit.runtime.guard_settings import GuardSettings
+from memfit.runtime.monitor import StepMonitor
+from memfit.runtime.notes import RunNotes
+from memfit.runtime.planned_steps import PlannedSteps
+from memfit.runtime.ranks import num_ranks_here, ranks_here
+from memfit.runtime.run import Run
+from memfit.session.batches import find_layout
+from memfit.session.session import Session, open_session
+from memfit.strategies.plan import Plan
+
+
+def start(
+    job: Job,
+    plan: Plan | None = None,
+    *,
+    device: str | None = None,
+    guard: bool | GuardSettings = True,
+    average_gradients: bool = False,
+) -> Run:
+    """Build a job's model and optimizer here and get ready to carry out its steps under a plan.
+
+    Args:
+        job: what to train. A model in ``DistributedDataParallel`` is taken out of it, and its
+            gradients are averaged over the ranks before the update.
+        plan: how; None carries the job out as it is.
+        device: ``cpu`` or a CUDA device of this machine (``cuda``, ``cuda:1``); None takes the
+            kind of device that the plan was made for.
+        guard: whether a step that runs out of memory is undone and carried out again under the next
+            plan of the ladder, or how; see ``memfit.runtime.guard``. With several ranks all of them
+            agree on every step.
+        average_gradients: whether gradients are averaged over the ranks of torch's default process
+            group. Not to be asked for where the loss itself exchanges what it needs.
+
+    Raises:
+        StrategyError: if a strategy of the plan cannot apply to the job.
+        DeviceUnavailableError: if the device is not in this machine.
+    """
+    plan = plan or Plan()
+    if device is None:
+        device = CPU if plan.device == CPU else CUDA
+    device_type = device.partition(":")[0]
+    if device_type != "cpu" and not torch.cuda.is_available():
+        raise DeviceUnavailableError(device, "torch sees no CUDA device")
+    session = open_session(job, device_type, find_layout(job), accumulate_gradients)
+    average = _averaging(session, asked_for=average_gradients)
+    steps = PlannedSteps(session, plan, monitor=StepMonitor(device_type))
+    if average is not None and session.updates_in_backward:
+        reason = "gradients are averaged over ranks before the update, and it leaves none."
+        raise StrategyError("optimizer-in-backward", reason)
+    notes = RunNotes()
+    if guard is False:
+        return Run(steps, before_update=average, notes=notes)
+    settings = GuardSettings() if guard is True else guard
+    ranks = ranks_here()
+    attempts = Attempts(steps, ranks, average)
+    return Run(steps, guard=Guard(steps, attempts, ranks, settings, notes.event), notes=notes)
+
+
+def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | None:
+    """Take the model out of DistributedDataParallel; give what averages gradients, if anything."""
+    model = unwrapped(session.model)
+    is_wrapped = model is not session.model
+    session.model = model
+    if not (is_wrapped or asked_for) or num_ranks_here() < 2:
+        return None
+    return GradientAverage(session, broadcasts_buffers=is_wrapped)

@@ -30,8 +30,7 @@ class Fingerprint:
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Take the fingerprint of tensors as they are."""
-        places = tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
-        return cls(places, _norms(tensors))
+        return cls(_places(tensors), _norms(_views(tensors)))
 
     def __eq__(self, other: object) -> bool:
         """Compare; waits for a GPU only if the versions are the same."""
@@ -50,21 +49,45 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
-def _norms(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Give the norms of some values of some tensors, a tensor per device and type."""
+class RepeatedFingerprint:
+    """Take the fingerprint of the same tensors again and again, at less cost."""
+
+    def __init__(self) -> None:
+        self._addresses: tuple[int, ...] = ()
+        self._grouped: list[list[torch.Tensor]] = []
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> Fingerprint:
+        """Take the fingerprint of tensors as they are."""
+        places = _places(tensors)
+        addresses = tuple(address for address, _ in places)
+        if addresses != self._addresses:
+            self._addresses, self._grouped = addresses, _views(tensors)
+        return Fingerprint(places, _norms(self._grouped))
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+    return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+
+def _views(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Give views of some values of some tensors, by device and type."""
     step = -(-len(tensors) // _MOST_TENSORS) if tensors else 1
     views: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors[::step]:
         if tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided:
             views.setdefault((tensor.device, tensor.dtype), []).append(_sampled(tensor))
-    return tuple(_norms_of(group) for group in views.values())
+    return list(views.values())
 
 
-def _norms_of(views: Iterable[torch.Tensor]) -> torch.Tensor:
-    found = list(views)
+def _norms(grouped: Iterable[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    """Give the norms of views, a tensor per group."""
+    return tuple(_norms_of(group) for group in grouped)
+
+
+def _norms_of(views: list[torch.Tensor]) -> torch.Tensor:
     # Half precision would hide small changes.
-    dtype = torch.promote_types(found[0].dtype, torch.float32)
-    return torch.stack(torch._foreach_norm(found, 2.0, dtype=dtype))
+    dtype = torch.promote_types(views[0].dtype, torch.float32)
+    return torch.stack(torch._foreach_norm(views, 2.0, dtype=dtype))
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:

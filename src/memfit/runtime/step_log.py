@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memfit.runtime.fingerprint import Fingerprint, tensors_in
+from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint, tensors_in
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.session.session import Session
 from memfit.session.surroundings import RandomStates
@@ -110,6 +110,7 @@ class StepLog:
         self._write_seconds = 0.0
         self._seconds = 0.0
         self._batch_bytes = 0
+        self._fingerprint = RepeatedFingerprint()
         self._left: Fingerprint | None = None
         """Of the parameters, as the latest step has left them."""
         self._num_outside_changes = 0
@@ -130,7 +131,7 @@ class StepLog:
 
     def check(self) -> None:
         """See whether parameters have been changed since the latest step left them."""
-        if self._left is None or self._left == Fingerprint.of(self._parameters()):
+        if self._left is None or self._left == self._fingerprint.of(self._parameters()):
             return
         self._num_outside_changes += 1
         self.forget("parameters were changed between steps by other code")
@@ -143,7 +144,7 @@ class StepLog:
 
     def done(self, entry: StepEntry, seconds: float) -> None:
         """Log a step that was carried out."""
-        self._left = Fingerprint.of(self._parameters())
+        self._left = self._fingerprint.of(self._parameters())
         self._seconds += seconds
         if self._file is None:
             return

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
-from memfit import Job, Plan
+from memfit import Plan
 from memfit.errors import OutOfMemoryAfterAllError, UpdateCutError
 from memfit.runtime import step_log
 from memfit.runtime.enforced_budget import EnforcedBudget
@@ -25,104 +21,16 @@ from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
-NUM_STEPS, BATCH_SIZE = 5, 8
-
-
-class OutOfMemoryAt(TorchDispatchMode):
-    """Raise at operators of given numbers, counted over everything that is run inside, or of a name."""
-
-    def __init__(self, *numbers: int, name: str | None = None, most: int | None = None) -> None:
-        super().__init__()
-        self.numbers = set(numbers)
-        self.name = name
-        self.most = most
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.seen.append(str(func))
-        is_named = self.name is not None and self.name in str(func) and self.most != 0
-        if len(self.seen) in self.numbers or is_named:
-            self.most = None if self.most is None else self.most - 1
-            raise torch.OutOfMemoryError(f"CUDA out of memory, made up at {func}")
-        return func(*args, **(kwargs or {}))
-
-
-def network(*, batch_norm: bool) -> nn.Module:
-    norm = nn.BatchNorm1d(12) if batch_norm else nn.LayerNorm(12)
-    return nn.Sequential(
-        nn.Linear(6, 12), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 12), nn.Linear(12, 3)
-    )
-
-
-def build_job(*, batch_norm: bool = True, optimizer: Any = None) -> Job:
-    torch.manual_seed(3)
-    template = network(batch_norm=batch_norm)
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        inputs, targets = batch
-        return F.cross_entropy(model(inputs), targets)
-
-    return Job(
-        model=lambda: copy.deepcopy(template),
-        batch=lambda size: (torch.randn(size, 6), torch.randint(0, 3, (size,))),
-        loss=loss,
-        optimizer=optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05)),
-        batch_size=BATCH_SIZE,
-    )
-
-
-def batches_of(job: Job) -> list:
-    torch.manual_seed(9)
-    return [job.batch(BATCH_SIZE) for _ in range(NUM_STEPS)]
-
-
-def trained(
-    job: Job, plan: Plan, *faults: int, scheduler: bool = True
-) -> tuple[Any, dict, list[str]]:
-    """Train with faults; give the run, what it ends with, and the operators."""
-    run = memfit.start(job, plan, guard=True)
-    schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 2, 0.5) if scheduler else None
-    torch.manual_seed(1)
-    random.seed(1)
-    losses = []
-    mode = OutOfMemoryAt(*faults)
-    for batch in batches_of(job):
-        with mode:
-            result = run.step(batch)
-        losses.append(result.loss.clone())
-        if schedule is not None:
-            schedule.step()
-    end = {
-        "losses": torch.stack(losses),
-        "random": torch.get_rng_state(),
-        "num_steps": torch.tensor(run.num_steps),
-        **{f"model.{name}": tensor for name, tensor in run.model.state_dict().items()},
-    }
-    for number, state in run.optimizer.state_dict()["state"].items():
-        end |= {f"optimizer.{number}.{name}": torch.as_tensor(v) for name, v in state.items()}
-    return run, copy.deepcopy(end), mode.seen
-
-
-def same(found: dict, wanted: dict, *, tolerance: float = 0.0) -> None:
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        if tolerance and wanted[name].is_floating_point():
-            torch.testing.assert_close(found[name], wanted[name], rtol=tolerance, atol=tolerance)
-        else:
-            assert torch.equal(found[name], wanted[name]), name
-
-
-def ladder_of(*strategies: Any, rungs: int = 8) -> Plan:
-    """Give a plan whose smaller plans are the same, so that results are equal to the bit."""
-    plan = Plan(strategies=strategies)
-    return Plan(strategies=strategies, ladder=(plan,) * rungs)
-
+from .guard_faults import (
+    BATCH_SIZE,
+    NUM_STEPS,
+    OutOfMemoryAt,
+    batches_of,
+    build_job,
+    ladder_of,
+    same,
+    trained,
+)
 
 PLANS = {
     "as it is": (),

@@ -70,7 +70,7 @@ class Attempts:
         self._steps = steps
         self._ranks = ranks
         self._average = average
-        self._is_updating = False
+        self._is_updating = self._is_averaging = False
         self._said: list[tuple[int, ...]] = []
 
     def tried(self, batch: Any, *, keeps_buffers: bool) -> Attempt | Failure:
@@ -83,7 +83,7 @@ class Attempts:
         Raises:
             OtherRankError: if another rank has failed otherwise, or died.
         """
-        self._is_updating, self._said = False, []
+        self._is_updating, self._is_averaging, self._said = False, False, []
         self._ranks.begin_step()
         done, own = None, _Said(_Status.FINE)
         try:
@@ -103,7 +103,7 @@ class Attempts:
         if failure is None:
             assert done is not None, "an attempt that did not fail gives a result"
             return done
-        self._ranks.join_training()
+        self._rejoin()
         return failure
 
     def _agree(self, *, keeps_buffers: bool) -> None:
@@ -121,13 +121,15 @@ class Attempts:
                     "adding 0 * sum of the unused ones."
                 )
                 raise MemfitError(msg)
+            self._is_averaging = True
             self._average()
+            self._is_averaging = False
 
     def _speak(self, own: _Said, *, keeps_buffers: bool) -> None:
         """Tell the other ranks how the attempt stands here, and hear how it stands there."""
         has_failed = own.status is not _Status.FINE
-        if has_failed and not self._is_updating:
-            self._ranks.leave_training()
+        if has_failed and (self._is_averaging or not self._is_updating):
+            self._ranks.leave_training(for_sure=self._is_averaging)
         updates = self._is_updating or self._steps.session.updates_in_backward
         self._said = self._ranks.exchange(
             own.status,
@@ -135,6 +137,12 @@ class Attempts:
             _PLACES.index(self._steps.place),
             self._presence() if self._average is not None and not has_failed else 0,
         )
+
+    def _rejoin(self) -> None:
+        """Make training's group anew if any rank has left it."""
+        said = self._ranks.exchange(int(self._ranks.has_left))
+        if any(each[0] for each in said):
+            self._ranks.join_training()
 
     def _tell_of_error(self) -> None:
         """Let the other ranks stop as well."""

@@ -24,6 +24,7 @@ _LOST_PEER_TEXTS = (
     "connection reset by peer",
     "connection refused",
     "broken pipe",
+    "application timeout",
     "socket timeout",
     "timed out waiting",
     "nccl communicator was aborted",
@@ -37,6 +38,8 @@ class Ranks(Protocol):
 
     rank: int
     num_ranks: int
+    has_left: bool
+    """Whether training's group was left and not made anew."""
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
         """Give what every rank has said; all have to say equally many values."""
@@ -47,8 +50,11 @@ class Ranks(Protocol):
     def note_training(self) -> None:
         """Note whether training's group was used since the step began."""
 
-    def leave_training(self) -> None:
-        """Leave training's group, which ends the others' wait in it."""
+    def leave_training(self, *, for_sure: bool = False) -> None:
+        """Leave training's group, which ends the others' wait in it.
+
+        Nothing is left where steps do not use that group, unless ``for_sure``.
+        """
 
     def join_training(self) -> None:
         """Make training's group anew; every rank has to."""
@@ -59,6 +65,7 @@ class Alone:
 
     rank = 0
     num_ranks = 1
+    has_left = False
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
         """Give back what was said."""
@@ -70,7 +77,7 @@ class Alone:
     def note_training(self) -> None:
         """Note nothing."""
 
-    def leave_training(self) -> None:
+    def leave_training(self, *, for_sure: bool = False) -> None:
         """Leave nothing."""
 
     def join_training(self) -> None:
@@ -89,16 +96,15 @@ class JoinedRanks:
         # There is no public way to the store, and another one would need a port of its own.
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._backend = dist.get_backend()
+        # Names in the store are used once; every rank counts its runs alike.
+        self._number = self._store.add(f"memfit-runs-{self.rank}", 1)
         self._num_rejoined = 0
         self._num_exchanges = _num_exchanges()
         self._is_used = True
         """Whether steps talk over training's group: taken for granted until one was seen whole."""
-        self._has_left = False
+        self.has_left = False
         self._group: Any = dist.ProcessGroupGloo(
-            dist.distributed_c10d.PrefixStore("memfit-guard", self._store),
-            self.rank,
-            self.num_ranks,
-            _PATIENCE,
+            self._store_for("guard"), self.rank, self.num_ranks, _PATIENCE
         )
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
@@ -123,10 +129,10 @@ class JoinedRanks:
         """Note whether the step has used training's group."""
         self._is_used = _num_exchanges() > self._num_exchanges
 
-    def leave_training(self) -> None:
+    def leave_training(self, *, for_sure: bool = False) -> None:
         """Leave the group, if steps use it."""
-        if self._is_used and not self._has_left:
-            self._has_left = True
+        if (self._is_used or for_sure) and not self.has_left:
+            self.has_left = True
             # Connections are closed once nothing holds the group, tracebacks included.
             gc.collect()
             dist.destroy_process_group()
@@ -134,21 +140,18 @@ class JoinedRanks:
 
     def join_training(self) -> None:
         """Make the group anew over the same store, under another name."""
-        self.leave_training()
-        if self._has_left:
-            self._has_left = False
-            self._num_rejoined += 1
-            dist.init_process_group(
-                self._backend,
-                store=dist.distributed_c10d.PrefixStore(
-                    f"memfit-again-{self._num_rejoined}", self._store
-                ),
-                rank=self.rank,
-                world_size=self.num_ranks,
-            )
+        self.leave_training(for_sure=True)
+        self.has_left = False
+        self._num_rejoined += 1
+        dist.init_process_group(
+            self._backend,
+            store=self._store_for(f"again-{self._num_rejoined}"),
+            rank=self.rank,
+            world_size=self.num_ranks,
+        )
 
     def _store_for(self, name: str) -> Any:
-        return dist.distributed_c10d.PrefixStore(f"memfit-{name}", self._store)
+        return dist.distributed_c10d.PrefixStore(f"memfit-{self._number}-{name}", self._store)
 
 
 def ranks_here() -> Ranks:

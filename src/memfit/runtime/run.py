@@ -10,7 +10,7 @@ import torch
 
 from memfit.errors import MemfitError
 from memfit.job import Job
-from memfit.journal.records import OutOfMemoryEvent
+from memfit.journal.records import Event, OutOfMemoryEvent
 from memfit.runtime.evaluation import Evaluation
 from memfit.runtime.found_plan import FoundPlan
 from memfit.runtime.gradients import accumulate_gradients
@@ -118,6 +118,10 @@ class Run:
         found = self._evaluation(batch, function, self._num_steps)
         self._notes.evaluated(self._num_steps, batch)
         return found
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Have events told as they happen."""
+        self._notes.listen(listener)
 
     def rehearse(self, batch: Any) -> StepResult:
         """Carry out a step on a batch, find a plan under which it fits, and undo all but that.

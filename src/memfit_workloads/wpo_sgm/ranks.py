@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memfit.errors import MemfitError, UsageError
+from memfit.losses.ranks import AllRanks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +32,7 @@ class Ranks:
 
     rank: int = 0
     num_ranks: int = 1
-    group: dist.ProcessGroup | None = None
+    group: AllRanks | None = None
     """None for a process that is alone."""
 
     @property
@@ -58,14 +59,14 @@ class Ranks:
         if self.group is None:
             return is_true
         flag = torch.tensor(float(is_true), device=device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag > 0)
 
     def same(self, parameters: Sequence[Tensor]) -> None:
         """Begin with the first rank's parameters everywhere."""
         if self.group is not None:
             for parameter in parameters:
-                dist.broadcast(parameter.data, 0, group=self.group)
+                dist.broadcast(parameter.data, 0)
 
     def check_in_step(self, parameters: Sequence[Tensor]) -> None:
         """Refuse to go on if the ranks' networks are no longer the same, bit for bit.
@@ -77,7 +78,7 @@ class Ranks:
             return
         own = torch.stack([each.detach().double().sum() for each in parameters]).sum()
         found = [torch.zeros_like(own) for _ in range(self.num_ranks)]
-        dist.all_gather(found, own, group=self.group)
+        dist.all_gather(found, own)
         if len({float(each) for each in found}) > 1:
             msg = (
                 "The ranks' networks have drifted apart: their sums are "
@@ -89,7 +90,7 @@ class Ranks:
     def wait(self) -> None:
         """Wait until every rank has come here."""
         if self.group is not None:
-            dist.barrier(group=self.group)
+            dist.barrier()
 
 
 class JoinedRanks(AbstractContextManager[Ranks]):
@@ -109,7 +110,7 @@ class JoinedRanks(AbstractContextManager[Ranks]):
         if use_cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
-        return Ranks(rank=dist.get_rank(), num_ranks=dist.get_world_size(), group=dist.group.WORLD)
+        return Ranks(rank=dist.get_rank(), num_ranks=dist.get_world_size(), group=AllRanks())
 
     def __exit__(
         self,

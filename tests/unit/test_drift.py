@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.figures import Certainty, Interval, Prediction
+from memfit.runtime import drift as drift_module
 from memfit.runtime.drift import PASSING, PASSING_WITHOUT_GRADIENTS, DriftWatch, owned_bytes
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.trace.events import Category
@@ -285,6 +287,30 @@ def test_without_a_prediction_or_a_measurement_there_is_nothing_to_tell():
 def test_less_is_not_told_where_the_size_of_a_batch_was_not_predicted():
     unknown = replace(PREDICTED, by_category={"parameters": 20 * MIB})
     assert DriftWatch().check(2, unknown, 50 * MIB, owned()) is None
+
+
+def test_looking_at_the_job_takes_no_more_than_its_share_of_the_time(monkeypatch):
+    clock = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(drift_module, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
+    looks, watch = [], DriftWatch()
+
+    def costly():
+        looks.append(clock.seconds)
+        clock.seconds += 0.05
+        return owned()
+
+    class Costly:
+        def __iter__(self):
+            return iter(costly())
+
+    for step in range(2, 2002):
+        watch.check(step, PREDICTED, 110 * MIB, Costly())
+        clock.seconds += 0.1
+    assert sum(0.05 for _ in looks) <= 0.002 * clock.seconds + 10 * 0.05
+    assert len(looks) >= 10
+    before = len(looks)
+    assert watch.check(2003, PREDICTED, 120 * MIB, Costly()) is not None
+    assert len(looks) == before + 1, "what is further off is always looked at"
 
 
 def test_tied_tensors_count_once():

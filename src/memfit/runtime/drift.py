@@ -6,7 +6,9 @@ the batch. What a peak holds beyond them came and went within the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memfit.allocator.simulate import CPU_RULES, CUDA_RULES
@@ -17,6 +19,8 @@ from memfit.trace.recorder import Owned
 from memfit.units import MIB
 
 _LEAST_BYTES = MIB
+_ALWAYS_LOOKED = 10
+_OVERHEAD_FRACTION = 0.002
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.BATCH)
 """What lies there between two steps."""
 PASSING = "gradients, saved activations and temporaries"
@@ -37,6 +41,32 @@ class _Part:
         return self.measured_bytes - self.predicted_bytes
 
 
+class _Looks:
+    """Bound the time that looking at a job's tensors takes: a large one has thousands of them."""
+
+    def __init__(self) -> None:
+        self._begun_seconds = time.perf_counter()
+        self._spent_seconds = 0.0
+        self._count = 0
+        self._highest_off_bytes = 0
+
+    def is_due(self, off_bytes: int, tolerance_bytes: int) -> bool:
+        """Say whether to look again: at first, for little time, and at whatever is further off."""
+        has_grown = off_bytes > self._highest_off_bytes + tolerance_bytes
+        self._highest_off_bytes = max(off_bytes, self._highest_off_bytes)
+        seconds = time.perf_counter() - self._begun_seconds
+        is_cheap = self._spent_seconds < _OVERHEAD_FRACTION * seconds
+        return has_grown or is_cheap or self._count < _ALWAYS_LOOKED
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count a look and its time."""
+        started = time.perf_counter()
+        yield
+        self._spent_seconds += time.perf_counter() - started
+        self._count += 1
+
+
 class DriftWatch:
     """Compare measured peaks with predicted ones, and tell each distinct drift once.
 
@@ -53,6 +83,7 @@ class DriftWatch:
         self._tolerance_fraction = tolerance_fraction
         self._prediction: Prediction | None = None
         self._told: dict[tuple[str, bool], int] = {}
+        self._looks = _Looks()
 
     def check(
         self,
@@ -76,12 +107,17 @@ class DriftWatch:
         predicted_bytes = _predicted_peak_bytes(prediction, step)
         if self._is_as_predicted(prediction, predicted_bytes, measured_peak_bytes):
             return None
-        parts = _parts(prediction, predicted_bytes, measured_peak_bytes, owned_bytes(owned))
+        off_bytes = abs(measured_peak_bytes - predicted_bytes)
+        if not self._looks.is_due(off_bytes, self._tolerance_bytes(predicted_bytes)):
+            return None
+        with self._looks.timed():
+            live = owned_bytes(owned)
+        parts = _parts(prediction, predicted_bytes, measured_peak_bytes, live)
         is_larger = measured_peak_bytes > predicted_bytes
         if not is_larger and not _is_whole_batch(parts):
             return None
         part = self._cause(parts, is_larger=is_larger)
-        if not self._is_news(part, abs(measured_peak_bytes - predicted_bytes), predicted_bytes):
+        if not self._is_news(part, off_bytes, predicted_bytes):
             return None
         return DriftEvent(
             step=step,

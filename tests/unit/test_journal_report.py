@@ -7,18 +7,22 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import memfit
 from memfit.cli.main import main
 from memfit.errors import DataError
 from memfit.journal.records import OutOfMemoryEvent, PlanClimbedEvent, Reason, StepRecord
-from memfit.reports.journal_contents import State, read_report
+from memfit.reports.journal_contents import read_report
 from memfit.reports.journal_text import journal_summary
 from memfit.reports.journal_wording import REASON_WORDS, headline_cards, verdict
+from memfit.reports.run_state import State
 from memfit.units import GIB, MIB
 
 from . import run_samples
@@ -160,6 +164,42 @@ def test_a_run_without_an_ending_goes_on_or_is_gone(tmp_path, facts, state, word
     assert report.state is state
     assert words in text_of(tmp_path)
     assert "The last step is 3, and the journal was last written at" in verdict(report).sentence
+
+
+ENDLESS = """
+import itertools, os, sys
+from pathlib import Path
+from memfit.journal.folder import JournalWriter
+from memfit.journal.records import RunFacts, StepRecord
+
+writer = JournalWriter(Path(sys.argv[1]))
+started = "2026-01-01T00:00:00+00:00"
+writer.begin(RunFacts(title="x", command="x", device="cpu", started_at=started, process_id=os.getpid()))
+for step in itertools.count(1):
+    writer.step(StepRecord(step=step, time_seconds=step, step_seconds=1.0, host_bytes=step))
+    if step == 100:
+        print("going", flush=True)
+"""
+
+
+def test_a_process_that_is_killed_leaves_a_journal_that_is_shown(tmp_path):
+    words = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(memfit.__path__[0]).parent)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"going\n"
+        going = read_report(tmp_path)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        waiting = read_report(tmp_path)
+    gone = read_report(tmp_path)
+    assert [report.state for report in (going, waiting, gone)] == [
+        State.GOING_ON,
+        State.GONE,
+        State.GONE,
+    ]
+    assert 100 <= going.num_steps <= gone.num_steps
+    assert "Ended without a word" in text_of(tmp_path)
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from memfit.errors import MissingExtraError
-from memfit.journal.folder import read_journal
+from memfit.journal.folder import read_journal, read_ranks
 from memfit.journal.records import (
     DriftEvent,
     Ending,
@@ -147,6 +148,17 @@ def test_an_end_that_nobody_knows_leaves_no_reason(tmp_path):
     listener.step(STEP)
     listener.end(None)
     assert read_journal(tmp_path).ending is None
+
+
+def test_each_rank_writes_into_a_folder_of_its_own(tmp_path):
+    for rank in (0, 1):
+        for listener in (JournalListener(tmp_path / "run"), TensorBoardListener(tmp_path / "logs")):
+            listener.begin(replace(FACTS, rank=rank, num_ranks=2))
+            listener.step(STEP)
+            listener.end(None)
+    assert [journal.facts.rank for journal in read_ranks(tmp_path / "run").values()] == [0, 1]
+    for folder in (tmp_path / "logs", tmp_path / "logs" / "rank-1"):
+        assert len([*folder.glob("events.out.*")]) == 1
 
 
 # --- TensorBoard ---
@@ -332,6 +344,16 @@ def test_outside_of_a_terminal_a_line_is_written_now_and_then(clock):
         "step 8 · 500 ms",
         "It leaked. Stop.",
     ]
+
+
+def test_only_the_first_of_several_ranks_speaks(clock):
+    console, written = terminal(is_terminal=True)
+    line = LiveLine(console=console)
+    line.begin(replace(FACTS, rank=1, num_ranks=2))
+    line.step(STEP)
+    line.event(OUT_OF_MEMORY)
+    line.end(ENDING)
+    assert written.getvalue() == ""
 
 
 def test_a_log_may_hold_events_alone(clock):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -36,6 +33,8 @@ from memfit.journal.records import (
 )
 from memfit.journal.timeline import StepTimeline, read_timeline
 
+from .run_state import State, state_of
+
 _E = TypeVar("_E", bound=Event)
 _E_co = TypeVar("_E_co", bound=Event, covariant=True)
 _P = TypeVar("_P", OutOfMemoryEvent, PlanClimbedEvent)
@@ -43,18 +42,6 @@ PLAN_NAME = "plan.yaml"
 _TRAINING_FILES = ("config.json", "metrics.jsonl")
 """What a folder of ``memfit train`` has."""
 _MOST_NAMED = 3
-
-
-class State(StrEnum):
-    """Say where a run stands."""
-
-    ENDED = "ended"
-    GOING_ON = "going-on"
-    """No ending was written, and its process is there."""
-    GONE = "gone"
-    """No ending was written, and its process is not there any more."""
-    UNKNOWN = "unknown"
-    """No ending was written, and nobody here can tell whether its process is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +186,7 @@ def read_report(folder: Path) -> JournalReport:
     return JournalReport(
         folder=folder,
         facts=first.facts,
-        state=State.ENDED if ending is not None else _state(first.facts),
+        state=State.ENDED if ending is not None else state_of(first.facts),
         ending=ending,
         written_at=_written_at(journals.values()),
         budget_bytes=budget_bytes,
@@ -296,22 +283,6 @@ def _ending(journals: Mapping[int, Journal]) -> Ending | None:
     return endings[0] if endings else None
 
 
-def _state(facts: RunFacts | None) -> State:
-    """Find out whether a run without an ending still goes on."""
-    is_here = facts is not None and facts.host_name in ("", socket.gethostname())
-    if facts is None or not is_here or facts.process_id <= 0:
-        return State.UNKNOWN
-    try:
-        os.kill(facts.process_id, 0)
-    except ProcessLookupError:
-        return State.GONE
-    except PermissionError:
-        return State.GOING_ON  # somebody else's
-    except (OverflowError, OSError):
-        return State.UNKNOWN
-    return State.GOING_ON
-
-
 def _written_at(journals: Iterable[Journal]) -> str:
     names = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
     paths = [journal.folder / name for journal in journals for name in names]
@@ -328,7 +299,7 @@ def _summary(rank: int, journal: Journal, *, num_leaks: int, num_out_of_memory: 
         host = _highest((host, ending.host_peak_bytes))
     return RankSummary(
         rank=rank,
-        state=State.ENDED if ending is not None else _state(journal.facts),
+        state=State.ENDED if ending is not None else state_of(journal.facts),
         ending=ending,
         num_steps=max(len(steps), ending.num_steps if ending else 0),
         last_step=steps[-1].step if steps else 0,

@@ -8,7 +8,8 @@ from memfit.journal.records import Ending, Reason
 from memfit.units import format_bytes, format_seconds
 
 from .html import Card
-from .journal_contents import JournalReport, RankSummary, State
+from .journal_contents import JournalReport, RankSummary
+from .run_state import State
 from .wording import percent, signed_error
 
 REASON_WORDS = {

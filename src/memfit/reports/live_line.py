@@ -54,9 +54,11 @@ class LiveLine:
         self._peak_bytes: int | None = None
         self._latest: StepRecord | None = None
         self._is_drawn = False
+        self._is_silent = False
 
     def begin(self, facts: RunFacts) -> None:
-        """Wait for the first step; what is run was said by whoever runs it."""
+        """Wait for the first step; of several ranks, the first one speaks for all."""
+        self._is_silent = facts.rank != 0
 
     def step(self, record: StepRecord) -> None:
         """Show a step, unless another one was shown a moment ago."""
@@ -64,7 +66,7 @@ class LiveLine:
             self._peak_bytes = record.peak_allocated_bytes
         self._latest = record
         now_seconds = time.monotonic()
-        if now_seconds < self._next_seconds:
+        if self._is_silent or now_seconds < self._next_seconds:
             return
         if self._console.is_terminal:
             self._next_seconds = now_seconds + _REDRAW_SECONDS
@@ -75,6 +77,8 @@ class LiveLine:
 
     def event(self, event: Event) -> None:
         """Write a line for what happened, above the line of the steps."""
+        if self._is_silent:
+            return
         self._erase()
         text = Text(self._writable(event_sentence(event)), style=_STYLES[type(event)])
         self._console.print(text, soft_wrap=True)
@@ -83,6 +87,8 @@ class LiveLine:
 
     def end(self, ending: Ending | None) -> None:
         """Leave the last line where it is, and say why the run ended unless it is simply done."""
+        if self._is_silent:
+            return
         if self._latest is not None:
             self._erase()
             self._console.print(Text(self._line()), soft_wrap=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memfit.journal.folder import JournalWriter
+from memfit.journal.folder import JournalWriter, rank_folder
 from memfit.journal.records import Ending, Event, RunFacts, StepRecord
 
 
 class JournalListener:
-    """Write the journal of a run into a folder; `memfit report` shows it."""
+    """Write the journal of a run into a folder; `memfit report` shows it.
+
+    Args:
+        folder: that of the whole run; ranks other than the first write into a folder in it.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self._writer = JournalWriter(Path(folder))
@@ -21,6 +25,8 @@ class JournalListener:
 
     def begin(self, facts: RunFacts) -> None:
         """Write ``run.json``."""
+        if facts.rank:
+            self._writer = JournalWriter(rank_folder(self._writer.folder, facts.rank))
         self._writer.begin(facts)
 
     def step(self, record: StepRecord) -> None:

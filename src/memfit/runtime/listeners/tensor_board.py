@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.errors import MissingExtraError
+from memfit.journal.folder import rank_folder
 from memfit.journal.records import Ending, Event, OutOfMemoryEvent, RunFacts, StepRecord
 from memfit.journal.sentences import event_sentence, plan_words
 
@@ -16,7 +17,8 @@ class TensorBoardListener:
     """Write every step as scalars below ``memory/``, and every event as text.
 
     Args:
-        log_dir: the folder that TensorBoard is pointed at.
+        log_dir: the folder that TensorBoard is pointed at; ranks other than the first write into a
+            folder in it, which TensorBoard shows as a run of its own.
 
     Raises:
         MissingExtraError: if tensorboard is not installed.
@@ -28,12 +30,13 @@ class TensorBoardListener:
         except ImportError as error:
             raise MissingExtraError("TensorBoardListener", "tensorboard", "tensorboard") from error
         self._open = SummaryWriter
-        self._log_dir = str(log_dir)
+        self._log_dir = Path(log_dir)
         self._opened: Any = None
         self._num_out_of_memory = 0
 
     def begin(self, facts: RunFacts) -> None:
         """Write what is run."""
+        self._log_dir = rank_folder(self._log_dir, facts.rank)
         text = (
             f"{facts.title}: `{facts.command}` on {facts.device}, under "
             f"{plan_words(facts.strategies)}"
@@ -64,5 +67,5 @@ class TensorBoardListener:
     def _writer(self) -> Any:
         """Open the file when there is something to write."""
         if self._opened is None:
-            self._opened = self._open(self._log_dir)
+            self._opened = self._open(str(self._log_dir))
         return self._opened

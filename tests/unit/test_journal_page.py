@@ -97,9 +97,7 @@ def test_names_from_outside_are_shown_as_they_are(tmp_path):
 def test_of_very_many_events_the_first_are_shown_and_the_rest_counted(tmp_path):
     report = read_report(run_samples.recovered(tmp_path))
     first = report.out_of_memory[0]
-    many = tuple(
-        replace(first, event=replace(first.event, step=number)) for number in range(1, 151)
-    )
+    many = tuple(replace(first, event=replace(first.event, step=number)) for number in range(1, 81))
     page = journal_html(replace(report, out_of_memory=many))
     assert "50 more are in events.jsonl" in body_text(page)
 

@@ -130,11 +130,11 @@ def read_ranks(folder: Path) -> dict[int, Journal]:
         DataError: if there is none.
     """
     journals = {0: read_journal(folder)}
-    for path in sorted(folder.glob("rank-*")):
+    for path in folder.glob("rank-*"):
         number = path.name.removeprefix("rank-")
         if number.isdecimal() and holds_journal(path):
             journals[int(number)] = read_journal(path)
-    return journals
+    return dict(sorted(journals.items()))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ _PAGE_NAMES = ("report.html", "run-report.html")
 """The second is for a folder whose ``report.html`` somebody else has written."""
 _HEAD_CHARACTERS = 2000
 _INLINE_POINTS = 1600
-_MOST_ROWS = 100
+_MOST_ROWS = 30
 _QUOTED = re.compile(r"`([^`\n]+)`")
 
 

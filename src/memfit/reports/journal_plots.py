@@ -200,7 +200,7 @@ def _draw_events(axes: Axes, report: JournalReport, rank: int, *, with_labels: b
     ]
     for label, numbers, marker, colour in kinds:
         found = sorted(set(numbers))
-        for number in found[:_MARKED_POINTS]:
+        for number in found if len(found) <= _MARKED_POINTS else ():
             axes.axvline(number, color=colour, linewidth=0.8, alpha=0.55, zorder=1)
         if found and with_labels:
             axes.plot(

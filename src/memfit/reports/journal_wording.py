@@ -68,10 +68,11 @@ def _tone(ending: Ending, *, num_leaks: int) -> str:
 def _open_verdict(report: JournalReport) -> Verdict:
     """Say how a run stands that has not said how it ended."""
     process = f"process {report.facts.process_id}" if report.facts else "its process"
+    at = report.written_at.replace("T", " ")
     last = f"The last step is {max(rank.last_step for rank in report.ranks):,}"
     if not any(rank.num_steps for rank in report.ranks):
         last = "There is no step"
-    last = f"{last}, and the journal was last written at {report.written_at}."
+    last = f"{last}, and the journal was last written at {at}."
     sentences = {
         State.GOING_ON: f"{process} is there. {last}",
         State.GONE: f"No ending was written, and {process} is not there any more. {last}",
@@ -106,7 +107,9 @@ def _ended_card(report: JournalReport) -> Card:
         notes.append(f"exit code {report.ending.exit_code}")
         if report.ending.ended_by not in ("", report.ending.reason.value):
             notes.append(f"then: {_ended_by_words(report.ending.ended_by)}")
-    return Card(label="Ended", value=found.words, notes=tuple(notes), tone=found.tone)
+    is_open = report.state in (State.GOING_ON, State.UNKNOWN)
+    label = "State" if is_open else "Ended"
+    return Card(label=label, value=found.words, notes=tuple(notes), tone=found.tone)
 
 
 def _ended_by_words(ended_by: str) -> str:

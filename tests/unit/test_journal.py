@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memfit.errors import DataError
+from memfit.figures import Timeline
 from memfit.journal.folder import JournalWriter, rank_folder, read_journal, read_ranks
 from memfit.journal.records import (
     DriftEvent,
@@ -17,6 +18,7 @@ from memfit.journal.records import (
     RunFacts,
     StepRecord,
 )
+from memfit.journal.timeline import StepTimeline, read_timeline, write_timeline
 
 FACTS = RunFacts(
     title="t", command="c", device="cpu", started_at="2026-01-01T00:00:00+00:00", process_id=3
@@ -79,13 +81,127 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 
 def test_ranks_have_their_own_folders(tmp_path: Path) -> None:
-    for rank in (0, 1):
+    for rank in (0, 10, 2):
         writer = JournalWriter(rank_folder(tmp_path, rank))
         writer.step(STEP)
         writer.close()
-    assert sorted(read_ranks(tmp_path)) == [0, 1]
+    assert [*read_ranks(tmp_path)] == [0, 2, 10]
 
 
 def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no journal"):
         read_journal(tmp_path)
+
+
+def steps_in(folder: Path, *numbers: int) -> None:
+    writer = JournalWriter(folder)
+    for number in numbers:
+        writer.step(StepRecord(step=number, time_seconds=1.0, step_seconds=0.1))
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [((1, 2, 3, 2, 3, 4), [1, 2, 3, 4]), ((1, 2, 3, 1), [1]), ((5, 6), [5, 6])],
+)
+def test_of_steps_done_twice_the_later_ones_count(
+    tmp_path: Path, written: tuple[int, ...], read: list[int]
+) -> None:
+    steps_in(tmp_path, *written)
+    assert [record.step for record in read_journal(tmp_path).steps] == read
+
+
+def test_what_another_version_wrote_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text(
+        '{"step": 1}\n[]\n{"step": 2, "time_seconds": 1, "step_seconds": 1, "colour": "red"}\n'
+    )
+    (tmp_path / "events.jsonl").write_text('{"event": "eclipse", "step": 1}\n{"step": 2}\n')
+    journal = read_journal(tmp_path)
+    assert [record.step for record in journal.steps] == [2]
+    assert journal.events == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.json", '{"title": "x"}', "fields of RunFacts"),
+        ("run.json", "{", "not JSON"),
+        ("reason.json", '{"reason": "boredom"}', "'boredom' is not a valid Reason"),
+        ("reason.json", "{}", "not a valid Reason"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_named(
+    tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name}: .*{words}"):
+        read_journal(tmp_path)
+
+
+def test_a_run_that_begins_forgets_how_an_earlier_one_ended(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path)
+    writer.end(ENDING)
+    JournalWriter(tmp_path).begin(FACTS)
+    assert read_journal(tmp_path).ending is None
+
+
+def test_the_folder_of_a_rank_that_never_wrote_is_passed_over(tmp_path: Path) -> None:
+    steps_in(tmp_path, 1)
+    (tmp_path / "rank-1").mkdir()
+    assert sorted(read_ranks(tmp_path)) == [0]
+
+
+TIMELINE = Timeline(
+    allocated_bytes=[10, 30, 20],
+    by_category={"parameters": [10, 10, 10], "temporaries": [0, 20, 10]},
+    phases=[(0, "forward"), (2, "backward")],
+)
+
+
+@pytest.mark.parametrize("predicted", [None, TIMELINE])
+def test_the_timeline_of_a_step_is_read_as_it_was_written(
+    tmp_path: Path, predicted: Timeline | None
+) -> None:
+    timeline = StepTimeline(step=7, measured=TIMELINE, predicted=predicted)
+    assert write_timeline(tmp_path, timeline).name == "timeline.json"
+    assert read_timeline(tmp_path) == timeline
+
+
+def test_a_long_timeline_is_thinned_and_keeps_its_peak(tmp_path: Path) -> None:
+    totals = [1 + number % 97 for number in range(100_000)]
+    totals[54_321] = 500
+    long = Timeline(
+        allocated_bytes=totals,
+        by_category={"parameters": totals, "gradients": [0] * len(totals)},
+        phases=[(0, "forward")],
+    )
+    path = write_timeline(tmp_path, StepTimeline(step=1, measured=long))
+    found = read_timeline(tmp_path)
+    assert found is not None
+    assert max(found.measured.allocated_bytes) == 500
+    assert len(found.measured.allocated_bytes) <= 4000
+    assert list(found.measured.by_category) == ["parameters"], "what holds nothing is left out"
+    assert path.stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"memfit_timeline": 9}',
+        '{"memfit_timeline": 1, "step": 1}',
+        (
+            '{"memfit_timeline": 1, "step": 1, "predicted": null, "measured": '
+            '{"allocated_bytes": [1, 2], "by_category": {"parameters": [1]}, "phases": []}}'
+        ),
+    ],
+)
+def test_a_file_that_is_no_timeline_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "timeline.json").write_text(content)
+    with pytest.raises(DataError, match=r"timeline\.json"):
+        read_timeline(tmp_path)
+
+
+def test_without_a_timeline_there_is_none(tmp_path: Path) -> None:
+    assert read_timeline(tmp_path) is None

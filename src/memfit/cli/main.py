@@ -45,6 +45,7 @@ COMMANDS = (
         "verify", "prove on the job itself that a plan keeps the results", "memfit.cli.verify"
     ),
     ListedCommand("train", "train a system that ships with memfit", "memfit.cli.train"),
+    ListedCommand("report", "show what a run went through", "memfit.cli.report"),
     ListedCommand("devices", "list devices and where each figure is from", "memfit.cli.devices"),
     ListedCommand(
         "calibrate", "measure this machine's card and keep its figures", "memfit.cli.calibrate"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from memfit.errors import DataError
 from memfit.files import write_atomically
@@ -23,6 +23,7 @@ from .records import (
     StepRecord,
 )
 
+_R = TypeVar("_R")
 _EVENTS: Mapping[str, type[Event]] = {
     "out-of-memory": OutOfMemoryEvent,
     "plan-climbed": PlanClimbedEvent,
@@ -59,7 +60,8 @@ class JournalWriter:
         self._events: IO[str] | None = None
 
     def begin(self, facts: RunFacts) -> None:
-        """Write what is run."""
+        """Write what is run; how an earlier run in the folder ended is not how this one does."""
+        (self.folder / REASON_NAME).unlink(missing_ok=True)
         write_atomically(self.folder / FACTS_NAME, json.dumps(asdict(facts), indent=2) + "\n")
 
     def step(self, record: StepRecord) -> None:
@@ -100,18 +102,25 @@ def read_journal(folder: Path) -> Journal:
     Raises:
         DataError: if there is no journal in the folder.
     """
-    facts, ending = _read_json(folder / FACTS_NAME), _read_json(folder / REASON_NAME)
-    steps = tuple(_known(StepRecord, row) for row in _rows(folder / STEPS_NAME))
-    if facts is None and ending is None and not steps:
+    if not holds_journal(folder):
         reason = f"it holds no journal: neither {FACTS_NAME}, {STEPS_NAME} nor {REASON_NAME}"
         raise DataError(str(folder), reason)
+    facts, ending = _read_json(folder / FACTS_NAME), _read_json(folder / REASON_NAME)
+    steps = (_record(StepRecord, row) for row in _rows(folder / STEPS_NAME))
+    events = (_event(row) for row in _rows(folder / EVENTS_NAME))
     return Journal(
         folder=folder,
-        facts=None if facts is None else _known(RunFacts, facts),
-        steps=steps,
-        events=tuple(_event(row) for row in _rows(folder / EVENTS_NAME)),
-        ending=None if ending is None else _ending(ending),
+        facts=None if facts is None else _whole(folder / FACTS_NAME, RunFacts, facts),
+        steps=_latest(step for step in steps if step is not None),
+        events=tuple(event for event in events if event is not None),
+        ending=None if ending is None else _ending(folder / REASON_NAME, ending),
     )
+
+
+def holds_journal(folder: Path) -> bool:
+    """Say whether a run has written a journal into a folder."""
+    names = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
+    return any((folder / name).is_file() for name in names)
 
 
 def read_ranks(folder: Path) -> dict[int, Journal]:
@@ -121,11 +130,11 @@ def read_ranks(folder: Path) -> dict[int, Journal]:
         DataError: if there is none.
     """
     journals = {0: read_journal(folder)}
-    for path in sorted(folder.glob("rank-*")):
+    for path in folder.glob("rank-*"):
         number = path.name.removeprefix("rank-")
-        if number.isdecimal():
+        if number.isdecimal() and holds_journal(path):
             journals[int(number)] = read_journal(path)
-    return journals
+    return dict(sorted(journals.items()))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -155,19 +164,53 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _known(kind: type[Any], row: Mapping[str, Any]) -> Any:
-    """Make a record of the fields that this version knows."""
-    fields = {name: value for name, value in row.items() if name in kind.__dataclass_fields__}
-    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return kind(**{**fields, **lists})
+def _latest(steps: Iterator[StepRecord]) -> tuple[StepRecord, ...]:
+    """Keep what was done last of steps done twice: a run that was continued counts on from there.
+
+    A run that went on from a checkpoint repeats the steps since; one that began anew in the same
+    folder repeats all of them.
+    """
+    kept: list[StepRecord] = []
+    for record in steps:
+        while kept and kept[-1].step >= record.step:
+            kept.pop()
+        kept.append(record)
+    return tuple(kept)
 
 
-def _event(row: Mapping[str, Any]) -> Event:
-    event: Event = _known(_EVENTS[row["event"]], row)
-    return event
+def _record(kind: type[_R], row: Mapping[str, Any]) -> _R | None:
+    """Make a record of the fields that this version knows; None where some are missing."""
+    known = kind.__dataclass_fields__  # type: ignore[attr-defined]  # every record is a data class
+    fields = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in row.items()
+        if name in known
+    }
+    try:
+        return kind(**fields)
+    except TypeError:
+        return None
 
 
-def _ending(row: Mapping[str, Any]) -> Ending:
-    leaks = tuple(_known(LeakEvent, leak) for leak in row.get("leaks", ()))
-    ending: Ending = _known(Ending, {**row, "reason": Reason(row["reason"]), "leaks": leaks})
-    return ending
+def _whole(path: Path, kind: type[_R], row: Mapping[str, Any]) -> _R:
+    record = _record(kind, row)
+    if record is None:
+        reason = f"it does not have the fields of {kind.__name__}"
+        raise DataError(str(path), reason)
+    return record
+
+
+def _event(row: Mapping[str, Any]) -> Event | None:
+    """Make an event; None for a kind that this version does not know."""
+    kind = _EVENTS.get(row.get("event", ""))
+    return None if kind is None else _record(kind, row)
+
+
+def _ending(path: Path, row: Mapping[str, Any]) -> Ending:
+    try:
+        reason = Reason(row.get("reason", ""))
+    except ValueError as error:
+        raise DataError(str(path), str(error)) from None
+    leaks = [_record(LeakEvent, leak) for leak in row.get("leaks", ())]
+    known = tuple(leak for leak in leaks if leak is not None)
+    return _whole(path, Ending, {**row, "reason": reason, "leaks": known})

@@ -23,6 +23,8 @@ class RunFacts:
     """The enforced budget."""
     strategies: tuple[str, ...] = ()
     """The plan that the run began with."""
+    host_name: str = ""
+    """The machine, so that another one does not look for the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

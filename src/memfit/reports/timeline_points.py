@@ -1,4 +1,4 @@
-"""Thin a timeline for drawing, and find the phases in it, as plain data."""
+"""Find the phases in a timeline and the points to draw of it, as plain data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memfit.figures import Timeline
+from memfit.journal.timeline import downsample as downsample
+from memfit.journal.timeline import kept_events as kept_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,46 +17,6 @@ class PhaseSpan:
     start: float
     end: float
     name: str
-
-
-def kept_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]:
-    """Choose at most ``max_points`` events: the lowest and the highest of every stretch.
-
-    The first and the last event stay as well, so that the picture begins and ends where the step
-    does; the highest event of all is the highest of its stretch and is always kept.
-    """
-    count = len(allocated_bytes)
-    if count <= max_points:
-        return list(range(count))
-    stretches = max(1, (max_points - 2) // 2)
-    kept = {0, count - 1}
-    for stretch in range(stretches):
-        events = range(stretch * count // stretches, (stretch + 1) * count // stretches)
-        kept.add(max(events, key=allocated_bytes.__getitem__))
-        kept.add(min(events, key=allocated_bytes.__getitem__))
-    return sorted(kept)
-
-
-def downsample(timeline: Timeline, max_points: int) -> Timeline:
-    """Thin a timeline to at most ``max_points`` events, keeping its maxima.
-
-    Phases move to the first kept event at or after the one they began with.
-    """
-    kept = kept_events(timeline.allocated_bytes, max_points)
-    if len(kept) == len(timeline.allocated_bytes):
-        return timeline
-    phases, position = [], 0
-    for event, name in timeline.phases:
-        while position < len(kept) - 1 and kept[position] < event:
-            position += 1
-        phases.append((position, name))
-    return Timeline(
-        allocated_bytes=[timeline.allocated_bytes[event] for event in kept],
-        by_category={
-            name: [values[event] for event in kept] for name, values in timeline.by_category.items()
-        },
-        phases=phases,
-    )
 
 
 def phase_spans(timeline: Timeline) -> list[PhaseSpan]:

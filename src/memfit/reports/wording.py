@@ -174,6 +174,12 @@ def interval_words(interval: Interval | None) -> str:
     return f"{interval.low_bytes / unit_bytes:,.{digits}f} to {high} {unit}"
 
 
+def in_unit_of(num_bytes: int, other_bytes: int) -> str:
+    """Write bytes as a bare number, in the unit that other bytes are shown in beside them."""
+    unit_bytes, digits = _UNITS[format_bytes(other_bytes).partition(" ")[2]]
+    return f"{num_bytes / unit_bytes:,.{digits}f}"
+
+
 def process_certainty(prediction: Prediction) -> Certainty:
     """Give the weakest certainty of a prediction and its terms."""
     order = list(Certainty)

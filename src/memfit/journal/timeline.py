@@ -1,0 +1,127 @@
+"""The timeline of one step of a run, as a file: ``timeline.json``.
+
+The arrays of a long step are thinned before they are written, so that the file stays small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import DataError
+from memfit.figures import Timeline
+from memfit.files import write_atomically
+
+TIMELINE_NAME = "timeline.json"
+_VERSION = 1
+_MOST_POINTS = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """The measured timeline of one step, and the predicted one where there is one."""
+
+    step: int
+    """Counted from 1."""
+    measured: Timeline
+    predicted: Timeline | None = None
+
+
+def write_timeline(folder: Path, timeline: StepTimeline) -> Path:
+    """Write the timeline of a step into a run folder, and give the path of the file."""
+    path = folder / TIMELINE_NAME
+    content = {
+        "memfit_timeline": _VERSION,
+        "step": timeline.step,
+        "measured": _timeline_json(timeline.measured),
+        "predicted": None if timeline.predicted is None else _timeline_json(timeline.predicted),
+    }
+    write_atomically(path, json.dumps(content) + "\n")
+    return path
+
+
+def read_timeline(folder: Path) -> StepTimeline | None:
+    """Read the timeline in a run folder; None where there is none.
+
+    Raises:
+        DataError: if the file is something else.
+    """
+    path = folder / TIMELINE_NAME
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["memfit_timeline"] != _VERSION:
+            raise DataError(str(path), f"it does not say memfit_timeline: {_VERSION}")
+        predicted = content["predicted"]
+        return StepTimeline(
+            step=int(content["step"]),
+            measured=_timeline(content["measured"]),
+            predicted=None if predicted is None else _timeline(predicted),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"it is no timeline of a step ({type(error).__name__}: {error})"
+        raise DataError(str(path), reason) from error
+
+
+def kept_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]:
+    """Choose at most ``max_points`` events: the lowest and the highest of every stretch.
+
+    The first and the last event stay as well, so that the picture begins and ends where the step
+    does; the highest event of all is the highest of its stretch and is always kept.
+    """
+    count = len(allocated_bytes)
+    if count <= max_points:
+        return list(range(count))
+    stretches = max(1, (max_points - 2) // 2)
+    kept = {0, count - 1}
+    for stretch in range(stretches):
+        events = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        kept.add(max(events, key=allocated_bytes.__getitem__))
+        kept.add(min(events, key=allocated_bytes.__getitem__))
+    return sorted(kept)
+
+
+def downsample(timeline: Timeline, max_points: int) -> Timeline:
+    """Thin a timeline to at most ``max_points`` events, keeping its maxima.
+
+    Phases move to the first kept event at or after the one they began with.
+    """
+    kept = kept_events(timeline.allocated_bytes, max_points)
+    if len(kept) == len(timeline.allocated_bytes):
+        return timeline
+    phases, position = [], 0
+    for event, name in timeline.phases:
+        while position < len(kept) - 1 and kept[position] < event:
+            position += 1
+        phases.append((position, name))
+    return Timeline(
+        allocated_bytes=[timeline.allocated_bytes[event] for event in kept],
+        by_category={
+            name: [values[event] for event in kept] for name, values in timeline.by_category.items()
+        },
+        phases=phases,
+    )
+
+
+def _timeline_json(timeline: Timeline) -> dict[str, Any]:
+    thinned = downsample(timeline, _MOST_POINTS)
+    parts = {name: list(values) for name, values in thinned.by_category.items() if any(values)}
+    return {
+        "allocated_bytes": list(thinned.allocated_bytes),
+        "by_category": parts,
+        "phases": [[event, str(name)] for event, name in thinned.phases],
+    }
+
+
+def _timeline(content: Mapping[str, Any]) -> Timeline:
+    totals = [int(value) for value in content["allocated_bytes"]]
+    parts = {str(name): list(map(int, part)) for name, part in content["by_category"].items()}
+    if any(len(part) != len(totals) for part in parts.values()):
+        msg = "its categories are not as long as its total"
+        raise ValueError(msg)
+    phases = [(int(event), str(name)) for event, name in content["phases"]]
+    return Timeline(allocated_bytes=totals, by_category=parts, phases=phases)

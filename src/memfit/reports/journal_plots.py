@@ -1,0 +1,306 @@
+"""Pictures of a run: memory over its steps, one step by category, and ranks side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memfit.journal.records import StepRecord
+from memfit.journal.timeline import kept_events
+from memfit.units import format_bytes
+
+from .journal_contents import JournalReport, RankSummary
+from .plots import (
+    BUDGET_IN_VIEW,
+    INK,
+    LINE,
+    MUTED,
+    axis_unit,
+    new_figure,
+    style_axes,
+    timeline_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# "Bright" qualitative scheme, distinct under colour-vision deficiency; lines differ in their
+# dashes and markers in their shapes as well.
+# Source: Paul Tol, Colour Schemes, SRON/EPS/TN/09-002, issue 3.2, 2021-08-18.
+BLUE, CYAN, GREEN, YELLOW, RED, PURPLE = (
+    "#4477aa",
+    "#66ccee",
+    "#228833",
+    "#ccbb44",
+    "#ee6677",
+    "#aa3377",
+)
+_DASHED: Any = (0, (5, 3))
+_DOTTED: Any = (0, (4, 1.2))
+_STEPS = "steps-post"
+_HEADROOM = 1.22
+_MARKER_HEIGHT = 0.94
+_MARKED_POINTS = 40
+"""So few points are shown one by one."""
+_BAR_WIDTH = 0.38
+Points = tuple[list[float], list[float]]
+"""Steps and bytes."""
+
+
+def has_memory(report: JournalReport) -> bool:
+    """Say whether any step tells something about memory."""
+    return any(
+        value is not None
+        for steps in report.steps.values()
+        for step in steps
+        for value in (step.peak_allocated_bytes, step.peak_reserved_bytes, step.host_bytes)
+    )
+
+
+def run_figure(report: JournalReport, *, max_points: int = 4000) -> Figure:
+    """Draw the peaks of each step above the process's memory on the host.
+
+    Of several ranks, the one with the highest peak is drawn. What was not measured leaves out its
+    line, and a panel without any line.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    rank = report.highest_rank.rank
+    steps = report.steps[rank]
+    has_device = any(
+        step.peak_allocated_bytes is not None or step.peak_reserved_bytes is not None
+        for step in steps
+    )
+    has_host = any(step.host_bytes is not None for step in steps)
+    figure = new_figure(10.0, 5.4 if has_device and has_host else 3.7)
+    whose = "" if len(report.ranks) == 1 else f", rank {rank}, the highest of {len(report.ranks)}"
+    count = max(1, has_device + has_host)
+    heights = [2.0, 1.0][:count]
+    panels: list[Axes] = figure.subplots(
+        count, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )[:, 0].tolist()
+    if has_device:
+        _draw_device(panels[0], report, steps, max_points)
+        panels[0].set_title(f"Peak of each step{whose}", **_TITLE)
+    if has_host:
+        _draw_host(panels[-1], steps, max_points)
+    for axes in panels:
+        _draw_events(axes, report, rank, with_labels=axes is panels[0])
+        axes.set_xlim(*_step_range(report, rank))
+    panels[-1].set_xlabel("step", color=MUTED, fontsize=9)
+    locator: Any = panels[-1].xaxis.get_major_locator()
+    locator.set_params(integer=True)
+    panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    _legend(figure, panels)
+    return figure
+
+
+_TITLE: dict[str, Any] = {"loc": "left", "color": INK, "fontsize": 10, "pad": 8}
+
+
+def _step_range(report: JournalReport, rank: int) -> tuple[float, float]:
+    """Give the ends of the axis: all steps and events, with room for a marker on both sides."""
+    numbers = [step.step for step in report.steps[rank]]
+    for told in (report.out_of_memory, report.climbs, report.leaks):
+        numbers += [entry.event.step for entry in told]
+    low, high = min(numbers, default=0), max(numbers, default=1)
+    margin = max(0.5, 0.015 * (high - low))
+    return low - margin, high + margin
+
+
+def _points(
+    steps: Sequence[StepRecord], value: Callable[[StepRecord], int | None], max_points: int
+) -> Points:
+    """Take the known values of a series, thinned so that lows and highs stay."""
+    known = [(step.step, found) for step in steps if (found := value(step)) is not None]
+    kept = kept_events([found for _, found in known], max_points)
+    return [float(known[i][0]) for i in kept], [float(known[i][1]) for i in kept]
+
+
+def _draw_device(
+    axes: Axes, report: JournalReport, steps: Sequence[StepRecord], max_points: int
+) -> None:
+    allocated = _points(steps, lambda step: step.peak_allocated_bytes, max_points)
+    reserved = _points(steps, lambda step: step.peak_reserved_bytes, max_points)
+    predicted = _changes(steps)
+    top = max([1.0, *allocated[1], *reserved[1], *(v for v in predicted[1] if v == v)])
+    budget = report.budget_bytes
+    shown_budget = budget if budget and budget <= BUDGET_IN_VIEW * top else None
+    top = max(top, shown_budget or 0)
+    unit_bytes, unit = axis_unit(int(top))
+    style_axes(axes)
+    axes.set_ylim(0, _HEADROOM * top / unit_bytes)
+    axes.set_ylabel(f"peak ({unit})", color=MUTED, fontsize=9)
+    if predicted[0]:
+        # A broad band stays visible under a measured line that lies on it.
+        band = {"linewidth": 5.0, "alpha": 0.5, "solid_capstyle": "butt", "marker": ""}
+        label = "predicted peak allocated"
+        _line(axes, predicted, unit_bytes, color=PURPLE, label=label, drawstyle=_STEPS, **band)
+    if reserved[0]:
+        _line(axes, reserved, unit_bytes, color=CYAN, label="peak reserved", linestyle=_DOTTED)
+    if allocated[0]:
+        _line(axes, allocated, unit_bytes, color=BLUE, label="peak allocated")
+    if budget:
+        note = "" if shown_budget else " (above the picture)"
+        axes.axhline(
+            (shown_budget or math.nan) / unit_bytes,
+            color=INK,
+            linewidth=1.1,
+            linestyle=_DASHED,
+            label=f"budget {format_bytes(budget)}{note}",
+        )
+
+
+def _changes(steps: Sequence[StepRecord]) -> Points:
+    """Take the predicted peak wherever it changes, with gaps where there is none."""
+    numbers: list[float] = []
+    values: list[float] = []
+    before: int | None = None
+    for step in steps:
+        predicted = step.predicted_peak_bytes
+        if predicted != before:
+            numbers.append(float(step.step))
+            values.append(math.nan if predicted is None else float(predicted))
+        before = predicted
+    if before is not None and steps:
+        numbers.append(float(steps[-1].step))
+        values.append(float(before))
+    return numbers, values
+
+
+def _draw_host(axes: Axes, steps: Sequence[StepRecord], max_points: int) -> None:
+    host = _points(steps, lambda step: step.host_bytes, max_points)
+    top = max(1.0, *host[1])
+    unit_bytes, unit = axis_unit(int(top))
+    style_axes(axes)
+    axes.set_ylim(0, _HEADROOM * top / unit_bytes)
+    axes.set_ylabel(f"host ({unit})", color=MUTED, fontsize=9)
+    axes.set_title("Resident memory of the process", **_TITLE)
+    _line(axes, host, unit_bytes, color=YELLOW, label="host")
+
+
+def _line(axes: Axes, points: Points, unit_bytes: int, **style: Any) -> None:
+    few = len(points[0]) <= _MARKED_POINTS
+    axes.plot(
+        points[0],
+        [value / unit_bytes for value in points[1]],
+        **{"linewidth": 1.6, "marker": "o" if few else "", "markersize": 3.5, **style},
+    )
+
+
+def _draw_events(axes: Axes, report: JournalReport, rank: int, *, with_labels: bool) -> None:
+    """Mark what happened: a thin line through every panel, and a shape at its top."""
+    kinds: list[tuple[str, list[int], str, str]] = [
+        ("out of memory", [t.event.step for t in report.out_of_memory], "X", RED),
+        ("larger plan again", [t.event.step for t in report.climbs], "^", GREEN),
+        ("leak found", [t.event.step for t in report.leaks if t.rank == rank], "D", PURPLE),
+    ]
+    for label, numbers, marker, colour in kinds:
+        found = sorted(set(numbers))
+        for number in found if len(found) <= _MARKED_POINTS else ():
+            axes.axvline(number, color=colour, linewidth=0.8, alpha=0.55, zorder=1)
+        if found and with_labels:
+            axes.plot(
+                found,
+                [_MARKER_HEIGHT] * len(found),
+                transform=axes.get_xaxis_transform(),
+                linestyle="none",
+                marker=marker,
+                markersize=7,
+                color=colour,
+                markeredgecolor=INK,
+                markeredgewidth=0.5,
+                label=f"{label} ({len(found)})",
+                zorder=6,
+            )
+
+
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    found = [axes.get_legend_handles_labels() for axes in panels]
+    handles = [handle for handles, _ in found for handle in handles]
+    labels = [label for _, labels in found for label in labels]
+    if handles:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(4, len(handles)),
+            frameon=False,
+            fontsize=8.5,
+            labelcolor=INK,
+            handlelength=2.2,
+            columnspacing=2.0,
+        )
+
+
+def step_figure(report: JournalReport, *, max_points: int = 4000) -> Figure | None:
+    """Draw the timeline of one step by category; None where the folder has none.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    if report.timeline is None:
+        return None
+    return timeline_figure(
+        report.timeline.predicted,
+        report.timeline.measured,
+        budget_bytes=report.budget_bytes,
+        title=f"Step {report.timeline.step:,} by category",
+        max_points=max_points,
+    )
+
+
+def ranks_figure(report: JournalReport) -> Figure | None:
+    """Draw the peaks of the ranks as bars; None for a single rank, or where nothing is known.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    kinds = [
+        ("peak allocated", BLUE, [rank.peak_allocated_bytes for rank in report.ranks]),
+        ("peak reserved", CYAN, [rank.peak_reserved_bytes for rank in report.ranks]),
+        ("host", YELLOW, [rank.host_peak_bytes for rank in report.ranks]),
+    ]
+    known = [(label, colour, values) for label, colour, values in kinds if any(values)]
+    if len(report.ranks) == 1 or not known:
+        return None
+    figure = new_figure(10.0, 3.2)
+    panels = [[kind for kind in known if kind[0] != "host"], [k for k in known if k[0] == "host"]]
+    panels = [panel for panel in panels if panel]
+    for axes, kinds_here in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
+        _draw_bars(axes, report.ranks, kinds_here)
+    _legend(figure, figure.axes)
+    return figure
+
+
+def _draw_bars(
+    axes: Axes,
+    ranks: Sequence[RankSummary],
+    kinds: Sequence[tuple[str, str, Sequence[int | None]]],
+) -> None:
+    top = max(value or 0 for _, _, values in kinds for value in values)
+    unit_bytes, unit = axis_unit(top)
+    style_axes(axes)
+    axes.set_ylim(0, 1.08 * top / unit_bytes)
+    axes.set_ylabel(f"highest ({unit})", color=MUTED, fontsize=9)
+    axes.set_xlabel("rank", color=MUTED, fontsize=9)
+    for place, (label, colour, values) in enumerate(kinds):
+        shift = (place - (len(kinds) - 1) / 2) * _BAR_WIDTH
+        axes.bar(
+            [index + shift for index in range(len(ranks))],
+            [(value or 0) / unit_bytes for value in values],
+            width=_BAR_WIDTH,
+            color=colour,
+            edgecolor=LINE,
+            linewidth=0.5,
+            label=label,
+        )
+    axes.set_xlim(-0.8, len(ranks) - 0.2)
+    every = max(1, len(ranks) // 16)
+    shown = list(range(0, len(ranks), every))
+    axes.set_xticks(shown, [str(ranks[index].rank) for index in shown])

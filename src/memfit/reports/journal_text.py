@@ -1,0 +1,82 @@
+"""A run that keeps a journal, in the terminal: how it stands, its figures, and what grew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memfit.journal.records import LeakEvent, OutOfMemoryEvent, PlanClimbedEvent
+from memfit.journal.sentences import drift_sentence, event_sentence
+
+from .journal_contents import JournalReport, Told
+from .journal_wording import headline_cards, rank_row, verdict
+from .terminal import INDENT, at_page_width, grid, section
+
+_STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "": "bold"}
+_MOST_LINES = 10
+
+
+def journal_summary(report: JournalReport, files: Sequence[Path]) -> RenderableType:
+    """Summarise a run, and name the files that were written."""
+    found = verdict(report)
+    parts: list[RenderableType] = [
+        Text(report.title, style="bold"),
+        Text(f"{found.words}. {found.sentence}", style=_STYLES[found.tone]),
+    ]
+    if found.remedy:
+        parts.append(Text(found.remedy))
+    parts += ["", Padding(_figures(report), INDENT)]
+    events: list[Told[OutOfMemoryEvent | PlanClimbedEvent]]
+    events = [*report.out_of_memory, *report.climbs]
+    blocks = {
+        "What kept growing": [_leak_line(told.event) for told in report.leaks],
+        "Out of memory and plans": [event_sentence(told.event) for told in events],
+        "Other than predicted": [drift_sentence(told.event) for told in report.drifts],
+        "Left out": list(report.notes),
+    }
+    parts += [section(title, _listed(lines)) for title, lines in blocks.items() if lines]
+    if len(report.ranks) > 1:
+        parts.append(section("Ranks", _ranks(report)))
+    if files:
+        parts.append(section("Written", _listed([str(path) for path in files])))
+    return at_page_width(*parts)
+
+
+def _figures(report: JournalReport) -> Table:
+    """Give the headline numbers of the page, but for the first, which is the verdict."""
+    table = grid()
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim")
+    for card in headline_cards(report)[1:]:
+        notes = Text(", ".join(card.notes))
+        table.add_row(card.label.lower(), Text(card.value, style=_STYLES[card.tone]), notes)
+    return table
+
+
+def _leak_line(leak: LeakEvent) -> str:
+    """Name the holder, and the line that makes what it holds."""
+    made = f", made at {leak.source_line}" if leak.source_line else ""
+    return f"{leak.holder} ({leak.kind}{made}): {leak.sentence}"
+
+
+def _listed(lines: Sequence[str]) -> RenderableType:
+    """List lines, and count those past the first few."""
+    shown = [Text(line) for line in lines[:_MOST_LINES]]
+    if len(lines) > _MOST_LINES:
+        shown.append(Text(f"and {len(lines) - _MOST_LINES:,} more", style="dim"))
+    return Group(*shown)
+
+
+def _ranks(report: JournalReport) -> Table:
+    table = grid(header=True)
+    for name in ("rank", "ended", "steps", "step", "allocated", "reserved", "host"):
+        table.add_column(name, justify="left" if name == "ended" else "right")
+    for rank in report.ranks:
+        table.add_row(*map(Text, rank_row(rank)[: len(table.columns)]))
+    return table

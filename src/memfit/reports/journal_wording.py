@@ -1,0 +1,218 @@
+"""The words for how a run stands, the same on its page and in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.journal.records import Ending, Reason
+from memfit.units import format_bytes, format_seconds
+
+from .html import Card
+from .journal_contents import JournalReport, RankSummary
+from .run_state import State
+from .wording import percent, signed_error
+
+REASON_WORDS = {
+    Reason.DONE: "Done",
+    Reason.LEAK: "A leak used up the memory",
+    Reason.BUDGET_EXCEEDED: "Over the budget",
+    Reason.OUT_OF_MEMORY: "Out of memory",
+    Reason.HOST_OUT_OF_MEMORY_KILLER: "Killed by the host",
+    Reason.LOST_CONTEXT: "The card was lost",
+    Reason.SIGNAL: "Killed by a signal",
+    Reason.INTERRUPTED: "Interrupted",
+    Reason.ERROR: "Ended by an error",
+}
+STATE_WORDS = {
+    State.GOING_ON: "Still running",
+    State.GONE: "Ended without a word",
+    State.UNKNOWN: "No ending yet",
+}
+_WHEN_GONE = (
+    "Something killed it, or the machine went down. Look for the out-of-memory killer in the "
+    "system's log; `memfit run` watches for it."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a run stands: in a few words, in a sentence, and what to do."""
+
+    words: str
+    sentence: str
+    remedy: str
+    evidence: tuple[str, ...]
+    tone: str
+    """``good``, ``warn``, ``bad``, or empty."""
+
+
+def verdict(report: JournalReport) -> Verdict:
+    """Say how a run stands."""
+    if report.ending is None:
+        return _open_verdict(report)
+    return Verdict(
+        words=REASON_WORDS[report.ending.reason],
+        sentence=report.ending.sentence,
+        remedy=report.ending.remedy,
+        evidence=report.ending.evidence,
+        tone=_tone(report.ending, num_leaks=len(report.leaks)),
+    )
+
+
+def _tone(ending: Ending, *, num_leaks: int) -> str:
+    if ending.reason is Reason.DONE:
+        return "warn" if num_leaks else "good"
+    return "" if ending.reason is Reason.INTERRUPTED else "bad"
+
+
+def _open_verdict(report: JournalReport) -> Verdict:
+    """Say how a run stands that has not said how it ended."""
+    process = f"process {report.facts.process_id}" if report.facts else "its process"
+    at = report.written_at.replace("T", " ")
+    last = f"The last step is {max(rank.last_step for rank in report.ranks):,}"
+    if not any(rank.num_steps for rank in report.ranks):
+        last = "There is no step"
+    last = f"{last}, and the journal was last written at {at}."
+    sentences = {
+        State.GOING_ON: f"{process} is there. {last}",
+        State.GONE: f"No ending was written, and {process} is not there any more. {last}",
+        State.UNKNOWN: f"Whether {process} is there cannot be told here. {last}",
+    }
+    sentence, is_gone = sentences[report.state], report.state is State.GONE
+    return Verdict(
+        words=STATE_WORDS[report.state],
+        sentence=sentence[0].upper() + sentence[1:],
+        remedy=_WHEN_GONE if is_gone else "",
+        evidence=(),
+        tone="bad" if is_gone else "",
+    )
+
+
+def headline_cards(report: JournalReport) -> list[Card]:
+    """Choose the headline numbers."""
+    return [
+        _ended_card(report),
+        _peak_card(report.highest_rank, report.budget_bytes),
+        _budget_card(report),
+        _steps_card(report),
+        _out_of_memory_card(report),
+        _leaks_card(report),
+    ]
+
+
+def _ended_card(report: JournalReport) -> Card:
+    found = verdict(report)
+    notes = []
+    if report.ending is not None:
+        notes.append(f"exit code {report.ending.exit_code}")
+        if report.ending.ended_by not in ("", report.ending.reason.value):
+            notes.append(f"then: {_ended_by_words(report.ending.ended_by)}")
+    is_open = report.state in (State.GOING_ON, State.UNKNOWN)
+    label = "State" if is_open else "Ended"
+    return Card(label=label, value=found.words, notes=tuple(notes), tone=found.tone)
+
+
+def _ended_by_words(ended_by: str) -> str:
+    """Write what a leak led to; a word that this version does not know stays as it is."""
+    words = REASON_WORDS.get(Reason(ended_by)) if ended_by in set(Reason) else None
+    return words.lower() if words else ended_by
+
+
+def _peak_card(rank: RankSummary, budget_bytes: int | None) -> Card:
+    peak_bytes = rank.peak_allocated_bytes
+    notes = [predicted_words(rank)]
+    if rank.peak_reserved_bytes is not None:
+        notes.append(f"reserved {format_bytes(rank.peak_reserved_bytes)}")
+    if peak_bytes is None:
+        return Card(label="Peak allocated", value="not measured", notes=tuple(notes))
+    over = budget_bytes is not None and peak_bytes > budget_bytes
+    return Card(
+        label="Peak allocated",
+        value=format_bytes(peak_bytes),
+        notes=tuple(notes),
+        tone="bad" if over else "",
+    )
+
+
+def predicted_words(rank: RankSummary) -> str:
+    """Write the predicted peak, with its error where one was measured."""
+    if rank.predicted_peak_bytes is None:
+        return "not predicted"
+    predicted = f"predicted {format_bytes(rank.predicted_peak_bytes)}"
+    if rank.peak_allocated_bytes is None:
+        return predicted
+    return f"{predicted} ({signed_error(rank.predicted_peak_bytes, rank.peak_allocated_bytes)})"
+
+
+def _budget_card(report: JournalReport) -> Card:
+    if report.budget_bytes is None:
+        return Card(label="Budget", value="none", notes=("nothing was enforced",))
+    peak_bytes = report.highest_rank.peak_allocated_bytes
+    used = () if peak_bytes is None else (f"{percent(peak_bytes, report.budget_bytes)} of it used",)
+    is_over = report.ending is not None and report.ending.ended_by == Reason.BUDGET_EXCEEDED
+    return Card(
+        label="Budget",
+        value=format_bytes(report.budget_bytes),
+        notes=(*used, "then exceeded") if is_over else used,
+        tone="bad" if is_over else "",
+    )
+
+
+def _steps_card(report: JournalReport) -> Card:
+    rank = max(report.ranks, key=lambda entry: entry.num_steps)
+    notes = [f"in {format_seconds(rank.seconds)}"] if rank.seconds else []
+    if rank.median_step_seconds is not None:
+        notes.append(f"median {format_seconds(rank.median_step_seconds)}")
+    return Card(label="Steps", value=f"{rank.num_steps:,}", notes=tuple(notes))
+
+
+def _out_of_memory_card(report: JournalReport) -> Card:
+    count = len(report.out_of_memory)
+    is_end = report.ending is not None and report.ending.reason is Reason.OUT_OF_MEMORY
+    notes = ["each time carried out again"] if count else []
+    if report.climbs:
+        notes.append(f"a larger plan tried again {_times(len(report.climbs))}")
+    if is_end and count:
+        notes.append("once more, which ended the run")
+    value = _times(count) if count else "ended the run" if is_end else "never"
+    return Card(
+        label="Out of memory",
+        value=value,
+        notes=tuple(notes),
+        tone="bad" if is_end else "warn" if count else "",
+    )
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
+
+
+def _leaks_card(report: JournalReport) -> Card:
+    if not report.leaks:
+        return Card(label="Leaks", value="none found", notes=())
+    largest = max(report.leaks, key=lambda told: told.event.total_growth_bytes).event
+    return Card(
+        label="Leaks",
+        value=f"{len(report.leaks):,} found",
+        notes=(largest.holder, f"{format_bytes(largest.total_growth_bytes)} in all"),
+        tone="bad" if report.ending and report.ending.reason is Reason.LEAK else "warn",
+    )
+
+
+def rank_row(rank: RankSummary) -> list[str]:
+    """Write what is known of a rank, cell by cell."""
+    ended = STATE_WORDS.get(rank.state, "")
+    if rank.ending is not None:
+        ended = REASON_WORDS[rank.ending.reason]
+    sizes = (rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.host_peak_bytes)
+    seconds = rank.median_step_seconds
+    return [
+        str(rank.rank),
+        ended,
+        f"{rank.num_steps:,}",
+        "-" if seconds is None else format_seconds(seconds),
+        *("-" if size is None else format_bytes(size) for size in sizes),
+        "-" if rank.allocator_retries is None else f"{rank.allocator_retries:,}",
+        f"{rank.num_out_of_memory:,}",
+        f"{rank.num_leaks:,}",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,8 @@ from memfit.job import Job
 from .guard_faults import build_job, ladder_of, same, trained
 
 GROUP_TIMEOUT = timedelta(seconds=60)
+MOST_SECONDS = 20.0
+"""A run that takes longer has waited for something that did not come."""
 
 
 @contextlib.contextmanager
@@ -110,6 +113,7 @@ def fails_and_goes_on(
         for number in range(num_points):
             who, point = draw.randrange(num_ranks), draw.randint(1, len(operators))
             faults = (point,) if who == rank else ()
+            began = time.monotonic()
             try:
                 run, found, _ = trained(
                     job, plan, *faults, seed=own_seed, average_gradients=average
@@ -118,6 +122,10 @@ def fails_and_goes_on(
                 if len(run.events) > 1:
                     wrong.append(f"{number}: {len(run.events)} events")
                 run.close()
+                seconds = time.monotonic() - began
+                if seconds > MOST_SECONDS:
+                    where = f"rank {who} at {point}, {operators[point - 1]}"
+                    wrong.append(f"{number}: {seconds:.0f} s, {where}, {run.events}")
             except (AssertionError, MemfitError, RuntimeError) as error:
                 wrong.append(f"{number}: rank {who} at {operators[point - 1]}: {error!r}"[:500])
                 break

@@ -37,13 +37,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     return any(
         isinstance(each, _TYPES) or (isinstance(each, RuntimeError) and _says(each, _TEXTS))
-        for each in _chain(error)
+        for each in chain_of(error)
     )
 
 
 def has_lost_context(error: BaseException) -> bool:
     """Say whether an error leaves a CUDA context that nothing can be done in any more."""
-    return any(isinstance(e, RuntimeError) and _says(e, _LOST_CONTEXT) for e in _chain(error))
+    return any(isinstance(e, RuntimeError) and _says(e, _LOST_CONTEXT) for e in chain_of(error))
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
@@ -51,7 +51,7 @@ def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
     return any(text in said for text in texts)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what it was raised from."""
     seen: set[int] = set()
     current: BaseException | None = error

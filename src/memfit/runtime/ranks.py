@@ -8,17 +8,21 @@ wait in. It leaves training's group, which ends their wait, and all of them make
 from __future__ import annotations
 
 import gc
+import sys
 from datetime import timedelta
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from memfit.errors import OtherRankError
+from memfit.runtime.out_of_memory import chain_of
 
 _PATIENCE = timedelta(minutes=30)
 """How long a rank waits for one that does something else, such as validating. A rank that has died
 is noticed at once."""
+_MOST_VALUES = 8
 _LOST_PEER_TEXTS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -103,6 +107,8 @@ class JoinedRanks:
         self._is_used = True
         """Whether steps talk over training's group: taken for granted until one was seen whole."""
         self.has_left = False
+        self._said = np.zeros((self.num_ranks, _MOST_VALUES), dtype=np.int64)
+        self._said_tensor = torch.from_numpy(self._said)
         self._group: Any = dist.ProcessGroupGloo(
             self._store_for("guard"), self.rank, self.num_ranks, _PATIENCE
         )
@@ -113,13 +119,14 @@ class JoinedRanks:
         Raises:
             OtherRankError: if a rank has died.
         """
-        own = torch.tensor(values)
-        found = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        # A sum in place allocates nothing: memory is what may be short.
+        self._said[:] = 0
+        self._said[self.rank, : len(values)] = values
         try:
-            self._group.allgather([found], [own]).wait()
+            self._group.allreduce([self._said_tensor]).wait()
         except RuntimeError as error:
             raise OtherRankError(str(error).partition("\n")[0]) from error
-        return [tuple(each.tolist()) for each in found]
+        return [tuple(row) for row in self._said[:, : len(values)].tolist()]
 
     def begin_step(self) -> None:
         """Count from here what training's group is used for."""
@@ -133,6 +140,7 @@ class JoinedRanks:
         """Leave the group, if steps use it."""
         if (self._is_used or for_sure) and not self.has_left:
             self.has_left = True
+            _forget_default_arguments()
             # Connections are closed once nothing holds the group, tracebacks included.
             gc.collect()
             dist.destroy_process_group()
@@ -168,8 +176,23 @@ def num_ranks_here() -> int:
 
 def has_lost_peer(error: BaseException) -> bool:
     """Say whether an error tells that another rank has left an exchange."""
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(text in said for text in _LOST_PEER_TEXTS)
+    said = [str(each).lower() for each in chain_of(error) if isinstance(each, RuntimeError)]
+    return any(text in each for each in said for text in _LOST_PEER_TEXTS)
+
+
+def _forget_default_arguments() -> None:
+    """Let go of the group where torch holds it as the default argument of functions.
+
+    They are defined as ``group=group.WORLD`` (torch/distributed/nn/functional.py, read at 2.13),
+    which is the group itself if they are first imported after it was made; None means the same.
+    """
+    module = sys.modules.get("torch.distributed.nn.functional")
+    for function in [] if module is None else vars(module).values():
+        defaults = getattr(function, "__defaults__", None)
+        if isinstance(defaults, tuple) and any(each is dist.group.WORLD for each in defaults):
+            function.__defaults__ = tuple(
+                None if each is dist.group.WORLD else each for each in defaults
+            )
 
 
 def _num_exchanges() -> int:

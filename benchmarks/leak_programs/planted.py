@@ -243,12 +243,16 @@ def evaluation_with_graph(finder: LeakFinder) -> None:
     finder.finish()
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
 def forward_hooks(finder: LeakFinder) -> None:
     """Register a hook in each step."""
     model = small_model()
     optimizer = optimizer_of(model)
     for step in range(NUM_STEPS):
-        model[0].register_forward_hook(lambda module, inputs, output: None)
+        model[0].register_forward_hook(_ignore)
         train_step(model, optimizer)
         finder.boundary("train", step)
     finder.finish()

@@ -23,6 +23,7 @@ from .walk import Look, take_look
 _MOST_WATCHES = 4
 _MOST_TRIES = 2
 _WATCHED_STEPS = 2
+_PROBES_BEFORE_LOOK = 4
 _SUSPICIOUS_BYTES = 65_536
 _READ_ERRORS = (
     *(AttributeError, TypeError, ValueError, KeyError, IndexError),
@@ -117,8 +118,10 @@ class LeakFinder:
             return self.findings
         current = max(self._streams.values(), key=Stream.last_index, default=None)
         if current is not None and self._index > 1:
-            self._look(current, self._pass_over(current) or _nearly_over(current))
+            over = self._pass_over(current) or _nearly_over(current)
+            self._look(current, over, "the end")
         self._lines.end()
+        self._lines.forget()
         self._tell_pending()
         self._tell(self._outside.last_findings(self._examination, self._step))
         self._is_done = True
@@ -132,42 +135,43 @@ class LeakFinder:
         if self._watch_end is not None:
             stream, count = self._watch_end
             if stream.count >= count or over is stream:
-                self._look(current, over)
+                self._look(current, over, "lines")
             return
+        is_due = current.count >= current.next_look
         levels = self._probe(current, now_seconds, is_wanted=over is not None)
-        if self._is_look_due(current, over, levels, now_seconds):
-            self._look(current, over)
+        if over is not None or is_due:
+            reason = self._reason_to_look(current, over, levels, now_seconds)
+            if reason is not None:
+                self._look(current, over, reason)
         self._maybe_watch(current)
 
     def _probe(self, current: Stream, now_seconds: float, *, is_wanted: bool) -> Levels | None:
-        """Read the levels if there is time for it."""
-        if not is_wanted and not self._budget.allows_probe(now_seconds):
+        """Read the levels if there is time for it: rather before a look than anywhere."""
+        is_frequent = current.count < current.next_look - _PROBES_BEFORE_LOOK
+        if not is_wanted and not self._budget.allows_probe(now_seconds, is_frequent=is_frequent):
             return None
         levels = self._reader.read()
         self._outside.add(current, levels, self._index)
         self._budget.probed(time.perf_counter() - now_seconds)
         return levels
 
-    def _is_look_due(
+    def _reason_to_look(
         self, current: Stream, over: Stream | None, levels: Levels | None, now_seconds: float
-    ) -> bool:
-        is_suspicious = self._is_suspicious(current, levels)
-        if over is not None:
-            return self._budget.allows_look(now_seconds, can_wait=False) or (
-                is_suspicious and self._budget.take_extra()
-            )
-        if current.count < current.next_look:
-            return False
-        if self._budget.allows_look(now_seconds, can_wait=True):
-            return True
-        return is_suspicious and self._budget.take_extra()
+    ) -> str | None:
+        """Say why a look is taken where one is due: it can be afforded, or memory grows."""
+        if self._budget.allows_look(now_seconds, can_wait=over is None):
+            return "due"
+        is_suspicious = self._is_suspicious(current, levels, is_exact=over is not None)
+        return "suspicion" if is_suspicious and self._budget.take_extra() else None
 
-    def _is_suspicious(self, current: Stream, levels: Levels | None) -> bool:
+    def _is_suspicious(self, current: Stream, levels: Levels | None, *, is_exact: bool) -> bool:
         """Say whether memory in use has grown since the last look at the same place."""
         before = self._levels_at_look.get(current.name)
         if levels is None or before is None:
             return False
-        return self._outside.least_recent(current, levels).above(before) >= self._suspicious_bytes
+        if not is_exact:  # the least of the last steps, since batches differ
+            levels = self._outside.least_recent(current, levels)
+        return levels.above(before) >= self._suspicious_bytes
 
     def _pass_over(self, current: Stream) -> Stream | None:
         """Give the stream whose pass is just over, and after which was not looked yet."""
@@ -181,7 +185,7 @@ class LeakFinder:
                 return stream
         return None
 
-    def _look(self, current: Stream, over: Stream | None) -> None:
+    def _look(self, current: Stream, over: Stream | None, reason: str) -> None:
         """Take a look, judge it and tell what is found."""
         levels = self._reader.read()
         self._levels_at_look[current.name] = self._outside.least_recent(current, levels)
@@ -191,11 +195,12 @@ class LeakFinder:
         look = self._taken_look()
         if look is None:
             return
-        self._budget.look_seconds = look.took_seconds
+        if reason == "due":
+            self._budget.looked(look.took_seconds)
         verdicts = self._examination.add(look, current, over, self._index)
         if self._watch_end is not None:
             self._end_watch(look)
-        if not self._examination.is_anything_growing:
+        if reason == "suspicion" and not self._examination.is_anything_growing:
             self._suspicious_bytes = min(2 * self._suspicious_bytes, _SUSPICIOUS_BYTES << 10)
         self._pending += [each for each in verdicts if not self._namer.is_told(each.growth)]
         if not self._is_waiting_for_lines():
@@ -238,8 +243,9 @@ class LeakFinder:
         ]
 
     def _end_watch(self, look: Look) -> None:
+        if not self._lines.end():
+            return
         self._watch_end = None
-        self._lines.end()
         for key in self._examination.suspects:
             node = look.nodes.get(key)
             if node is not None and node.source_line:

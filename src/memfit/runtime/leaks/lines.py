@@ -36,7 +36,7 @@ class _TensorLines(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,  # noqa: ARG002 - torch's signature
+        types: Any,
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
@@ -71,7 +71,7 @@ class LineWatch:
             tracemalloc.start(_NUM_FRAMES)
         if not _get_current_function_mode_stack() and not _is_compiling():
             self._mode = _TensorLines()
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's own
             self._noted = self._mode.lines
 
     def end(self) -> bool:

@@ -40,12 +40,12 @@ class Namer:
     def tell(self, verdicts: list[Verdict], lines: Mapping[int, str], step: int) -> list[LeakEvent]:
         """Make the events of verdicts, those of one owner together."""
         groups: dict[tuple[int, str], list[Verdict]] = {}
-        for verdict in verdicts:
+        # What was seen over passes says more than what was seen in steps.
+        for verdict in sorted(verdicts, key=lambda each: not each.growth.num_passes):
             if not self.is_told(verdict.growth):
                 groups.setdefault(verdict.group, []).append(verdict)
+                self._told.add(verdict.growth.node.key)
         events = [_event(group, lines, step) for group in groups.values()]
-        for verdict in verdicts:
-            self._told.add(verdict.growth.node.key)
         self.events += tuple(events)
         return events
 

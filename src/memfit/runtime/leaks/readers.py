@@ -128,7 +128,7 @@ def _dict(value: Any) -> Reading | None:
         items=found,
         count=count,
         weight=weight,
-        is_ordered=_rises([key for key, _ in items]),
+        is_ordered=_is_log([key for key, _ in items]),
     )
 
 
@@ -136,13 +136,17 @@ def _is_name(key: Any) -> bool:
     return type(key) in {str, int, float, bool}
 
 
-def _rises(keys: list[Any]) -> bool:
-    """Say whether keys come as a log would write them: numbers that rise, or names."""
+def _is_log(keys: list[Any]) -> bool:
+    """Say whether keys are never met again: numbers that rise, counted names, tensors."""
     numbers = [key for key in keys if type(key) is int]
     if len(numbers) == len(keys):
         return all(before < after for before, after in pairwise(numbers))
-    # Counted names ("step_12"), the only ones that a log would have.
-    return all(type(key) is str and key[-1:].isdigit() for key in keys)
+    return all(
+        (type(key) is str and key[-1:].isdigit())
+        or type(key) is torch.Tensor
+        or (type(key) is tuple and any(type(each) is torch.Tensor for each in key))
+        for key in keys
+    )
 
 
 def _other(value: Any) -> Reading | None:

@@ -20,9 +20,11 @@ CONTAINERS = {"list", "dict", "set", "deque"}
 LEAVES = {"tensor", "array", "text"}
 HOOK_LINKS = ("_hooks", "_hooks_with_kwargs", "_pre_hooks", "_always_called", "_post_hooks")
 _EVEN_FRACTION = 0.5
-"""Of the mean rate, which the last interval has to reach."""
+"""Of the mean rate, which the last intervals have to reach."""
+_CACHE_EVEN_FRACTION = 0.8
+"""The same for what may be a cache, which fills ever more slowly."""
 _LEAST_INTERVALS = 3
-_PASSES_OF_A_CACHE = 3
+_PASSES_OF_A_CACHE = 2
 _PASSES_OF_A_HISTORY = 5
 Quantity = Callable[[Point], float]
 
@@ -98,7 +100,8 @@ def growth_over_passes(node: Node, track: Track, known: Surroundings) -> Growth 
         return None  # the pass before has not left as much
     num_passes = len(points)
     needed = _needed_passes(node, track, added)
-    if num_passes < needed or not _is_even(points, _quantity(track), needed - 1):
+    even = _CACHE_EVEN_FRACTION if _is_cache_like(node, track) else _EVEN_FRACTION
+    if num_passes < needed or not _is_even(points, _quantity(track), needed - 1, even):
         return None
     per_step = added_bytes / max(1, last.at.num_boundaries - before.at.num_boundaries)
     is_metric = node.owner("module") is not None and node.has_tensors
@@ -123,7 +126,7 @@ def growth_over_passes(node: Node, track: Track, known: Surroundings) -> Growth 
 def _needed_passes(node: Node, track: Track, added: int) -> int:
     """Say after how many passes it is clear that a holder is never emptied."""
     length = track.points[-1].at.pass_length
-    if not node.is_ordered or node.owner("dataset") is not None:
+    if _is_cache_like(node, track):
         return _PASSES_OF_A_CACHE + 1
     if added:
         grows_with_steps = added >= max(2, _EVEN_FRACTION * length)
@@ -147,7 +150,19 @@ def _quantity(track: Track) -> Quantity:
     return lambda point: point.own_bytes
 
 
-def _is_even(points: list[Point], quantity: Quantity, num_intervals: int) -> bool:
+def _is_cache_like(node: Node, track: Track) -> bool:
+    """Say whether a holder may be a cache: keys in no order, filled slots, parts of a dataset."""
+    if not node.is_ordered or node.owner("dataset") is not None:
+        return True
+    return node.kind in CONTAINERS and track.points[-1].count == track.points[0].count
+
+
+def _is_even(
+    points: list[Point],
+    quantity: Quantity,
+    num_intervals: int,
+    even_fraction: float = _EVEN_FRACTION,
+) -> bool:
     """Say whether each of the last intervals, and the second half, grew as the whole did."""
     pairs = list(pairwise(points))[-num_intervals:]
     rates = [
@@ -155,7 +170,7 @@ def _is_even(points: list[Point], quantity: Quantity, num_intervals: int) -> boo
         for before, after in pairs
     ]
     mean = sum(rates) / max(1, len(rates))
-    return mean > 0 and all(rate >= _EVEN_FRACTION * mean for rate in rates)
+    return mean > 0 and all(rate >= even_fraction * mean for rate in rates)
 
 
 def _matters(total: float, rate: float, node: Node, known: Surroundings) -> bool:
@@ -202,7 +217,9 @@ def _goes_on(track: Track, node: Node, total: float, known: Surroundings) -> boo
     """Say whether growth went on for long enough to be no cache and no list of one epoch."""
     points, quantity = track.points, _quantity(track)
     first, last = points[0], points[-1]
-    if not _is_even(points, quantity, max(_LEAST_INTERVALS, len(points) // 2)):
+    is_cache = _is_cache_like(node, track)
+    even = _CACHE_EVEN_FRACTION if is_cache else _EVEN_FRACTION
+    if not _is_even(points, quantity, max(_LEAST_INTERVALS, len(points) // 2), even):
         return False
     if last.count == first.count and _grows_with_batches(points):
         return False
@@ -211,11 +228,9 @@ def _goes_on(track: Track, node: Node, total: float, known: Surroundings) -> boo
     memory = known.memory_bytes.get(node.place, 0)
     if memory and total >= known.limits.urgent_fraction * memory:
         return True
-    is_cache = not node.is_ordered or node.owner("dataset") is not None or last.count == first.count
     num_steps = last.at.count - first.at.count
     if known.knows_passes:
-        num_passes = points[-2].at.pass_number - first.at.pass_number
-        return num_passes >= (2 if is_cache else 1)
+        return points[-2].at.pass_number > first.at.pass_number
     return num_steps >= (known.limits.cache_steps if is_cache else known.limits.list_steps)
 
 

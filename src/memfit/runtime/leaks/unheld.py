@@ -22,6 +22,8 @@ _MOST_REFERRERS = 8
 _LEAST_NEW = 8
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 _BASES = (set, dict, list, tuple)
+_NO_HOLDERS = {types.FrameType, types.CellType, type(iter([]))}
+"""Frames are this module's own; the rest passes on what another holds."""
 
 
 class UnheldTensors:
@@ -47,8 +49,8 @@ class UnheldTensors:
         sample = objects[-1 - min(2, count - 1)]
         del objects
         chain, is_cycle = _climb(sample)
-        if is_cycle and gc.isenabled() and gc.get_threshold()[0] > 0:
-            return None  # the collector will come to it
+        if not chain or (is_cycle and gc.isenabled() and gc.get_threshold()[0] > 0):
+            return None  # nobody to name, or the collector will come to it
         return _event(chain, is_cycle=is_cycle, growth=growth, step=step)
 
 
@@ -61,7 +63,7 @@ def _climb(value: Any) -> tuple[list[str], bool]:
         if holder is None:
             break
         chain.insert(0, _link(holder, passed[-1]))
-        if any(holder is each for each in passed):
+        if id(holder) in {id(each) for each in passed}:
             return chain, True
         passed.append(holder)
     return chain, False
@@ -69,13 +71,16 @@ def _climb(value: Any) -> tuple[list[str], bool]:
 
 def _referrer(passed: list[Any]) -> Any:
     """Choose what refers to an object: rather what was passed already, which closes a cycle."""
-    found = [
-        each
-        for each in gc.get_referrers(passed[-1])
-        if each is not passed and type(each) is not types.FrameType
-    ][:_MOST_REFERRERS]
-    known = [each for each in found if any(each is one for one in passed)]
-    return next(iter((*known, *found)), None)
+    known = {id(each) for each in passed}
+    first = None
+    for each in gc.get_referrers(passed[-1])[:_MOST_REFERRERS]:
+        if each is passed or type(each) in _NO_HOLDERS:
+            continue
+        if id(each) in known:
+            return each
+        if first is None:
+            first = each
+    return first
 
 
 def _link(holder: Any, value: Any) -> str:

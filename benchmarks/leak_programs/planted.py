@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torchmetrics
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memfit.runtime.leaks import LeakFinder
 
@@ -384,12 +384,28 @@ def reference_cycle(finder: LeakFinder) -> None:
         gc.collect()
 
 
+def list_beside_a_loader(finder: LeakFinder) -> None:
+    """Keep outputs over several passes of a loader; nobody tells where a pass ends."""
+    model = small_model()
+    optimizer = optimizer_of(model)
+    loader = DataLoader(TensorDataset(torch.randn(480, WIDTH)), batch_size=8)
+    kept, step = [], 0
+    for _ in range(5):
+        for (batch,) in loader:
+            finder.boundary("loader", step, batch.nbytes)
+            train_step(model, optimizer)
+            kept.append(torch.randn(ROWS, WIDTH))
+            finder.boundary("train", step)
+            step += 1
+    finder.finish()
+
+
 def growing_text(finder: LeakFinder) -> None:
     """Add to a text in each step."""
     model = small_model()
     optimizer = optimizer_of(model)
     log = {"text": ""}
-    for step in range(3 * NUM_STEPS):
+    for step in range(NUM_STEPS):
         train_step(model, optimizer)
         log["text"] += "a line of the log\n" * 5000
         finder.boundary("train", step)
@@ -542,6 +558,13 @@ PLANTED = (
         run=reference_cycle,
         kind="reference-cycle",
         holder="Ring",
+    ),
+    Program(
+        name="list beside a loader",
+        run=list_beside_a_loader,
+        kind="list",
+        holder="kept",
+        line="kept.append(torch.randn(ROWS, WIDTH))",
     ),
     Program(
         name="text that is added to",

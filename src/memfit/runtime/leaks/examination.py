@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .histories import Moment, Series, Track
 from .limits import LeakLimits
+from .loaders import batches_given
 from .naming import Verdict
 from .nodes import Node
 from .rules import (
@@ -23,6 +24,7 @@ from .walk import Look
 from .wording import kind_of
 
 OPTIMIZER_STREAM = "train"
+_MOST_ASKED = 8
 _LEAST_SUSPECT_BYTES = 1000
 _LEAST_SUSPECT_BYTES_OF_OBJECTS = 16_384
 
@@ -41,6 +43,7 @@ class Examination:
     dataset_name: str = ""
     """The class of its dataset."""
     pass_noted: dict[str, int] = field(default_factory=dict)
+    _num_asked: int = 0
     _steps: dict[str, Series] = field(default_factory=dict)
     _passes: dict[str, Series] = field(default_factory=dict)
     _totals: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
@@ -125,18 +128,37 @@ class Examination:
             knows_passes=knows_passes,
             knows_optimizer_steps=optimizer is not None and optimizer.count >= 3,
             is_optimizer_stream=current.name == OPTIMIZER_STREAM,
+            stream=current.name,
+            asks_for_passes=current.pass_number == 1
+            and current.name not in self.pass_noted
+            and self._num_asked < _MOST_ASKED,
         )
+
+    def _ask_for_passes(self, stream: str, waiting: list[Track]) -> None:
+        """See from the loaders themselves whether a new pass has begun since something grew."""
+        self._num_asked += 1
+        num_steps = max(track.points[-1].at.count - track.points[0].at.count for track in waiting)
+        given = batches_given()
+        if given and max(given) < num_steps:
+            self.pass_noted[stream] = 1
+            self.streams[stream].look_soon()
 
     def _judge(
         self, look: Look, series: Series, known: Surroundings, *, is_passes: bool
     ) -> list[Verdict]:
         judge = growth_over_passes if is_passes else growth_in_steps
         found: list[Growth] = []
+        waiting: list[Track] = []
         for key, track in series.tracks.items():
             node = look.nodes.get(key)
             growth = judge(node, track, known) if node is not None else None
             if growth is not None:
                 found.append(growth)
+            elif not is_passes and node is not None and known.asks_for_passes:
+                if growth_in_steps(node, track, replace(known, knows_passes=False)) is not None:
+                    waiting.append(track)
+        if waiting:
+            self._ask_for_passes(known.stream, waiting)
         kept = without_holders_of_others(found, series)
         return [Verdict(growth=growth, kind=kind_of(growth, look)) for growth in kept]
 

@@ -89,12 +89,10 @@ class Node:
 
 
 def _is_hidden(node: Node) -> bool:
-    return (
-        node.link in _HIDDEN
-        and node.style == "attribute"
-        and node.parent is not None
-        and node.parent.kind == "module"
-    )
+    parent = node.parent
+    if parent is None or node.style != "attribute":
+        return False
+    return (parent.kind == "module" and node.link in _HIDDEN) or parent.kind == "lru_cache"
 
 
 def _variable(node: Node) -> str:

@@ -118,8 +118,10 @@ def _list(value: Any) -> Reading | None:
 def _dict(value: Any) -> Reading | None:
     items, weight = dict_items(value)
     count = dict.__len__(value)
-    found: Items = [("key", key, item) for key, item in items]
-    found += [("index", f"key {n}", key) for n, (key, _) in enumerate(items) if not _is_name(key)]
+    found: Items = [
+        ("index", f"key {n}", key) for n, (key, _) in enumerate(items) if not _is_name(key)
+    ]
+    found += [("key", key, item) for key, item in items]  # the newest come last
     if not count:
         return Reading("dict", type_name=type(value).__name__, num_bytes=64)
     return Reading(

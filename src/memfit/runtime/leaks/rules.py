@@ -54,6 +54,9 @@ class Surroundings:
     """Passes over the data were seen, or a loader that makes them."""
     knows_optimizer_steps: bool
     is_optimizer_stream: bool = False
+    stream: str = ""
+    asks_for_passes: bool = False
+    """Whether a pass is over is not known, and may be asked of the loaders."""
 
 
 def is_container(node: Node) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 _FIRST_LOOK = 3
 """By then gradients and optimizer states exist."""
 _LOOK_GROWTH = 1.35
+_SOON = 8
 _LONG_GAP = 16
 _GAP_FACTOR = 1.5
 
@@ -68,6 +69,10 @@ class Stream:
         if self._usual_gap is None:
             return gap > _LONG_GAP
         return gap > _GAP_FACTOR * self._usual_gap
+
+    def look_soon(self) -> None:
+        """Look again after a few steps."""
+        self.next_look = self.count + _SOON
 
     def plan_next_look(self) -> None:
         """Look again when about a third more steps have gone by."""

@@ -19,6 +19,8 @@ from .wording import remedy_of
 _MOST_SCANS = 6
 _MOST_LINKS = 8
 _MOST_REFERRERS = 8
+_SCAN_GROWTH = 1.25
+"""By how much more growth has to be seen before the next scan."""
 _LEAST_NEW = 8
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 _BASES = (set, dict, list, tuple)
@@ -31,12 +33,14 @@ class UnheldTensors:
 
     def __init__(self) -> None:
         self._counts: list[int] = []
+        self._next_steps = 0.0
         self.is_growing = False
 
     def scan(self, seen: Set[int], growth: tuple[float, int], step: int) -> LeakEvent | None:
         """Look through all objects of the collector; a second scan tells whether they grow."""
-        if len(self._counts) >= _MOST_SCANS:
+        if len(self._counts) >= _MOST_SCANS or growth[0] < self._next_steps:
             return None
+        self._next_steps = _SCAN_GROWTH * growth[0] + _LEAST_NEW
         objects = [
             each for each in gc.get_objects() if type(each) in _TENSORS and id(each) not in seen
         ]

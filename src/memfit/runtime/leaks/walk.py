@@ -18,6 +18,8 @@ from .roots import Root, roots
 
 _MOST_NODES = 150_000
 _MOST_SECONDS = 2.0
+_LINE_DEPTH = 2
+_PLAIN = {list, dict, tuple}
 
 
 class Lines(Protocol):
@@ -133,10 +135,22 @@ class Walk:
         """Say where the newest of what a suspect holds was made."""
         assert self._lines is not None, "asked only with lines"
         for _, _, item in reading.items[:-5:-1]:
-            line = self._lines.line_of(item)
+            line = self._line_within(item, _LINE_DEPTH)
             if line:
                 return line
         return "" if reading.items else self._lines.line_of(value)
+
+    def _line_within(self, value: Any, depth: int) -> str:
+        """Say where a value, or what it holds, was made."""
+        assert self._lines is not None, "asked only with lines"
+        line = self._lines.line_of(value)
+        if line or not depth:
+            return line
+        reader = self._leaves.reader_of(type(value))
+        reading = reader(value) if type(value) in _PLAIN else None
+        items = reading.items[-4:] if reading is not None else ()
+        lines = (self._line_within(item, depth - 1) for _, _, item in items)
+        return next((line for line in lines if line), "")
 
 
 def take_look(suspects: Collection[int] = (), lines: Lines | None = None) -> Look:

@@ -243,16 +243,12 @@ def evaluation_with_graph(finder: LeakFinder) -> None:
     finder.finish()
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing."""
-
-
 def forward_hooks(finder: LeakFinder) -> None:
     """Register a hook in each step."""
     model = small_model()
     optimizer = optimizer_of(model)
     for step in range(NUM_STEPS):
-        model[0].register_forward_hook(_ignore)
+        model[0].register_forward_hook(lambda *_: None)
         train_step(model, optimizer)
         finder.boundary("train", step)
     finder.finish()
@@ -516,7 +512,6 @@ PLANTED = (
         run=parameter_groups,
         kind="optimizer-groups",
         holder="optimizer.param_groups",
-        line='optimizer.add_param_group({"params"',
     ),
     Program(
         name="attribute of a class",
@@ -557,7 +552,7 @@ PLANTED = (
         name="cycles with the collector off",
         run=reference_cycle,
         kind="reference-cycle",
-        holder="Ring",
+        holder="Ring.rows",
     ),
     Program(
         name="list beside a loader",

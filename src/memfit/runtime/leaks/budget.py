@@ -6,7 +6,7 @@ _FREE_SECONDS = 0.05
 """What may be spent in short runs as well."""
 _SHARES = {"probe": 0.25, "frequent probe": 0.1, "look": 0.6, "look that can wait": 0.3}
 """Of the budget; what is more frequent leaves room for what has its one moment."""
-_MOST_EXTRA_LOOKS = 16
+_MOST_EXTRA_LOOKS = 40
 """Beyond the budget, after a suspicion."""
 _NUM_RECENT = 4
 

@@ -134,6 +134,12 @@ class Examination:
             and self._num_asked < _MOST_ASKED,
         )
 
+    def _waits_for_a_pass(self, node: Node, track: Track, known: Surroundings) -> bool:
+        """Say whether growth is a leak but for a second pass over the data."""
+        if not known.asks_for_passes:
+            return False
+        return growth_in_steps(node, track, replace(known, knows_passes=False)) is not None
+
     def _ask_for_passes(self, stream: str, waiting: list[Track]) -> None:
         """See from the loaders themselves whether a new pass has begun since something grew."""
         self._num_asked += 1
@@ -154,9 +160,8 @@ class Examination:
             growth = judge(node, track, known) if node is not None else None
             if growth is not None:
                 found.append(growth)
-            elif not is_passes and node is not None and known.asks_for_passes:
-                if growth_in_steps(node, track, replace(known, knows_passes=False)) is not None:
-                    waiting.append(track)
+            elif node is not None and not is_passes and self._waits_for_a_pass(node, track, known):
+                waiting.append(track)
         if waiting:
             self._ask_for_passes(known.stream, waiting)
         kept = without_holders_of_others(found, series)

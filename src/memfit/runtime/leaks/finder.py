@@ -137,13 +137,21 @@ class LeakFinder:
             if stream.count >= count or over is stream:
                 self._look(current, over, "lines")
             return
-        is_due = current.count >= current.next_look
-        levels = self._probe(current, now_seconds, is_wanted=over is not None)
+        is_due = current.count >= current.next_look and not self._is_beside_training(current)
+        levels = self._probe(current, now_seconds, is_wanted=is_due or over is not None)
         if over is not None or is_due:
             reason = self._reason_to_look(current, over, levels, now_seconds)
             if reason is not None:
                 self._look(current, over, reason)
+            elif over is None:
+                current.postpone_look()
         self._maybe_watch(current)
+
+    def _is_beside_training(self, current: Stream) -> bool:
+        """Say whether optimizer steps run in turns with this stream; looks are taken at them."""
+        training = self._streams.get(OPTIMIZER_STREAM)
+        is_other = training is not None and training is not current
+        return is_other and training is not None and not training.is_between_passes(self._index)
 
     def _probe(self, current: Stream, now_seconds: float, *, is_wanted: bool) -> Levels | None:
         """Read the levels if there is time for it: rather before a look than anywhere."""

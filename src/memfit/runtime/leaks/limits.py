@@ -32,6 +32,6 @@ class LeakLimits:
     """Equal steps over which a list has to grow where no passes over the data are known."""
     cache_steps: int = 400
     """The same for what may be a cache: keys in no order, or anything that a dataset holds."""
-    native_steps: int = 300
+    native_steps: int = 1000
     least_native_bytes: int = 64 * MIB
     """Growth for which nothing in Python accounts is told from here on."""

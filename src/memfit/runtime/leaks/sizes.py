@@ -34,7 +34,7 @@ class Storages:
         self._nodes: set[int] = set()
         self._kept: list[Any] = []
         self._saved_names: dict[type, tuple[str, ...]] = {}
-        self._asks_pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._asks_pinned = _asks_pinned()
 
     def of_tensor(self, tensor: torch.Tensor) -> LeafSize:
         """Give a tensor's size, with what its graph holds."""
@@ -112,6 +112,11 @@ class Storages:
             return 0
         with torch._C.DisableTorchFunction():
             return self._of_storage(data).num_bytes - _WRAPPER_BYTES
+
+
+def _asks_pinned() -> bool:
+    """Say whether there can be pinned memory; asking for it would start CUDA otherwise."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
 def is_array(value: Any) -> bool:

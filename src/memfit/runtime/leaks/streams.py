@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 _FIRST_LOOK = 3
 """By then gradients and optimizer states exist."""
 _LOOK_GROWTH = 1.35
+_POSTPONE_GROWTH = 1.1
 _SOON = 8
 _LONG_GAP = 16
 _GAP_FACTOR = 1.5
@@ -73,6 +74,10 @@ class Stream:
     def look_soon(self) -> None:
         """Look again after a few steps."""
         self.next_look = self.count + _SOON
+
+    def postpone_look(self) -> None:
+        """Come back to a look that could not be afforded."""
+        self.next_look = max(self.count + 2, int(self.count * _POSTPONE_GROWTH))
 
     def plan_next_look(self) -> None:
         """Look again when about a third more steps have gone by."""

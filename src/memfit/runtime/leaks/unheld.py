@@ -41,21 +41,26 @@ class UnheldTensors:
         if len(self._counts) >= _MOST_SCANS or growth[0] < self._next_steps:
             return None
         self._next_steps = _SCAN_GROWTH * growth[0] + _LEAST_NEW
-        objects = [
-            each for each in gc.get_objects() if type(each) in _TENSORS and id(each) not in seen
-        ]
-        count = len(objects)
+        found = [_unreached(generation, seen) for generation in range(3)]
+        count = sum(len(each) for each in found)
         before = self._counts[-1] if self._counts else None
         self._counts.append(count)
         self.is_growing = before is None or count >= before + _LEAST_NEW
-        if before is None or not self.is_growing or not objects:
+        newest = next((each for each in found if each), [])
+        if before is None or not self.is_growing or not newest:
             return None
-        sample = objects[-1 - min(2, count - 1)]
-        del objects
+        sample = newest[-1 - min(2, len(newest) - 1)]
+        del found, newest
         chain, is_cycle = _climb(sample)
         if not chain or (is_cycle and gc.isenabled() and gc.get_threshold()[0] > 0):
             return None  # nobody to name, or the collector will come to it
         return _event(chain, is_cycle=is_cycle, growth=growth, step=step)
+
+
+def _unreached(generation: int, seen: Set[int]) -> list[Any]:
+    """Give the tensors of a generation that looks do not reach, the newest last."""
+    objects = gc.get_objects(generation=generation)
+    return [each for each in objects if type(each) in _TENSORS and id(each) not in seen]
 
 
 def _climb(value: Any) -> tuple[list[str], bool]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from memfit.runtime.leaks import LeakFinder, LeakLimits, outside, signals
+from memfit.runtime.leaks.budget import Budget
 from memfit.runtime.leaks.contents import frame_variables
 from memfit.runtime.leaks.lines import LineWatch
 from memfit.runtime.leaks.signals import Levels, Trend
@@ -261,6 +262,7 @@ def test_growing_workers_are_named_by_their_dataset(
         return signals.resident_bytes("self")
 
     monkeypatch.setattr(outside, "_CHILD_INTERVAL", 1)
+    monkeypatch.setattr(Budget, "allows_probe", lambda *_, is_frequent: True)
     monkeypatch.setattr(outside, "children", lambda: list(levels))
     monkeypatch.setattr(outside, "resident_bytes", resident)
     loader = DataLoader(Counting(torch.ones(8, 2)), num_workers=0)
@@ -296,6 +298,7 @@ def test_memory_outside_python_is_told_as_that(
         return Levels(host_bytes=level, resident_bytes=level, device_bytes=0)
 
     monkeypatch.setattr(signals.MemoryReader, "read", read)
+    monkeypatch.setattr(Budget, "allows_probe", lambda *_, is_frequent: True)
     finder = LeakFinder(overhead_fraction=1.0)
     for step in range(1500):
         now[0] = step

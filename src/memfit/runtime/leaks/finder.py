@@ -23,7 +23,8 @@ from .walk import Look, take_look
 _MOST_WATCHES = 4
 _MOST_TRIES = 2
 _WATCHED_STEPS = 2
-_PROBES_BEFORE_LOOK = 4
+_STEPS_BEFORE_LOOK = 8
+_PROBE_INTERVAL = 2
 _SUSPICIOUS_BYTES = 65_536
 _READ_ERRORS = (
     *(AttributeError, TypeError, ValueError, KeyError, IndexError),
@@ -130,7 +131,7 @@ class LeakFinder:
         return self.findings
 
     def _act(self, current: Stream, now_seconds: float) -> None:
-        """Do what is due at a boundary."""
+        """Do what is due at a boundary; mostly nothing, so that is found out first."""
         over = self._pass_over(current)
         if self._watch_end is not None:
             stream, count = self._watch_end
@@ -138,14 +139,18 @@ class LeakFinder:
                 self._look(current, over, "lines")
             return
         is_due = current.count >= current.next_look and not self._is_beside_training(current)
-        levels = self._probe(current, now_seconds, is_wanted=is_due or over is not None)
-        if over is not None or is_due:
+        is_wanted = is_due or over is not None
+        levels = None
+        if is_wanted or not self._index % _PROBE_INTERVAL:
+            levels = self._probe(current, now_seconds, is_wanted=is_wanted)
+        if is_wanted:
             reason = self._reason_to_look(current, over, levels, now_seconds)
             if reason is not None:
                 self._look(current, over, reason)
             elif over is None:
                 current.postpone_look()
-        self._maybe_watch(current)
+        if self._examination.suspects:
+            self._maybe_watch(current)
 
     def _is_beside_training(self, current: Stream) -> bool:
         """Say whether optimizer steps run in turns with this stream; looks are taken at them."""
@@ -155,7 +160,7 @@ class LeakFinder:
 
     def _probe(self, current: Stream, now_seconds: float, *, is_wanted: bool) -> Levels | None:
         """Read the levels if there is time for it: rather before a look than anywhere."""
-        is_frequent = current.count < current.next_look - _PROBES_BEFORE_LOOK
+        is_frequent = current.count < current.next_look - _STEPS_BEFORE_LOOK
         if not is_wanted and not self._budget.allows_probe(now_seconds, is_frequent=is_frequent):
             return None
         levels = self._reader.read()
@@ -183,6 +188,8 @@ class LeakFinder:
 
     def _pass_over(self, current: Stream) -> Stream | None:
         """Give the stream whose pass is just over, and after which was not looked yet."""
+        if len(self._streams) == 1 and current.pass_number == 1:
+            return None
         for stream in self._streams.values():
             if stream.looked_after_pass >= stream.pass_number:
                 continue

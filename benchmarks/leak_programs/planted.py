@@ -370,7 +370,7 @@ def reference_cycle(finder: LeakFinder) -> None:
     optimizer = optimizer_of(model)
     gc.disable()
     try:
-        for step in range(NUM_STEPS):
+        for step in range(3 * NUM_STEPS):
             Ring()
             train_step(model, optimizer)
             finder.boundary("train", step)

@@ -25,8 +25,6 @@ from .wording import kind_of
 
 OPTIMIZER_STREAM = "train"
 _MOST_ASKED = 8
-_LEAST_SUSPECT_BYTES = 1000
-_LEAST_SUSPECT_BYTES_OF_OBJECTS = 16_384
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,10 +181,16 @@ class Examination:
         node = look.nodes.get(key)
         if node is None or not is_container(node):
             return
-        grown = max(grown_bytes(track), track.points[-1].num_bytes - track.points[0].num_bytes)
-        is_hook = "_hooks" in str(node.link)
-        least = _LEAST_SUSPECT_BYTES if node.has_tensors else _LEAST_SUSPECT_BYTES_OF_OBJECTS
-        if is_hook or grown >= least:
+        first, last = track.points[0], track.points[-1]
+        grown = max(grown_bytes(track), last.num_bytes - first.num_bytes)
+        num_boundaries = max(1, last.at.num_boundaries - first.at.num_boundaries)
+        memory = self.memory_bytes.get(node.place, 0)
+        is_much = grown / num_boundaries * self.limits.horizon_steps >= (
+            self.limits.horizon_fraction * memory
+        )
+        is_state = node.has_tensors and node.owner("module") is not None
+        is_special = "_hooks" in str(node.link) or last.num_graph_nodes > first.num_graph_nodes
+        if is_much or is_special or (is_state and grown >= self.limits.least_metric_bytes):
             self.suspects.setdefault(key, stream)
 
 

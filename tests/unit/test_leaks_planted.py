@@ -1,6 +1,7 @@
 """Leaks of many kinds are found, and named by holder and line."""
 
 import gc
+import json
 
 import pytest
 
@@ -46,3 +47,11 @@ def test_a_metric_is_found_within_two_validation_passes_at_the_default_budget(na
 
 def test_there_are_at_least_fourteen_kinds_of_programs() -> None:
     assert len({program.run for program in PLANTED}) >= 14
+
+
+def test_the_documentation_has_the_figures_of_the_benchmark() -> None:
+    page = load("page")
+    text = page.PAGE.read_text("utf-8")
+    figures = json.loads(page.RESULT.read_text("utf-8"))
+
+    assert text == page.with_table(text, figures), "run: python benchmarks/leak_programs/page.py"

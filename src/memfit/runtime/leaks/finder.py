@@ -26,6 +26,7 @@ _WATCHED_STEPS = 2
 _STEPS_BEFORE_LOOK = 8
 _PROBE_INTERVAL = 2
 _SUSPICIOUS_BYTES = 65_536
+_MOST_SUSPICIOUS_BYTES = 16 * _SUSPICIOUS_BYTES
 _READ_ERRORS = (
     *(AttributeError, TypeError, ValueError, KeyError, IndexError),
     *(RuntimeError, ReferenceError, RecursionError),
@@ -216,7 +217,7 @@ class LeakFinder:
         if self._watch_end is not None:
             self._end_watch(look)
         if reason == "suspicion" and not self._examination.is_anything_growing:
-            self._suspicious_bytes = min(2 * self._suspicious_bytes, _SUSPICIOUS_BYTES << 10)
+            self._suspicious_bytes = min(2 * self._suspicious_bytes, _MOST_SUSPICIOUS_BYTES)
         self._pending += [each for each in verdicts if not self._namer.is_told(each.growth)]
         if not self._is_waiting_for_lines():
             self._tell_pending()

@@ -76,6 +76,8 @@ class OutsideWatch:
             if grown < self._limits.least_total_bytes or seen > _UNEXPLAINED_FRACTION * grown:
                 continue
             found += self._unexplained(place, growth, look, step)
+            if not found:
+                current.look_soon()  # a second scan tells more than the first
         return found
 
     def last_findings(self, examination: Examination, step: int) -> list[LeakEvent]:

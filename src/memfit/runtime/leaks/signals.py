@@ -13,6 +13,7 @@ import torch
 
 _PROBES_PER_WINDOW = 4
 _MOST_WINDOWS = 48
+_LEAST_WINDOWS = 6
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _BLOCK_BYTES = 64
 """About what one block of Python's own allocator takes."""
@@ -104,20 +105,20 @@ class Trend:
     """The least level of each window of probes, which batches of different lengths hardly move."""
 
     windows: list[tuple[int, int]] = field(default_factory=list)
-    """The count of steps and the least level."""
+    """The least level of each, and the count of steps at which it was read."""
     _size: int = _PROBES_PER_WINDOW
-    _levels: list[int] = field(default_factory=list)
+    _probes: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, count: int, level_bytes: int) -> None:
         """Add a probe."""
-        self._levels.append(level_bytes)
-        if len(self._levels) < self._size:
+        self._probes.append((count, level_bytes))
+        if len(self._probes) < self._size:
             return
-        self.windows.append((count, min(self._levels)))
-        self._levels.clear()
+        self.windows.append(min(self._probes, key=_level))
+        self._probes.clear()
         if len(self.windows) > _MOST_WINDOWS:
             pairs = zip(self.windows[::2], self.windows[1::2], strict=False)
-            self.windows = [(second[0], min(first[1], second[1])) for first, second in pairs]
+            self.windows = [min(pair, key=_level) for pair in pairs]
             self._size *= 2
 
     def steady_growth(self, least_steps: int) -> tuple[float, int] | None:
@@ -126,7 +127,7 @@ class Trend:
         The first quarter of the run is left out, because much is made there once.
         """
         windows = self.windows[len(self.windows) // 4 :]
-        if len(windows) < 8 or windows[-1][0] - windows[0][0] < least_steps:
+        if len(windows) < _LEAST_WINDOWS or windows[-1][0] - windows[0][0] < least_steps:
             return None
         marks = [windows[(len(windows) - 1) * n // 4] for n in range(5)]
         parts = [
@@ -137,3 +138,7 @@ class Trend:
         rate = grown / steps
         is_even = rate > 0 and all(0.5 * rate <= part <= 2 * rate for part in parts)
         return (steps, grown) if is_even else None
+
+
+def _level(probe: tuple[int, int]) -> int:
+    return probe[1]

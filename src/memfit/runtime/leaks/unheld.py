@@ -19,8 +19,6 @@ from .wording import remedy_of
 _MOST_SCANS = 6
 _MOST_LINKS = 8
 _MOST_REFERRERS = 8
-_SCAN_GROWTH = 1.25
-"""By how much more growth has to be seen before the next scan."""
 _LEAST_NEW = 8
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 _BASES = (set, dict, list, tuple)
@@ -38,9 +36,8 @@ class UnheldTensors:
 
     def scan(self, seen: Set[int], growth: tuple[float, int], step: int) -> LeakEvent | None:
         """Look through all objects of the collector; a second scan tells whether they grow."""
-        if len(self._counts) >= _MOST_SCANS or growth[0] < self._next_steps:
+        if len(self._counts) >= _MOST_SCANS:
             return None
-        self._next_steps = _SCAN_GROWTH * growth[0] + _LEAST_NEW
         found = [_unreached(generation, seen) for generation in range(3)]
         count = sum(len(each) for each in found)
         before = self._counts[-1] if self._counts else None

@@ -41,6 +41,10 @@ class MemfitError(Exception):
     exit_code = 1
 
 
+class MemfitWarning(UserWarning):
+    """Warn of something that grows or drifts while a run goes on."""
+
+
 class UsageError(MemfitError):
     """Refuse words of a command that make no sense."""
 

@@ -19,7 +19,7 @@ from memfit.runtime.planned_steps import DATA_TRANSFER, Attempt, PlannedSteps
 from memfit.runtime.ranks import Ranks, has_lost_peer
 from memfit.trace.events import Phase
 
-_PLACES: Sequence[str] = (DATA_TRANSFER, *Phase)
+_PLACES: Sequence[str] = (DATA_TRANSFER, *(phase.value for phase in Phase))
 
 
 class _Status(IntEnum):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from memfit.figures import Timeline
 from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.runtime.step_timeline import PhaseMark, owned_bytes, step_timeline
+from memfit.trace.events import Phase
 from memfit.trace.recorder import Owned
 
 _ALWAYS_MEASURED_STEPS = 3
@@ -21,6 +24,8 @@ class StepReading:
 
     step_seconds: float = 0.0
     measured_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    allocator_retries: int | None = None
 
 
 class StepMonitor:
@@ -32,8 +37,11 @@ class StepMonitor:
     than ``overhead_fraction`` of the run.
     """
 
-    def __init__(self, device_type: str, overhead_fraction: float = 0.01) -> None:
+    def __init__(
+        self, device_type: str, overhead_fraction: float = 0.005, *, takes_timeline: bool = False
+    ) -> None:
         self._device_type = device_type
+        self._timeline = _TimelineTaker() if takes_timeline and device_type == "cpu" else None
         self._overhead_fraction = overhead_fraction
         self._watched = _Steps()
         self._unwatched = _Steps()
@@ -50,11 +58,30 @@ class StepMonitor:
             with _counted_by_cuda(reading):
                 yield reading
         elif is_due:
-            with _watched_on_cpu(reading, owned):
+            with self._watched_on_cpu(reading, owned):
                 yield reading
         else:
             yield reading
         self._account(reading, time.perf_counter() - started)
+
+    def mark(self, phase: Phase) -> None:
+        """Note that a phase begins."""
+        if self._timeline is not None:
+            self._timeline.mark(phase)
+
+    def taken_timeline(self) -> Timeline | None:
+        """Give the timeline of a step once it was taken, and once only."""
+        return None if self._timeline is None else self._timeline.taken()
+
+    @contextmanager
+    def _watched_on_cpu(self, reading: StepReading, owned: Iterable[Owned]) -> Iterator[None]:
+        owned = list(owned)
+        at_start_bytes = storage_bytes(owned)
+        with AllocatorWatch() as watch:
+            yield
+        reading.measured_peak_bytes = at_start_bytes + watch.highest_growth_bytes()
+        if self._timeline is not None:
+            self._timeline.note(watch, owned)
 
     def _is_due(self, batch_bytes: int) -> bool:
         """Say whether to watch the next step."""
@@ -82,6 +109,32 @@ class StepMonitor:
             self.highest_peak_bytes = max(peak, self.highest_peak_bytes or 0)
 
 
+class _TimelineTaker:
+    """Take the timeline of the third watched step: the first makes optimizer states."""
+
+    def __init__(self) -> None:
+        self._num_watched = 0
+        self._marks: list[PhaseMark] = []
+        self._timeline: Timeline | None = None
+
+    def mark(self, phase: Phase) -> None:
+        """Note that a phase begins."""
+        if self._num_watched < _ALWAYS_MEASURED_STEPS:
+            self._marks.append(PhaseMark(time.time_ns(), phase))
+
+    def note(self, watch: AllocatorWatch, owned: Sequence[Owned]) -> None:
+        """Note that a step was watched; ``owned`` is what was there when it began."""
+        self._num_watched += 1
+        marks, self._marks = self._marks, []
+        if self._num_watched == _ALWAYS_MEASURED_STEPS:
+            self._timeline = step_timeline(watch.events(), marks, owned_bytes(owned))
+
+    def taken(self) -> Timeline | None:
+        """Give the timeline once."""
+        timeline, self._timeline = self._timeline, None
+        return timeline
+
+
 @dataclass(slots=True)
 class _Steps:
     """How many steps of a kind there were, and how long they took together."""
@@ -100,14 +153,8 @@ def _counted_by_cuda(reading: StepReading) -> Iterator[None]:
     torch.cuda.reset_peak_memory_stats()
     yield
     reading.measured_peak_bytes = torch.cuda.max_memory_allocated()
-
-
-@contextmanager
-def _watched_on_cpu(reading: StepReading, owned: Iterable[Owned]) -> Iterator[None]:
-    at_start_bytes = storage_bytes(owned)
-    with AllocatorWatch() as watch:
-        yield
-    reading.measured_peak_bytes = at_start_bytes + watch.highest_growth_bytes()
+    reading.reserved_peak_bytes = torch.cuda.max_memory_reserved()
+    reading.allocator_retries = int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
 
 def storage_bytes(owned: Iterable[Owned]) -> int:

@@ -1,33 +1,171 @@
-"""What a Run tells of its steps to those who want to know."""
+"""What a Run tells of its steps to those who want to know: listeners, and warnings."""
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from memfit.journal.records import Event
+from memfit.errors import LostContextError, MemfitWarning, OutOfMemoryAfterAllError
+from memfit.journal.records import (
+    DriftEvent,
+    Ending,
+    Event,
+    LeakEvent,
+    Reason,
+    RunFacts,
+    StepRecord,
+)
+from memfit.journal.sentences import event_sentence
+from memfit.journal.timeline import StepTimeline
+from memfit.runtime.drift import DriftWatch
+from memfit.runtime.fingerprint import tensors_in
+from memfit.runtime.host_memory import resident_bytes
+from memfit.runtime.leaks import LeakFinder
+from memfit.runtime.listeners.collection import Listeners
+from memfit.runtime.planned_steps import Attempt, PlannedSteps
+from memfit.strategies.plan import Plan
+
+
+class PlanKeeper(Protocol):
+    """Something that keeps what belongs into a run folder besides the journal."""
+
+    def keep_plan(self, plan: Plan) -> None:
+        """Keep the plan in force."""
+
+    def keep_timeline(self, timeline: StepTimeline) -> None:
+        """Keep the timeline of a step."""
 
 
 class RunNotes:
-    """Pass steps and events on."""
+    """Pass steps and events on to listeners, and look for drift and leaks in between.
 
-    def __init__(self) -> None:
+    Args:
+        listeners: who is told.
+        keeper: keeps the plan and the timeline of a step; None keeps neither.
+        finds_leaks: whether to look for what keeps growing.
+    """
+
+    def __init__(
+        self,
+        listeners: Listeners | None = None,
+        *,
+        keeper: PlanKeeper | None = None,
+        finds_leaks: bool = False,
+    ) -> None:
+        self._listeners = listeners if listeners is not None else Listeners()
+        self._keeper = keeper
+        self._drift = DriftWatch()
+        self._leaks = LeakFinder(self.event) if finds_leaks else None
         self._listening: list[Callable[[Event], None]] = []
+        self._began_seconds = time.perf_counter()
+        self._highest_bytes: int | None = None
+        self._plan: tuple[str, ...] | None = None
+        self._found_leaks: list[LeakEvent] = []
+        self._num_steps = 0
+        self._has_ended = False
+
+    def begin(self, facts: RunFacts) -> None:
+        """Tell what is run."""
+        self._listeners.begin(facts)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Tell of events from here on."""
         self._listening.append(listener)
 
-    def step(self, *_: Any) -> None:
-        """Pass a step on."""
+    def step(self, number: int, done: Attempt, steps: PlannedSteps, batch: Any) -> None:
+        """Tell of a step, and see whether its peak is the one predicted."""
+        self._num_steps = number
+        self._keep(number, steps)
+        reading, prediction = done.reading, steps.plan.prediction
+        peak = reading.measured_peak_bytes
+        if peak is not None:
+            self._highest_bytes = max(peak, self._highest_bytes or 0)
+        if len(self._listeners):
+            self._listeners.step(
+                StepRecord(
+                    step=number,
+                    time_seconds=time.perf_counter() - self._began_seconds,
+                    step_seconds=reading.step_seconds,
+                    peak_allocated_bytes=peak,
+                    peak_reserved_bytes=reading.reserved_peak_bytes,
+                    predicted_peak_bytes=prediction.peak_allocated_bytes if prediction else None,
+                    allocator_retries=reading.allocator_retries,
+                    host_bytes=resident_bytes(),
+                    micro_batch_size=steps.micro_batch_size,
+                    num_samples=steps.session.layout.num_samples(batch),
+                )
+            )
+        drift = self._drift.check(number, prediction, peak, steps.session.owned_tensors(batch))
+        if drift is not None:
+            self.event(drift)
+        self._look_for_leaks("train", batch)
 
-    def evaluated(self, *_: Any) -> None:
-        """Pass an evaluation on."""
+    def evaluated(self, batch: Any) -> None:
+        """Note that a batch was evaluated."""
+        self._look_for_leaks("evaluation", batch)
 
     def event(self, event: Event) -> None:
-        """Pass an event on."""
+        """Tell that something happened; what nobody else would do anything about is warned of."""
         for listener in self._listening:
             listener(event)
+        self._listeners.event(event)
+        if isinstance(event, LeakEvent):
+            self._found_leaks.append(event)
+        if isinstance(event, LeakEvent | DriftEvent):
+            warnings.warn(event_sentence(event), MemfitWarning, stacklevel=4)
+
+    def failed(self, error: Exception) -> None:
+        """Tell that the run has ended with an error."""
+        reason = Reason.ERROR
+        if isinstance(error, LostContextError):
+            reason = Reason.LOST_CONTEXT
+        elif isinstance(error, OutOfMemoryAfterAllError):
+            reason = Reason.OUT_OF_MEMORY
+        code = int(getattr(error, "exit_code", 1))
+        self._end(reason, code, str(error) or type(error).__name__)
 
     def close(self) -> None:
-        """End."""
+        """Tell that the run is done."""
+        self._end(Reason.DONE, 0, f"{self._num_steps} steps were carried out.")
+
+    def _keep(self, number: int, steps: PlannedSteps) -> None:
+        """Keep the plan whenever it has changed, and the timeline of a step once."""
+        if self._keeper is None:
+            return
+        if steps.plan.labels() != self._plan:
+            self._plan = steps.plan.labels()
+            self._keeper.keep_plan(steps.plan)
+        timeline = steps.taken_timeline()
+        if timeline is not None:
+            predicted = steps.plan.prediction.timeline if steps.plan.prediction else None
+            self._keeper.keep_timeline(
+                StepTimeline(step=number, measured=timeline, predicted=predicted)
+            )
+
+    def _look_for_leaks(self, stream: str, batch: Any) -> None:
+        if self._leaks is not None:
+            batch_bytes = sum(tensor.nbytes for tensor in tensors_in(batch))
+            self._leaks.boundary(stream, self._num_steps, batch_bytes)
+
+    def _end(self, reason: Reason, exit_code: int, sentence: str) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._leaks is not None:
+            self._leaks.finish()
+        leaks = tuple(self._found_leaks)
+        told = Reason.LEAK if leaks and reason is Reason.OUT_OF_MEMORY else reason
+        self._listeners.end(
+            Ending(
+                reason=told,
+                ended_by=reason.value,
+                exit_code=exit_code,
+                sentence=sentence,
+                remedy=leaks[0].sentence if leaks else "",
+                num_steps=self._num_steps,
+                peak_allocated_bytes=self._highest_bytes,
+                leaks=leaks,
+            )
+        )

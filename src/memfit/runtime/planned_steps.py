@@ -12,11 +12,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
+from memfit.figures import Timeline
 from memfit.runtime.ladder import smaller_plans
 from memfit.runtime.monitor import StepMonitor, StepReading
 from memfit.session.facts import gather_facts
 from memfit.session.session import PhaseListener, Session
-from memfit.strategies.base import Strategy, Undo
+from memfit.strategies.base import AbstractSplitting, Strategy, Undo
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Phase
 
@@ -53,7 +54,7 @@ class PlannedSteps:
         self.session = session
         self.plan = plan
         self.monitor = monitor
-        self.place: str = Phase.FORWARD
+        self.place: str = Phase.FORWARD.value
         """The part that the latest step has come to: a phase, or the transfer of its batch."""
         self._listener = phase_listener
         self._undos = apply_strategies(session, plan.strategies)
@@ -74,6 +75,16 @@ class PlannedSteps:
         """Drop what gradients there are; a step does so itself, but may fail in that as well."""
         for parameter in self.session.model.parameters():
             parameter.grad = None
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Give how many samples are computed at a time."""
+        splits = [s for s in self.plan.strategies if isinstance(s, AbstractSplitting)]
+        return splits[0].micro_batch_size if splits else self.session.job.batch_size
+
+    def taken_timeline(self) -> Timeline | None:
+        """Give the timeline of a step once it was taken, and once only."""
+        return None if self.monitor is None else self.monitor.taken_timeline()
 
     def take_smaller_plan(self) -> None:
         """Go on with the next plan of the ladder, or with half the micro-batch.
@@ -132,7 +143,9 @@ class PlannedSteps:
         return loss
 
     def _enter_phase(self, phase: Phase) -> None:
-        self.place = phase
+        self.place = phase.value
+        if self.monitor is not None:
+            self.monitor.mark(phase)
         if self._listener is not None:
             self._listener(phase)
 

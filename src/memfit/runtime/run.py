@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -59,6 +60,19 @@ class Run:
         self._evaluation = Evaluation(steps, self._notes.event)
         self._num_steps = 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(exc, Exception):
+            self._notes.failed(exc)
+        self.close()
+
     @property
     def plan(self) -> Plan:
         """Give the plan that is in force; a guard may take a smaller one."""
@@ -97,10 +111,14 @@ class Run:
             batch: a pytree of tensors laid out like the job's ``batch``; it may hold fewer samples.
                 Tensors that are not on the run's device are moved there.
         """
-        result = self._result(batch, self._carry_out(batch))
+        try:
+            done = self._carry_out(batch)
+        except Exception as error:
+            self._notes.failed(error)
+            raise
         self._num_steps += 1
-        self._notes.step(self._num_steps, result, self._steps, batch)
-        return result
+        self._notes.step(self._num_steps, done, self._steps, batch)
+        return self._result(batch, done)
 
     def evaluate(self, batch: Any, function: Callable[..., Any] | None = None) -> Any:
         """Evaluate a batch without gradients and in evaluation mode, in pieces if need be.
@@ -116,7 +134,7 @@ class Run:
             MemfitError: if what pieces give cannot be put together.
         """
         found = self._evaluation(batch, function, self._num_steps)
-        self._notes.evaluated(self._num_steps, batch)
+        self._notes.evaluated(batch)
         return found
 
     def listen(self, listener: Callable[[Event], None]) -> None:
@@ -201,7 +219,7 @@ class Run:
                 self._guard.forget()
 
     def close(self) -> None:
-        """Take the strategies off the model and the optimizer, and end the journal."""
+        """Take the strategies off the model and the optimizer, and say that the run is over."""
         self._steps.close()
         if self._guard is not None:
             self._guard.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 
@@ -14,8 +15,9 @@ from memfit.runtime.data_parallel import GradientAverage, unwrapped
 from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.guard import Guard
 from memfit.runtime.guard_settings import GuardSettings
+from memfit.runtime.listeners.protocol import StepListener
 from memfit.runtime.monitor import StepMonitor
-from memfit.runtime.notes import RunNotes
+from memfit.runtime.noting import begun_notes
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.ranks import num_ranks_here, ranks_here
 from memfit.runtime.run import Run
@@ -31,6 +33,8 @@ def start(
     device: str | None = None,
     guard: bool | GuardSettings = True,
     average_gradients: bool = False,
+    folder: str | Path | None = None,
+    listeners: Iterable[StepListener] = (),
 ) -> Run:
     """Build a job's model and optimizer here and get ready to carry out its steps under a plan.
 
@@ -45,6 +49,9 @@ def start(
             agree on every step.
         average_gradients: whether gradients are averaged over the ranks of torch's default process
             group. Not to be asked for where the loss itself exchanges what it needs.
+        folder: where the run's journal, the plan in force and the timeline of a step are written,
+            for `memfit report`; None writes nothing.
+        listeners: are told of steps and events, for TensorBoard, W&B or the terminal.
 
     Raises:
         StrategyError: if a strategy of the plan cannot apply to the job.
@@ -58,15 +65,18 @@ def start(
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
     session = open_session(job, device_type, find_layout(job), accumulate_gradients)
     average = _averaging(session, asked_for=average_gradients)
-    steps = PlannedSteps(session, plan, monitor=StepMonitor(device_type))
+    monitor = StepMonitor(device_type, takes_timeline=folder is not None)
+    steps = PlannedSteps(session, plan, monitor=monitor)
     if average is not None and session.updates_in_backward:
         reason = "gradients are averaged over ranks before the update, and it leaves none."
         raise StrategyError("optimizer-in-backward", reason)
-    notes = RunNotes()
+    ranks = ranks_here()
+    notes = begun_notes(steps, ranks, folder, listeners)
     if guard is False:
         return Run(steps, before_update=average, notes=notes)
-    settings = GuardSettings() if guard is True else guard
-    ranks = ranks_here()
+    settings = (
+        guard if isinstance(guard, GuardSettings) else GuardSettings(folder=Path(folder or ""))
+    )
     attempts = Attempts(steps, ranks, average)
     return Run(steps, guard=Guard(steps, attempts, ranks, settings, notes.event), notes=notes)
 

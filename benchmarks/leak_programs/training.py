@@ -1,0 +1,47 @@
+"""What the programs share: a small model, its steps, and passes of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from memfit.runtime.leaks import LeakFinder
+
+WIDTH = 64
+ROWS = 256
+"""An output of the model is 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program, and what has to be found in it."""
+
+    name: str
+    run: Callable[[LeakFinder], None]
+    kind: str = ""
+    """Empty for a clean program."""
+    holder: str = ""
+    line: str = ""
+    """Text of the line that makes what grows; empty where no line can be told."""
+
+
+def small_model() -> nn.Module:
+    """Give a model of three layers."""
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Give its optimizer."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 64) -> torch.Tensor:
+    """Carry out a step and give its loss, with what is left of its graph."""
+    loss = model(torch.randn(rows, WIDTH)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss

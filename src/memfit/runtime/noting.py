@@ -1,0 +1,70 @@
+"""Decides who is told of a run: its folder, its listeners, and a watch from outside."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from memfit.journal.folder import rank_folder
+from memfit.journal.records import RunFacts
+from memfit.journal.timeline import StepTimeline, write_timeline
+from memfit.runtime.listeners.collection import Listeners
+from memfit.runtime.listeners.journal import JournalListener
+from memfit.runtime.listeners.protocol import StepListener
+from memfit.runtime.notes import RunNotes
+from memfit.runtime.planned_steps import PlannedSteps
+from memfit.runtime.ranks import Ranks
+from memfit.strategies.plan import Plan
+
+
+class FolderKeeper:
+    """Keep plan and timeline in a run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep_plan(self, plan: Plan) -> None:
+        """Write ``plan.yaml``."""
+        plan.save(self._folder / "plan.yaml")
+
+    def keep_timeline(self, timeline: StepTimeline) -> None:
+        """Write ``timeline.json``."""
+        write_timeline(self._folder, timeline)
+
+
+def begun_notes(
+    steps: PlannedSteps,
+    ranks: Ranks,
+    folder: str | Path | None,
+    listeners: Iterable[StepListener],
+) -> RunNotes:
+    """Tell everybody what is run, and give what tells them the rest."""
+    told = Listeners(listeners)
+    keeper = None
+    if folder is not None:
+        told.add(JournalListener(folder))
+        keeper = FolderKeeper(rank_folder(Path(folder), ranks.rank))
+    notes = RunNotes(told, keeper=keeper, finds_leaks=len(told) > 0)
+    notes.begin(_facts(steps, ranks))
+    return notes
+
+
+def _facts(steps: PlannedSteps, ranks: Ranks) -> RunFacts:
+    prediction = steps.plan.prediction
+    return RunFacts(
+        title=Path(sys.argv[0]).stem or "run",
+        command=shlex.join(sys.argv),
+        device=steps.session.device_type,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        process_id=os.getpid(),
+        host_name=socket.gethostname(),
+        rank=ranks.rank,
+        num_ranks=ranks.num_ranks,
+        budget_bytes=prediction.budget_bytes if prediction else None,
+        strategies=steps.plan.labels(),
+    )

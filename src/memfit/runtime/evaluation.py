@@ -56,10 +56,10 @@ class Evaluation:
         num_samples = session.layout.num_samples(batch)
         random_states = RandomStates.here(*session.model.parameters())
         while True:
-            size = min(num_samples, self._most_samples or num_samples)
+            in_piece = min(num_samples, self._most_samples or num_samples)
             cause = None
             try:
-                pieces = self._pieces(batch, function, size)
+                pieces = self._pieces(batch, function, in_piece)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -68,22 +68,22 @@ class Evaluation:
                 return _joined(pieces)
             free_memory(session.device_type)
             random_states.put_back(session.device_type)
-            self._halve(size, function, number, cause)
+            self._halve(in_piece, function, number, cause)
 
     def _pieces(
-        self, batch: Any, function: Callable[..., Any] | None, size: int
+        self, batch: Any, function: Callable[..., Any] | None, num_samples: int
     ) -> list[tuple[Any, int]]:
         """Evaluate a batch piece by piece; give results with their numbers of samples."""
         session = self._steps.session
         found = []
-        for piece, count in session.layout.split(batch, size):
+        for piece, count in session.layout.split(batch, num_samples):
             here = self._steps.on_device(piece)
             value = session.loss_of(here) if function is None else function(session.model, here)
             found.append((value, count))
         return found
 
     def _halve(
-        self, size: int, function: Callable[..., Any] | None, number: int, cause: str
+        self, num_samples: int, function: Callable[..., Any] | None, number: int, cause: str
     ) -> None:
         """Go on with pieces of half the size.
 
@@ -91,28 +91,28 @@ class Evaluation:
             OutOfMemoryAfterAllError: if that is not possible.
         """
         session = self._steps.session
-        reason = "a piece has one sample already." if size <= 1 else None
+        reason = "a piece has one sample already." if num_samples <= 1 else None
         if reason is None and function is None:
             coupling = find_coupling(session.job, session.layout)
             if coupling is not None and coupling.forbids_pieces:
                 reason = coupling.sentence
         if reason is not None:
-            raise OutOfMemoryAfterAllError(number, [_pieces_of(size)], cause, reason)
-        self._most_samples = size // 2
+            raise OutOfMemoryAfterAllError(number, [_pieces_of(num_samples)], cause, reason)
+        self._most_samples = num_samples // 2
         self._on_event(
             OutOfMemoryEvent(
                 step=number,
                 phase=EVALUATION,
                 cause=cause,
-                plan=(_pieces_of(size),),
-                next_plan=(_pieces_of(size // 2),),
+                plan=(_pieces_of(num_samples),),
+                next_plan=(_pieces_of(num_samples // 2),),
                 num_steps_repeated=0,
             )
         )
 
 
-def _pieces_of(size: int) -> str:
-    return f"pieces({size})"
+def _pieces_of(num_samples: int) -> str:
+    return f"pieces({num_samples})"
 
 
 def _joined(pieces: Sequence[tuple[Any, int]]) -> Any:

@@ -226,12 +226,16 @@ class OutOfMemoryAfterAllError(MemfitError):
     exit_code = 4
 
     def __init__(self, step: int, tried: Sequence[str], cause: str, reason: str) -> None:
-        plans = "; ".join(tried)
+        plans = "; ".join(tried) if len(tried) < 4 else _first_and_last(tried)
         super().__init__(
             f"Step {step} ran out of memory ({cause}), and there is no smaller plan to go on with: "
             f"{reason} Tried: {plans}. Parameters, optimizer states, buffers and random states are "
             "those of before that step. Plan with a smaller budget, or take a larger device."
         )
+
+
+def _first_and_last(tried: Sequence[str]) -> str:
+    return f"{len(tried)} plans, from {tried[0]} to {tried[-1]}"
 
 
 class UpdateCutError(MemfitError):

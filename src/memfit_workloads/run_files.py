@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from memfit.errors import UsageError
 from memfit.files import write_atomically
+from memfit.journal.folder import JOURNAL_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class RunFiles:
             raise UsageError(msg)
         for path in earlier:
             path.unlink()
+        for name in JOURNAL_NAMES:
+            (self.root / name).unlink(missing_ok=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def resume(self) -> None:

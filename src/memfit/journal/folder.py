@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME = (
     "reason.json",
 )
 
+JOURNAL_NAMES = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
@@ -67,14 +70,14 @@ class JournalWriter:
     def step(self, record: StepRecord) -> None:
         """Add a step."""
         if self._steps is None:
-            self._steps = (self.folder / STEPS_NAME).open("a", encoding="utf-8", buffering=1)
+            self._steps = self._opened(STEPS_NAME)
         fields = {name: value for name, value in asdict(record).items() if value is not None}
         self._steps.write(json.dumps(fields) + "\n")
 
     def event(self, event: Event) -> None:
         """Add an event."""
         if self._events is None:
-            self._events = (self.folder / EVENTS_NAME).open("a", encoding="utf-8", buffering=1)
+            self._events = self._opened(EVENTS_NAME)
         word = next(word for word, kind in _EVENTS.items() if type(event) is kind)
         self._events.write(json.dumps({"event": word, **asdict(event)}) + "\n")
 
@@ -89,6 +92,11 @@ class JournalWriter:
             if file is not None:
                 file.close()
         self._steps = self._events = None
+
+    def _opened(self, name: str) -> IO[str]:
+        file = (self.folder / name).open("a", encoding="utf-8", buffering=1)
+        weakref.finalize(self, file.close)  # a run that fails is not always closed
+        return file
 
 
 def rank_folder(folder: Path, rank: int) -> Path:

@@ -116,8 +116,11 @@ class RunNotes:
         if isinstance(event, LeakEvent | DriftEvent):
             warnings.warn(event_sentence(event), MemfitWarning, stacklevel=4)
 
-    def failed(self, error: Exception) -> None:
-        """Tell that the run has ended with an error."""
+    def failed(self, error: BaseException) -> None:
+        """Tell that the run has ended with an error, or was interrupted."""
+        if isinstance(error, KeyboardInterrupt):
+            self._end(Reason.INTERRUPTED, 130, f"Interrupted after {self._num_steps} steps.")
+            return
         reason = Reason.ERROR
         if isinstance(error, LostContextError):
             reason = Reason.LOST_CONTEXT

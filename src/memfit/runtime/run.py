@@ -69,7 +69,7 @@ class Run:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(exc, Exception):
+        if exc is not None:
             self._notes.failed(exc)
         self.close()
 

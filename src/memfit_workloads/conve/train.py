@@ -13,6 +13,7 @@ from memfit_workloads.planned_memory import (
     show_plan,
     write_report_if_possible,
 )
+from memfit_workloads.started_run import started_run
 
 from .checkpoints import check_belongs, load_checkpoint, newest_checkpoint
 from .data import Graph, read_graph
@@ -37,8 +38,6 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
         MemfitError: if training diverges; no final model is written then.
         KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
     """
-    import memfit
-
     graph = read_graph(settings.files, skip_bad_lines=settings.skip_bad_lines)
     if graph.num_bad_lines:
         console.print(f"Left out {graph.num_bad_lines} lines that could not be used.")
@@ -60,7 +59,7 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
     folder.write_names(graph)
     planned_memory.plan.save(folder.root / "plan.yaml")
     loop = TrainingLoop(
-        memfit.start(job, planned_memory.plan, device=planned_memory.run_device),
+        started_run(job, planned_memory, folder.root, console),
         queries,
         Evaluation.of(graph, sizes, _free_bytes(planned_memory, sizes)),
         settings,
@@ -70,8 +69,9 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
     )
     if found is not None:
         loop.resume(found.content)
-    loop.fit()
-    return _finish(loop, graph, folder, planned_memory, settings=settings, console=console)
+    with loop.run:
+        loop.fit()
+        return _finish(loop, graph, folder, planned_memory, settings=settings, console=console)
 
 
 def _checkpoint_to_resume(settings: TrainingSettings, console: Console) -> FoundCheckpoint | None:

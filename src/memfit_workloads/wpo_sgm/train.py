@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memfit_workloads.checkpoint_files import save_checkpoint
-from memfit_workloads.planned_memory import (
-    show_plan,
-)
+from memfit_workloads.planned_memory import show_plan
+from memfit_workloads.started_run import started_run
 
 from .centres import choose_centres
 from .checkpoints import check_belongs, load_checkpoint
@@ -46,9 +45,10 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
     with JoinedRanks(settings.memory_settings.device) as ranks:
         training = _prepared(settings, ranks, console)
         loop = _begun(training)
-        loop.fit()
-        result = finished(training, loop) if ranks.is_first else {}
-        ranks.wait()
+        with loop.run:
+            loop.fit()
+            result = finished(training, loop) if ranks.is_first else {}
+            ranks.wait()
     return result
 
 
@@ -86,13 +86,11 @@ def _prepared(settings: TrainingSettings, ranks: Ranks, console: Console) -> Tra
 
 def _begun(training: Training) -> TrainingLoop:
     """Build the run, alone or with the other ranks, and take up where a checkpoint left off."""
-    import memfit
-
     settings, folder, planned_memory = training.settings, training.folder, training.planned_memory
     found = _checkpoint_to_resume(training) if settings.resume else None
     if training.ranks.is_first:
         _begin_folder(training, is_new=found is None)
-    run = memfit.start(planned_memory.job, planned_memory.plan, device=planned_memory.run_device)
+    run = started_run(planned_memory.job, planned_memory, settings.folder, training.console)
     mixture = run.model
     assert isinstance(mixture, KernelMixture), "the job's model() gives a KernelMixture"
     mixture.group = training.ranks.group

@@ -1,0 +1,64 @@
+"""What the programs share: a small model, its steps, and passes of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from memfit.runtime.leaks import LeakFinder
+
+WIDTH = 64
+ROWS = 256
+"""An output of the model is 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program, and what has to be found in it."""
+
+    name: str
+    run: Callable[[LeakFinder], None]
+    kind: str = ""
+    """Empty for a clean program."""
+    holder: str = ""
+    line: str = ""
+    """Text of the line that makes what grows; empty where no line can be told."""
+
+
+def small_model() -> nn.Module:
+    """Give a model of three layers."""
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Give its optimizer."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 64) -> torch.Tensor:
+    """Carry out a step and give its loss, with what is left of its graph."""
+    loss = model(torch.randn(rows, WIDTH)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def train(
+    finder: LeakFinder, steps: range, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Carry out steps and tell the finder."""
+    for step in steps:
+        train_step(model, optimizer)
+        finder.boundary("train", step)
+
+
+def text_of_line(source_line: str) -> str:
+    """Read a line of these programs, given as ``file.py:12``."""
+    name, _, number = source_line.partition(":")
+    file = Path(__file__).parent / name
+    return file.read_text("utf-8").splitlines()[int(number) - 1] if file.is_file() else ""

@@ -1,0 +1,172 @@
+"""Watches what no variable leads to: garbage in cycles, other processes, memory outside Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memfit.journal.records import LeakEvent
+from memfit.units import MIB, format_bytes
+
+from .examination import OPTIMIZER_STREAM, Examination
+from .limits import LeakLimits
+from .loaders import batches_given
+from .signals import Levels, Trend, children, resident_bytes
+from .streams import Stream
+from .unheld import UnheldTensors
+from .walk import Look
+from .wording import remedy_of
+
+_NUM_RECENT = 4
+_WORKER_GROWTH = 1.08
+"""Child processes are read again after so many more steps."""
+_LEAST_PASSES = 4
+"""Over which workers have to grow: caches fill in the first."""
+_MOST_CHILDREN = 64
+_LEAST_WORKER_STEPS = 60
+_LEAST_WORKER_BYTES = 16 * MIB
+_LEAST_UNHELD_STEPS = 24
+_UNEXPLAINED_FRACTION = 0.5
+
+
+class OutsideWatch:
+    """Follow levels, and tell growth that looks do not account for."""
+
+    def __init__(self, limits: LeakLimits, memory_bytes: Mapping[str, int]) -> None:
+        self._limits = limits
+        self._memory_bytes = memory_bytes
+        self._recent: dict[str, list[Levels]] = {}
+        self._in_use: dict[str, Trend] = {}
+        self._devices: dict[str, Trend] = {}
+        self._workers: dict[int, Trend] = {}
+        self._next_workers = 0
+        self._unheld = UnheldTensors()
+        self._told: set[str] = set()
+
+    def add(self, stream: Stream, levels: Levels, index: int) -> None:
+        """Add a probe."""
+        recent = self._recent.setdefault(stream.name, [])
+        recent.append(levels)
+        del recent[:-_NUM_RECENT]
+        self._in_use.setdefault(stream.name, Trend()).add(stream.count, levels.host_bytes)
+        self._devices.setdefault(stream.name, Trend()).add(stream.count, levels.device_bytes)
+        if index >= self._next_workers:
+            self._next_workers = int(index * _WORKER_GROWTH) + 1
+            self._add_workers(index)
+
+    def least_recent(self, stream: Stream, levels: Levels) -> Levels:
+        """Give the least of the last few levels at the boundaries of a stream."""
+        recent = [*self._recent.get(stream.name, ()), levels]
+        return Levels(
+            host_bytes=min(each.host_bytes for each in recent),
+            resident_bytes=min(each.resident_bytes for each in recent),
+            device_bytes=min(each.device_bytes for each in recent),
+        )
+
+    def check(
+        self, current: Stream, examination: Examination, look: Look, step: int
+    ) -> list[LeakEvent]:
+        """Tell what has grown besides what the looks saw."""
+        found = self._worker_events(examination, step)
+        if current.name != OPTIMIZER_STREAM and OPTIMIZER_STREAM in examination.streams:
+            return found
+        trends = {"host": self._in_use.get(current.name), "device": self._devices.get(current.name)}
+        for place, trend in trends.items():
+            growth = trend.steady_growth(_LEAST_UNHELD_STEPS) if trend is not None else None
+            if growth is None or "native" in self._told:
+                continue
+            steps, grown = growth
+            seen = examination.growth_in_looks(current.name, current.count - int(steps))
+            if grown < self._limits.least_total_bytes or seen > _UNEXPLAINED_FRACTION * grown:
+                continue
+            found += self._unexplained(place, growth, look, step)
+            if not found:
+                current.look_soon()  # a second scan tells more than the first
+        return found
+
+    def last_findings(self, examination: Examination, step: int) -> list[LeakEvent]:
+        """Tell what the processes of workers have grown by, at the end."""
+        return self._worker_events(examination, step)
+
+    def _unexplained(
+        self, place: str, growth: tuple[float, int], look: Look, step: int
+    ) -> list[LeakEvent]:
+        steps, grown = growth
+        event = self._unheld.scan(look.seen, growth, step)
+        if event is not None:
+            self._told.add("native")
+            return [event]
+        is_long = steps >= self._limits.native_steps and grown >= self._limits.least_native_bytes
+        if self._unheld.is_growing or not is_long:
+            return []
+        self._told.add("native")
+        rate = grown / steps
+        sentence = (
+            f"Memory in use on the {place} grows steadily by {format_bytes(rate)} per step, "
+            f"{format_bytes(grown)} in {steps:.0f} steps, and nothing that Python's variables lead "
+            f"to does: it is probably held outside Python. {remedy_of('native')}"
+        )
+        return [
+            LeakEvent(
+                step=step,
+                kind="native",
+                holder="memory outside Python",
+                chain=(),
+                source_line="",
+                growth_bytes_per_step=rate,
+                total_growth_bytes=grown,
+                num_steps=int(steps),
+                place=place if place == "host" else "cuda",
+                sentence=sentence,
+            )
+        ]
+
+    def _add_workers(self, index: int) -> None:
+        now = children()[:_MOST_CHILDREN]
+        for gone in self._workers.keys() - set(now):
+            del self._workers[gone]
+        for process in now:
+            self._workers.setdefault(process, Trend()).add(index, resident_bytes(process))
+
+    def _worker_events(self, examination: Examination, step: int) -> list[LeakEvent]:
+        """Tell worker processes that grow, if a data loader has made them."""
+        loader = examination.loader
+        if loader is None or "worker-memory" in self._told:
+            return []
+        growths = [trend.steady_growth(_LEAST_WORKER_STEPS) for trend in self._workers.values()]
+        grown = [growth for growth in growths if growth is not None]
+        total = sum(num_bytes for _, num_bytes in grown)
+        if not grown or total < _LEAST_WORKER_BYTES:
+            return []
+        steps = max(steps for steps, _ in grown)
+        given = batches_given()
+        needed = _LEAST_PASSES * max(given, default=0) * len(examination.streams)
+        if steps < max(needed, self._limits.cache_steps):
+            return []
+        steps /= max(1, len(examination.streams))  # streams of one run take turns
+        rate = total / steps
+        if rate * self._limits.horizon_steps < (
+            self._limits.horizon_fraction * self._memory_bytes.get("host", 0)
+        ):
+            return []
+        self._told.add("worker-memory")
+        dataset = examination.dataset_name
+        holder = f"{loader.holder()}.dataset"
+        sentence = (
+            f"{len(grown)} worker processes of {loader.holder()} grow together by "
+            f"{format_bytes(rate)} per step, {format_bytes(total)} in {steps:.0f} steps; they run "
+            f"{dataset or 'its dataset'}. {remedy_of('worker-memory')}"
+        )
+        return [
+            LeakEvent(
+                step=step,
+                kind="worker-memory",
+                holder=holder,
+                chain=(*loader.chain(), ".dataset", dataset),
+                source_line="",
+                growth_bytes_per_step=rate,
+                total_growth_bytes=total,
+                num_steps=int(steps),
+                place="host",
+                sentence=sentence,
+            )
+        ]

@@ -12,20 +12,18 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from leak_programs.clean import CLEAN
 from leak_programs.planted import PLANTED
-from leak_programs.training import Program
+from leak_programs.training import Program, text_of_line
 from results_file import save_result
 from torch import nn
 
 from memfit.journal.records import LeakEvent
 from memfit.runtime.leaks import LeakFinder
 
-_LINES = (Path(__file__).parent / "leak_programs" / "planted.py").read_text("utf-8").splitlines()
 _NUM_BLOCKS = 80
 _STEPS_PER_BLOCK = 20
 _BATCH_SIZE = 32
@@ -77,7 +75,6 @@ def _planted_row(program: Program) -> dict[str, Any]:
     program.run(finder)
     event = next(iter(finder.findings), None)
     line = event.source_line if event is not None else ""
-    number = int(line.partition(":")[2] or 0)
     return {
         "name": program.name,
         "kind": event.kind if event is not None else "",
@@ -88,7 +85,7 @@ def _planted_row(program: Program) -> dict[str, Any]:
         "holder": event.holder if event is not None else "",
         "is_holder_named": event is not None and event.holder.endswith(program.holder),
         "line": line,
-        "is_line_named": bool(program.line and number and program.line in _LINES[number - 1]),
+        "is_line_named": bool(program.line) and program.line in text_of_line(line),
         "sentence": event.sentence if event is not None else "",
     }
 

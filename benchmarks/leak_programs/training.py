@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -45,3 +46,19 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 6
     optimizer.step()
     optimizer.zero_grad()
     return loss
+
+
+def train(
+    finder: LeakFinder, steps: range, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Carry out steps and tell the finder."""
+    for step in steps:
+        train_step(model, optimizer)
+        finder.boundary("train", step)
+
+
+def text_of_line(source_line: str) -> str:
+    """Read a line of these programs, given as ``file.py:12``."""
+    name, _, number = source_line.partition(":")
+    file = Path(__file__).parent / name
+    return file.read_text("utf-8").splitlines()[int(number) - 1] if file.is_file() else ""

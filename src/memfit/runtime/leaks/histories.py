@@ -33,8 +33,8 @@ class Point:
 
     at: Moment
     count: int
-    num_bytes: float
-    own_bytes: float
+    num_bytes: int
+    own_bytes: int
     num_graph_nodes: float
 
     @classmethod
@@ -112,4 +112,4 @@ class Series:
     def _nothing(self, node: Node) -> Point | None:
         """Give the size of a named holder that was not there in the last look."""
         is_new = self._before_at is not None and self._was_complete and node.style in _NEW_STYLES
-        return Point(self._before_at, 0, 0.0, 0.0, 0.0) if is_new and self._before_at else None
+        return Point(self._before_at, 0, 0, 0, 0.0) if is_new and self._before_at else None

@@ -24,9 +24,9 @@ class Node:
     weight: float = 1.0
     """How many of its kind it stands for in its parent."""
     count: int = 0
-    num_bytes: float = 0.0
+    num_bytes: int = 0
     """With all that hangs below it."""
-    own_bytes: float = 0.0
+    own_bytes: int = 0
     """Without holders below it."""
     num_graph_nodes: float = 0.0
     place: str = "host"

@@ -9,6 +9,7 @@ from memfit.units import MIB, format_bytes
 
 from .examination import OPTIMIZER_STREAM, Examination
 from .limits import LeakLimits
+from .loaders import batches_given
 from .signals import Levels, Trend, children, resident_bytes
 from .streams import Stream
 from .unheld import UnheldTensors
@@ -16,8 +17,10 @@ from .walk import Look
 from .wording import remedy_of
 
 _NUM_RECENT = 4
-_CHILD_INTERVAL = 8
-"""Probes between two readings of the child processes."""
+_WORKER_GROWTH = 1.08
+"""Child processes are read again after so many more steps."""
+_LEAST_PASSES = 4
+"""Over which workers have to grow: caches fill in the first."""
 _MOST_CHILDREN = 64
 _LEAST_WORKER_STEPS = 60
 _LEAST_WORKER_BYTES = 16 * MIB
@@ -35,7 +38,7 @@ class OutsideWatch:
         self._in_use: dict[str, Trend] = {}
         self._devices: dict[str, Trend] = {}
         self._workers: dict[int, Trend] = {}
-        self._num_probes = 0
+        self._next_workers = 0
         self._unheld = UnheldTensors()
         self._told: set[str] = set()
 
@@ -46,8 +49,8 @@ class OutsideWatch:
         del recent[:-_NUM_RECENT]
         self._in_use.setdefault(stream.name, Trend()).add(stream.count, levels.host_bytes)
         self._devices.setdefault(stream.name, Trend()).add(stream.count, levels.device_bytes)
-        self._num_probes += 1
-        if self._num_probes % _CHILD_INTERVAL == 0:
+        if index >= self._next_workers:
+            self._next_workers = int(index * _WORKER_GROWTH) + 1
             self._add_workers(index)
 
     def least_recent(self, stream: Stream, levels: Levels) -> Levels:
@@ -135,6 +138,11 @@ class OutsideWatch:
         if not grown or total < _LEAST_WORKER_BYTES:
             return []
         steps = max(steps for steps, _ in grown)
+        given = batches_given()
+        needed = _LEAST_PASSES * max(given, default=0) * len(examination.streams)
+        if steps < max(needed, self._limits.cache_steps):
+            return []
+        steps /= max(1, len(examination.streams))  # streams of one run take turns
         rate = total / steps
         if rate * self._limits.horizon_steps < (
             self._limits.horizon_fraction * self._memory_bytes.get("host", 0)

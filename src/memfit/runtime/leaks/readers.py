@@ -54,7 +54,7 @@ class Reading:
     """One object as it was read."""
 
     kind: str
-    num_bytes: float = 0.0
+    num_bytes: int = 0
     items: Any = ()
     """How each item is held, its name, and the item."""
     count: int = 0
@@ -91,15 +91,15 @@ def _text(value: Any) -> Reading | None:
     return Reading("leaf", num_bytes=num_bytes, value_kind="text", is_shared=large, is_large=large)
 
 
-def _leaf(size: LeafSize, value_kind: str) -> Reading:
+def _leaf(leaf: LeafSize, value_kind: str) -> Reading:
     return Reading(
         "leaf",
-        num_bytes=size.num_bytes,
-        num_graph_nodes=size.num_graph_nodes,
-        place=size.place,
-        is_pinned=size.is_pinned,
+        num_bytes=leaf.num_bytes,
+        num_graph_nodes=leaf.num_graph_nodes,
+        place=leaf.place,
+        is_pinned=leaf.is_pinned,
         value_kind=value_kind,
-        is_large=size.num_bytes >= _LARGE_LEAF_BYTES or size.num_graph_nodes > 0,
+        is_large=leaf.num_bytes >= _LARGE_LEAF_BYTES or leaf.num_graph_nodes > 0,
     )
 
 

@@ -35,7 +35,7 @@ class Growth:
 
     node: Node
     kind: str
-    num_bytes: float
+    num_bytes: int
     num_boundaries: int
     """Of all streams, or of its own where it was judged in steps."""
     num_passes: int = 0
@@ -138,7 +138,7 @@ def _needed_passes(node: Node, track: Track, added: int) -> int:
     return 2 if is_state else _PASSES_OF_A_CACHE + 1
 
 
-def grown_bytes(track: Track) -> float:
+def grown_bytes(track: Track) -> int:
     """Give the bytes that a track has grown by; what hangs below counts if there is more of it."""
     first, last = track.points[0], track.points[-1]
     if last.count > first.count:

@@ -106,20 +106,20 @@ class Trend:
 
     windows: list[tuple[int, int]] = field(default_factory=list)
     """The least level of each, and the count of steps at which it was read."""
-    _size: int = _PROBES_PER_WINDOW
+    _num_per_window: int = _PROBES_PER_WINDOW
     _probes: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, count: int, level_bytes: int) -> None:
         """Add a probe."""
         self._probes.append((count, level_bytes))
-        if len(self._probes) < self._size:
+        if len(self._probes) < self._num_per_window:
             return
         self.windows.append(min(self._probes, key=_level))
         self._probes.clear()
         if len(self.windows) > _MOST_WINDOWS:
             pairs = zip(self.windows[::2], self.windows[1::2], strict=False)
             self.windows = [min(pair, key=_level) for pair in pairs]
-            self._size *= 2
+            self._num_per_window *= 2
 
     def steady_growth(self, least_steps: int) -> tuple[float, int] | None:
         """Give steps and bytes of growth that went on evenly; None where it did not.
@@ -130,15 +130,20 @@ class Trend:
         if len(windows) < _LEAST_WINDOWS or windows[-1][0] - windows[0][0] < least_steps:
             return None
         marks = [windows[(len(windows) - 1) * n // 4] for n in range(5)]
-        parts = [
-            (after[1] - before[1]) / max(1, after[0] - before[0])
-            for before, after in pairwise(marks)
-        ]
+        # Windows become longer with the run: the last one alone shows that growth has ended.
+        pairs = (*pairwise(marks), (windows[-2], windows[-1]))
+        parts = [(after[1] - before[1]) / max(1, after[0] - before[0]) for before, after in pairs]
         steps, grown = marks[-1][0] - marks[0][0], marks[-1][1] - marks[0][1]
         rate = grown / steps
         is_even = rate > 0 and all(0.5 * rate <= part <= 2 * rate for part in parts)
-        return (steps, grown) if is_even else None
+        # Windows become longer with the run: the last one alone shows that growth has ended.
+        goes_on = _rate(windows[-2], windows[-1]) >= 0.25 * rate
+        return (steps, grown) if is_even and goes_on else None
 
 
 def _level(probe: tuple[int, int]) -> int:
     return probe[1]
+
+
+def _rate(before: tuple[int, int], after: tuple[int, int]) -> float:
+    return (after[1] - before[1]) / max(1, after[0] - before[0])

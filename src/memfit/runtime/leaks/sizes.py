@@ -74,7 +74,7 @@ class Storages:
             size.is_pinned = bool(torch.Tensor.is_pinned(tensor))
         return size
 
-    def _add_graph(self, function: Any, size: LeafSize) -> None:
+    def _add_graph(self, function: Any, leaf: LeafSize) -> None:
         """Count the nodes behind a tensor that were not counted yet, and what they saved."""
         waiting = [function]
         while waiting and len(self._nodes) < _MOST_NODES:
@@ -83,8 +83,8 @@ class Storages:
                 continue
             self._nodes.add(id(node))
             self._kept.append(node)  # its Python object, whose id would be used again otherwise
-            size.num_graph_nodes += 1
-            size.num_bytes += _NODE_BYTES + self._saved_bytes(node)
+            leaf.num_graph_nodes += 1
+            leaf.num_bytes += _NODE_BYTES + self._saved_bytes(node)
             waiting += [each for each, _ in node.next_functions if each is not None]
 
     def _saved_bytes(self, node: Any) -> int:

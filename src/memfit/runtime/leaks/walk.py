@@ -159,8 +159,9 @@ def take_look(suspects: Collection[int] = (), lines: Lines | None = None) -> Loo
 
 
 def _add(node: Node, reading: Reading, weight: float) -> None:
-    node.num_bytes += reading.num_bytes * weight
-    node.own_bytes += reading.num_bytes * weight
+    num_bytes = int(reading.num_bytes * weight)
+    node.num_bytes += num_bytes
+    node.own_bytes += num_bytes
     node.num_graph_nodes += reading.num_graph_nodes * weight
     if reading.value_kind == "tensor":
         node.has_tensors = True
@@ -173,7 +174,7 @@ def _add_to_parent(node: Node) -> None:
     parent = node.parent
     if parent is None:
         return
-    parent.num_bytes += node.num_bytes * node.weight
+    parent.num_bytes += int(node.num_bytes * node.weight)
     parent.num_graph_nodes += node.num_graph_nodes * node.weight
     parent.has_tensors = parent.has_tensors or node.has_tensors
     parent.is_pinned = parent.is_pinned or node.is_pinned

@@ -100,6 +100,8 @@ def _closing_lines(run: WatchedRun) -> Iterator[str]:
     known = [f"{format_bytes(value)} {name}" for name, value in peaks.items() if value]
     if known:
         yield f"peak: {', '.join(known)}"
+    for noted in ending.evidence:
+        yield f"noted: {noted}"
     for leak in ending.leaks:
         yield f"leak: {leak_line(leak)}"
     if ending.remedy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -72,7 +73,11 @@ def watch_command(
     words_folder(own_folder).mkdir(exist_ok=True)
     try:
         writer.begin(_facts(words, budget_bytes))
-        ending = _watched(words, settings, HostKillerSigns() if signs is None else signs)
+        if signs is None:
+            with contextlib.closing(HostKillerSigns()) as host_signs:
+                ending = _watched(words, settings, host_signs)
+        else:
+            ending = _watched(words, settings, signs)
         writer.end(ending)
     finally:
         shutil.rmtree(words_folder(own_folder), ignore_errors=True)

@@ -106,7 +106,8 @@ def _cause(seen: Seen) -> _Cause:
 
 def _done(seen: Seen) -> _Cause:
     num_steps = _num_steps(seen)
-    steps = f" after {num_steps} steps" if num_steps else ""
+    ending = "" if num_steps == 1 else "s"
+    steps = f" after {num_steps} step{ending}" if num_steps else ""
     return _Cause(reason=Reason.DONE, sentence=f"The command came to its end{steps}.")
 
 
@@ -173,11 +174,11 @@ def _killer(seen: Seen) -> _Cause | None:
     is_possible = number == signal.SIGKILL or (number is None and bool(silent))
     if not is_possible or not seen.killer_signs:
         return None
-    name = who or ", ".join(_who(words) for words in silent)
+    who = who or ", ".join(_who(words) for words in silent)
     resident = format_bytes(seen.end.last_sample.resident_bytes)
     return _Cause(
         reason=Reason.HOST_OUT_OF_MEMORY_KILLER,
-        sentence=f"The host ran out of memory and its out-of-memory killer ended {name}; "
+        sentence=f"The host ran out of memory and its out-of-memory killer ended {who}; "
         f"{resident} were resident at the last look.",
         remedy=_REMEDIES[Reason.HOST_OUT_OF_MEMORY_KILLER],
         evidence=seen.killer_signs,
@@ -225,13 +226,14 @@ def _killed_by(seen: Seen) -> tuple[int | None, str]:
     """Find the signal that killed the command, or a process below it of which others told."""
     if seen.end.signal_number is not None:
         return seen.end.signal_number, "the command"
-    for words in seen.words:
-        for error in words.errors:
-            if error.child_signals:
-                return error.child_signals[0], f"a process below {_who(words)}"
+    below = ", ".join(_who(words) for words in _silent(seen)) or "a process below the command"
+    told = (number for words in seen.words for e in words.errors for number in e.child_signals)
+    by_launcher = next(told, None)
+    if by_launcher is not None:
+        return by_launcher, below
     number = seen.end.exit_code - _LEAST_CODE_OF_SIGNAL
     if number in {*map(int, signal.Signals)} and not _has_uncaught(seen):
-        return number, "a process below the command"  # as shells say it with their own exit code
+        return number, below  # as shells say it with their own exit code
     return None, ""
 
 

@@ -48,6 +48,10 @@ class RankJournal:
         """Write a leak."""
         self._writer.event(replace(event, step=event.step + self._num_steps_before))
 
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()
+
 
 def _claim(path: Path) -> None:
     """Make the file that says whose the rank is, or take it over from a process that is gone.

@@ -86,6 +86,8 @@ class ScriptWatch:
             self.safely(self._peaks.close)
         if self._leaks is not None:
             self.safely(self._finish_leaks)
+        if self._journal is not None:
+            self._journal.close()
 
     def safely(self, act: Callable[..., object], *args: Any) -> None:
         """Do something, or note why it cannot be done and watch no more."""

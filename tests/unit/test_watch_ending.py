@@ -168,7 +168,7 @@ def test_other_ends_are_not_laid_to_the_killer():
 @pytest.mark.parametrize(
     "told_by",
     [
-        words(error(child_signals=(9,)), rank=None, process_id=4),  # torchrun
+        words(error(child_signal=9, child_ids=(6,)), rank=None, process_id=4),  # torchrun
         words(rank=None, process_id=4),  # a launcher that says nothing
     ],
 )

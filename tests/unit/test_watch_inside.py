@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 
@@ -292,9 +293,14 @@ def test_errors_are_told_apart(error, failure):
 
 def test_launchers_tell_how_their_processes_ended():
     error = RuntimeError("two\nlines")
-    error.failures = {n: type("F", (), {"exitcode": code}) for n, code in enumerate((1, -9))}
+    ends = ((4, -15), (5, -9), (6, 1))
+    error.failures = {pid: type("F", (), {"exitcode": code, "pid": pid}) for pid, code in ends}
     words = describe_error(error, step=0, is_uncaught=True)
-    assert (words.child_signals, words.message) == ((9,), "two")
+    assert (words.child_signal, words.child_ids, words.message) == (9, (5,), "two")
+    words = describe_error(subprocess.CalledProcessError(-15, "x"), step=0, is_uncaught=True)
+    assert (words.child_signal, words.child_ids) == (15, ())
+    words = describe_error(subprocess.CalledProcessError(1, "x"), step=0, is_uncaught=True)
+    assert words.child_signal is None
 
 
 # --- The journal ---

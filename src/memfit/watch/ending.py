@@ -174,7 +174,7 @@ def _killer(seen: Seen) -> _Cause | None:
     is_possible = number == signal.SIGKILL or (number is None and bool(silent))
     if not is_possible or not seen.killer_signs:
         return None
-    who = who or ", ".join(_who(words) for words in silent)
+    who = who or _named(silent)
     resident = format_bytes(seen.end.last_sample.resident_bytes)
     return _Cause(
         reason=Reason.HOST_OUT_OF_MEMORY_KILLER,
@@ -226,11 +226,11 @@ def _killed_by(seen: Seen) -> tuple[int | None, str]:
     """Find the signal that killed the command, or a process below it of which others told."""
     if seen.end.signal_number is not None:
         return seen.end.signal_number, "the command"
-    below = ", ".join(_who(words) for words in _silent(seen)) or "a process below the command"
-    told = (number for words in seen.words for e in words.errors for number in e.child_signals)
-    by_launcher = next(told, None)
-    if by_launcher is not None:
-        return by_launcher, below
+    below = _named(_silent(seen))
+    for error in (error for words in seen.words for error in words.errors):
+        if error.child_signal is not None:
+            killed = [words for words in seen.words if words.process_id in error.child_ids]
+            return error.child_signal, _named(killed) if killed else below
     number = seen.end.exit_code - _LEAST_CODE_OF_SIGNAL
     if number in {*map(int, signal.Signals)} and not _has_uncaught(seen):
         return number, below  # as shells say it with their own exit code
@@ -265,6 +265,10 @@ def _has_uncaught(seen: Seen) -> bool:
 def _silent(seen: Seen) -> list[LastWords]:
     """Give the processes that trained and came to no orderly end."""
     return [words for words in seen.words if words.rank is not None and not words.has_ended]
+
+
+def _named(processes: Sequence[LastWords]) -> str:
+    return ", ".join(_who(words) for words in processes) or "a process below the command"
 
 
 def _who(words: LastWords) -> str:

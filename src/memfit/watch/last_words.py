@@ -54,8 +54,10 @@ class ErrorWords:
     operator: str = ""
     wanted_bytes: int | None = None
     live_bytes: int | None = None
-    child_signals: tuple[int, ...] = ()
-    """Signals that ended processes of a launcher, if it said so."""
+    child_signal: int | None = None
+    """The signal that ended processes of a launcher, if it said so."""
+    child_ids: tuple[int, ...] = ()
+    """These processes, as far as it named them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,5 +113,5 @@ def _words(row: dict[str, Any]) -> LastWords:
 
 
 def _error(row: dict[str, Any]) -> ErrorWords:
-    signals = tuple(row["child_signals"])
-    return ErrorWords(**{**row, "failure": Failure(row["failure"]), "child_signals": signals})
+    child_ids = tuple(row["child_ids"])
+    return ErrorWords(**{**row, "failure": Failure(row["failure"]), "child_ids": child_ids})

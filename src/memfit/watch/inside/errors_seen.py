@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import site
 import sys
 import sysconfig
@@ -56,6 +57,7 @@ def describe_here(error: BaseException, *, step: int) -> ErrorWords:
 
 def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int) -> ErrorWords:
     budget_error = next((e for e in _chain(error) if isinstance(e, BudgetExceededError)), None)
+    child_signal, child_ids = _killed_children(error)
     return ErrorWords(
         failure=_failure(error),
         type_name=type(error).__name__,
@@ -69,7 +71,8 @@ def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int)
         operator=budget_error.operator if budget_error else "",
         wanted_bytes=budget_error.wanted_bytes if budget_error else None,
         live_bytes=budget_error.live_bytes if budget_error else None,
-        child_signals=tuple(sorted(set(_child_signals(error)))),
+        child_signal=child_signal,
+        child_ids=child_ids,
     )
 
 
@@ -148,12 +151,21 @@ def _module(frames: list[FrameType]) -> str:
     return f"{names[0]} ({kind})" if names and names[0] else kind
 
 
-def _child_signals(error: BaseException) -> Iterator[int]:
-    """Yield the signals that ended a launcher's processes, as torchrun and subprocess tell them."""
+def _killed_children(error: BaseException) -> tuple[int | None, tuple[int, ...]]:
+    """Read how a launcher's processes were killed, as torchrun and subprocess tell it.
+
+    A launcher whose process is killed asks the others to end, so SIGKILL counts before SIGTERM.
+    """
     failures = getattr(error, "failures", None)
-    codes = [getattr(error, "returncode", 0), getattr(error, "exitcode", 0)]
-    if isinstance(failures, dict):
-        codes += [getattr(failure, "exitcode", 0) for failure in failures.values()]
-    for code in codes:
-        if isinstance(code, int) and code < 0:
-            yield -code
+    told = [error, *failures.values()] if isinstance(failures, dict) else [error]
+    codes = [(_exit_code(each), getattr(each, "pid", None)) for each in told]
+    killed = [(-code, process_id) for code, process_id in codes if code < 0]
+    if not killed:
+        return None, ()
+    number = min((each for each, _ in killed), key=lambda each: each != signal.SIGKILL)
+    return number, tuple(pid for each, pid in killed if each == number and isinstance(pid, int))
+
+
+def _exit_code(told: object) -> int:
+    codes = (getattr(told, name, None) for name in ("exitcode", "returncode"))
+    return next((code for code in codes if isinstance(code, int)), 0)

@@ -165,7 +165,8 @@ def living_bytes() -> int:
 def _kinds(kind: type) -> Iterator[type]:
     """Yield a class and all classes below it."""
     yield kind
-    for below in type.__subclasses__(kind):
+    found: list[type] = type.__subclasses__(kind)
+    for below in found:
         yield from _kinds(below)
 
 

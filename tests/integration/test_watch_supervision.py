@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -154,6 +155,27 @@ def test_the_command_has_the_signals_that_it_would_have(here):
     words = ["sh", "-c", f'{sys.executable} -c "{script}" > mask']
     assert watch_command(words, folder=here / "run").ending.exit_code == 0
     assert (here / "mask").read_text() == "[]\n"
+
+
+def test_the_command_is_asked_to_end_if_memfit_is_killed(here):
+    (here / "stay.py").write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (open('ended', 'w').close(), sys.exit()))\n"
+        "open('ready', 'w').close()\ntime.sleep(60)\n"
+    )
+    words = [sys.executable, "-m", "memfit", "run", "--", sys.executable, "stay.py"]
+    process = subprocess.Popen(words)
+    wait_for(here / "ready")
+    process.kill()
+    process.wait()
+    wait_for(here / "ended")
+
+
+def wait_for(path: Path) -> None:
+    deadline_seconds = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline_seconds, f"no {path.name}"
+        time.sleep(0.01)
 
 
 def test_without_a_folder_each_run_has_its_own(here):

@@ -115,6 +115,13 @@ def test_an_error_that_was_caught_counts_less_than_one_that_was_not():
     assert told(end(1), words(caught, uncaught)).reason is Reason.OUT_OF_MEMORY
 
 
+def test_what_a_parent_hands_on_counts_less_than_what_the_process_noted():
+    own = error(Failure.BUDGET_EXCEEDED, is_uncaught=False, message="own", wanted_bytes=3)
+    handed_on = error(Failure.BUDGET_EXCEEDED, is_handed_on=True, message="-- Process 0 ended")
+    ending = told(end(1), words(own), words(handed_on, rank=None, process_id=4))
+    assert ending.evidence == ("rank 0, process 5 noted SomeError: own",)
+
+
 def test_asked_to_end_is_interrupted_whatever_the_exit_code():
     for code in (0, 1, 130):
         ending = told(end(code, received=(signal.SIGINT,)), words())

@@ -291,6 +291,17 @@ def test_errors_are_told_apart(error, failure):
     assert (words.place, words.phase, words.module) == ("", "", "")
 
 
+def test_the_error_of_a_child_that_torch_hands_on_is_known_by_its_text():
+    handed_on = type("ProcessRaisedException", (Exception,), {})
+    for text, failure in (
+        ("-- Process 0\nTraceback\nRuntimeError: CUDA out of memory.", Failure.OUT_OF_MEMORY),
+        ("-- Process 0\nmemfit.x.BudgetExceededError: over", Failure.BUDGET_EXCEEDED),
+        ("-- Process 0\nValueError: no", Failure.ERROR),
+    ):
+        words = describe_error(handed_on(text), step=0, is_uncaught=True)
+        assert (words.failure, words.is_handed_on) == (failure, True)
+
+
 def test_launchers_tell_how_their_processes_ended():
     error = RuntimeError("two\nlines")
     ends = ((4, -15), (5, -9), (6, 1))
@@ -349,10 +360,10 @@ def test_steps_of_another_thread_and_of_a_child_are_not_taken_for_the_scripts(fo
 
 
 def test_a_failure_in_watching_is_noted_and_ends_it(folder, watch, monkeypatch):
-    def fail():
+    def fail(self):
         raise OSError("no room")
 
-    monkeypatch.setattr(script_watch_module, "_resident_bytes", fail)
+    monkeypatch.setattr(script_watch_module.ResidentMemory, "num_bytes", fail)
     optimizer = sgd()
     watch.optimizer_stepped(optimizer, (), {})
     watch.optimizer_stepped(optimizer, (), {})
@@ -408,5 +419,6 @@ def test_settings_reach_the_inside(tmp_path):
     )
 
 
-def test_what_is_watched_takes_a_small_share(monkeypatch):
-    assert peaks_module._OVERHEAD_FRACTION + 0.005 < 0.01, "with the leak finder's share"
+def test_what_takes_long_takes_half_of_one_hundredth():
+    shares = peaks_module._OVERHEAD_FRACTION + script_watch_module._LEAKS_FRACTION
+    assert shares <= 0.005, "the hooks take the rest of one hundredth"

@@ -119,10 +119,15 @@ def _memory_failure(seen: Seen) -> _Cause | None:
     fatal = [each for each in errors if each[0].failure in _MEMORY_FAILURES]
     if not fatal:
         return None
-    # One that the script caught may have been dealt with; one that it let pass was not.
-    error, words = min(fatal, key=lambda e: (not e[0].is_uncaught, e[0].noted_at_seconds))
+    # One that the script caught may have been dealt with; one that it let pass was not. What a
+    # parent hands on says less than what the process itself noted.
+    error, words = min(
+        fatal,
+        key=lambda e: (e[0].is_handed_on, not e[0].is_uncaught, e[0].noted_at_seconds),
+    )
     reason = _MEMORY_FAILURES[error.failure]
-    caught = () if error.is_uncaught else ("the script caught the error, and ended with it",)
+    is_caught = not any(each.is_uncaught for each, _ in fatal)
+    caught = ("the script caught the error, and ended with it",) if is_caught else ()
     return _Cause(
         reason=reason,
         sentence=_memory_sentence(reason, error, seen.budget_bytes),

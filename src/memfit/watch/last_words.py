@@ -43,6 +43,8 @@ class ErrorWords:
     """How many steps were done before it."""
     is_uncaught: bool
     """Whether the script let it pass; a caught error may have ended it all the same."""
+    is_handed_on: bool = False
+    """Whether it tells of an error in another process, as torch.multiprocessing does."""
     thread: str = ""
     """Empty for the main one."""
     place: str = ""

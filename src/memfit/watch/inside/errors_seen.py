@@ -65,6 +65,7 @@ def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int)
         noted_at_seconds=time.time(),
         step=step,
         is_uncaught=False,
+        is_handed_on=_is_handed_on(error),
         place=_place(frames),
         phase=_phase([frame for frame, _ in frames]),
         module=_module([frame for frame, _ in frames]),
@@ -84,13 +85,17 @@ def _failure(error: BaseException) -> Failure:
     text = str(error)
     if any(isinstance(each, BudgetExceededError) for each in _chain(error)):
         return Failure.BUDGET_EXCEEDED
-    # torch.multiprocessing hands the traceback of a child on as the text of an error of its own.
-    is_handed_on = type(error).__name__ == "ProcessRaisedException"
+    is_handed_on = _is_handed_on(error)
     if is_handed_on and BudgetExceededError.__name__ in text:
         return Failure.BUDGET_EXCEEDED
     if is_out_of_memory(error) or (is_handed_on and "out of memory" in text.lower()):
         return Failure.BUDGET_EXCEEDED if _LIMITED_CARD in text else Failure.OUT_OF_MEMORY
     return Failure.ERROR
+
+
+def _is_handed_on(error: BaseException) -> bool:
+    """Say whether it has the traceback of a child as its text: torch.multiprocessing does that."""
+    return type(error).__name__ == "ProcessRaisedException"
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
 _MOST_FRAMES = 12
@@ -37,9 +36,7 @@ class Loaders:
     """
 
     def __init__(self) -> None:
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """How many steps were done when an iterator was last asked."""
+        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
         self._training: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -51,25 +48,40 @@ class Loaders:
             taken = set(self._known.values())
             number = next(n for n in range(1, len(taken) + 2) if _numbered(name, n) not in taken)
             self._known[loader] = _numbered(name, number)
-        self._names[iterator] = self._known[loader]
+        self._passes[iterator] = _Pass(name=self._known[loader])
 
     def wanted(self, iterator: Any, num_steps: int) -> Fetch:
         """Note that the next batch is wanted."""
-        name = self._names.get(iterator, "loader")
-        has_gradients = torch.is_grad_enabled()
-        before = self._passes.get(iterator)
+        current = self._passes.get(iterator) or _Pass(name="loader")
+        name, has_gradients = current.name, torch.is_grad_enabled()
+        before = current.num_steps
         if before is not None and before < num_steps and has_gradients:
             self._training.add(name)
-        self._passes[iterator] = num_steps
-        is_training = name in self._training and has_gradients
+        current.num_steps = num_steps
+        is_training = has_gradients and name in self._training
         if not is_training:
             self._numbers[name] = self._numbers.get(name, 0) + 1
         return Fetch(stream=name, number=self._numbers.get(name, 0), is_training=is_training)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """One pass over a loader."""
+
+    name: str
+    num_steps: int | None = None
+    """How many were done when the last batch was wanted."""
+
+
 def batch_bytes(batch: Any) -> int:
-    """Add up the tensors of a batch."""
-    return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    """Add up the tensors of a batch, in lists, tuples and dictionaries of any depth."""
+    # Not torch's own tree functions: this is called for every batch, and they take ten times as
+    # long.
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes
+    if isinstance(batch, Mapping):
+        return sum(map(batch_bytes, batch.values()))
+    return sum(map(batch_bytes, batch)) if isinstance(batch, list | tuple) else 0
 
 
 def hook_loaders(

@@ -38,15 +38,21 @@ class RankJournal:
         self._writer = JournalWriter(own_folder)
         self._writer.begin(facts)
 
+    def number(self, step: int) -> int:
+        """Give the number of a step of this process in the journal."""
+        return step + self._num_steps_before
+
+    def seconds(self) -> float:
+        """Give the time since the run began."""
+        return round(time.time() - self._began_seconds, 4)
+
     def step(self, record: StepRecord) -> None:
-        """Write a step, numbered after those of earlier processes."""
-        step = record.step + self._num_steps_before
-        seconds = round(time.time() - self._began_seconds, 4)
-        self._writer.step(replace(record, step=step, time_seconds=seconds))
+        """Write a step."""
+        self._writer.step(record)
 
     def leak(self, event: LeakEvent) -> None:
         """Write a leak."""
-        self._writer.event(replace(event, step=event.step + self._num_steps_before))
+        self._writer.event(replace(event, step=self.number(event.step)))
 
     def close(self) -> None:
         """Close the files."""

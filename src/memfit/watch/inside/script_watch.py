@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,13 +17,15 @@ from memfit.watch.settings import WatchSettings
 
 from .budgets import WatchedBudget
 from .loaders import Fetch, Loaders, batch_bytes
-from .peaks import BudgetPeaks, CpuPeaks, CudaPeaks, Peaks
-from .process_record import ProcessRecord
+from .peaks import BudgetPeaks, CpuPeaks, CudaPeaks, Peak, Peaks
+from .process_record import ProcessRecord, ResidentMemory
 from .rank_journal import RankJournal, RankTakenError
 from .step_ends import StepEnds, is_inside_own_step
 
 _TRAINING = "train"
 """The stream of training steps, for the leak finder."""
+_LEAKS_FRACTION = 0.003
+"""Of the time, for looking for leaks. Watching and the hooks take the rest of one hundredth."""
 
 
 class ScriptWatch:
@@ -47,6 +48,7 @@ class ScriptWatch:
         self._peaks: Peaks | None = None
         self._journal: RankJournal | None = None
         self._written_leaks: list[LeakEvent] = []
+        self._resident = ResidentMemory()
         self._thread: int | None = None
         self._ended_seconds = self._began_seconds = time.perf_counter()
         self._has_begun_anew = False
@@ -118,22 +120,25 @@ class ScriptWatch:
         # The time of the step alone goes into the record; watching pays for all of its own.
         peak = self._peaks.end(now_seconds - self._ended_seconds)
         self.num_steps += 1
-        record = StepRecord(
-            step=self.num_steps,
-            time_seconds=0.0,
-            step_seconds=round(now_seconds - self._began_seconds, 6),
-            peak_allocated_bytes=peak.allocated_bytes,
-            peak_reserved_bytes=peak.reserved_bytes,
-            allocator_retries=peak.allocator_retries,
-            host_bytes=_resident_bytes(),
-        )
         if self._journal is not None:
-            self._journal.step(record)
+            self._write_step(self._journal, now_seconds - self._began_seconds, peak)
         self._ended_seconds = now_seconds
         self._boundary(_TRAINING, self.num_steps, self._batch_bytes or None)
         self._batch_bytes, self._has_begun_anew = 0, False
         self._peaks.begin(0)
         self._began_seconds = time.perf_counter()
+
+    def _write_step(self, journal: RankJournal, step_seconds: float, peak: Peak) -> None:
+        record = StepRecord(
+            step=journal.number(self.num_steps),
+            time_seconds=journal.seconds(),
+            step_seconds=round(step_seconds, 6),
+            peak_allocated_bytes=peak.allocated_bytes,
+            peak_reserved_bytes=peak.reserved_bytes,
+            allocator_retries=peak.allocator_retries,
+            host_bytes=self._resident.num_bytes(),
+        )
+        journal.step(record)
 
     def _is_own_thread(self) -> bool:
         """Say whether this is the thread that did the first step."""
@@ -187,9 +192,9 @@ class ScriptWatch:
     # --- Leaks ---
 
     def _boundary(self, stream: str, step: int, num_bytes: int | None) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._leaks is not None and is_main:
-            self._leaks.boundary(stream, step, num_bytes)
+        if self._leaks is None or threading.current_thread() is not threading.main_thread():
+            return
+        self._leaks.boundary(stream, step, num_bytes)
 
     def _leaked(self, event: LeakEvent) -> None:
         if event in self._written_leaks:
@@ -211,7 +216,7 @@ def _leak_finder(on_leak: Callable[[LeakEvent], None]) -> Any:
         leaks = importlib.import_module("memfit.runtime.leaks")
     except ModuleNotFoundError:
         return None
-    return leaks.LeakFinder(on_leak)
+    return leaks.LeakFinder(on_leak, overhead_fraction=_LEAKS_FRACTION)
 
 
 def _devices(optimizer: Any) -> Iterator[torch.device]:
@@ -237,12 +242,3 @@ def _rank() -> tuple[int, int]:
     if rank.isdecimal() and num_ranks.isdecimal():
         return int(rank), int(num_ranks)
     return 0, 1
-
-
-def _resident_bytes() -> int | None:
-    """Give the resident memory of this process, where the system tells it."""
-    try:
-        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
-    except OSError:
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -20,15 +20,15 @@ class StepEnds:
 
     def __init__(self) -> None:
         self._leader: weakref.ref[Optimizer] | None = None
-        self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Those that have stepped since the leader did."""
+        self._others: set[int] = set()
+        """The ids of those that have stepped since the leader did."""
 
     def is_end(self, optimizer: Optimizer) -> bool:
         """Say whether this step of an optimizer ends a training step."""
         leader = None if self._leader is None else self._leader()
         if optimizer is not leader:
-            if leader is not None and optimizer not in self._others:
-                self._others.add(optimizer)
+            if leader is not None and id(optimizer) not in self._others:
+                self._others.add(id(optimizer))
                 return False
             self._leader = weakref.ref(optimizer)
         self._others.clear()

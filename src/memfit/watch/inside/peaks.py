@@ -15,7 +15,7 @@ from memfit.runtime.monitor import StepMonitor, StepReading
 
 from .budgets import WatchedBudget
 
-_OVERHEAD_FRACTION = 0.002
+_OVERHEAD_FRACTION = 0.001
 """Of the time, for watching steps on the CPU. The hooks and the leak finder take their part of
 one hundredth as well."""
 

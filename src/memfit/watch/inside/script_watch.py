@@ -24,7 +24,7 @@ from .step_ends import StepEnds, is_inside_own_step
 
 _TRAINING = "train"
 """The stream of training steps, for the leak finder."""
-_LEAKS_FRACTION = 0.003
+_LEAKS_FRACTION = 0.002
 """Of the time, for looking for leaks. Watching and the hooks take the rest of one hundredth."""
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
+from collections.abc import Hashable
+from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from torch.optim import Optimizer
 
@@ -44,6 +47,8 @@ def is_inside_own_step(optimizer: Any, frame: FrameType | None = None) -> bool:
 
     A subclass that extends ``step`` has the hooks called twice: by its own and by its parent's.
     """
+    if not _extends_step(cast(Hashable, type(optimizer))):
+        return False
     num_steps = 0
     current = frame or sys._getframe(1)
     while current is not None:
@@ -53,3 +58,15 @@ def is_inside_own_step(optimizer: Any, frame: FrameType | None = None) -> bool:
                 return True
         current = current.f_back  # type: ignore[assignment] # ends with None
     return False
+
+
+@cache
+def _extends_step(kind: Hashable) -> bool:
+    """Say whether a class has a ``step`` on top of another one that does something.
+
+    Torch puts its wrapper around a parent's ``step`` into the class itself, so what is wrapped is
+    compared.
+    """
+    classes = [each for each in inspect.getmro(cast(type, kind)) if each is not Optimizer]
+    steps = {inspect.unwrap(vars(each)["step"]) for each in classes if "step" in vars(each)}
+    return len(steps) > 1

@@ -146,14 +146,21 @@ def test_the_scripts_own_sitecustomize_and_exception_hook_work_as_ever(tmp_path)
     assert journal.ending.reason is Reason.OUT_OF_MEMORY
 
 
-def test_workers_of_a_data_loader_write_nothing(tmp_path):
+def test_workers_of_a_data_loader_and_forked_processes_write_nothing(tmp_path):
     done, journal = run_script(
         tmp_path,
         """
+        import os
         from torch.utils.data import DataLoader
         model = nn.Linear(64, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = DataLoader(torch.randn(48, 64), batch_size=8, num_workers=2)
+        train(1, model)
+        if os.fork() == 0:
+            kept = torch.empty(400_000_000)  # a budget of each process, not of its copies
+            train(3, model)
+            os._exit(0)
+        assert os.wait()[1] == 0
         for epoch in range(2):
             for batch in loader:
                 model(batch).mean().backward()
@@ -162,7 +169,7 @@ def test_workers_of_a_data_loader_write_nothing(tmp_path):
         options=("--budget", "1GiB"),
     )
     assert done.returncode == 0, done.stderr
-    assert len(journal.steps) == 12
+    assert len(journal.steps) == 13
     assert journal.ending.reason is Reason.DONE
     assert all(step.peak_allocated_bytes for step in journal.steps)
 

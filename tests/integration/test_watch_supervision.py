@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from memfit.journal.folder import read_journal
 from memfit.journal.records import Reason
 from memfit.units import MIB
+from memfit.watch import supervisor as supervisor_module
 from memfit.watch.command import watch_command
 from memfit.watch.host_killer import HostKillerSigns
 from memfit.watch.processes import started_at, tree_memory
@@ -176,6 +178,25 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline_seconds, f"no {path.name}"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("from_terminal", "has_own_group", "handed_on"),
+    [
+        (True, False, []),  # the terminal has sent it to the command too
+        (False, False, [("one", signal.SIGINT)]),
+        (True, True, [("group", signal.SIGINT)]),
+        (False, True, [("group", signal.SIGINT)]),
+    ],
+)
+def test_each_signal_is_handed_on_once(monkeypatch, from_terminal, has_own_group, handed_on):
+    sent = []
+    monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(("group", number)))
+    child = SimpleNamespace(pid=0, send_signal=lambda number: sent.append(("one", number)))
+    supervision = supervisor_module._Supervision(child, None, has_own_group=has_own_group)
+    code = supervisor_module._FROM_KERNEL if from_terminal else 0
+    supervision._hand_on(SimpleNamespace(si_signo=signal.SIGINT, si_code=code))
+    assert sent == handed_on
 
 
 def test_without_a_folder_each_run_has_its_own(here):

@@ -260,6 +260,19 @@ def test_silence_is_not_taken_for_health():
     assert told(end(1), words(), ended_afterwards=(7,)).evidence[-1].startswith("process 7 had")
 
 
+def test_a_peak_of_few_steps_says_so():
+    steps = tuple(
+        StepRecord(step=n, time_seconds=1.0, step_seconds=0.1, peak_allocated_bytes=peak)
+        for n, peak in enumerate((None, 5, 6, None, None), start=1)
+    )
+    journal = Journal(folder=Path(), facts=None, steps=steps, events=(), ending=None)
+    ending = told(end(0), words(), journals={0: journal})
+    assert ending.evidence == ("the peak is of 2 measured steps of 5",)
+    assert ending.peak_allocated_bytes == 6
+    both = told(end(0), words(), journals={0: journal, 1: journal})
+    assert both.evidence[1].endswith("of 5 of rank 1")
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [

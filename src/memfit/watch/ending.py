@@ -295,6 +295,12 @@ def _unseen(seen: Seen) -> Iterator[str]:
         )
     elif not any(words.rank is not None for words in seen.words):
         yield "no step of an optimizer of torch was seen"
+    for rank, journal in sorted(seen.journals.items()):
+        num_measured = sum(step.peak_allocated_bytes is not None for step in journal.steps)
+        # The first step is no loss: it begins before there is anything to measure.
+        if num_measured < len(journal.steps) - 1:
+            of_rank = f" of rank {rank}" if len(seen.journals) > 1 else ""
+            yield f"the peak is of {num_measured} measured steps of {len(journal.steps)}{of_rank}"
     for process_id in seen.ended_afterwards:
         yield f"process {process_id} had outlived the command and was ended"
     for failure in seen.failures:

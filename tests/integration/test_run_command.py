@@ -174,6 +174,23 @@ def test_workers_of_a_data_loader_and_forked_processes_write_nothing(tmp_path):
     assert all(step.peak_allocated_bytes for step in journal.steps)
 
 
+def test_watching_every_step_from_hook_to_hook_does_no_harm(tmp_path):
+    done, journal = run_script(
+        tmp_path,
+        """
+        from memfit.runtime.monitor import StepMonitor
+        StepMonitor.is_due = lambda *_: True
+        import memfit.watch.inside.peaks as peaks
+        peaks.living_bytes = lambda: 0  # which takes long
+        with torch.profiler.record_function("all of it"):
+            train(300, nn.Linear(64, 64))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    peaks = {step.peak_allocated_bytes for step in journal.steps[2:]}
+    assert len(peaks) == 1, "equal steps have equal peaks"
+
+
 def test_a_python_without_memfit_is_attached_all_the_same(tmp_path):
     script = write_script(tmp_path, "train(3, nn.Linear(64, 64))")
     code = f"""

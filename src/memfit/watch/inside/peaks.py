@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import profiler
 
-from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.runtime.allocator_events import GrowthWatch
 from memfit.runtime.monitor import StepMonitor, StepReading
 
 from .budgets import WatchedBudget
@@ -87,30 +89,28 @@ class CpuPeaks:
     """Watch some steps event by event, within a small share of the time.
 
     The peak is what lives when watching begins and the highest growth after it. Gives way to a
-    profile of the script's own, also to one that begins while a step is watched.
+    profile of the script's own, also to one that begins while a step is watched, and for good:
+    ranges that began in such a profile must not end while another one is active.
     """
 
     def __init__(self) -> None:
         self._monitor = StepMonitor("cpu", _OVERHEAD_FRACTION)
-        self._watch: AllocatorWatch | None = None
+        self._watch: GrowthWatch | None = None
         self._base_bytes = 0
-        self._is_own_profile = False
-        _before_profiles(self._give_way)
+        self._is_closed = False
+        self._thread = threading.get_ident()
+        _before_profiles(self.close)
 
     def begin(self, batch_bytes: int) -> None:
         """Watch from here where that is due."""
         if self._watch is not None:
             self._monitor.note_batch(batch_bytes)
             return
-        if not self._monitor.is_due(batch_bytes):
+        if self._is_closed or not self._monitor.is_due(batch_bytes):
             return
         self._base_bytes = living_bytes()
-        watch = AllocatorWatch()
-        self._is_own_profile = True
-        try:
-            watch.__enter__()
-        finally:
-            self._is_own_profile = False
+        watch = GrowthWatch()
+        watch.begin()
         self._watch = watch
 
     def end(self, step_seconds: float) -> Peak:
@@ -118,21 +118,19 @@ class CpuPeaks:
         watch, self._watch = self._watch, None
         peak_bytes = None
         if watch is not None:
-            watch.__exit__(None, None, None)
+            watch.end()
             peak_bytes = self._base_bytes + watch.highest_growth_bytes()
         self._monitor.account(StepReading(measured_peak_bytes=peak_bytes), step_seconds)
         return Peak(allocated_bytes=peak_bytes)
 
     def close(self) -> None:
-        """Stop watching."""
-        self._give_way()
-
-    def _give_way(self) -> None:
-        """Stop watching: there can be only one profile at a time."""
-        if self._is_own_profile or self._watch is None:
-            return
+        """Watch no more; also called where a profile of the script's own is about to begin."""
+        self._is_closed = True
+        if self._watch is None or self._thread != threading.get_ident():
+            return  # each thread has a profiler of its own
         watch, self._watch = self._watch, None
-        watch.__exit__(None, None, None)
+        with contextlib.suppress(RuntimeError):  # the script has stopped it with its own hands
+            watch.end()
 
 
 def _before_profiles(give_way: Any) -> None:

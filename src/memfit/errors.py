@@ -23,6 +23,7 @@ MemfitError
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
 ├── TooLargeToVerifyError       not even a few samples can be carried out here
+├── CommandNotStartedError      a command to be watched does not exist or cannot be executed
 ├── MissingExtraError           an optional package is not installed
 └── DataError                   a data file or checkpoint is missing or malformed
 """
@@ -310,6 +311,17 @@ class TooLargeToVerifyError(MemfitError):
         super().__init__(
             f"The plan cannot be verified on this machine: at batch size {batch_size} {reason}. "
             "Verify a job with a smaller model of the same kind, or try --dtype fp32."
+        )
+
+
+class CommandNotStartedError(MemfitError):
+    """Say which command could not be started, with the exit code that shells give for it."""
+
+    def __init__(self, command: str, reason: str, *, is_missing: bool) -> None:
+        self.exit_code = 127 if is_missing else 126
+        super().__init__(
+            f"The command {command!r} could not be started: {reason}. Give it as you would type it "
+            "without memfit, after `--`."
         )
 
 

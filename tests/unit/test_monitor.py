@@ -10,7 +10,7 @@ import torch
 import memfit
 from memfit import Job
 from memfit.runtime import monitor as monitor_module
-from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.runtime.allocator_events import AllocatorWatch, GrowthWatch
 from memfit.runtime.monitor import StepMonitor, storage_bytes
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
@@ -157,6 +157,23 @@ def test_every_allocation_and_free_is_an_event_in_order():
     assert events[0].address == events[2].address != events[1].address
     assert [event.time_ns for event in events] == sorted(event.time_ns for event in events)
     assert watch.highest_growth_bytes() == 600
+
+
+def test_growth_alone_is_the_same_growth_without_any_operator():
+    def allocate():
+        kept = torch.zeros(1000) + 1
+        return torch.zeros(200) + kept[:200]
+
+    allocate()
+    with AllocatorWatch() as watch, torch.profiler.record_function("range"):
+        allocate()
+    growth = GrowthWatch()
+    growth.begin()
+    with torch.profiler.record_function("range"):
+        allocate()
+    growth.end()
+    assert growth.highest_growth_bytes() == watch.highest_growth_bytes() > 0
+    assert {event.name() for event in growth._results.events()} == {"[memory]"}
 
 
 def test_marks_are_found_by_their_prefix_in_order():

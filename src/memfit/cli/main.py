@@ -44,6 +44,7 @@ COMMANDS = (
     ListedCommand(
         "verify", "prove on the job itself that a plan keeps the results", "memfit.cli.verify"
     ),
+    ListedCommand("run", "run any training command, watched and inside a budget", "memfit.cli.run"),
     ListedCommand("train", "train a system that ships with memfit", "memfit.cli.train"),
     ListedCommand("report", "show what a run went through", "memfit.cli.report"),
     ListedCommand("devices", "list devices and where each figure is from", "memfit.cli.devices"),

@@ -55,14 +55,7 @@ class AllocatorWatch:
 
     def highest_growth_bytes(self) -> int:
         """Give the highest sum of allocations less frees since the watch began."""
-        events = self._profile.kineto_results.events()
-        deltas = [(e.start_ns(), e.nbytes()) for e in events if e.name() == _MEMORY_EVENT]
-        deltas.sort(key=lambda delta: delta[0])
-        current = highest = 0
-        for _, num_bytes in deltas:
-            current += num_bytes
-            highest = max(highest, current)
-        return highest
+        return _highest_growth_bytes(self._profile.kineto_results)
 
     def events(self) -> list[AllocatorEvent]:
         """Give every event in order."""
@@ -87,6 +80,51 @@ class AllocatorWatch:
             for event in self._profile.kineto_results.events()
             if event.name().startswith(prefix)
         )
+
+
+class GrowthWatch:
+    """Collect the bytes of allocations and frees alone, from any place to any other place.
+
+    The profiler keeps a pointer to its own record of each operator and range that begins while it
+    is active. One that ends after the profiler has stopped and begun anew writes through it into
+    freed memory (onFunctionExit in torch/csrc/autograd/profiler_kineto.cpp; seen with torch 2.13 to
+    corrupt the heap). So an ``AllocatorWatch`` must not begin in one range and end in another, as
+    hooks of an optimizer do. This one records no operators and no ranges: it asks for those of a
+    kind that there never is.
+    """
+
+    def __init__(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # as above
+        profile: Any = torch.autograd.profiler.profile(
+            use_cpu=True, use_kineto=True, profile_memory=True
+        )
+        self._config, self._activities = profile.config(), profile.kineto_activities
+        self._results: Any = None
+
+    def begin(self) -> None:
+        """Collect from here."""
+        functions: Any = torch._C._autograd
+        scopes = {torch._C._profiler.RecordScope.LITE_INTERPRETER}
+        functions._prepare_profiler(self._config, self._activities)
+        functions._enable_profiler(self._config, self._activities, scopes)
+
+    def end(self) -> None:
+        """Collect no more."""
+        self._results = torch._C._autograd._disable_profiler()
+
+    def highest_growth_bytes(self) -> int:
+        """Give the highest sum of allocations less frees since the watch began."""
+        return _highest_growth_bytes(self._results)
+
+
+def _highest_growth_bytes(results: Any) -> int:
+    deltas = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == _MEMORY_EVENT]
+    deltas.sort(key=lambda delta: delta[0])
+    current = highest = 0
+    for _, num_bytes in deltas:
+        current += num_bytes
+        highest = max(highest, current)
+    return highest
 
 
 def _walk(nodes: Any) -> Iterator[Any]:

@@ -16,6 +16,15 @@ from memfit.units import format_bytes
 class BudgetExceededError(torch.OutOfMemoryError):
     """Say which operator went over an enforced budget."""
 
+    def __init__(
+        self, message: str, *, operator: str = "", wanted_bytes: int = 0, live_bytes: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.wanted_bytes = wanted_bytes
+        self.live_bytes = live_bytes
+        """Of the tensors beside it."""
+
 
 class EnforcedBudget(TorchDispatchMode):
     """Raise ``torch.OutOfMemoryError`` at the operator that brings live tensors over a budget.
@@ -59,7 +68,9 @@ class EnforcedBudget(TorchDispatchMode):
                 f"{format_bytes(before_bytes)}, over the enforced budget of "
                 f"{format_bytes(self.budget_bytes)}"
             )
-            raise BudgetExceededError(msg)
+            raise BudgetExceededError(
+                msg, operator=str(func), wanted_bytes=wanted_bytes, live_bytes=before_bytes
+            )
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:

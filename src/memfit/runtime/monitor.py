@@ -52,7 +52,7 @@ class StepMonitor:
     def observe(self, owned: Iterable[Owned], batch_bytes: int) -> Iterator[StepReading]:
         """Time the step inside, and measure its peak where that is due."""
         reading = StepReading()
-        is_due = self._is_due(batch_bytes)
+        is_due = self.is_due(batch_bytes)
         started = time.perf_counter()
         if self._device_type == "cuda":
             with _counted_by_cuda(reading):
@@ -62,7 +62,7 @@ class StepMonitor:
                 yield reading
         else:
             yield reading
-        self._account(reading, time.perf_counter() - started)
+        self.account(reading, time.perf_counter() - started)
 
     def mark(self, phase: Phase) -> None:
         """Note that a phase begins."""
@@ -83,7 +83,7 @@ class StepMonitor:
         if self._timeline is not None:
             self._timeline.note(watch, owned)
 
-    def _is_due(self, batch_bytes: int) -> bool:
+    def is_due(self, batch_bytes: int) -> bool:
         """Say whether to watch the next step."""
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # untyped binding
             return False  # the caller's own profile is under way, and there can be only one
@@ -98,7 +98,11 @@ class StepMonitor:
         next_watched = self._watched.seconds + self._watched.mean_seconds
         return next_watched < self._overhead_fraction * total
 
-    def _account(self, reading: StepReading, seconds: float) -> None:
+    def note_batch(self, batch_bytes: int) -> None:
+        """Learn the size of a batch whose step is watched already."""
+        self._largest_batch_bytes = max(self._largest_batch_bytes, batch_bytes)
+
+    def account(self, reading: StepReading, seconds: float) -> None:
         """Add the step to the totals."""
         reading.step_seconds = seconds
         peak = reading.measured_peak_bytes

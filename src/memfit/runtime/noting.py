@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from memfit.journal.folder import rank_folder
+from memfit.journal.folder import WATCH_FOLDER_VARIABLE, JournalWriter, rank_folder
 from memfit.journal.records import RunFacts
 from memfit.journal.timeline import StepTimeline, write_timeline
 from memfit.runtime.listeners.collection import Listeners
@@ -51,6 +51,11 @@ def begun_notes(
         keeper = FolderKeeper(rank_folder(Path(folder), ranks.rank))
     notes = RunNotes(told, keeper=keeper, finds_leaks=len(told) > 0)
     notes.begin(_facts(steps, ranks))
+    watched = os.environ.get(WATCH_FOLDER_VARIABLE)
+    if watched and not len(told):
+        # Whoever watches from outside sees steps and leaks, but not what the guard does.
+        journal = JournalWriter(rank_folder(Path(watched), ranks.rank))
+        notes.listen(journal.event)
     return notes
 
 

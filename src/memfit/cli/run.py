@@ -1,0 +1,109 @@
+"""``memfit run``: any training command, unchanged, watched from its start to its end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memfit.errors import UsageError
+
+from .command import Command, add_json_argument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memfit.watch.command import WatchedRun
+
+
+class RunCommand:
+    """Run a training command unchanged, watch it, and say why it ended.
+
+    What follows `--` is started as it is: python, torchrun, accelerate launch, a shell script.
+    Its input and output are its own, and its exit code becomes that of memfit (128 and the number
+    of the signal if one killed it). A folder gets its steps, its leaks and, in reason.json, why it
+    ended. With --json the last line on standard output is one JSON object.
+    """
+
+    name = "run"
+    summary = "run any training command, watched and inside a budget"
+    example = "memfit run --budget 2GiB -- python train.py --epochs 3"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options and the command."""
+        parser.add_argument(
+            "--budget",
+            metavar="BYTES",
+            help="what each process may allocate with torch, for example 2GiB; more is an "
+            "out-of-memory error (on cpu this costs a Python call per operator)",
+        )
+        parser.add_argument(
+            "--folder", type=Path, metavar="DIR", help="where to write; by default one in runs/"
+        )
+        parser.add_argument("--no-leaks", action="store_true", help="do not look for leaks")
+        parser.add_argument("--quiet", action="store_true", help="write no lines at the end")
+        add_json_argument(parser)
+        parser.add_argument(
+            "words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what to run"
+        )
+
+    def run(self, args: argparse.Namespace, console: Console) -> int:
+        """Run the command, and give its exit code."""
+        del console
+        from memfit.watch.command import watch_command
+
+        words = args.words[1:] if args.words[:1] == ["--"] else args.words
+        if not words:
+            msg = "A command is needed, as in `memfit run -- python train.py`."
+            raise UsageError(msg)
+        run = watch_command(
+            words,
+            folder=args.folder,
+            budget_bytes=_budget_bytes(args.budget),
+            finds_leaks=not args.no_leaks,
+        )
+        if not args.quiet:
+            sys.stderr.writelines(f"memfit: {line}\n" for line in _closing_lines(run))
+        if args.json:
+            # One line: what the command has written to standard output stands before it.
+            result = {**asdict(run.ending), "folder": str(run.folder)}
+            sys.stdout.write(json.dumps(result, allow_nan=False) + "\n")
+        return run.ending.exit_code
+
+
+COMMAND: Command = RunCommand()
+
+
+def _budget_bytes(text: str | None) -> int | None:
+    from memfit.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}.") from None
+
+
+def _closing_lines(run: WatchedRun) -> Iterator[str]:
+    """Yield what the terminal shows when the command has ended."""
+    from memfit.units import format_bytes
+    from memfit.watch.ending import leak_line
+
+    ending = run.ending
+    yield f"{ending.reason.value}: {ending.sentence}"
+    peaks = {"allocated": ending.peak_allocated_bytes, "resident": ending.host_peak_bytes}
+    known = [f"{format_bytes(value)} {name}" for name, value in peaks.items() if value]
+    if known:
+        yield f"peak: {', '.join(known)}"
+    for noted in ending.evidence:
+        yield f"noted: {noted}"
+    for leak in ending.leaks:
+        yield f"leak: {leak_line(leak)}"
+    if ending.remedy:
+        yield f"next: {ending.remedy}"
+    yield f"all of it: {run.folder}; to read it: memfit report {run.folder}"

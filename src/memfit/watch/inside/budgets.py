@@ -1,0 +1,67 @@
+"""Enforces a budget on the script, from the moment torch has been imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from memfit.runtime.enforced_budget import BudgetExceededError, EnforcedBudget
+
+
+class WatchedBudget(EnforcedBudget):
+    """Tell somebody of every operator that is stopped, also where the script catches the error."""
+
+    def __init__(
+        self, budget_bytes: int, on_exceeded: Callable[[BudgetExceededError], object]
+    ) -> None:
+        super().__init__(budget_bytes)
+        self.is_off = False
+        self._on_exceeded = on_exceeded
+        self._most_bytes = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """Give the most that was ever alive at once."""
+        return max(self._most_bytes, self.highest_bytes)
+
+    def begin_anew(self) -> int:
+        """Give the highest count since this was last called."""
+        highest_bytes = self.highest_bytes
+        self._most_bytes = self.most_bytes
+        self.highest_bytes = self.live_bytes
+        return highest_bytes
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Carry an operator out and count what it returns."""
+        if self.is_off:
+            return func(*args, **(kwargs or {}))
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except BudgetExceededError as error:
+            self._on_exceeded(error)
+            raise
+
+
+def limit_cards(budget_bytes: int) -> None:
+    """Have every visible card refuse more than a budget, once the script first uses one.
+
+    Uses torch's own list of what waits for that moment, so that a script that forks before it
+    uses a card still may.
+    """
+
+    def limit() -> None:
+        for index in range(torch.cuda.device_count()):
+            total_bytes = torch.cuda.get_device_properties(index).total_memory
+            fraction = min(1.0, budget_bytes / total_bytes)
+            torch.cuda.set_per_process_memory_fraction(fraction, index)
+
+    if torch.cuda.is_available():
+        torch.cuda._lazy_call(limit)

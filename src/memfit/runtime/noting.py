@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from memfit.journal.folder import WATCH_FOLDER_VARIABLE, JournalWriter, rank_folder
-from memfit.journal.records import RunFacts
+from memfit.journal.records import Event, LeakEvent, RunFacts
 from memfit.journal.timeline import StepTimeline, write_timeline
 from memfit.runtime.listeners.collection import Listeners
 from memfit.runtime.listeners.journal import JournalListener
@@ -52,11 +52,23 @@ def begun_notes(
     notes = RunNotes(told, keeper=keeper, finds_leaks=len(told) > 0)
     notes.begin(_facts(steps, ranks))
     watched = os.environ.get(WATCH_FOLDER_VARIABLE)
-    if watched and not len(told):
-        # Whoever watches from outside sees steps and leaks, but not what the guard does.
-        journal = JournalWriter(rank_folder(Path(watched), ranks.rank))
-        notes.listen(journal.event)
+    if watched:
+        notes.listen(_EventsForWatch(rank_folder(Path(watched), ranks.rank)))
     return notes
+
+
+class _EventsForWatch:
+    """Write what the guard does where a watch from outside keeps its journal.
+
+    The watch sees steps and looks for leaks by itself.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = JournalWriter(folder)
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, LeakEvent):
+            self._writer.event(event)
 
 
 def _facts(steps: PlannedSteps, ranks: Ranks) -> RunFacts:

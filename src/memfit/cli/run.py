@@ -76,6 +76,7 @@ class RunCommand:
 
 
 COMMAND: Command = RunCommand()
+_MOST_EVENTS = 5
 
 
 def _budget_bytes(text: str | None) -> int | None:
@@ -102,8 +103,23 @@ def _closing_lines(run: WatchedRun) -> Iterator[str]:
         yield f"peak: {', '.join(known)}"
     for noted in ending.evidence:
         yield f"noted: {noted}"
+    yield from _events(run.folder)
     for leak in ending.leaks:
         yield f"leak: {leak_line(leak)}"
     if ending.remedy:
         yield f"next: {ending.remedy}"
     yield f"all of it: {run.folder}; to read it: memfit report {run.folder}"
+
+
+def _events(folder: Path) -> Iterator[str]:
+    """Yield what a guarded run inside the command went through, the latest of it."""
+    from memfit.journal.folder import read_ranks
+    from memfit.journal.records import LeakEvent
+    from memfit.journal.sentences import event_sentence
+
+    journals = read_ranks(folder).values()
+    events = [event for journal in journals for event in journal.events]
+    told = [event_sentence(event) for event in events if not isinstance(event, LeakEvent)]
+    if len(told) > _MOST_EVENTS:
+        yield f"{len(told)} events, the last of them:"
+    yield from told[-_MOST_EVENTS:]

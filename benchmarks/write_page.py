@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from guard_sections import guard_sections
 from planner_grid.table import section
 from results_file import RESULTS, load_result
 from set_loss_sections import set_loss_section, wpo_sgm_section
@@ -38,7 +39,7 @@ def main() -> None:
         _large_model(),
         _allocator(),
         _overhead(),
-        _watch_overhead(),
+        guard_sections(_heading),
         _startup(),
     )
     head = [
@@ -274,25 +275,6 @@ def _overhead() -> list[str]:
             f"ConvE on UMLS, batch {figures['batch_size']}, blocks of ten steps in turn: median "
             f"ratio {figures['median_ratio']:.3f} (quartiles {low:.3f} to {high:.3f}), "
             f"{figures['num_steps_each']} steps each."
-        ),
-        "",
-    ]
-
-
-def _watch_overhead() -> list[str]:
-    figures = load_result("watch_overhead")
-    return [
-        *_heading("What watching a script costs", figures, "bench_watch_overhead.py"),
-        (
-            f"A perceptron with steps of {figures['bare_step_seconds'] * 1e3:.0f} ms, with a data "
-            "loader and without a budget, blocks of ten steps in turn, "
-            f"{figures['num_steps_each']} steps each: median ratio "
-            f"{figures['median_ratio_of_blocks']:.3f}, all the time together "
-            f"{figures['ratio_of_all_time']:.3f}. The hooks themselves take "
-            f"{figures['fraction_in_hooks']:.2%} of the time. Before that, once: "
-            f"{figures['attach_seconds']:.2f} s to attach, and "
-            f"{figures['first_steps_extra_seconds']:.2f} s for the first steps, three of which are "
-            "always watched. Leaks are not looked for here."
         ),
         "",
     ]

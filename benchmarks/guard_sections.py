@@ -36,8 +36,8 @@ def _faults(heading: Any) -> list[str]:
         "",
         (
             "Where no recovery is counted the error fell into what the guard itself does and was "
-            "simply done again. Under smaller micro-batches sums are rounded otherwise. Of two ranks "
-            "one fails, on gloo; a run that takes more than 20 s counts as wrong."
+            "simply done again. Under smaller micro-batches sums are rounded otherwise. Of two "
+            "ranks one fails, on gloo; a run that takes more than 20 s counts as wrong."
         ),
         "",
     ]
@@ -71,7 +71,7 @@ def _overhead(heading: Any) -> list[str]:
             "counts the files that cut updates go back to and the steps that are watched."
         ),
         "",
-        "| perceptron | parameters | bare step | all time together | median of blocks | steps each |",
+        "| layers | parameters | bare step | all time together | median of blocks | steps each |",
         "|---|---|---|---|---|---|",
         *rows,
         "",

@@ -21,7 +21,7 @@ from memfit.journal.sentences import event_sentence
 from memfit.journal.timeline import StepTimeline
 from memfit.runtime.drift import DriftWatch
 from memfit.runtime.fingerprint import tensors_in
-from memfit.runtime.host_memory import resident_bytes
+from memfit.runtime.host_memory import ResidentMemory
 from memfit.runtime.leaks import LeakFinder
 from memfit.runtime.listeners.collection import Listeners
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
@@ -58,10 +58,11 @@ class RunNotes:
         self._keeper = keeper
         self._drift = DriftWatch()
         self._leaks = LeakFinder(self.event) if finds_leaks else None
+        self._resident = ResidentMemory()
         self._listening: list[Callable[[Event], None]] = []
         self._began_seconds = time.perf_counter()
         self._highest_bytes: int | None = None
-        self._plan: tuple[str, ...] | None = None
+        self._plan: Plan | None = None
         self._found_leaks: list[LeakEvent] = []
         self._num_steps = 0
         self._has_ended = False
@@ -92,7 +93,7 @@ class RunNotes:
                     peak_reserved_bytes=reading.reserved_peak_bytes,
                     predicted_peak_bytes=prediction.peak_allocated_bytes if prediction else None,
                     allocator_retries=reading.allocator_retries,
-                    host_bytes=resident_bytes(),
+                    host_bytes=self._resident.num_bytes(),
                     micro_batch_size=steps.micro_batch_size,
                     num_samples=steps.session.layout.num_samples(batch),
                 )
@@ -137,8 +138,8 @@ class RunNotes:
         """Keep the plan whenever it has changed, and the timeline of a step once."""
         if self._keeper is None:
             return
-        if steps.plan.labels() != self._plan:
-            self._plan = steps.plan.labels()
+        if steps.plan is not self._plan:
+            self._plan = steps.plan
             self._keeper.keep_plan(steps.plan)
         timeline = steps.taken_timeline()
         if timeline is not None:

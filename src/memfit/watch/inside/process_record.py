@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from memfit.watch.processes import started_at
 
 _MOST_ERRORS = 4
 """A script that tries smaller batches until one fits makes an error each time."""
-_LEAST_SECONDS = 0.1
 """Between two readings of the resident memory; a reading takes as long as writing a step."""
 
 
@@ -45,26 +42,3 @@ class ProcessRecord:
             write_words(self._folder, self.words)
         except OSError:
             return  # the disk is full, or the folder has gone: nobody is left to tell
-
-
-class ResidentMemory:
-    """Read the resident memory of this process, at most ten times a second."""
-
-    def __init__(self) -> None:
-        self._read_seconds = -_LEAST_SECONDS
-        self._num_bytes: int | None = None
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._file: int | None = None
-        try:
-            self._file = os.open("/proc/self/statm", os.O_RDONLY)
-        except OSError:
-            return
-        weakref.finalize(self, os.close, self._file)
-
-    def num_bytes(self) -> int | None:
-        """Give the resident memory; None where the system does not tell it."""
-        now_seconds = time.monotonic()
-        if self._file is not None and now_seconds - self._read_seconds >= _LEAST_SECONDS:
-            self._read_seconds = now_seconds
-            self._num_bytes = int(os.pread(self._file, 128, 0).split()[1]) * self._page_bytes
-        return self._num_bytes

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from memfit.journal.records import LeakEvent, StepRecord
+from memfit.runtime.host_memory import ResidentMemory
 from memfit.runtime.leaks import LeakFinder
 from memfit.watch.settings import WatchSettings
 
 from .budgets import WatchedBudget
 from .loaders import Fetch, Loaders, batch_bytes
 from .peaks import BudgetPeaks, CpuPeaks, CudaPeaks, Peak, Peaks
-from .process_record import ProcessRecord, ResidentMemory
+from .process_record import ProcessRecord
 from .rank_journal import RankJournal, RankTakenError
 from .step_ends import StepEnds, is_inside_own_step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
 from dataclasses import replace
@@ -260,22 +261,55 @@ def test_where_others_change_parameters_all_the_time_a_cut_update_is_said() -> N
     run.close()
 
 
-def test_a_batch_that_is_filled_anew_is_not_repeated() -> None:
-    job = build_job(batch_norm=False)
+def filled_anew(job: memfit.Job, fails: bool) -> dict[str, torch.Tensor]:
+    """Train on one batch whose values are new in every step; the last update may fail."""
     run = memfit.start(job, ladder_of())
+    torch.manual_seed(7)
     batch = job.batch(BATCH_SIZE)
-    run.step(batch)
-    batch[0].copy_(torch.randn(BATCH_SIZE, 6))
-    # The file is due at first, since it is small and steps are long; here it must be older.
-    run._guard._log._write_seconds = 1e9
-    run.step(batch)
-    batch[0].copy_(torch.randn(BATCH_SIZE, 6))
-    with (
-        OutOfMemoryAt(name="addcdiv", most=1),
-        pytest.raises(UpdateCutError, match="batch was changed after its step"),
-    ):
-        run.step(batch)
+    for number in range(3):
+        batch[0].copy_(torch.randn(BATCH_SIZE, 6))
+        # The file is due at first, since it is small and steps are long; here it must be older.
+        run._guard._log._write_seconds = 1e9 if number else 0.0
+        with OutOfMemoryAt(name="addcdiv" if fails and number == 2 else None, most=1):
+            run.step(batch)
+    assert [event.num_steps_repeated for event in run.events] == [2] * fails
     run.close()
+    return everything(run)
+
+
+def test_batches_that_are_filled_anew_are_repeated_as_they_were() -> None:
+    job = build_job()
+    same(filled_anew(job, fails=True), filled_anew(job, fails=False))
+
+
+def test_beside_a_card_batches_are_not_copied_and_a_change_is_noticed(monkeypatch: Any) -> None:
+    monkeypatch.setattr("memfit.runtime.step_log.CPU", "a place that is no card")
+    with pytest.raises(UpdateCutError, match="batch was changed after its step"):
+        filled_anew(build_job(), fails=True)
+
+
+def test_what_the_log_keeps_takes_no_memory_of_the_budget() -> None:
+    """Batches of earlier steps lie on the disk; a budget that one step fits fits many."""
+    job = replace(build_job(batch_norm=False), batch_size=512)
+    run = memfit.start(job)
+    highest = []
+    for number in range(12):
+        batch = job.batch(512)
+        run._guard._log._write_seconds = 1e9 if number else 0.0
+        with EnforcedBudget(10**9) as budget:
+            budget.watch([*run.model.parameters(), *batch])
+            run.step(batch)
+        del batch
+        gc.collect()
+        highest.append(budget.highest_bytes)
+        assert len([each for each in gc.get_objects() if is_batch(each)]) == 0
+    assert max(highest[2:]) == min(highest[2:])
+    assert len(run._guard._log.entries) == 12
+    run.close()
+
+
+def is_batch(candidate: Any) -> bool:
+    return type(candidate) is torch.Tensor and candidate.shape == (512, 6)
 
 
 # --- A lost context ---

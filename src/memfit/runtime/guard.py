@@ -78,15 +78,10 @@ class Guard:
         self._insist(self._log.check)
         self._write_if_due(number)
         entry = self._insist(lambda: self._log.begin(batch))
-        while True:
-            started = time.perf_counter()
-            done = self._tried(entry, number)
-            if isinstance(done, Attempt):
-                seconds = time.perf_counter() - started
-                self._insist(partial(self._log.done, entry, seconds))
-                self._climbing.note_step()
-                return done
-            self._recover(entry, number, done)
+        done, seconds = self._carried_out(entry, number)
+        self._insist(partial(self._log.done, entry, seconds))
+        self._climbing.note_step()
+        return done
 
     def rehearse(self, batch: Any, number: int) -> Attempt:
         """Carry out a step, under ever smaller plans if need be, and undo it.
@@ -98,10 +93,10 @@ class Guard:
         if self._log.obstacle is not None:
             msg = f"A step cannot be rehearsed, as it could not be undone: {self._log.obstacle}."
             raise MemfitError(msg)
-        before = self._insist(lambda: self._log.begin(batch))
-        done = self.step(batch, number)
+        entry = self._insist(lambda: self._log.begin(batch))
+        done, _ = self._carried_out(entry, number)
         self._insist(self._log.roll_back)
-        self._insist(lambda: before.restore(self._steps.session))
+        self._insist(lambda: entry.restore(self._steps.session))
         self._log.forget("a step was rehearsed")
         return done
 
@@ -112,6 +107,15 @@ class Guard:
     def close(self) -> None:
         """Drop what was kept to go back to."""
         self._log.close()
+
+    def _carried_out(self, entry: StepEntry, number: int) -> tuple[Attempt, float]:
+        """Attempt a step until it is done; give how long the last attempt took as well."""
+        while True:
+            started = time.perf_counter()
+            done = self._tried(entry, number)
+            if isinstance(done, Attempt):
+                return done, time.perf_counter() - started
+            self._recover(entry, number, done)
 
     def _write_if_due(self, number: int) -> None:
         """Write the file if that is due on any rank: all have to go back equally far."""
@@ -184,7 +188,8 @@ class Guard:
             self._insist(lambda: entries[0].restore(self._steps.session))
             self._take_smaller_plan(number - len(entries), failure.cause)
 
-    def _repeated(self, entry: StepEntry, number: int) -> bool:
+    def _repeated(self, logged: StepEntry, number: int) -> bool:
+        entry = self._insist(lambda: self._log.loaded(logged))
         self._insist(lambda: entry.restore(self._steps.session))
         return isinstance(self._tried(entry, number), Attempt)
 

@@ -19,13 +19,15 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memfit.devices.spec import CPU
+from memfit.runtime.batch_file import BatchFile, StoredBatch
 from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint, tensors_in
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.session.session import Session
@@ -34,9 +36,12 @@ from memfit.units import MIB, format_bytes
 
 _MOST_BUFFER_BYTES = 16 * MIB
 """Buffers larger than this together are not copied before every step."""
-_MOST_STEPS = 1000
+_MOST_STEPS = 500
 _MOST_BATCH_BYTES = 1024 * MIB
-"""The log holds on to no more batches than this."""
+"""The log holds on to no more batches than this: on the disk for training on the CPU, where they
+would count, and as they are for training on a card."""
+_FREE_SECONDS = 0.1
+"""Storing batches may take so long whatever the share: the first steps are the slowest."""
 _MOST_OUTSIDE_CHANGES = 3
 _MOST_DISK_FRACTION = 0.5
 """The file takes no more of what is free on the disk."""
@@ -79,6 +84,8 @@ class StepEntry:
 
     def has_changed_batch(self) -> bool:
         """Say whether the batch is not what it was when the step began."""
+        if isinstance(self.batch, StoredBatch):
+            return False
         return self.batch_fingerprint != Fingerprint.of(tensors_in(self.batch))
 
     def restore(self, session: Session) -> None:
@@ -110,9 +117,11 @@ class StepLog:
         self._write_seconds = 0.0
         self._seconds = 0.0
         self._batch_bytes = 0
+        self._batches: BatchFile | None = None
+        self._store_seconds = 0.0
         self._fingerprint = RepeatedFingerprint()
         self._left: Fingerprint | None = None
-        """Of the parameters, as the latest step has left them."""
+        """Of parameters and buffers, as the latest step has left them."""
         self._num_outside_changes = 0
         self._has_given_up = False
         self.entries: list[StepEntry] = []
@@ -131,10 +140,10 @@ class StepLog:
 
     def check(self) -> None:
         """See whether parameters have been changed since the latest step left them."""
-        if self._left is None or self._left == self._fingerprint.of(self._parameters()):
+        if self._left is None or self._left == self._fingerprint.of(self._tensors()):
             return
         self._num_outside_changes += 1
-        self.forget("parameters were changed between steps by other code")
+        self.forget("parameters or buffers were changed between steps by other code")
         # Once may be a checkpoint that was loaded; a habit would have the file written every step.
         self._has_given_up = self._num_outside_changes > _MOST_OUTSIDE_CHANGES
 
@@ -144,14 +153,43 @@ class StepLog:
 
     def done(self, entry: StepEntry, seconds: float) -> None:
         """Log a step that was carried out."""
-        self._left = self._fingerprint.of(self._parameters())
+        self._left = self._fingerprint.of(self._tensors())
         self._seconds += seconds
         if self._file is None:
             return
-        self.entries.append(entry)
+        if self._session.device_type == CPU and entry.has_changed_batch():
+            self._drop("the job changes its batches")
+            return
+        try:
+            batch = self._stored(entry.batch)
+        except OSError as error:
+            self._drop(str(error))
+            return
+        # Buffers come with the file, and are changed by the steps themselves.
+        self.entries.append(replace(entry, batch=batch, buffers=None))
         self._batch_bytes += sum(tensor.nbytes for tensor in tensors_in(entry.batch))
-        if len(self.entries) > _MOST_STEPS or self._batch_bytes > _MOST_BATCH_BYTES:
+        is_dear = self._store_seconds > self._overhead_fraction * self._seconds + _FREE_SECONDS
+        if is_dear or len(self.entries) > _MOST_STEPS or self._batch_bytes > _MOST_BATCH_BYTES:
             self._drop("the steps since the file was written are too many to keep")
+
+    def loaded(self, entry: StepEntry) -> StepEntry:
+        """Give a logged step with its batch."""
+        if not isinstance(entry.batch, StoredBatch):
+            return entry
+        assert self._batches is not None, "a batch is stored in a file"
+        batch = self._batches.load(entry.batch)
+        return replace(entry, batch=batch, batch_fingerprint=Fingerprint.of(tensors_in(batch)))
+
+    def _stored(self, batch: Any) -> Any:
+        """Put a batch on the disk where it would take of the memory that is planned for."""
+        if self._session.device_type != CPU:
+            return batch
+        started = time.perf_counter()
+        if self._batches is None:
+            self._batches = BatchFile()
+        stored = self._batches.store(batch)
+        self._store_seconds += time.perf_counter() - started
+        return stored
 
     def write(self, num_steps: int) -> None:
         """Write the file anew after some number of steps, and forget the steps before it.
@@ -165,6 +203,7 @@ class StepLog:
             "optimizer": self._session.optimizer.state_dict()["state"],
         }
         self.close()
+        self._store_seconds = 0.0
         try:
             self._file = _written(content)
         except (OSError, RuntimeError) as error:
@@ -202,6 +241,8 @@ class StepLog:
     def close(self) -> None:
         """Drop the file."""
         self.entries.clear()
+        if self._batches is not None:
+            self._batches.clear()
         if self._file is not None:
             self._closing()
             self._file = None
@@ -210,8 +251,8 @@ class StepLog:
         self.close()
         self.obstacle = reason
 
-    def _parameters(self) -> list[torch.Tensor]:
-        return list(self._session.model.parameters())
+    def _tensors(self) -> list[torch.Tensor]:
+        return [*self._session.model.parameters(), *self._session.model.buffers()]
 
 
 def _written(content: dict[str, Any]) -> Any:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from memfit.errors import LostContextError, MemfitWarning, OutOfMemoryAfterAllError
+from memfit.errors import (
+    BatchChangedError,
+    LostContextError,
+    MemfitWarning,
+    OutOfMemoryAfterAllError,
+    UpdateCutError,
+)
 from memfit.journal.records import (
     DriftEvent,
     Ending,
@@ -24,8 +32,12 @@ from memfit.runtime.fingerprint import tensors_in
 from memfit.runtime.host_memory import ResidentMemory
 from memfit.runtime.leaks import LeakFinder
 from memfit.runtime.listeners.collection import Listeners
+from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.strategies.plan import Plan
+
+_OUT_OF_MEMORY = (OutOfMemoryAfterAllError, UpdateCutError, BatchChangedError)
+"""What a guarded step raises when it cannot go on."""
 
 
 class PlanKeeper(Protocol):
@@ -65,10 +77,13 @@ class RunNotes:
         self._plan: Plan | None = None
         self._found_leaks: list[LeakEvent] = []
         self._num_steps = 0
+        self._failure: BaseException | None = None
         self._has_ended = False
 
     def begin(self, facts: RunFacts) -> None:
         """Tell what is run."""
+        if len(self._listeners):
+            atexit.register(self._close_at_exit)
         self._listeners.begin(facts)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
@@ -77,7 +92,7 @@ class RunNotes:
 
     def step(self, number: int, done: Attempt, steps: PlannedSteps, batch: Any) -> None:
         """Tell of a step, and see whether its peak is the one predicted."""
-        self._num_steps = number
+        self._num_steps, self._failure = number, None
         self._keep(number, steps)
         reading, prediction = done.reading, steps.plan.prediction
         peak = reading.measured_peak_bytes
@@ -118,21 +133,41 @@ class RunNotes:
             warnings.warn(event_sentence(event), MemfitWarning, stacklevel=4)
 
     def failed(self, error: BaseException) -> None:
-        """Tell that the run has ended with an error, or was interrupted."""
-        if isinstance(error, KeyboardInterrupt):
-            self._end(Reason.INTERRUPTED, 130, f"Interrupted after {self._num_steps} steps.")
-            return
-        reason = Reason.ERROR
+        """Note that a step failed; unless another one is carried out, the run has ended with it."""
+        self._failure = error
         if isinstance(error, LostContextError):
-            reason = Reason.LOST_CONTEXT
-        elif isinstance(error, OutOfMemoryAfterAllError):
-            reason = Reason.OUT_OF_MEMORY
-        code = int(getattr(error, "exit_code", 1))
-        self._end(reason, code, str(error) or type(error).__name__)
+            self.close()  # what follows may not come to an end in order
 
     def close(self) -> None:
-        """Tell that the run is done."""
-        self._end(Reason.DONE, 0, f"{self._num_steps} steps were carried out.")
+        """Tell that the run is over."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        atexit.unregister(self._close_at_exit)
+        if self._leaks is not None:
+            self._leaks.finish()
+        reason, exit_code, sentence = _ended(self._failure, self._num_steps)
+        leaks = tuple(self._found_leaks)
+        told = Reason.LEAK if leaks and reason is Reason.OUT_OF_MEMORY else reason
+        self._listeners.end(
+            Ending(
+                reason=told,
+                ended_by=reason.value,
+                exit_code=exit_code,
+                sentence=sentence,
+                remedy=leaks[0].sentence if leaks else "",
+                num_steps=self._num_steps,
+                peak_allocated_bytes=self._highest_bytes,
+                leaks=leaks,
+            )
+        )
+
+    def _close_at_exit(self) -> None:
+        """Close a run that nobody has closed; Python keeps an error that nobody has caught."""
+        error = getattr(sys, "last_value", None)
+        if self._failure is None and isinstance(error, BaseException):
+            self._failure = error
+        self.close()
 
     def _keep(self, number: int, steps: PlannedSteps) -> None:
         """Keep the plan whenever it has changed, and the timeline of a step once."""
@@ -153,23 +188,17 @@ class RunNotes:
             batch_bytes = sum(tensor.nbytes for tensor in tensors_in(batch))
             self._leaks.boundary(stream, self._num_steps, batch_bytes)
 
-    def _end(self, reason: Reason, exit_code: int, sentence: str) -> None:
-        if self._has_ended:
-            return
-        self._has_ended = True
-        if self._leaks is not None:
-            self._leaks.finish()
-        leaks = tuple(self._found_leaks)
-        told = Reason.LEAK if leaks and reason is Reason.OUT_OF_MEMORY else reason
-        self._listeners.end(
-            Ending(
-                reason=told,
-                ended_by=reason.value,
-                exit_code=exit_code,
-                sentence=sentence,
-                remedy=leaks[0].sentence if leaks else "",
-                num_steps=self._num_steps,
-                peak_allocated_bytes=self._highest_bytes,
-                leaks=leaks,
-            )
-        )
+
+def _ended(failure: BaseException | None, num_steps: int) -> tuple[Reason, int, str]:
+    """Give reason, exit code and sentence of a run's end."""
+    if failure is None:
+        return Reason.DONE, 0, f"{num_steps} steps were carried out."
+    if isinstance(failure, KeyboardInterrupt):
+        return Reason.INTERRUPTED, 130, f"Interrupted after {num_steps} steps."
+    reason = Reason.ERROR
+    if isinstance(failure, LostContextError):
+        reason = Reason.LOST_CONTEXT
+    elif isinstance(failure, _OUT_OF_MEMORY) or is_out_of_memory(failure):
+        reason = Reason.OUT_OF_MEMORY
+    sentence = str(failure) or type(failure).__name__
+    return reason, int(getattr(failure, "exit_code", 1)), sentence

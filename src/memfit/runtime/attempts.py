@@ -161,8 +161,8 @@ class Attempts:
                 raise OtherRankError(msg)
         failed = [r for r, each in enumerate(self._said) if each[0] == _Status.OUT_OF_MEMORY]
         if not failed:
-            if own.status is _Status.LOST_PEER:
-                raise OtherRankError(own.cause)
+            if any(each[0] == _Status.LOST_PEER for each in self._said):
+                raise OtherRankError(own.cause or "another rank has lost the connection")
             return None
         first = failed[0]
         is_own = own.status is _Status.OUT_OF_MEMORY

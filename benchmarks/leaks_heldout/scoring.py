@@ -84,6 +84,7 @@ def run(program: Program, folder: Path) -> tuple[LeakEvent, ...]:
 
     Raises:
         subprocess.CalledProcessError: if it failed.
+        RuntimeError: if watching failed.
     """
     script = [sys.executable, str(program.path)]
     watched = [sys.executable, "-m", "memfit", "run", "--folder", str(folder), "--quiet", "--"]
@@ -94,7 +95,11 @@ def run(program: Program, folder: Path) -> tuple[LeakEvent, ...]:
         capture_output=True,
         timeout=MOST_SECONDS,
     )
-    return tuple(e for e in read_journal(folder).events if isinstance(e, LeakEvent))
+    journal = read_journal(folder)
+    ended = [each for each in journal.ending.evidence if "watching ended" in each]
+    if ended:  # silence is no good score
+        raise RuntimeError(ended[0])
+    return tuple(event for event in journal.events if isinstance(event, LeakEvent))
 
 
 def score(program: Program, folder: Path) -> Score:

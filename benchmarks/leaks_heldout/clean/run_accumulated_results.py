@@ -11,7 +11,9 @@ from torch import nn
 import memfit
 
 job = memfit.Job(
-    model=lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 196, 10)),
+    model=lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 196, 10)
+    ),
     batch=lambda size: torch.randn(size, 3, 16, 16),
     loss=lambda model, batch: model(batch).logsumexp(1).mean(),
     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),

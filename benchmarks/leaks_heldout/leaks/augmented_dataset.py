@@ -30,7 +30,9 @@ class Crops(Dataset):
 def main():
     dataset = Crops()
     loader = DataLoader(dataset, batch_size=16, shuffle=True)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 225, 10))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 225, 10)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for epoch in range(10):
         for x, y in loader:

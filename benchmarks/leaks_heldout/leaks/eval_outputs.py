@@ -26,7 +26,8 @@ class Trainer:
         for _ in range(10):
             x = torch.randn(256, 128)
             logits = self.model(x)  # leaks here
-            self.validation_outputs.append({"logits": logits, "pred": logits.argmax(1)})  # leaks here
+            outputs = {"logits": logits, "pred": logits.argmax(1)}  # leaks here
+            self.validation_outputs.append(outputs)  # leaks here
         self.model.train()
 
     def fit(self):

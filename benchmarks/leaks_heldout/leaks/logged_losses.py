@@ -17,7 +17,9 @@ class Logger:
         self.scalars[tag].append((step, value))
 
     def summary(self):
-        return {tag: float(sum(v for _, v in rows[-20:]) / 20) for tag, rows in self.scalars.items()}
+        return {
+            tag: float(sum(v for _, v in rows[-20:]) / 20) for tag, rows in self.scalars.items()
+        }
 
 
 def main():

@@ -11,7 +11,9 @@ from torch import nn
 
 class Agent:
     def __init__(self):
-        self.q = nn.Sequential(nn.Flatten(), nn.Linear(4 * 42 * 42, 64), nn.ReLU(), nn.Linear(64, 4))
+        self.q = nn.Sequential(
+            nn.Flatten(), nn.Linear(4 * 42 * 42, 64), nn.ReLU(), nn.Linear(64, 4)
+        )
         self.optimizer = torch.optim.RMSprop(self.q.parameters())
         self.memory = []
 

@@ -52,7 +52,7 @@ class Examination:
         series = self._steps.setdefault(current.name, Series())
         if over is not current or over is None:
             series.add(look, self._moment(current, index))
-        verdicts = self._judge(look, series, self._known(current), is_passes=False)
+        verdicts = self._judge(look, series, self._known(current, look), is_passes=False)
         self._suspect_in_steps(look, series, current.name)
         if over is not None:
             self._suspect_in_pass(look, series, over.name)
@@ -64,7 +64,7 @@ class Examination:
                 pass_length=over.position,
             )
             passes.add(look, at)
-            verdicts += self._judge(look, passes, self._known(current), is_passes=True)
+            verdicts += self._judge(look, passes, self._known(current, look), is_passes=True)
         return verdicts
 
     def growth_in_looks(self, stream: str, since: int) -> float:
@@ -115,7 +115,7 @@ class Examination:
             batch_bytes=current.batch_bytes,
         )
 
-    def _known(self, current: Stream) -> Surroundings:
+    def _known(self, current: Stream, look: Look) -> Surroundings:
         knows_passes = self.loader is not None or any(
             stream.pass_number > 1 for stream in self.streams.values()
         )
@@ -127,6 +127,7 @@ class Examination:
             knows_optimizer_steps=optimizer is not None and optimizer.count >= 3,
             is_optimizer_stream=current.name == OPTIMIZER_STREAM,
             stream=current.name,
+            bounds=look.bounds,
             asks_for_passes=current.pass_number == 1
             and current.name not in self.pass_noted
             and self._num_asked < _MOST_ASKED,

@@ -30,6 +30,8 @@ class LeakLimits:
     """The same where no optimizer step is known, so that gradients may still be accumulated."""
     list_steps: int = 100
     """Equal steps over which a list has to grow where no passes over the data are known."""
+    burst_steps: int = 200
+    """The same for a list that grows now and then, as by each validation."""
     cache_steps: int = 400
     """The same for what may be a cache: keys in no order, or anything that a dataset holds."""
     native_steps: int = 1000

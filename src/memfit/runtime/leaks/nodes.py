@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+CONTAINERS = {"list", "dict", "set", "deque"}
+LEAVES = {"tensor", "array", "text"}
 _HIDDEN = {"_modules", "_parameters", "_buffers"}
 """Dicts of a module whose entries are read as its attributes."""
 
@@ -36,6 +38,12 @@ class Node:
     """It drops what is old by itself."""
     is_ordered: bool = True
     """It looks like a log: a list, or keys that rise with time."""
+    num_rows: int = 0
+    """Of a tensor: its first dimension."""
+    bounds: tuple[int, ...] = ()
+    """What its attributes state as the most entries of what it holds."""
+    is_memfits: bool = False
+    """It is an object of memfit's own, such as a ``Run``."""
     source_line: str = ""
 
     def lineage(self) -> list[Node]:
@@ -50,6 +58,13 @@ class Node:
     def owner(self, kind: str) -> Node | None:
         """Give the nearest holder of a kind, this one included."""
         return next((node for node in self.lineage()[::-1] if node.kind == kind), None)
+
+    def keeper(self) -> Node | None:
+        """Give the nearest holder that is no mere container: an object, a function, a module."""
+        node: Node | None = self
+        while node is not None and (node.kind in CONTAINERS or node.kind in LEAVES):
+            node = node.parent
+        return node
 
     def holder(self) -> str:
         """Write the path as an attribute path, as in ``model.head.metrics.auroc.preds``."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .bounds import bounds_of_owner
 from .contents import (
     Attributes,
     LruWrapper,
@@ -36,6 +37,7 @@ _LARGE_LEAF_BYTES = 4096
 _LARGE_TEXT_BYTES = 65_536
 _SMALL_DICT_BYTES = 100
 _OWN_PACKAGE = __name__.rpartition(".")[0]
+_LIBRARY = f"{__name__.partition('.')[0]}."
 _CACHE_BOUND = 100_000
 """A cache that keeps at most so many entries will stop growing."""
 _OWNERS: tuple[tuple[type, str], ...] = (
@@ -72,6 +74,9 @@ class Reading:
     is_class: bool = False
     is_bounded: bool = False
     is_ordered: bool = True
+    is_memfits: bool = False
+    num_rows: int = 0
+    bounds: tuple[int, ...] = ()
 
 
 Reader = Callable[[Any], Reading | None]
@@ -97,6 +102,7 @@ def _leaf(leaf: LeafSize, value_kind: str) -> Reading:
         num_bytes=leaf.num_bytes,
         num_graph_nodes=leaf.num_graph_nodes,
         place=leaf.place,
+        num_rows=leaf.num_rows,
         is_pinned=leaf.is_pinned,
         value_kind=value_kind,
         is_large=leaf.num_bytes >= _LARGE_LEAF_BYTES or leaf.num_graph_nodes > 0,
@@ -259,6 +265,7 @@ def _instance_reader(kind: type) -> Reader:
     name = str(type.__dict__["__name__"].__get__(kind))
     if any(str(type.__dict__["__name__"].__get__(each)) == "Metric" for each in classes):
         name = f"Metric {name}"
+    is_memfits = class_module(kind).startswith(_LIBRARY)
     builtin = _builtin_part(classes)
     if not attributes.any and builtin is None:
         return _opaque
@@ -267,7 +274,9 @@ def _instance_reader(kind: type) -> Reader:
         part = builtin(value) if builtin is not None else None
         reading = part or Reading(role, 48)
         reading.type_name = name
+        reading.is_memfits = is_memfits
         held = attributes.of(value)
+        reading.bounds = bounds_of_owner(held)
         items = [("attribute", key, item) for key, item in held if not _is_empty(item)]
         reading.items = [*reading.items, *items, ("class", name, kind)]
         reading.num_bytes += 16 * len(held)

@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from .bounds import is_within_bound
 from .histories import Point, Series, Track
 from .limits import LeakLimits
-from .nodes import Node
+from .nodes import CONTAINERS, LEAVES, Node
 
-CONTAINERS = {"list", "dict", "set", "deque"}
-LEAVES = {"tensor", "array", "text"}
 HOOK_LINKS = ("_hooks", "_hooks_with_kwargs", "_pre_hooks", "_always_called", "_post_hooks")
 _EVEN_FRACTION = 0.5
 """Of the mean rate, which the last intervals have to reach."""
 _CACHE_EVEN_FRACTION = 0.8
 """The same for what may be a cache, which fills ever more slowly."""
 _LEAST_INTERVALS = 3
+_LEAST_BURSTS = 5
+_BURSTS_FROM_LINE_FRACTION = 0.2
+"""Of all growth: how far a staircase of so many steps may be from a straight line."""
 _PASSES_OF_A_CACHE = 2
 _PASSES_OF_A_HISTORY = 5
 Quantity = Callable[[Point], float]
@@ -55,15 +57,26 @@ class Surroundings:
     knows_optimizer_steps: bool
     is_optimizer_stream: bool = False
     stream: str = ""
+    bounds: tuple[int, ...] = ()
+    """What the program's variables state as the most entries of something."""
     asks_for_passes: bool = False
     """Whether a pass is over is not known, and may be asked of the loaders."""
 
 
 def is_container(node: Node) -> bool:
     """Say whether a node can be what grows, and not only hold it."""
-    return (node.kind in CONTAINERS or node.kind in LEAVES) and not any(
-        each.is_bounded for each in node.lineage()
-    )
+    if node.kind not in CONTAINERS and node.kind not in LEAVES:
+        return False
+    return not any(each.is_bounded for each in node.lineage()) and not _is_kept_by_memfit(node)
+
+
+def _is_kept_by_memfit(node: Node) -> bool:
+    """Say whether memfit itself keeps it, as a guard keeps the batches of its last steps.
+
+    A model or a function of the program that a ``Run`` leads to is the program's.
+    """
+    keeper = node.keeper()
+    return keeper is not None and keeper.is_memfits
 
 
 def growth_in_steps(node: Node, track: Track, known: Surroundings) -> Growth | None:
@@ -78,7 +91,7 @@ def growth_in_steps(node: Node, track: Track, known: Surroundings) -> Growth | N
     if kind is None:
         if not _matters(total, total / num_steps, node, known):
             return None
-        if not _goes_on(track, node, total, known):
+        if not _goes_on(track, node, total, known) or _is_within_bound(node, known):
             return None
     return Growth(
         node=node,
@@ -104,6 +117,8 @@ def growth_over_passes(node: Node, track: Track, known: Surroundings) -> Growth 
     num_passes = len(points)
     needed = _needed_passes(node, track, added)
     even = _CACHE_EVEN_FRACTION if _is_cache_like(node, track) else _EVEN_FRACTION
+    if _is_within_bound(node, known):
+        return None
     if num_passes < needed or not _is_even(points, _quantity(track), needed - 1, even):
         return None
     per_step = added_bytes / max(1, last.at.num_boundaries - before.at.num_boundaries)
@@ -124,6 +139,10 @@ def growth_over_passes(node: Node, track: Track, known: Surroundings) -> Growth 
         num_passes=num_passes,
         num_added=added,
     )
+
+
+def _is_within_bound(node: Node, known: Surroundings) -> bool:
+    return is_within_bound(node, known.bounds, known.memory_bytes.get(node.place, 0))
 
 
 def _needed_passes(node: Node, track: Track, added: int) -> int:
@@ -176,6 +195,26 @@ def _is_even(
     return mean > 0 and all(rate >= even_fraction * mean for rate in rates)
 
 
+def _grows_in_bursts(points: list[Point], quantity: Quantity, limits: LeakLimits) -> bool:
+    """Say whether a quantity climbs like an even staircase: now and then, and again and again.
+
+    What each validation or each restart adds is seen so where nobody tells of passes.
+    """
+    first, last = points[0], points[-1]
+    num_steps, total = last.at.count - first.at.count, quantity(last) - quantity(first)
+    num_bursts = sum(quantity(after) > quantity(before) for before, after in pairwise(points))
+    if num_steps < limits.burst_steps or num_bursts < _LEAST_BURSTS:
+        return False
+    return all(
+        abs(
+            (quantity(each) - quantity(first)) / total
+            - (each.at.count - first.at.count) / num_steps
+        )
+        <= _BURSTS_FROM_LINE_FRACTION
+        for each in points
+    )
+
+
 def _matters(total: float, rate: float, node: Node, known: Surroundings) -> bool:
     limits = known.limits
     if rate >= limits.least_bytes_per_step and total >= limits.least_rate_total_bytes:
@@ -222,7 +261,9 @@ def _goes_on(track: Track, node: Node, total: float, known: Surroundings) -> boo
     first, last = points[0], points[-1]
     is_cache = _is_cache_like(node, track)
     even = _CACHE_EVEN_FRACTION if is_cache else _EVEN_FRACTION
-    if not _is_even(points, quantity, max(_LEAST_INTERVALS, len(points) // 2), even):
+    if not _is_even(points, quantity, max(_LEAST_INTERVALS, len(points) // 2), even) and (
+        is_cache or not _grows_in_bursts(points, quantity, known.limits)
+    ):
         return False
     if last.count == first.count and _grows_with_batches(points):
         return False

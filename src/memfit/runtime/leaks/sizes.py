@@ -12,6 +12,8 @@ _WRAPPER_BYTES = 600
 """Of a tensor besides its storage: the C++ objects and the Python one, as measured with glibc."""
 _NODE_BYTES = 400
 """Of one node of an autograd graph."""
+_LARGE_BYTES = 4096
+"""Rows are counted from here on."""
 _MOST_NODES = 20_000
 """Of autograd graphs that one look counts."""
 
@@ -24,6 +26,7 @@ class LeafSize:
     num_graph_nodes: int = 0
     place: str = "host"
     is_pinned: bool = False
+    num_rows: int = 0
 
 
 class Storages:
@@ -41,6 +44,8 @@ class Storages:
         with torch._C.DisableTorchFunction():
             size = self._of_storage(tensor)
             function = tensor.grad_fn
+            if size.num_bytes >= _LARGE_BYTES and not tensor.is_nested and tensor.dim():
+                size.num_rows = int(tensor.shape[0])
         if function is not None:
             self._add_graph(function, size)
         return size

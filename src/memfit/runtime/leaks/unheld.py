@@ -13,7 +13,7 @@ import torch
 from memfit.journal.records import LeakEvent
 from memfit.units import format_bytes
 
-from .contents import Attributes, lineage
+from .contents import Attributes, LruWrapper, lineage
 from .wording import remedy_of
 
 _MOST_SCANS = 6
@@ -48,7 +48,7 @@ class UnheldTensors:
             return None
         sample = newest[-1 - min(2, len(newest) - 1)]
         del found, newest
-        chain, is_cycle = _climb(sample)
+        chain, is_cycle = _climb(sample, seen)
         if not chain or (is_cycle and gc.isenabled() and gc.get_threshold()[0] > 0):
             return None  # nobody to name, or the collector will come to it
         return _event(chain, is_cycle=is_cycle, growth=growth, step=step)
@@ -60,19 +60,36 @@ def _unreached(generation: int, seen: Set[int]) -> list[Any]:
     return [each for each in objects if type(each) in _TENSORS and id(each) not in seen]
 
 
-def _climb(value: Any) -> tuple[list[str], bool]:
-    """Follow referrers up to a module or back to where they came from."""
+def _climb(value: Any, seen: Set[int]) -> tuple[list[str], bool]:
+    """Follow referrers up to a module or back to where they came from.
+
+    Nothing is given if they lead to what a look has reached: of long lists it reads a sample, and
+    of caches with a bound nothing.
+    """
     chain: list[str] = []
     passed: list[Any] = [value]
     for _ in range(_MOST_LINKS):
         holder = _referrer(passed)
         if holder is None:
             break
+        if id(holder) in seen or _has_bound(holder):
+            return [], False
         chain.insert(0, _link(holder, passed[-1]))
         if id(holder) in {id(each) for each in passed}:
             return chain, True
         passed.append(holder)
+        if type(holder) is dict and _module_of(holder):
+            break  # its functions refer to it in turn, those that the program has imported as well
     return chain, False
+
+
+def _has_bound(holder: Any) -> bool:
+    return type(holder) is LruWrapper and LruWrapper.cache_info(holder).maxsize is not None
+
+
+def _module_of(namespace: dict[Any, Any]) -> str:
+    """Name the module whose variables these are; empty if they are none's."""
+    return next((n for n, m in list(sys.modules.items()) if _is_namespace(m, namespace)), "")
 
 
 def _referrer(passed: list[Any]) -> Any:
@@ -94,7 +111,7 @@ def _link(holder: Any, value: Any) -> str:
     kind = type(holder)
     name = str(type.__dict__["__name__"].__get__(kind))
     if kind is dict:
-        module = next((n for n, m in list(sys.modules.items()) if _is_namespace(m, holder)), "")
+        module = _module_of(holder)
         key = next((key for key, each in list(holder.items()) if each is value), None)
         shown = repr(key) if type(key) in {str, int} else "..."
         return f"{module}[{shown}]" if module else f"dict[{shown}]"

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .bounds import bounds_of_program
 from .nodes import Node
 from .readers import LeafReader, Reader, Reading
 from .roots import Root, roots
@@ -37,6 +38,8 @@ class Look:
     nodes: dict[int, Node] = field(default_factory=dict)
     is_complete: bool = True
     took_seconds: float = 0.0
+    bounds: tuple[int, ...] = ()
+    """What the program's variables state as the most entries of something."""
     seen: set[int] = field(default_factory=set)
     """The ids of what was reached; of use only while the program stands still."""
 
@@ -65,6 +68,7 @@ class Walk:
             key = hash((kind, root.name))
             top = Node(key, None, "root", root.name, kind, "")
             self.look.nodes.setdefault(key, top)
+            self.look.bounds += bounds_of_program(root.variables)
             for name, value in root.variables:
                 if type(name) is str and not name.startswith("__"):
                     self._visit(value, top, "variable", name, 1.0)
@@ -124,6 +128,8 @@ class Walk:
         node.type_name = reading.type_name
         node.count, node.is_bounded = reading.count, reading.is_bounded
         node.is_ordered = reading.is_ordered
+        node.is_memfits = reading.is_memfits
+        node.num_rows, node.bounds = reading.num_rows, reading.bounds
         _add(node, reading, 1.0)
         self.look.nodes[node.key] = node
         if self._lines is not None and node.key in self._suspects:

@@ -14,6 +14,8 @@ from torch.utils.data import dataloader
 
 _MOST_FRAMES = 12
 """How far up the stack the variable that holds a loader is looked for."""
+_LEAST_PASS_STEPS = 8
+"""A shorter pass says too little: what one adds, a list of a few steps may as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +42,36 @@ class Loaders:
         self._training: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._begun: dict[str, int] = {}
+        """The number of steps when the last pass over each began."""
 
-    def begin_pass(self, iterator: Any, loader: Any, frame: FrameType | None) -> None:
-        """Learn which loader an iterator belongs to."""
+    def begin_pass(
+        self, iterator: Any, loader: Any, frame: FrameType | None, num_steps: int = 0
+    ) -> bool:
+        """Learn which loader an iterator belongs to, and say whether a pass of training is over.
+
+        Where batches of several loaders are taken in turns, the longest pass is that of training.
+        """
         if loader not in self._known:
             name = _variable_name(loader, frame) or "loader"
             taken = set(self._known.values())
             number = next(n for n in range(1, len(taken) + 2) if _numbered(name, n) not in taken)
             self._known[loader] = _numbered(name, number)
-        self._passes[iterator] = _Pass(name=self._known[loader])
+        name = self._known[loader]
+        length = num_steps - self._begun.get(name, num_steps)
+        others = [
+            num_steps - each.begun
+            for each in self._passes.values()
+            if each.name != name and each.name in self._training
+        ]
+        self._begun[name] = num_steps
+        self._passes[iterator] = _Pass(name=name, begun=num_steps)
+        is_long = length >= _LEAST_PASS_STEPS and length > max(others, default=0)
+        return is_long and name in self._training
 
     def wanted(self, iterator: Any, num_steps: int) -> Fetch:
         """Note that the next batch is wanted."""
-        current = self._passes.get(iterator) or _Pass(name="loader")
+        current = self._passes.get(iterator) or _Pass(name="loader", begun=num_steps)
         name, has_gradients = current.name, torch.is_grad_enabled()
         before = current.num_steps
         if before is not None and before < num_steps and has_gradients:
@@ -69,6 +88,8 @@ class _Pass:
     """One pass over a loader."""
 
     name: str
+    begun: int
+    """How many steps were done when it began."""
     num_steps: int | None = None
     """How many were done when the last batch was wanted."""
 

@@ -66,7 +66,7 @@ class ScriptWatch:
 
     def loader_begun(self, iterator: Any, loader: Any, frame: FrameType) -> None:
         """Learn of a pass over a loader."""
-        self.safely(self._loaders.begin_pass, iterator, loader, frame)
+        self.safely(self._loader_begun, iterator, loader, frame)
 
     def batch_wanted(self, iterator: Any) -> None:
         """Note that the script is between two batches."""
@@ -166,6 +166,11 @@ class ScriptWatch:
         return CpuPeaks() if self._budget is None else BudgetPeaks(self._budget)
 
     # --- Batches ---
+
+    def _loader_begun(self, iterator: Any, loader: Any, frame: FrameType) -> None:
+        is_over = self._loaders.begin_pass(iterator, loader, frame, self.num_steps)
+        if is_over and self._leaks is not None:
+            self._leaks.end_of_pass(_TRAINING)
 
     def _batch_wanted(self, iterator: Any) -> None:
         fetch = self._loaders.wanted(iterator, self.num_steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -36,6 +37,7 @@ _LARGE_LEAF_BYTES = 4096
 """What a variable or attribute refers to is followed by itself from here on."""
 _LARGE_TEXT_BYTES = 65_536
 _SMALL_DICT_BYTES = 100
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _OWN_PACKAGE = __name__.rpartition(".")[0]
 _LIBRARY = f"{__name__.partition('.')[0]}."
 _CACHE_BOUND = 100_000
@@ -149,11 +151,21 @@ def _is_log(keys: list[Any]) -> bool:
     numbers = [key for key in keys if type(key) is int]
     if len(numbers) == len(keys):
         return all(before < after for before, after in pairwise(numbers))
+    names = [key for key in keys if type(key) is str]
     return all(
         (type(key) is str and key[-1:].isdigit())
         or type(key) is torch.Tensor
         or (type(key) is tuple and any(type(each) is torch.Tensor for each in key))
         for key in keys
+    ) and (not names or _is_counting(names))
+
+
+def _is_counting(names: list[str]) -> bool:
+    """Say whether a number in the names rises, as in ``epoch3-batch7``; words have any numbers."""
+    rows = [[int(digits) for digits in _NUMBER.findall(name)] for name in names]
+    return any(
+        all(before <= after for before, after in pairwise(column)) and column[0] < column[-1]
+        for column in zip(*rows, strict=False)
     )
 
 

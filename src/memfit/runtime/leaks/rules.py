@@ -23,7 +23,8 @@ _EVEN_FRACTION = 0.5
 _CACHE_EVEN_FRACTION = 0.8
 """The same for what may be a cache, which fills ever more slowly."""
 _LEAST_INTERVALS = 3
-_LEAST_BURSTS = 5
+_LEAST_BURSTS = 4
+"""That were seen; there are more where looks are rare."""
 _BURSTS_FROM_LINE_FRACTION = 0.2
 """Of all growth: how far a staircase of so many steps may be from a straight line."""
 _PASSES_OF_A_CACHE = 2
@@ -202,8 +203,10 @@ def _grows_in_bursts(points: list[Point], quantity: Quantity, limits: LeakLimits
     """
     first, last = points[0], points[-1]
     num_steps, total = last.at.count - first.at.count, quantity(last) - quantity(first)
-    num_bursts = sum(quantity(after) > quantity(before) for before, after in pairwise(points))
-    if num_steps < limits.burst_steps or num_bursts < _LEAST_BURSTS:
+    added = [quantity(after) - quantity(before) for before, after in pairwise(points)]
+    num_bursts = sum(each > 0 for each in added)
+    # What grows between all looks is no staircase: a cache that fills ever more slowly, perhaps.
+    if num_steps < limits.burst_steps or num_bursts < _LEAST_BURSTS or num_bursts == len(added):
         return False
     return all(
         abs(

@@ -30,7 +30,7 @@ class Fingerprint:
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Take the fingerprint of tensors as they are."""
-        return cls(_places(tensors), _norms(_views(tensors)))
+        return cls(places_of(tensors), _norms(_views(tensors)))
 
     def __eq__(self, other: object) -> bool:
         """Compare; waits for a GPU only if the versions are the same."""
@@ -40,6 +40,13 @@ class Fingerprint:
             return False
         pairs = zip(self.norms, other.norms, strict=True)
         return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+
+    def is_near(self, other: Fingerprint) -> bool:
+        """Say whether the values are the same but for rounding, wherever they lie."""
+        if len(self.norms) != len(other.norms):
+            return False
+        pairs = zip(self.norms, other.norms, strict=True)
+        return all(torch.allclose(a, b, rtol=1e-3, equal_nan=True) for a, b in pairs)
 
     __hash__ = None  # type: ignore[assignment]  # compared, never looked up
 
@@ -58,14 +65,15 @@ class RepeatedFingerprint:
 
     def of(self, tensors: Sequence[torch.Tensor]) -> Fingerprint:
         """Take the fingerprint of tensors as they are."""
-        places = _places(tensors)
+        places = places_of(tensors)
         addresses = tuple(address for address, _ in places)
         if addresses != self._addresses:
             self._addresses, self._grouped = addresses, _views(tensors)
         return Fingerprint(places, _norms(self._grouped))
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+    """Give address and version of each tensor."""
     return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
 
 

@@ -191,7 +191,14 @@ class Guard:
     def _repeated(self, logged: StepEntry, number: int) -> bool:
         entry = self._insist(lambda: self._log.loaded(logged))
         self._insist(lambda: entry.restore(self._steps.session))
-        return isinstance(self._tried(entry, number), Attempt)
+        if not isinstance(self._tried(entry, number), Attempt):
+            return False
+        if not self._insist(lambda: self._log.is_as_left(logged)):
+            reason = (
+                "parameters were changed between steps by other code, without autograd's notice"
+            )
+            raise UpdateCutError(number, "a step gave other values than before", reason)
+        return True
 
     def _take_smaller_plan(self, number: int, cause: str) -> None:
         """Go on with the next smaller plan, the same on every rank.

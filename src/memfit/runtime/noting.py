@@ -42,6 +42,8 @@ def begun_notes(
     ranks: Ranks,
     folder: str | Path | None,
     listeners: Iterable[StepListener],
+    *,
+    finds_leaks: bool,
 ) -> RunNotes:
     """Tell everybody what is run, and give what tells them the rest."""
     told = Listeners(listeners)
@@ -49,7 +51,7 @@ def begun_notes(
     if folder is not None:
         told.add(JournalListener(folder))
         keeper = FolderKeeper(rank_folder(Path(folder), ranks.rank))
-    notes = RunNotes(told, keeper=keeper, finds_leaks=len(told) > 0)
+    notes = RunNotes(told, keeper=keeper, finds_leaks=finds_leaks)
     notes.begin(_facts(steps, ranks))
     watched = os.environ.get(WATCH_FOLDER_VARIABLE)
     if watched:

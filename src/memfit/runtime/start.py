@@ -35,6 +35,7 @@ def start(
     average_gradients: bool = False,
     folder: str | Path | None = None,
     listeners: Iterable[StepListener] = (),
+    find_leaks: bool = False,
 ) -> Run:
     """Build a job's model and optimizer here and get ready to carry out its steps under a plan.
 
@@ -52,6 +53,8 @@ def start(
         folder: where the run's journal, the plan in force and the timeline of a step are written,
             for `memfit report`; None writes nothing.
         listeners: are told of steps and events, for TensorBoard, W&B or the terminal.
+        find_leaks: whether to look for what keeps growing; found leaks are events and warnings. A
+            closer look after a suspicion may take seconds in a large program.
 
     Raises:
         StrategyError: if a strategy of the plan cannot apply to the job.
@@ -71,7 +74,7 @@ def start(
         reason = "gradients are averaged over ranks before the update, and it leaves none."
         raise StrategyError("optimizer-in-backward", reason)
     ranks = ranks_here()
-    notes = begun_notes(steps, ranks, folder, listeners)
+    notes = begun_notes(steps, ranks, folder, listeners, finds_leaks=find_leaks)
     if guard is False:
         return Run(steps, before_update=average, notes=notes)
     settings = (

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from memfit.devices.spec import CPU
 from memfit.runtime.batch_file import BatchFile, StoredBatch
-from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint, tensors_in
+from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint, places_of, tensors_in
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.session.session import Session
 from memfit.session.surroundings import RandomStates
@@ -40,6 +40,7 @@ _MOST_STEPS = 500
 _MOST_BATCH_BYTES = 1024 * MIB
 """The log holds on to no more batches than this: on the disk for training on the CPU, where they
 would count, and as they are for training on a card."""
+_STORE_FRACTION = 0.003
 _FREE_SECONDS = 0.1
 """Storing batches may take so long whatever the share: the first steps are the slowest."""
 _MOST_OUTSIDE_CHANGES = 3
@@ -61,6 +62,8 @@ class StepEntry:
     stateful: dict[str, Any]
     buffers: dict[str, torch.Tensor] | None
     """None where they are too large to be copied before every step."""
+    left: Fingerprint | None = None
+    """Of parameters and buffers once the step was done."""
 
     @classmethod
     def of(cls, session: Session, batch: Any) -> StepEntry:
@@ -109,7 +112,7 @@ class StepLog:
         overhead_fraction: the share of the time that writing the file may take.
     """
 
-    def __init__(self, session: Session, overhead_fraction: float = 0.005) -> None:
+    def __init__(self, session: Session, overhead_fraction: float = 0.003) -> None:
         self._session = session
         self._overhead_fraction = overhead_fraction
         self._file: Any = None
@@ -139,8 +142,8 @@ class StepLog:
         return is_cheap or self._write_seconds == 0.0
 
     def check(self) -> None:
-        """See whether parameters have been changed since the latest step left them."""
-        if self._left is None or self._left == self._fingerprint.of(self._tensors()):
+        """See whether autograd was told of a change since the latest step left its tensors."""
+        if self._left is None or self._left.places == places_of(self._tensors()):
             return
         self._num_outside_changes += 1
         self.forget("parameters or buffers were changed between steps by other code")
@@ -166,11 +169,15 @@ class StepLog:
             self._drop(str(error))
             return
         # Buffers come with the file, and are changed by the steps themselves.
-        self.entries.append(replace(entry, batch=batch, buffers=None))
+        self.entries.append(replace(entry, batch=batch, buffers=None, left=self._left))
         self._batch_bytes += sum(tensor.nbytes for tensor in tensors_in(entry.batch))
-        is_dear = self._store_seconds > self._overhead_fraction * self._seconds + _FREE_SECONDS
+        is_dear = self._store_seconds > _STORE_FRACTION * self._seconds + _FREE_SECONDS
         if is_dear or len(self.entries) > _MOST_STEPS or self._batch_bytes > _MOST_BATCH_BYTES:
             self._drop("the steps since the file was written are too many to keep")
+
+    def is_as_left(self, entry: StepEntry) -> bool:
+        """Say whether a step that was carried out again has left what it left the first time."""
+        return entry.left is None or entry.left.is_near(Fingerprint.of(self._tensors()))
 
     def loaded(self, entry: StepEntry) -> StepEntry:
         """Give a logged step with its batch."""

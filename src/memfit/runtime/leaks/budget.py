@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 _FREE_SECONDS = 0.05
 """What may be spent in short runs as well."""
 _SHARES = {"probe": 0.25, "frequent probe": 0.1, "look": 0.6, "look that can wait": 0.3}
 """Of the budget; what is more frequent leaves room for what has its one moment."""
 _MOST_EXTRA_LOOKS = 40
 """Beyond the budget, after a suspicion."""
+_FREE_EXTRA_SECONDS, _EXTRA_FRACTION = 1.0, 0.02
+"""All calls together may have taken so long before another look beyond the budget is taken."""
 _NUM_RECENT = 4
 
 
@@ -41,7 +45,14 @@ class Budget:
         return needed_seconds <= share * self._total(now_seconds)
 
     def take_extra(self) -> bool:
-        """Take one of the looks beyond the budget; False if there is none left."""
+        """Take one of the looks beyond the budget; False if there is none left, or no time."""
+        now_seconds = time.perf_counter()
+        begun = self._begun_seconds if self._begun_seconds is not None else now_seconds
+        most_seconds = _FREE_EXTRA_SECONDS + max(_EXTRA_FRACTION, self._fraction) * (
+            now_seconds - begun
+        )
+        if self.spent_seconds > most_seconds:
+            return False
         self._num_extra += 1
         return self._num_extra <= _MOST_EXTRA_LOOKS
 

@@ -21,7 +21,7 @@ job = memfit.Job(
 )
 
 if __name__ == "__main__":
-    with memfit.start(job, folder=os.environ["RUN_FOLDER"]) as run:
+    with memfit.start(job, folder=os.environ["RUN_FOLDER"], find_leaks=True) as run:
         total, best, best_state = torch.zeros(()), float("inf"), None
         for epoch in range(5):
             for _ in range(50):

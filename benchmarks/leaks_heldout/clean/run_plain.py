@@ -21,7 +21,7 @@ job = memfit.Job(
 
 def main():
     losses, scores = [], []
-    with memfit.start(job, folder=os.environ["RUN_FOLDER"]) as run:
+    with memfit.start(job, folder=os.environ["RUN_FOLDER"], find_leaks=True) as run:
         for epoch in range(8):
             for _ in range(40):
                 losses.append(float(run.step(job.batch(128)).loss))

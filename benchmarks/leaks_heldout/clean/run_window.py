@@ -23,7 +23,7 @@ job = memfit.Job(
 
 def main():
     hardest = []
-    with memfit.start(job, folder=os.environ["RUN_FOLDER"]) as run:
+    with memfit.start(job, folder=os.environ["RUN_FOLDER"], find_leaks=True) as run:
         for step in range(300):
             batch = job.batch(random.randint(32, 128))
             result = run.step(batch)

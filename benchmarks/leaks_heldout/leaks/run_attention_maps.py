@@ -45,7 +45,7 @@ job = memfit.Job(
 )
 
 if __name__ == "__main__":
-    run = memfit.start(job, folder=os.environ["RUN_FOLDER"])
+    run = memfit.start(job, folder=os.environ["RUN_FOLDER"], find_leaks=True)
     for _ in range(260):
         run.step(job.batch(16))
     run.close()

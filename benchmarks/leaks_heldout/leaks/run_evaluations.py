@@ -22,7 +22,7 @@ job = memfit.Job(
 
 def main():
     scores = {}
-    with memfit.start(job, folder=os.environ["RUN_FOLDER"]) as run:
+    with memfit.start(job, folder=os.environ["RUN_FOLDER"], find_leaks=True) as run:
         for epoch in range(6):
             for _ in range(40):
                 run.step(job.batch(128))

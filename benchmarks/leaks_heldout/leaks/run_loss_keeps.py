@@ -30,7 +30,7 @@ job = memfit.Job(
 
 
 def main():
-    with memfit.start(job, folder=os.environ["RUN_FOLDER"]) as run:
+    with memfit.start(job, folder=os.environ["RUN_FOLDER"], find_leaks=True) as run:
         for _ in range(5):
             for _ in range(50):
                 run.step(job.batch(256))

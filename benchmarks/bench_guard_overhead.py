@@ -26,7 +26,7 @@ from torch import nn
 import memfit
 
 _BLOCK_SECONDS = 0.5
-_NUM_BLOCKS = 80
+_NUM_BLOCKS = 48
 _SIZES = ((512, 8, 64), (512, 8, 512), (1024, 8, 256))
 """Width, number of layers, batch size."""
 

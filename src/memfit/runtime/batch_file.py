@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class BatchFile:
     """Append batches to a temporary file and read them back."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="memfit-")  # noqa: SIM115 - kept open
+        self._file = tempfile.TemporaryFile(prefix="memfit-", buffering=0)  # noqa: SIM115 - kept open
         self._end = 0
         weakref.finalize(self, self._file.close)
 
@@ -44,14 +45,16 @@ class BatchFile:
             OSError: if there is no room.
         """
         leaves, spec = tree_flatten(batch)
-        self._file.seek(self._end)
         end, stored = self._end, []
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 stored.append(leaf)
                 continue
             values = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            self._file.write(values.data)
+            written = os.pwrite(self._file.fileno(), values.data, end)
+            if written < values.nbytes:
+                msg = "the disk takes no more of a batch"
+                raise OSError(msg)
             stored.append(_StoredTensor(end, values.nbytes, leaf.dtype, leaf.shape))
             end += values.nbytes
         self._end = end
@@ -64,14 +67,12 @@ class BatchFile:
     def clear(self) -> None:
         """Forget all batches."""
         self._end = 0
-        self._file.seek(0)
-        self._file.truncate()
+        self._file.truncate(0)
 
     def _loaded(self, leaf: Any) -> Any:
         if not isinstance(leaf, _StoredTensor):
             return leaf
         if not leaf.num_bytes:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
-        self._file.seek(leaf.offset)
-        content = bytearray(self._file.read(leaf.num_bytes))
+        content = bytearray(os.pread(self._file.fileno(), leaf.num_bytes, leaf.offset))
         return torch.frombuffer(content, dtype=leaf.dtype).reshape(leaf.shape)

@@ -85,6 +85,10 @@ class StepEntry:
             buffers=copied if num_bytes <= _MOST_BUFFER_BYTES else None,
         )
 
+    def has_told_change(self) -> bool:
+        """Say whether autograd was told of a change of the batch since the step began."""
+        return self.batch_fingerprint.places != places_of(tensors_in(self.batch))
+
     def has_changed_batch(self) -> bool:
         """Say whether the batch is not what it was when the step began."""
         if isinstance(self.batch, StoredBatch):
@@ -160,7 +164,7 @@ class StepLog:
         self._seconds += seconds
         if self._file is None:
             return
-        if self._session.device_type == CPU and entry.has_changed_batch():
+        if self._session.device_type == CPU and entry.has_told_change():
             self._drop("the job changes its batches")
             return
         try:

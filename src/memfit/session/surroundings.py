@@ -22,6 +22,8 @@ class RandomStates:
     @classmethod
     def here(cls, *tensors: torch.Tensor) -> Self:
         """Take the states as they are."""
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            return cls(cpu=torch.get_rng_state(), devices=[], on_devices=[])
         devices, on_devices = get_device_states(*tensors)
         return cls(cpu=torch.get_rng_state(), devices=devices, on_devices=on_devices)
 

@@ -126,6 +126,9 @@ class _Supervision:
         )
 
     def _hand_on(self, found: signal.struct_siginfo) -> None:
+        # A wait that a stop and a continuation cut short gives no signal at all.
+        if found.si_signo not in _HANDED_ON:
+            return
         self._received.append(found.si_signo)
         if not self._has_own_group and found.si_code == _FROM_KERNEL:
             return  # the terminal has sent it to the command as well

@@ -77,7 +77,7 @@ class RunNotes:
         self._plan: Plan | None = None
         self._found_leaks: list[LeakEvent] = []
         self._num_steps = 0
-        self._failure: BaseException | None = None
+        self._failure: tuple[Reason, int, str] | None = None
         self._has_ended = False
 
     def begin(self, facts: RunFacts) -> None:
@@ -134,7 +134,8 @@ class RunNotes:
 
     def failed(self, error: BaseException) -> None:
         """Note that a step failed; unless another one is carried out, the run has ended with it."""
-        self._failure = error
+        # Not the error itself, whose traceback holds the tensors of the failed attempt.
+        self._failure = _ended(error, self._num_steps)
         if isinstance(error, LostContextError):
             self.close()  # what follows may not come to an end in order
 
@@ -146,7 +147,7 @@ class RunNotes:
         atexit.unregister(self._close_at_exit)
         if self._leaks is not None:
             self._leaks.finish()
-        reason, exit_code, sentence = _ended(self._failure, self._num_steps)
+        reason, exit_code, sentence = self._failure or _ended(None, self._num_steps)
         leaks = tuple(self._found_leaks)
         told = Reason.LEAK if leaks and reason is Reason.OUT_OF_MEMORY else reason
         self._listeners.end(
@@ -166,7 +167,7 @@ class RunNotes:
         """Close a run that nobody has closed; Python keeps an error that nobody has caught."""
         error = getattr(sys, "last_value", None)
         if self._failure is None and isinstance(error, BaseException):
-            self._failure = error
+            self._failure = _ended(error, self._num_steps)
         self.close()
 
     def _keep(self, number: int, steps: PlannedSteps) -> None:

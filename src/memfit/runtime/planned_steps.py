@@ -143,7 +143,7 @@ class PlannedSteps:
         return loss
 
     def _enter_phase(self, phase: Phase) -> None:
-        self.place = phase.value
+        self.place = str(phase)
         if self.monitor is not None:
             self.monitor.mark(phase)
         if self._listener is not None:

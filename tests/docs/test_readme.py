@@ -3,12 +3,13 @@
 The words after the language mark a block; blocks of one page share a folder and run in order:
 
 - ``python file=NAME`` is written to that file.
-- ``python run`` is executed.
+- ``python run`` is executed, ``python run-alone`` in a process of its own.
 - ``sh run`` holds ``memfit`` lines, each of which ends with exit code 0.
 """
 
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ def carry_out(block: Block) -> None:
         # Empty lines in front, so that a traceback names the line of the page.
         code = compile("\n" * block.line + block.text, str(block.page), "exec")
         exec(code, {"__name__": "__main__"})
+    elif block.language == "python" and block.mark == "run-alone":
+        Path("alone.py").write_text(block.text)
+        subprocess.run([sys.executable, "alone.py"], check=True)
     elif block.language == "sh" and block.mark == "run":
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)

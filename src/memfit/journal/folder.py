@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from memfit.errors import DataError
 from memfit.files import write_atomically
 
+from .lines import LineFile
 from .records import (
     DriftEvent,
     Ending,
@@ -57,13 +57,13 @@ class Journal:
 
 
 class JournalWriter:
-    """Append to the journal in a folder; a line is whole on the disk before the next begins."""
+    """Append to the journal in a folder, whole lines only; steps wait for a tenth of a second."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._steps: IO[str] | None = None
-        self._events: IO[str] | None = None
+        self._steps: LineFile | None = None
+        self._events: LineFile | None = None
 
     def begin(self, facts: RunFacts) -> None:
         """Write what is run; how an earlier run in the folder ended is not how this one does."""
@@ -73,7 +73,7 @@ class JournalWriter:
     def step(self, record: StepRecord) -> None:
         """Add a step."""
         if self._steps is None:
-            self._steps = self._opened(STEPS_NAME)
+            self._steps = LineFile(self.folder / STEPS_NAME)
         # By hand, because it is done in every step: asdict and json.dumps take three times as long.
         # All fields are finite numbers, which JSON writes as Python does.
         parts = [
@@ -81,14 +81,17 @@ class JournalWriter:
             for name in _STEP_FIELDS
             if (value := getattr(record, name)) is not None
         ]
-        self._steps.write(f"{{{', '.join(parts)}}}\n")
+        self._steps.add(f"{{{', '.join(parts)}}}\n")
 
     def event(self, event: Event) -> None:
         """Add an event."""
         if self._events is None:
-            self._events = self._opened(EVENTS_NAME)
+            self._events = LineFile(self.folder / EVENTS_NAME)
         word = next(word for word, kind in _EVENTS.items() if type(event) is kind)
-        self._events.write(json.dumps({"event": word, **asdict(event)}) + "\n")
+        self._events.add(json.dumps({"event": word, **asdict(event)}) + "\n")
+        for file in (self._steps, self._events):
+            if file is not None:
+                file.flush()
 
     def end(self, ending: Ending) -> None:
         """Write how the run ended, and close the files."""
@@ -101,11 +104,6 @@ class JournalWriter:
             if file is not None:
                 file.close()
         self._steps = self._events = None
-
-    def _opened(self, name: str) -> IO[str]:
-        file = (self.folder / name).open("a", encoding="utf-8", buffering=1)
-        weakref.finalize(self, file.close)  # a run that fails is not always closed
-        return file
 
 
 def rank_folder(folder: Path, rank: int) -> Path:

@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 _MOST_TENSORS = 24
 _SAMPLES = 64
-"""How many tensors, and how many values of each, are read; all tensors' versions are."""
+"""How many tensors, and how many values of each on a card, are read; all tensors' versions are."""
+_PIECE_BYTES = 64
+"""What is read of a tensor on the CPU at one place: a line of the cache, as its memory is cold."""
+_BATCH_PIECES = 3
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+"""Others may not lie where they say."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Fingerprint:
-    """Versions of tensors, where they lie, and norms of a few values of some of them.
+    """Versions of tensors, where they lie, and a few values of some of them.
 
     Versions show what autograd is told of; fused optimizers and ``.data`` tell it nothing, which
-    the norms are for. A change of values that are not among those read goes unseen if autograd was
+    the values are for. A change of values that are not among those read goes unseen if autograd was
     not told either.
     """
 
-    places: tuple[tuple[int, int], ...]
-    """Address and version of each tensor."""
+    places: tuple[int, ...]
+    """Addresses of the tensors, then their versions."""
+    contents: tuple[bytes, ...]
+    """Values of tensors on the CPU."""
+    dtypes: tuple[torch.dtype, ...]
     norms: tuple[torch.Tensor, ...]
+    """Of values on cards, which are not waited for."""
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> Self:
-        """Take the fingerprint of tensors as they are."""
-        return cls(places_of(tensors), _norms(_views(tensors)))
+    def of_batch(cls, tensors: Sequence[torch.Tensor]) -> Self:
+        """Take the fingerprint of the tensors of a batch, at a few places of each."""
+        here, there = _split(tensors)
+        contents = tuple(_content(tensor, _BATCH_PIECES) for tensor in here)
+        norms = _norms(_views(there)) if there else ()
+        return cls(places_of(tensors), contents, _dtypes(here), norms)
 
     def __eq__(self, other: object) -> bool:
-        """Compare; waits for a GPU only if the versions are the same."""
+        """Compare; waits for a GPU only if the rest is the same."""
         if not isinstance(other, Fingerprint):
             return NotImplemented
-        if self.places != other.places or len(self.norms) != len(other.norms):
+        if self.places != other.places or self.contents != other.contents:
+            return False
+        if len(self.norms) != len(other.norms):
             return False
         pairs = zip(self.norms, other.norms, strict=True)
         return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
     def is_near(self, other: Fingerprint) -> bool:
         """Say whether the values are the same but for rounding, wherever they lie."""
-        if len(self.norms) != len(other.norms):
+        if self.dtypes != other.dtypes or len(self.norms) != len(other.norms):
             return False
-        pairs = zip(self.norms, other.norms, strict=True)
+        pairs = zip(self._all_norms(), other._all_norms(), strict=True)
         return all(torch.allclose(a, b, rtol=1e-3, equal_nan=True) for a, b in pairs)
 
+    def _all_norms(self) -> list[torch.Tensor]:
+        pairs = zip(self.contents, self.dtypes, strict=True)
+        return [*(_norm_of(content, dtype) for content, dtype in pairs if content), *self.norms]
+
     __hash__ = None  # type: ignore[assignment]  # compared, never looked up
-
-
-def tensors_in(batch: Any) -> list[torch.Tensor]:
-    """List the tensors of a pytree."""
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 class RepeatedFingerprint:
@@ -61,35 +74,81 @@ class RepeatedFingerprint:
 
     def __init__(self) -> None:
         self._addresses: tuple[int, ...] = ()
+        self._here: list[torch.Tensor] = []
+        self._dtypes: tuple[torch.dtype, ...] = ()
         self._grouped: list[list[torch.Tensor]] = []
 
     def of(self, tensors: Sequence[torch.Tensor]) -> Fingerprint:
         """Take the fingerprint of tensors as they are."""
         places = places_of(tensors)
-        addresses = tuple(address for address, _ in places)
+        addresses = places[: len(tensors)]
         if addresses != self._addresses:
-            self._addresses, self._grouped = addresses, _views(tensors)
-        return Fingerprint(places, _norms(self._grouped))
+            self._here, there = _split(tensors)
+            self._addresses, self._dtypes = addresses, _dtypes(self._here)
+            self._grouped = _views(there)
+        contents = tuple([_content(tensor, 1) for tensor in self._here])
+        return Fingerprint(places, contents, self._dtypes, _norms(self._grouped))
 
 
-def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    """Give address and version of each tensor."""
-    return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+def places_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Give the addresses of tensors, then their versions."""
+    return (*map(_address, tensors), *[tensor._version for tensor in tensors])
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _split(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Choose tensors to read: those whose memory is here, and others."""
+    step = -(-len(tensors) // _MOST_TENSORS) if tensors else 1
+    here, there = [], []
+    for tensor in tensors[::step]:
+        if tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        if tensor.is_cpu and type(tensor) in _PLAIN_TYPES and tensor.data_ptr():
+            here.append(tensor)
+        elif tensor.is_floating_point():
+            there.append(tensor)
+    return here, there
+
+
+def _dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype, ...]:
+    return tuple([tensor.dtype for tensor in tensors])
+
+
+def _content(tensor: torch.Tensor, num_pieces: int) -> bytes:
+    """Copy a few values, from the beginning and from places evenly spread after it."""
+    address, num_bytes = tensor.data_ptr(), tensor.nbytes
+    if not tensor.is_contiguous():
+        return ctypes.string_at(address, tensor.element_size())
+    if num_bytes <= num_pieces * _PIECE_BYTES:
+        return ctypes.string_at(address, num_bytes)
+    if num_pieces == 1:
+        return ctypes.string_at(address, _PIECE_BYTES)
+    step = num_bytes // num_pieces // _PIECE_BYTES * _PIECE_BYTES  # whole values
+    pieces = [ctypes.string_at(address + step * n, _PIECE_BYTES) for n in range(num_pieces)]
+    return b"".join(pieces)
+
+
+def _norm_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:
+    values = torch.frombuffer(bytearray(content), dtype=dtype)
+    exact = torch.complex128 if dtype.is_complex else torch.float64
+    norm: torch.Tensor = torch.linalg.vector_norm(values.to(exact))
+    return norm
 
 
 def _views(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Give views of some values of some tensors, by device and type."""
-    step = -(-len(tensors) // _MOST_TENSORS) if tensors else 1
+    """Give views of some values of tensors, by device and type."""
     views: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for tensor in tensors[::step]:
-        if tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided:
-            views.setdefault((tensor.device, tensor.dtype), []).append(_sampled(tensor))
+    for tensor in tensors:
+        views.setdefault((tensor.device, tensor.dtype), []).append(_sampled(tensor))
     return list(views.values())
 
 
 def _norms(grouped: Iterable[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     """Give the norms of views, a tensor per group."""
-    return tuple(_norms_of(group) for group in grouped)
+    return tuple([_norms_of(group) for group in grouped])
 
 
 def _norms_of(views: list[torch.Tensor]) -> torch.Tensor:

@@ -30,7 +30,8 @@ from memfit.runtime.insistence import free_memory, insist
 from memfit.runtime.out_of_memory import has_lost_context
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.runtime.ranks import Ranks
-from memfit.runtime.step_log import StepEntry, StepLog
+from memfit.runtime.step_entry import StepEntry
+from memfit.runtime.step_log import StepLog
 
 
 class Guard:

@@ -10,7 +10,7 @@ from pathlib import Path
 class GuardSettings:
     """Say what the guard may take and when it tries larger plans again."""
 
-    overhead_fraction: float = 0.003
+    overhead_fraction: float = 0.002
     """The share of the time that writing the file to go back to may take."""
     climb_after_steps: int = 200
     """After so many steps without running out, the plan above is tried again; twice as many after

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from memfit.errors import MemfitError
-from memfit.runtime.fingerprint import tensors_in
+from memfit.session.leaves import tensors_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

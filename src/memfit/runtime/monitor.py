@@ -38,7 +38,7 @@ class StepMonitor:
     """
 
     def __init__(
-        self, device_type: str, overhead_fraction: float = 0.003, *, takes_timeline: bool = False
+        self, device_type: str, overhead_fraction: float = 0.002, *, takes_timeline: bool = False
     ) -> None:
         self._device_type = device_type
         self._timeline = _TimelineTaker() if takes_timeline and device_type == "cpu" else None

@@ -28,12 +28,12 @@ from memfit.journal.records import (
 from memfit.journal.sentences import event_sentence
 from memfit.journal.timeline import StepTimeline
 from memfit.runtime.drift import DriftWatch
-from memfit.runtime.fingerprint import tensors_in
 from memfit.runtime.host_memory import ResidentMemory
 from memfit.runtime.leaks import LeakFinder
 from memfit.runtime.listeners.collection import Listeners
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
+from memfit.session.leaves import tensors_in
 from memfit.strategies.plan import Plan
 
 _OUT_OF_MEMORY = (OutOfMemoryAfterAllError, UpdateCutError, BatchChangedError)
@@ -110,7 +110,7 @@ class RunNotes:
                     allocator_retries=reading.allocator_retries,
                     host_bytes=self._resident.num_bytes(),
                     micro_batch_size=steps.micro_batch_size,
-                    num_samples=steps.session.layout.num_samples(batch),
+                    num_samples=done.num_samples,
                 )
             )
         drift = self._drift.check(number, prediction, peak, steps.session.owned_tensors(batch))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
@@ -16,6 +16,7 @@ from memfit.figures import Timeline
 from memfit.runtime.ladder import smaller_plans
 from memfit.runtime.monitor import StepMonitor, StepReading
 from memfit.session.facts import gather_facts
+from memfit.session.leaves import tensors_in
 from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting, Strategy, Undo
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
@@ -33,6 +34,7 @@ class Attempt:
     """What carrying out one step gave: the loss, a detached scalar, and what was read of it."""
 
     loss: torch.Tensor
+    num_samples: int
     reading: StepReading
 
 
@@ -69,7 +71,8 @@ class PlannedSteps:
         batch = self.on_device(batch)
         with self._observing(batch) as reading:
             loss = self._carry_out(batch, before_update)
-        return Attempt(loss=loss, reading=reading)
+        num_samples = self.session.layout.num_samples(batch)
+        return Attempt(loss=loss, num_samples=num_samples, reading=reading)
 
     def drop_gradients(self) -> None:
         """Drop what gradients there are; a step does so itself, but may fail in that as well."""
@@ -125,8 +128,7 @@ class PlannedSteps:
     def _observing(self, batch: Any) -> AbstractContextManager[StepReading]:
         if self.monitor is None:
             return nullcontext(StepReading())
-        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        batch_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        batch_bytes = sum(tensor.nbytes for tensor in tensors_in(batch))
         return self.monitor.observe(self.session.owned_tensors(batch), batch_bytes)
 
     def _carry_out(self, batch: Any, before_update: Callable[[], None]) -> torch.Tensor:

@@ -118,7 +118,7 @@ class Run:
             raise
         self._num_steps += 1
         self._notes.step(self._num_steps, done, self._steps, batch)
-        return self._result(batch, done)
+        return self._result(done)
 
     def evaluate(self, batch: Any, function: Callable[..., Any] | None = None) -> Any:
         """Evaluate a batch without gradients and in evaluation mode, in pieces if need be.
@@ -151,7 +151,7 @@ class Run:
         if self._guard is None:
             msg = "A rehearsal has to be undone, and this run is not guarded: start(guard=True)."
             raise MemfitError(msg)
-        return self._result(batch, self._guard.rehearse(batch, self._num_steps + 1))
+        return self._result(self._guard.rehearse(batch, self._num_steps + 1))
 
     def rehearse_largest(
         self, loader: Iterable[Any], *, most_seconds: float = 30.0
@@ -175,11 +175,11 @@ class Run:
             return self._steps.attempt(batch, self._before_update)
         return self._steps.attempt(batch)
 
-    def _result(self, batch: Any, done: Attempt) -> StepResult:
+    def _result(self, done: Attempt) -> StepResult:
         prediction = self.plan.prediction
         return StepResult(
             loss=done.loss,
-            num_samples=self._steps.session.layout.num_samples(batch),
+            num_samples=done.num_samples,
             step_seconds=done.reading.step_seconds,
             measured_peak_bytes=done.reading.measured_peak_bytes,
             predicted_peak_bytes=prediction.peak_allocated_bytes if prediction else None,

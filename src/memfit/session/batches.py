@@ -11,6 +11,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from memfit.errors import BatchSizeIgnoredError, JobFunctionError, RecordingError
 from memfit.job import Job, expected_signature
+from memfit.session.leaves import leaves_of
 from memfit.trace.virtual import as_virtual, virtual_tensors
 
 
@@ -68,8 +69,9 @@ class BatchLayout:
         return tree_unflatten(pieces, self.spec)
 
     def _leaves(self, batch: Any) -> list[Any]:
-        leaves, spec = tree_flatten(batch)
+        leaves = leaves_of(batch)
         if len(leaves) != len(self.dims):
+            _, spec = tree_flatten(batch)
             raise JobFunctionError(
                 "batch",
                 expected_signature("batch"),

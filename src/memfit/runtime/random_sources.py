@@ -1,0 +1,72 @@
+"""Keeps the states of all random generators that a step may draw from."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfit.session.surroundings import RandomStates
+
+_TWISTER_BYTES = 625 * 4
+"""A Mersenne Twister's 624 words and its position (numpy/random/src/mt19937/mt19937.h)."""
+_HAS_GAUSS = 3
+"""Where numpy's legacy state says that one more normal value lies ready."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RandomSources:
+    """The states of torch's, Python's and numpy's generators."""
+
+    torch: RandomStates
+    python: Any
+    numpy: Any
+
+    def put_back(self, device_type: str) -> None:
+        """Set the generators to these states."""
+        self.torch.put_back(device_type)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+class RandomSourcesReader:
+    """Read the states again and again."""
+
+    def __init__(self) -> None:
+        self._numpy = _NumpyReader()
+
+    def here(self, *tensors: torch.Tensor) -> RandomSources:
+        """Take the states as they are, those of the tensors' devices among them."""
+        return RandomSources(
+            torch=RandomStates.here(*tensors), python=random.getstate(), numpy=self._numpy.here()
+        )
+
+
+class _NumpyReader:
+    """Read the state of numpy's global generator only if it has moved on since.
+
+    Most steps draw nothing from it, and reading the state takes several times as long as looking at
+    the memory that it lies in. One thing lies elsewhere, a normal value that was drawn in advance:
+    it comes only with other draws, and while there is one, the state is read every time.
+    """
+
+    def __init__(self) -> None:
+        self._generator: Any = None
+        self._content = b""
+        self._state: Any = None
+
+    def here(self) -> Any:
+        """Give the state."""
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in the stubs
+        if type(generator) is not np.random.MT19937:
+            return np.random.get_state()
+        content = ctypes.string_at(generator.ctypes.state_address, _TWISTER_BYTES)
+        has_moved = generator is not self._generator or content != self._content
+        if has_moved or self._state[_HAS_GAUSS]:
+            self._generator, self._content = generator, content
+            self._state = np.random.get_state()
+        return self._state

@@ -1,0 +1,32 @@
+"""Lists what a batch holds, quickly where it is laid out as most batches are.
+
+It is asked for many times in every step; torch's own pytrees take 25 microseconds for one tensor
+whose step has filled the caches with other things.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    """List the leaves of a pytree, in its order."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if type(batch) in (tuple, list):
+        leaves = [*batch]
+    elif type(batch) is dict:
+        leaves = [*batch.values()]
+    else:
+        return tree_leaves(batch)
+    if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return leaves
+    return tree_leaves(batch)
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    """List the tensors of a pytree."""
+    return [leaf for leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,195 @@
+"""What is copied in every step is whole, however cheaply it is copied."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from memfit.journal.lines import LineFile
+from memfit.runtime.batch_file import BatchFile
+from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint
+from memfit.runtime.model_tensors import ModelTensors
+from memfit.runtime.random_sources import RandomSourcesReader
+from memfit.session.leaves import leaves_of
+
+Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - as old code has it
+A, B = torch.zeros(2), torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        A,
+        (A, B),
+        [A, [B]],
+        [],
+        {"b": A, "a": B},
+        OrderedDict(b=A, a=B),
+        {"x": (A, None), "y": 3},
+        Pair(A, B),
+        (Pair(A, B), {"k": B}),
+        "no tensor",
+    ],
+    ids=str,
+)
+def test_leaves_are_those_of_the_pytree(batch: Any) -> None:
+    assert [*map(id, leaves_of(batch))] == [*map(id, tree_leaves(batch))]
+
+
+def replace_parameter(model: nn.Sequential) -> None:
+    model[0].weight = nn.Parameter(torch.zeros(2, 2))
+
+
+def add_buffer(model: nn.Sequential) -> None:
+    model[1].register_buffer("late", torch.zeros(3))
+
+
+def replace_module(model: nn.Sequential) -> None:
+    model[0] = nn.Linear(2, 2)
+
+
+def take_out_module(model: nn.Sequential) -> None:
+    del model[1]
+
+
+@pytest.mark.parametrize(
+    "change", [replace_parameter, add_buffer, replace_module, take_out_module]
+)
+def test_tensors_of_a_model_follow_its_changes(change: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    tensors = ModelTensors(model)
+    change(model)
+    tensors.look()
+    assert [*map(id, tensors.all)] == [*map(id, [*model.parameters(), *model.buffers()])]
+    assert {**tensors.buffers} == dict(model.named_buffers())
+
+
+def test_without_a_change_the_modules_are_not_walked_again(monkeypatch: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    tensors = ModelTensors(model)
+    monkeypatch.setattr(model, "modules", None)
+    tensors.look()
+    assert len(tensors.all) == 7
+
+
+DRAWS = {
+    "nothing": lambda: None,
+    "uniform": lambda: np.random.rand(),
+    "one normal": lambda: np.random.randn(),
+    "many": lambda: np.random.rand(1000),
+    "seeded": lambda: np.random.seed(3),
+    "shuffled": lambda: np.random.shuffle([1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_was_drawn_from_numpy_its_state_is_the_one_read(seed: int) -> None:
+    reader, draw = RandomSourcesReader(), random.Random(seed)
+    before = reader.here()
+    try:
+        for _ in range(30):
+            DRAWS[draw.choice([*DRAWS])]()
+            assert str(reader.here().numpy) == str(np.random.get_state())
+            kept = reader.here()
+            wanted = np.random.randn(3)
+            if draw.random() < 0.5:
+                kept.put_back("cpu")
+                assert (np.random.randn(3) == wanted).all()
+    finally:
+        before.put_back("cpu")
+
+
+def test_another_generator_of_numpys_is_read_as_it_is() -> None:
+    before = np.random.get_bit_generator()
+    reader = RandomSourcesReader()
+    reader.here()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(1))
+        states = reader.here()
+        wanted = np.random.rand(3)
+        np.random.set_state(states.numpy)
+        assert (np.random.rand(3) == wanted).all()
+    finally:
+        np.random.set_bit_generator(before)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(100, 40),
+        torch.zeros(7, dtype=torch.int64),
+        torch.zeros(1000, dtype=torch.bfloat16),
+        torch.zeros(500, dtype=torch.complex64),
+        torch.zeros(3, dtype=torch.bool),
+        torch.zeros(40, 100).t(),
+        torch.tensor(0.0),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
+)
+def test_a_change_of_values_shows_without_autograds_notice(tensor: torch.Tensor) -> None:
+    repeated = RepeatedFingerprint()
+    before = (Fingerprint.of_batch([tensor]), repeated.of([tensor]))
+    assert before == (Fingerprint.of_batch([tensor]), repeated.of([tensor]))
+    tensor.data.fill_(1)
+    after = (Fingerprint.of_batch([tensor]), repeated.of([tensor]))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    assert not before[1].is_near(after[1])
+
+
+def test_values_that_differ_by_rounding_are_near() -> None:
+    tensor = torch.randn(100)
+    before = RepeatedFingerprint().of([tensor])
+    assert before.is_near(RepeatedFingerprint().of([tensor * (1 + 1e-6)]))
+    assert not before.is_near(RepeatedFingerprint().of([tensor * 1.01]))
+    assert not before.is_near(RepeatedFingerprint().of([tensor.double()]))
+
+
+def test_a_batch_is_read_back_as_it_was_written() -> None:
+    file = BatchFile()
+    batches: list[Any] = [
+        torch.randn(3, 4),
+        {"x": torch.arange(5), "flags": torch.tensor([True, False]), "name": "n"},
+        (torch.zeros(0, 3), torch.randn(4, 3).t(), torch.randn(2).to(torch.bfloat16)),
+        torch.view_as_complex(torch.randn(3, 2)).conj(),
+        torch.tensor(2.5),
+        [torch.eye(3).to_sparse(), torch.ones(2)],
+    ]
+    for _ in range(2):  # the second time over the first
+        stored = [file.store(copy.copy(batch)) for batch in batches]
+        for batch, kept in zip(batches, stored, strict=True):
+            found = tree_leaves(file.load(kept))
+            for one, other in zip(tree_leaves(batch), found, strict=True):
+                assert one is other or (one.dtype == other.dtype and torch.equal(one, other))
+        file.clear()
+        batches.reverse()
+
+
+def test_lines_wait_no_longer_than_a_tenth_of_a_second(tmp_path: Path, monkeypatch: Any) -> None:
+    now_seconds = [10.0]
+    monkeypatch.setattr("memfit.journal.lines.time.monotonic", lambda: now_seconds[0])
+    path = tmp_path / "lines"
+    lines = LineFile(path)
+    for number, (after_seconds, written) in enumerate([(0, 1), (0.05, 1), (0.06, 3), (0.01, 3)]):
+        now_seconds[0] += after_seconds
+        lines.add(f"{number}\n")
+        assert len(path.read_text().splitlines()) == written
+    lines.close()
+    assert path.read_text() == "0\n1\n2\n3\n"
+
+
+def test_lines_that_nobody_closed_are_written_in_the_end(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "lines")
+    lines.add("1\n")
+    lines.add("2\n")
+    del lines
+    assert (tmp_path / "lines").read_text() == "1\n2\n"

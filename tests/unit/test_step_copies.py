@@ -21,7 +21,7 @@ from memfit.runtime.model_tensors import ModelTensors
 from memfit.runtime.random_sources import RandomSourcesReader
 from memfit.session.leaves import leaves_of
 
-Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - as old code has it
+Pair = namedtuple("Pair", "first second")
 A, B = torch.zeros(2), torch.ones(3)
 
 
@@ -61,9 +61,7 @@ def take_out_module(model: nn.Sequential) -> None:
     del model[1]
 
 
-@pytest.mark.parametrize(
-    "change", [replace_parameter, add_buffer, replace_module, take_out_module]
-)
+@pytest.mark.parametrize("change", [replace_parameter, add_buffer, replace_module, take_out_module])
 def test_tensors_of_a_model_follow_its_changes(change: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     tensors = ModelTensors(model)

@@ -25,7 +25,7 @@ class _StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch whose tensors lie in a file; its other parts, and sparse tensors, are kept as they are."""
+    """A batch whose tensors lie in a file; the rest, such as sparse tensors, is kept as it is."""
 
     spec: TreeSpec | None
     """None where the batch is one tensor."""

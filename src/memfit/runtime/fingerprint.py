@@ -40,7 +40,7 @@ class Fingerprint:
     def of_batch(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Take the fingerprint of the tensors of a batch, at a few places of each."""
         here, there = _split(tensors)
-        contents = tuple(_content(tensor, _BATCH_PIECES) for tensor in here)
+        contents = tuple(_content(tensor) for tensor in here)
         norms = _norms(_views(there)) if there else ()
         return cls(places_of(tensors), contents, _dtypes(here), norms)
 
@@ -74,7 +74,8 @@ class RepeatedFingerprint:
 
     def __init__(self) -> None:
         self._addresses: tuple[int, ...] = ()
-        self._here: list[torch.Tensor] = []
+        self._pieces: list[tuple[int, int]] = []
+        """Address and bytes of what is read of each tensor on the CPU."""
         self._dtypes: tuple[torch.dtype, ...] = ()
         self._grouped: list[list[torch.Tensor]] = []
 
@@ -83,20 +84,22 @@ class RepeatedFingerprint:
         places = places_of(tensors)
         addresses = places[: len(tensors)]
         if addresses != self._addresses:
-            self._here, there = _split(tensors)
-            self._addresses, self._dtypes = addresses, _dtypes(self._here)
+            here, there = _split(tensors)
+            self._addresses, self._dtypes = addresses, _dtypes(here)
+            self._pieces = [piece for tensor in here for piece in _pieces(tensor, 1)]
             self._grouped = _views(there)
-        contents = tuple([_content(tensor, 1) for tensor in self._here])
+        contents = tuple([ctypes.string_at(*piece) for piece in self._pieces])
         return Fingerprint(places, contents, self._dtypes, _norms(self._grouped))
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """Give the addresses of tensors, then their versions."""
-    return (*map(_address, tensors), *[tensor._version for tensor in tensors])
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+    try:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+    except RuntimeError:  # a sparse one has several
+        is_one = torch.strided
+        addresses = [t.data_ptr() if t.layout is is_one else 0 for t in tensors]
+    return (*addresses, *[tensor._version for tensor in tensors])
 
 
 def _split(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -117,18 +120,19 @@ def _dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype, ...]:
     return tuple([tensor.dtype for tensor in tensors])
 
 
-def _content(tensor: torch.Tensor, num_pieces: int) -> bytes:
-    """Copy a few values, from the beginning and from places evenly spread after it."""
+def _content(tensor: torch.Tensor) -> bytes:
+    return b"".join([ctypes.string_at(*piece) for piece in _pieces(tensor, _BATCH_PIECES)])
+
+
+def _pieces(tensor: torch.Tensor, count: int) -> list[tuple[int, int]]:
+    """Choose what to read, address and bytes: at the beginning, and evenly spread after it."""
     address, num_bytes = tensor.data_ptr(), tensor.nbytes
     if not tensor.is_contiguous():
-        return ctypes.string_at(address, tensor.element_size())
-    if num_bytes <= num_pieces * _PIECE_BYTES:
-        return ctypes.string_at(address, num_bytes)
-    if num_pieces == 1:
-        return ctypes.string_at(address, _PIECE_BYTES)
-    step = num_bytes // num_pieces // _PIECE_BYTES * _PIECE_BYTES  # whole values
-    pieces = [ctypes.string_at(address + step * n, _PIECE_BYTES) for n in range(num_pieces)]
-    return b"".join(pieces)
+        return [(address, tensor.element_size())]
+    if num_bytes <= count * _PIECE_BYTES:
+        return [(address, num_bytes)]
+    step = num_bytes // count // _PIECE_BYTES * _PIECE_BYTES  # whole values
+    return [(address + step * number, _PIECE_BYTES) for number in range(count)]
 
 
 def _norm_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:

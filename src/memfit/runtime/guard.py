@@ -120,8 +120,10 @@ class Guard:
 
     def _write_if_due(self, number: int) -> None:
         """Write the file if that is due on any rank: all have to go back equally far."""
-        said = self._ranks.exchange(int(self._log.is_due))
-        if any(each[0] for each in said):
+        is_due = self._log.is_due
+        if self._ranks.num_ranks > 1:
+            is_due = any(each[0] for each in self._ranks.exchange(int(is_due)))
+        if is_due:
             self._insist(lambda: self._log.write(number - 1))
 
     def _tried(self, entry: StepEntry, number: int) -> Attempt | Failure:

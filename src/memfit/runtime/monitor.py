@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 import torch
 
@@ -48,21 +49,14 @@ class StepMonitor:
         self._largest_batch_bytes = 0
         self.highest_peak_bytes: int | None = None
 
-    @contextmanager
-    def observe(self, owned: Iterable[Owned], batch_bytes: int) -> Iterator[StepReading]:
+    def observe(self, owned: Iterable[Owned], batch_bytes: int) -> _Observation:
         """Time the step inside, and measure its peak where that is due."""
         reading = StepReading()
-        is_due = self.is_due(batch_bytes)
-        started = time.perf_counter()
         if self._device_type == "cuda":
-            with _counted_by_cuda(reading):
-                yield reading
-        elif is_due:
-            with self._watched_on_cpu(reading, owned):
-                yield reading
-        else:
-            yield reading
-        self.account(reading, time.perf_counter() - started)
+            return _Observation(self, reading, _counted_by_cuda(reading))
+        if self.is_due(batch_bytes):
+            return _Observation(self, reading, self._watched_on_cpu(reading, owned))
+        return _Observation(self, reading, None)
 
     def mark(self, phase: Phase) -> None:
         """Note that a phase begins."""
@@ -111,6 +105,38 @@ class StepMonitor:
         steps.seconds += seconds
         if peak is not None:
             self.highest_peak_bytes = max(peak, self.highest_peak_bytes or 0)
+
+
+class _Observation:
+    """Time what is inside, and measure it if told how; a step that fails is not accounted for."""
+
+    def __init__(
+        self,
+        monitor: StepMonitor,
+        reading: StepReading,
+        measuring: AbstractContextManager[None] | None,
+    ) -> None:
+        self._monitor = monitor
+        self._reading = reading
+        self._measuring = measuring
+        self._started_seconds = 0.0
+
+    def __enter__(self) -> StepReading:
+        self._started_seconds = time.perf_counter()
+        if self._measuring is not None:
+            self._measuring.__enter__()
+        return self._reading
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._measuring is not None:
+            self._measuring.__exit__(exc_type, exc, traceback)
+        if exc is None:
+            self._monitor.account(self._reading, time.perf_counter() - self._started_seconds)
 
 
 class _TimelineTaker:

@@ -63,7 +63,7 @@ class _NumpyReader:
         """Give the state."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in the stubs
         if type(generator) is not np.random.MT19937:
-            return np.random.get_state()
+            return np.random.get_state(legacy=False)
         content = ctypes.string_at(generator.ctypes.state_address, _TWISTER_BYTES)
         has_moved = generator is not self._generator or content != self._content
         if has_moved or self._state[_HAS_GAUSS]:

@@ -97,10 +97,13 @@ class Session:
         Raises:
             LossNotScalarError: if the loss is neither a scalar tensor nor a Total of scalars.
         """
-        with ExitStack() as stack:
-            for context in self.forward_contexts:
-                stack.enter_context(context())
+        if not self.forward_contexts:
             loss: torch.Tensor | Total = _called(self.job, "loss", self.model, batch)
+        else:
+            with ExitStack() as stack:
+                for context in self.forward_contexts:
+                    stack.enter_context(context())
+                loss = _called(self.job, "loss", self.model, batch)
         check_loss(loss)
         return loss
 

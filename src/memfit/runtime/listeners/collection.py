@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from memfit.journal.records import Ending, Event, RunFacts, StepRecord
 
@@ -50,6 +50,10 @@ class Listeners:
                 tell(listener)
             except Exception as error:  # noqa: BLE001 - whatever it raises, training goes on
                 failed.append((listener, f"{type(error).__name__}: {error}"))
+        if failed:
+            self._drop(failed)
+
+    def _drop(self, failed: Sequence[tuple[StepListener, str]]) -> None:
         # Warned about only once all have been told, as a filter may turn a warning into an error.
         self._listeners = [
             listener

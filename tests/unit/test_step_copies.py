@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import memfit
 from memfit.journal.lines import LineFile
 from memfit.runtime.batch_file import BatchFile
 from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint
@@ -191,3 +192,22 @@ def test_lines_that_nobody_closed_are_written_in_the_end(tmp_path: Path) -> None
     lines.add("2\n")
     del lines
     assert (tmp_path / "lines").read_text() == "1\n2\n"
+
+
+def test_batches_may_hold_sparse_tensors() -> None:
+    def batch(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(num_samples, 4), torch.eye(4).to_sparse()
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return (batch[1] @ model(batch[0]).T).square().mean()
+
+    job = memfit.Job(
+        model=lambda: nn.Linear(4, 4),
+        batch=batch,
+        loss=loss,
+        optimizer=torch.optim.AdamW,
+        batch_size=4,
+    )
+    with memfit.start(job) as run:
+        losses = [run.step(batch(4)).loss.item() for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from memfit.allocator.simulate import CPU_RULES, CUDA_RULES
 from memfit.figures import Prediction
 from memfit.journal.records import DriftEvent
+from memfit.session.storages import storages_of
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
 from memfit.units import MIB
@@ -184,14 +185,10 @@ def owned_bytes(owned: Iterable[Owned]) -> dict[Category, int]:
     is_on_gpu = any(entry.tensor.is_cuda for entry in entries)
     rules = CUDA_RULES if is_on_gpu else CPU_RULES
     found: dict[Category, int] = {}
-    seen: set[int] = set()
-    for entry in entries:
-        storage = entry.tensor.untyped_storage()
+    for entry, storage in storages_of(entries):
         is_elsewhere = is_on_gpu and not entry.tensor.is_cuda
-        if storage._cdata in seen or (is_elsewhere and entry.category is not Category.BATCH):
-            continue
-        seen.add(storage._cdata)
-        found[entry.category] = found.get(entry.category, 0) + rules.rounded(storage.nbytes())
+        if entry.category is Category.BATCH or not is_elsewhere:
+            found[entry.category] = found.get(entry.category, 0) + rules.rounded(storage.nbytes())
     return found
 
 

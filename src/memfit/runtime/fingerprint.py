@@ -74,6 +74,8 @@ class RepeatedFingerprint:
 
     def __init__(self) -> None:
         self._addresses: tuple[int, ...] = ()
+        self._here: list[torch.Tensor] = []
+        self._num_bytes: list[int] = []
         self._pieces: list[tuple[int, int]] = []
         """Address and bytes of what is read of each tensor on the CPU."""
         self._dtypes: tuple[torch.dtype, ...] = ()
@@ -83,10 +85,12 @@ class RepeatedFingerprint:
         """Take the fingerprint of tensors as they are."""
         places = places_of(tensors)
         addresses = places[: len(tensors)]
-        if addresses != self._addresses:
-            here, there = _split(tensors)
-            self._addresses, self._dtypes = addresses, _dtypes(here)
-            self._pieces = [piece for tensor in here for piece in _pieces(tensor, 1)]
+        # What is smaller now must not be read as far as before.
+        if addresses != self._addresses or self._num_bytes != [t.nbytes for t in self._here]:
+            self._here, there = _split(tensors)
+            self._addresses, self._dtypes = addresses, _dtypes(self._here)
+            self._num_bytes = [tensor.nbytes for tensor in self._here]
+            self._pieces = [piece for tensor in self._here for piece in _pieces(tensor, 1)]
             self._grouped = _views(there)
         contents = tuple([ctypes.string_at(*piece) for piece in self._pieces])
         return Fingerprint(places, contents, self._dtypes, _norms(self._grouped))
@@ -97,8 +101,8 @@ def places_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     try:
         addresses = [tensor.data_ptr() for tensor in tensors]
     except RuntimeError:  # a sparse one has several
-        is_one = torch.strided
-        addresses = [t.data_ptr() if t.layout is is_one else 0 for t in tensors]
+        strided = torch.strided
+        addresses = [t.data_ptr() if t.layout is strided else 0 for t in tensors]
     return (*addresses, *[tensor._version for tensor in tensors])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from memfit.errors import (
@@ -138,7 +139,8 @@ class Guard:
             if not has_lost_context(error):
                 raise
             cause = str(error).partition("\n")[0]
-            saved = save_emergency_checkpoint(self._steps.session, self._log, self._settings.folder)
+            folder = self._settings.folder or Path()
+            saved = save_emergency_checkpoint(self._steps.session, self._log, folder)
             lost = LostContextError(
                 number, cause, None if saved is None else str(saved), self._log.num_steps_before
             )

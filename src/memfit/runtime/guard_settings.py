@@ -15,5 +15,6 @@ class GuardSettings:
     climb_after_steps: int = 200
     """After so many steps without running out, the plan above is tried again; twice as many after
     each time that it failed. 0 never climbs."""
-    folder: Path = Path()
-    """Where a checkpoint is written should the card's context be lost."""
+    folder: Path | None = None
+    """Where a checkpoint is written should the card's context be lost; None takes the run's folder,
+    or the current one."""

@@ -13,6 +13,7 @@ import torch
 from memfit.figures import Timeline
 from memfit.runtime.allocator_events import AllocatorWatch
 from memfit.runtime.step_timeline import PhaseMark, owned_bytes, step_timeline
+from memfit.session.storages import storages_of
 from memfit.trace.events import Phase
 from memfit.trace.recorder import Owned
 
@@ -189,5 +190,4 @@ def _counted_by_cuda(reading: StepReading) -> Iterator[None]:
 
 def storage_bytes(owned: Iterable[Owned]) -> int:
     """Add up the bytes of the storages behind tensors, each storage once."""
-    storages = (entry.tensor.untyped_storage() for entry in owned)
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return sum(storage.nbytes() for _, storage in storages_of(owned))

@@ -33,7 +33,7 @@ from memfit.runtime.leaks import LeakFinder
 from memfit.runtime.listeners.collection import Listeners
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
-from memfit.session.leaves import tensors_in
+from memfit.session.leaves import bytes_in
 from memfit.strategies.plan import Plan
 
 _OUT_OF_MEMORY = (OutOfMemoryAfterAllError, UpdateCutError, BatchChangedError)
@@ -186,7 +186,7 @@ class RunNotes:
 
     def _look_for_leaks(self, stream: str, batch: Any) -> None:
         if self._leaks is not None:
-            batch_bytes = sum(tensor.nbytes for tensor in tensors_in(batch))
+            batch_bytes = bytes_in(batch)
             self._leaks.boundary(stream, self._num_steps, batch_bytes)
 
 

@@ -16,7 +16,7 @@ from memfit.figures import Timeline
 from memfit.runtime.ladder import smaller_plans
 from memfit.runtime.monitor import StepMonitor, StepReading
 from memfit.session.facts import gather_facts
-from memfit.session.leaves import tensors_in
+from memfit.session.leaves import bytes_in
 from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting, Strategy, Undo
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
@@ -128,7 +128,7 @@ class PlannedSteps:
     def _observing(self, batch: Any) -> AbstractContextManager[StepReading]:
         if self.monitor is None:
             return nullcontext(StepReading())
-        batch_bytes = sum(tensor.nbytes for tensor in tensors_in(batch))
+        batch_bytes = bytes_in(batch)
         return self.monitor.observe(self.session.owned_tensors(batch), batch_bytes)
 
     def _carry_out(self, batch: Any, before_update: Callable[[], None]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -77,9 +78,9 @@ def start(
     notes = begun_notes(steps, ranks, folder, listeners, finds_leaks=find_leaks)
     if guard is False:
         return Run(steps, before_update=average, notes=notes)
-    settings = (
-        guard if isinstance(guard, GuardSettings) else GuardSettings(folder=Path(folder or ""))
-    )
+    settings = guard if isinstance(guard, GuardSettings) else GuardSettings()
+    if settings.folder is None:
+        settings = replace(settings, folder=Path(folder or ""))
     attempts = Attempts(steps, ranks, average)
     return Run(steps, guard=Guard(steps, attempts, ranks, settings, notes.event), notes=notes)
 

@@ -29,7 +29,7 @@ from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint, places_
 from memfit.runtime.model_tensors import ModelTensors
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.step_entry import StepEntries, StepEntry, copy_into
-from memfit.session.leaves import tensors_in
+from memfit.session.leaves import bytes_in, tensors_in
 from memfit.session.session import Session
 from memfit.units import MIB, format_bytes
 
@@ -113,7 +113,7 @@ class StepLog:
         if self._session.device_type == CPU and entry.has_told_change():
             self._drop("the job changes its batches")
             return
-        batch_bytes = sum(tensor.nbytes for tensor in tensors_in(entry.batch))
+        batch_bytes = bytes_in(entry.batch)
         try:
             entry.batch = self._stored(entry.batch)
         except OSError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from memfit.figures import Timeline
 from memfit.runtime.allocator_events import AllocatorEvent
+from memfit.session.storages import storages_of
 from memfit.trace.events import Category, Phase
 from memfit.trace.recorder import Owned
 
@@ -32,13 +33,9 @@ class PhaseMark:
 
 def owned_bytes(owned: Iterable[Owned]) -> dict[Category, int]:
     """Add up the storages of tensors by what they are for, each storage once."""
-    seen: set[int] = set()
     found = dict.fromkeys(Category, 0)
-    for entry in owned:
-        storage = entry.tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            found[entry.category] += storage.nbytes()
+    for entry, storage in storages_of(owned):
+        found[entry.category] += storage.nbytes()
     return found
 
 

@@ -27,6 +27,11 @@ def leaves_of(batch: Any) -> list[Any]:
     return tree_leaves(batch)
 
 
+def bytes_in(batch: Any) -> int:
+    """Add up the bytes of a batch; sparse tensors count as if they were dense."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
+
+
 def tensors_in(batch: Any) -> list[torch.Tensor]:
     """List the tensors of a pytree."""
     return [leaf for leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .nodes import Node
 
-_MOST = 100_000
+_MOST = 10_000_000
 _OF_OWNER = re.compile(r"capac|max|limit|bound|len|size|window|keep", re.IGNORECASE)
 _OF_ANYTHING = re.compile(
     r"capacity|max_?(?:len|size|items|entries)"

@@ -266,6 +266,10 @@ class BatchChangedError(MemfitError):
         )
 
 
+GIVEN_UP = (OutOfMemoryAfterAllError, UpdateCutError, BatchChangedError)
+"""What a guarded step raises when it cannot go on after running out of memory."""
+
+
 class LostContextError(MemfitError):
     """Say that a card's context is lost, and where training can go on from."""
 

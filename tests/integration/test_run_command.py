@@ -299,6 +299,7 @@ FAKE_FINDER = """
     import types
     fake = types.ModuleType("memfit.runtime.leaks")
     class LeakFinder:
+        failure = None
         def __init__(self, on_leak=None, *, overhead_fraction=0.005):
             self.on_leak, self.found = on_leak, []
         def boundary(self, stream, step, batch_bytes=None):

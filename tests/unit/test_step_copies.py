@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from collections import OrderedDict, namedtuple
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import memfit
-from memfit.journal.lines import LineFile
 from memfit.runtime.batch_file import BatchFile
 from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint
 from memfit.runtime.model_tensors import ModelTensors
@@ -171,27 +169,6 @@ def test_a_batch_is_read_back_as_it_was_written() -> None:
                 assert one is other or (one.dtype == other.dtype and torch.equal(one, other))
         file.clear()
         batches.reverse()
-
-
-def test_lines_wait_no_longer_than_a_tenth_of_a_second(tmp_path: Path, monkeypatch: Any) -> None:
-    now_seconds = [10.0]
-    monkeypatch.setattr("memfit.journal.lines.time.monotonic", lambda: now_seconds[0])
-    path = tmp_path / "lines"
-    lines = LineFile(path)
-    for number, (after_seconds, written) in enumerate([(0, 1), (0.05, 1), (0.06, 3), (0.01, 3)]):
-        now_seconds[0] += after_seconds
-        lines.add(f"{number}\n")
-        assert len(path.read_text().splitlines()) == written
-    lines.close()
-    assert path.read_text() == "0\n1\n2\n3\n"
-
-
-def test_lines_that_nobody_closed_are_written_in_the_end(tmp_path: Path) -> None:
-    lines = LineFile(tmp_path / "lines")
-    lines.add("1\n")
-    lines.add("2\n")
-    del lines
-    assert (tmp_path / "lines").read_text() == "1\n2\n"
 
 
 def test_batches_may_hold_sparse_tensors() -> None:

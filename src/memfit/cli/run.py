@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memfit.errors import UsageError
+from memfit.errors import DataError, UsageError
 
 from .command import Command, add_json_argument
 
@@ -117,7 +117,10 @@ def _events(folder: Path) -> Iterator[str]:
     from memfit.journal.records import LeakEvent
     from memfit.journal.sentences import event_sentence
 
-    journals = read_ranks(folder).values()
+    try:
+        journals = read_ranks(folder).values()
+    except DataError:  # a part that cannot be read is no reason to lose the exit code
+        return
     events = [event for journal in journals for event in journal.events]
     told = [event_sentence(event) for event in events if not isinstance(event, LeakEvent)]
     if len(told) > _MOST_EVENTS:

@@ -43,6 +43,7 @@ FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME = (
 WATCH_FOLDER_VARIABLE = "MEMFIT_WATCH_FOLDER"
 """In the environment of a command that ``memfit run`` watches: where its journal is."""
 JOURNAL_NAMES = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
+NO_JOURNAL = f"it holds no journal: neither {FACTS_NAME}, {STEPS_NAME} nor {REASON_NAME}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Journal:
 
 
 class JournalWriter:
-    """Append to the journal in a folder, whole lines only; steps wait for a tenth of a second."""
+    """Append to the journal in a folder; a line is whole in its file before the next begins."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,9 +90,6 @@ class JournalWriter:
             self._events = LineFile(self.folder / EVENTS_NAME)
         word = next(word for word, kind in _EVENTS.items() if type(event) is kind)
         self._events.add(json.dumps({"event": word, **asdict(event)}) + "\n")
-        for file in (self._steps, self._events):
-            if file is not None:
-                file.flush()
 
     def end(self, ending: Ending) -> None:
         """Write how the run ended, and close the files."""
@@ -118,8 +116,7 @@ def read_journal(folder: Path) -> Journal:
         DataError: if there is no journal in the folder.
     """
     if not holds_journal(folder):
-        reason = f"it holds no journal: neither {FACTS_NAME}, {STEPS_NAME} nor {REASON_NAME}"
-        raise DataError(str(folder), reason)
+        raise DataError(str(folder), NO_JOURNAL)
     facts, ending = _read_json(folder / FACTS_NAME), _read_json(folder / REASON_NAME)
     steps = (_record(StepRecord, row) for row in _rows(folder / STEPS_NAME))
     events = (_event(row) for row in _rows(folder / EVENTS_NAME))
@@ -134,8 +131,7 @@ def read_journal(folder: Path) -> Journal:
 
 def holds_journal(folder: Path) -> bool:
     """Say whether a run has written a journal into a folder."""
-    names = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
-    return any((folder / name).is_file() for name in names)
+    return any((folder / name).is_file() for name in JOURNAL_NAMES)
 
 
 def read_ranks(folder: Path) -> dict[int, Journal]:

@@ -11,10 +11,9 @@ from typing import Any, Generic, TypeVar
 
 from memfit.errors import DataError, PlanFileError
 from memfit.journal.folder import (
-    EVENTS_NAME,
     FACTS_NAME,
-    REASON_NAME,
-    STEPS_NAME,
+    JOURNAL_NAMES,
+    NO_JOURNAL,
     Journal,
     holds_journal,
     read_journal,
@@ -124,7 +123,7 @@ class JournalReport:
     @property
     def begun_with(self) -> tuple[str, ...]:
         """Give the strategies of the plan that the run began with."""
-        if self.facts is not None and self.facts.strategies:
+        if self.facts is not None:
             return self.facts.strategies
         return self.plan.strategies if self.plan is not None else ()
 
@@ -228,8 +227,7 @@ def _check_holds_run(folder: Path) -> None:
     if runs:
         named = ", ".join(str(path) for path in runs[-_MOST_NAMED:])
         raise DataError(str(folder), f"it is not a run, but holds some: {named}. Name one.")
-    reason = f"it holds no journal: neither {FACTS_NAME}, {STEPS_NAME} nor {REASON_NAME}."
-    raise DataError(str(folder), reason)
+    raise DataError(str(folder), f"{NO_JOURNAL}.")
 
 
 def _ranks_alone(folder: Path) -> dict[int, Journal]:
@@ -284,8 +282,7 @@ def _ending(journals: Mapping[int, Journal]) -> Ending | None:
 
 
 def _written_at(journals: Iterable[Journal]) -> str:
-    names = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
-    paths = [journal.folder / name for journal in journals for name in names]
+    paths = [journal.folder / name for journal in journals for name in JOURNAL_NAMES]
     latest = max(path.stat().st_mtime for path in paths if path.exists())
     return datetime.fromtimestamp(latest, tz=UTC).astimezone().isoformat(timespec="seconds")
 

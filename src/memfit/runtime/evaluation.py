@@ -14,8 +14,8 @@ from memfit.journal.records import Event, OutOfMemoryEvent
 from memfit.runtime.insistence import free_memory
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import PlannedSteps
+from memfit.runtime.random_sources import RandomSourcesReader
 from memfit.session.coupling import find_coupling
-from memfit.session.surroundings import RandomStates
 
 EVALUATION = "evaluation"
 
@@ -54,7 +54,7 @@ class Evaluation:
     def _evaluated(self, batch: Any, function: Callable[..., Any] | None, number: int) -> Any:
         session = self._steps.session
         num_samples = session.layout.num_samples(batch)
-        random_states = RandomStates.here(*session.model.parameters())
+        random_states = RandomSourcesReader().here(*session.model.parameters())
         while True:
             in_piece = min(num_samples, self._most_samples or num_samples)
             cause = None

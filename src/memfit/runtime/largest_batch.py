@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from memfit.devices.spec import CPU
 from memfit.errors import MemfitError
+from memfit.runtime.random_sources import RandomSourcesReader
 from memfit.session.leaves import tensors_in
 
 
@@ -37,10 +39,13 @@ def largest_batch(loader: Iterable[Any], *, most_seconds: float = 30.0) -> Large
     Raises:
         MemfitError: if the loader gives nothing.
     """
-    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        with torch.random.fork_rng(devices=[]):
+    states = RandomSourcesReader().here()
+    try:
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             return _largest_by_index(loader, most_seconds)
-    return _largest_seen(loader, most_seconds)
+        return _largest_seen(loader, most_seconds)
+    finally:
+        states.put_back(CPU)
 
 
 def _largest_by_index(loader: DataLoader[Any], most_seconds: float) -> LargestBatch:
@@ -56,7 +61,9 @@ def _largest_by_index(loader: DataLoader[Any], most_seconds: float) -> LargestBa
         raise MemfitError(msg)
     is_whole = len(sizes) == len(dataset)
     indices, is_bound = _chosen(loader, sizes, is_whole=is_whole)
-    batch = loader.collate_fn([dataset[index] for index in indices])
+    samples = [dataset[index] for index in indices]
+    # Without batches of its own, a loader hands on what the dataset gives.
+    batch = loader.collate_fn(samples[0] if loader.batch_sampler is None else samples)
     return LargestBatch(
         batch=batch,
         num_samples_seen=len(sizes),

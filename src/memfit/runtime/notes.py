@@ -9,13 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from memfit.errors import (
-    BatchChangedError,
-    LostContextError,
-    MemfitWarning,
-    OutOfMemoryAfterAllError,
-    UpdateCutError,
-)
+from memfit.errors import GIVEN_UP, LostContextError, MemfitWarning
 from memfit.journal.records import (
     DriftEvent,
     Ending,
@@ -35,9 +29,6 @@ from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.session.leaves import bytes_in
 from memfit.strategies.plan import Plan
-
-_OUT_OF_MEMORY = (OutOfMemoryAfterAllError, UpdateCutError, BatchChangedError)
-"""What a guarded step raises when it cannot go on."""
 
 
 class PlanKeeper(Protocol):
@@ -174,20 +165,28 @@ class RunNotes:
         """Keep the plan whenever it has changed, and the timeline of a step once."""
         if self._keeper is None:
             return
-        if steps.plan is not self._plan:
-            self._plan = steps.plan
-            self._keeper.keep_plan(steps.plan)
         timeline = steps.taken_timeline()
-        if timeline is not None:
-            predicted = steps.plan.prediction.timeline if steps.plan.prediction else None
-            self._keeper.keep_timeline(
-                StepTimeline(step=number, measured=timeline, predicted=predicted)
-            )
+        try:
+            if steps.plan is not self._plan:
+                self._plan = steps.plan
+                self._keeper.keep_plan(steps.plan)
+            if timeline is not None:
+                predicted = steps.plan.prediction.timeline if steps.plan.prediction else None
+                self._keeper.keep_timeline(
+                    StepTimeline(step=number, measured=timeline, predicted=predicted)
+                )
+        except OSError as error:  # a full disk is no reason to stop training
+            self._keeper = None
+            msg = f"Plan and timeline are kept no more ({error}); training goes on."
+            warnings.warn(msg, MemfitWarning, stacklevel=4)
 
     def _look_for_leaks(self, stream: str, batch: Any) -> None:
         if self._leaks is not None:
-            batch_bytes = bytes_in(batch)
-            self._leaks.boundary(stream, self._num_steps, batch_bytes)
+            self._leaks.boundary(stream, self._num_steps, bytes_in(batch))
+            if self._leaks.failure is not None:
+                msg = f"Leaks are looked for no more ({self._leaks.failure}); training goes on."
+                self._leaks = None
+                warnings.warn(msg, MemfitWarning, stacklevel=4)
 
 
 def _ended(failure: BaseException | None, num_steps: int) -> tuple[Reason, int, str]:
@@ -199,7 +198,7 @@ def _ended(failure: BaseException | None, num_steps: int) -> tuple[Reason, int, 
     reason = Reason.ERROR
     if isinstance(failure, LostContextError):
         reason = Reason.LOST_CONTEXT
-    elif isinstance(failure, _OUT_OF_MEMORY) or is_out_of_memory(failure):
+    elif isinstance(failure, GIVEN_UP) or is_out_of_memory(failure):
         reason = Reason.OUT_OF_MEMORY
     sentence = str(failure) or type(failure).__name__
     return reason, int(getattr(failure, "exit_code", 1)), sentence

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from memfit.journal.folder import WATCH_FOLDER_VARIABLE, JournalWriter, rank_folder
-from memfit.journal.records import Event, LeakEvent, RunFacts
+from memfit.journal.records import Ending, Event, LeakEvent, RunFacts, StepRecord
 from memfit.journal.timeline import StepTimeline, write_timeline
 from memfit.runtime.listeners.collection import Listeners
 from memfit.runtime.listeners.journal import JournalListener
@@ -55,7 +55,7 @@ def begun_notes(
     notes.begin(_facts(steps, ranks))
     watched = os.environ.get(WATCH_FOLDER_VARIABLE)
     if watched:
-        notes.listen(_EventsForWatch(rank_folder(Path(watched), ranks.rank)))
+        told.add(_EventsForWatch(rank_folder(Path(watched), ranks.rank)))
     return notes
 
 
@@ -68,9 +68,21 @@ class _EventsForWatch:
     def __init__(self, folder: Path) -> None:
         self._writer = JournalWriter(folder)
 
-    def __call__(self, event: Event) -> None:
+    def begin(self, facts: RunFacts) -> None:
+        """Do nothing: the watch has noted what is run."""
+
+    def step(self, record: StepRecord) -> None:
+        """Do nothing."""
+
+    def event(self, event: Event) -> None:
+        """Write what the watch does not find itself."""
         if not isinstance(event, LeakEvent):
             self._writer.event(event)
+
+    def end(self, ending: Ending | None) -> None:
+        """Close the file; the watch tells how the command ended."""
+        del ending
+        self._writer.close()
 
 
 def _facts(steps: PlannedSteps, ranks: Ranks) -> RunFacts:

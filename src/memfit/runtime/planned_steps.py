@@ -113,7 +113,7 @@ class PlannedSteps:
         self.close()
         try:
             self._undos = apply_strategies(self.session, plan.strategies)
-        except StrategyError:
+        except BaseException:  # to apply a strategy may run out of memory
             self._undos = apply_strategies(self.session, self.plan.strategies)
             raise
         self.plan = plan

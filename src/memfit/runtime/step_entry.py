@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,13 +96,9 @@ def copy_into(tensors: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Ten
 
 
 def _copied(buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    if _num_bytes(buffers.values()) > _MOST_BUFFER_BYTES:
+    if sum(b.numel() * b.element_size() for b in buffers.values()) > _MOST_BUFFER_BYTES:
         return None
     return {name: buffer.detach().clone() for name, buffer in buffers.items()}
-
-
-def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _is_unchangeable(value: Any) -> bool:

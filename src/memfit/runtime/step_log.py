@@ -13,6 +13,7 @@ repeated; fingerprints show it, and a cut update is then said instead of undone.
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import tempfile
 import time
@@ -41,6 +42,8 @@ _STORE_FRACTION = 0.002
 _FREE_SECONDS = 0.02
 """Storing batches may take such a share of the whole run, and so long whatever the share: the first
 steps are the slowest."""
+_NOT_PICKLED = (TypeError, AttributeError, pickle.PickleError)
+"""What ``torch.save`` raises for states that it cannot write."""
 _MOST_OUTSIDE_CHANGES = 3
 _MOST_DISK_FRACTION = 0.5
 """The file takes no more of what is free on the disk."""
@@ -166,7 +169,7 @@ class StepLog:
         self._drop("memory ran out while the file was written")
         try:
             self._write(content)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, *_NOT_PICKLED) as error:
             if is_out_of_memory(error):
                 raise
             self._drop(str(error).partition("\n")[0])
@@ -182,7 +185,8 @@ class StepLog:
         """Read the file: parameters and buffers by name, optimizer states by number, on the CPU."""
         assert self._is_written, "asked for only where there is no obstacle"
         self._file.seek(0)
-        content: dict[str, Any] = torch.load(self._file, map_location="cpu", weights_only=True)
+        # Nobody else can write to it: it has no name.
+        content: dict[str, Any] = torch.load(self._file, map_location="cpu", weights_only=False)
         return content
 
     def roll_back(self) -> None:
@@ -237,7 +241,7 @@ class StepLog:
 def _check_room(content: dict[str, Any], length_bytes: int) -> None:
     """Refuse to fill the disk with a file that takes ``length_bytes`` already."""
     tensors = [leaf for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor)]
-    needed_bytes = sum(tensor.nbytes for tensor in tensors) - length_bytes
+    needed_bytes = sum(t.numel() * t.element_size() for t in tensors) - length_bytes
     free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
     if needed_bytes > _MOST_DISK_FRACTION * free_bytes:
         msg = (

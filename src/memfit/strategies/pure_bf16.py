@@ -74,7 +74,11 @@ class PureBf16(Strategy):
     def apply(self, session: Session) -> Undo:
         """Convert parameters and optimizer states, cast inputs, and round updates."""
         before = {parameter: parameter.dtype for parameter in _parameters_to_convert(session.model)}
-        _convert(session.optimizer, dict.fromkeys(before, torch.bfloat16))
+        try:
+            _convert(session.optimizer, dict.fromkeys(before, torch.bfloat16))
+        except BaseException:  # memory may run out half-way
+            _convert(session.optimizer, before)
+            raise
         hook = session.model.register_forward_pre_hook(
             _cast_arguments, with_kwargs=True, prepend=True
         )

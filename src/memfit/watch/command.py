@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,10 +15,9 @@ from pathlib import Path
 from memfit.errors import CommandNotStartedError, DataError, UsageError
 from memfit.journal.folder import (
     FACTS_NAME,
-    REASON_NAME,
-    STEPS_NAME,
     Journal,
     JournalWriter,
+    holds_journal,
     read_ranks,
 )
 from memfit.journal.records import Ending, RunFacts
@@ -79,6 +79,9 @@ def watch_command(
         else:
             ending = _watched(words, settings, signs)
         writer.end(ending)
+    except CommandNotStartedError:
+        (own_folder / FACTS_NAME).unlink()  # the folder holds no run
+        raise
     finally:
         shutil.rmtree(words_folder(own_folder), ignore_errors=True)
     return WatchedRun(folder=own_folder, ending=ending)
@@ -134,6 +137,7 @@ def _facts(words: Sequence[str], budget_bytes: int | None) -> RunFacts:
         device="",
         started_at=datetime.now().astimezone().isoformat(),
         process_id=os.getpid(),
+        host_name=socket.gethostname(),
         budget_bytes=budget_bytes,
     )
 
@@ -158,7 +162,7 @@ def _free_folder(folder: Path) -> Path:
     Raises:
         UsageError: if it holds one.
     """
-    if any((folder / name).exists() for name in (FACTS_NAME, STEPS_NAME, REASON_NAME)):
+    if holds_journal(folder):
         msg = f"{folder} holds a run already; give another --folder."
         raise UsageError(msg)
     folder.mkdir(parents=True, exist_ok=True)

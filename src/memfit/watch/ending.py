@@ -203,11 +203,18 @@ def _interrupted(seen: Seen, asked: int) -> _Cause:
     )
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # those of real time have no names
+        return f"signal {number}"
+
+
 def _signal(seen: Seen) -> _Cause | None:
     number, who = _killed_by(seen)
     if number is None:
         return None
-    name = signal.Signals(number).name
+    name = _signal_name(number)
     evidence: tuple[str, ...] = (f"{name} ended {who}",)
     if number == signal.SIGKILL:
         evidence = (*evidence, "no sign of the host's out-of-memory killer was found")
@@ -367,7 +374,6 @@ def script_name(words: Sequence[str]) -> str:
     for word in words:
         if word.endswith((".py", ".sh", ".bash")):
             return Path(word).stem
-    after = list(words[1:])
     if "-m" in words[:-1]:
         after = list(words[words.index("-m") + 1 :])
         return after[0].rpartition(".")[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,16 @@ def _failures(paths: list[Path]) -> Iterator[str]:
 
 def _words(row: dict[str, Any]) -> LastWords:
     errors = tuple(_error(error) for error in row["errors"])
-    return LastWords(**{**row, "errors": errors, "notes": tuple(row["notes"])})
+    return LastWords(**{**_known(LastWords, row), "errors": errors, "notes": tuple(row["notes"])})
 
 
 def _error(row: dict[str, Any]) -> ErrorWords:
     child_ids = tuple(row["child_ids"])
-    return ErrorWords(**{**row, "failure": Failure(row["failure"]), "child_ids": child_ids})
+    known = _known(ErrorWords, row)
+    return ErrorWords(**{**known, "failure": Failure(row["failure"]), "child_ids": child_ids})
+
+
+def _known(kind: type, row: dict[str, Any]) -> dict[str, Any]:
+    """Keep the fields that this version knows: the script's Python may have another one."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in row.items() if name in names}

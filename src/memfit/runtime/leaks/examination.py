@@ -50,7 +50,7 @@ class Examination:
         """Add a look at a boundary of a stream, at which a pass of another may just be over."""
         self._note(look, current)
         series = self._steps.setdefault(current.name, Series())
-        if over is not current or over is None:
+        if over is not current:
             series.add(look, self._moment(current, index))
         verdicts = self._judge(look, series, self._known(current, look), is_passes=False)
         self._suspect_in_steps(look, series, current.name)

@@ -58,11 +58,11 @@ class LeakFinder:
         self._budget = Budget(overhead_fraction)
         self._reader = MemoryReader()
         self._streams: dict[str, Stream] = {}
-        limits, memory_bytes = limits or LeakLimits(), _memory_bytes()
+        limits, self._memory_bytes = limits or LeakLimits(), _memory_bytes()
         self._examination = Examination(
-            limits=limits, memory_bytes=memory_bytes, streams=self._streams
+            limits=limits, memory_bytes=self._memory_bytes, streams=self._streams
         )
-        self._outside = OutsideWatch(limits, memory_bytes)
+        self._outside = OutsideWatch(limits, self._memory_bytes)
         self._namer = Namer()
         self._lines = LineWatch()
         self._line_of: dict[int, str] = {}
@@ -77,6 +77,8 @@ class LeakFinder:
         self._step = 0
         self._process = os.getpid()
         self._is_done = False
+        self.failure: str | None = None
+        """Why leaks are looked for no more before the end; None while they are."""
 
     @property
     def findings(self) -> tuple[LeakEvent, ...]:
@@ -122,6 +124,8 @@ class LeakFinder:
         if current is not None and self._index > 1:
             over = self._pass_over(current) or _nearly_over(current)
             self._look(current, over, "the end")
+        if self._is_done:  # the last look failed
+            return self.findings
         self._lines.end()
         self._lines.forget()
         self._tell_pending()
@@ -130,6 +134,15 @@ class LeakFinder:
         self._streams.clear()
         self._examination.forget()
         return self.findings
+
+    def abandon(self) -> None:
+        """Tell what was found so far, and look no more."""
+        self._is_done = True
+        self._lines.end()
+        self._lines.forget()
+        self._tell_pending()
+        self._streams.clear()
+        self._examination.forget()
 
     def _act(self, current: Stream, now_seconds: float) -> None:
         """Do what is due at a boundary; mostly nothing, so that is found out first."""
@@ -224,13 +237,17 @@ class LeakFinder:
         self._tell(self._outside.check(current, self._examination, look, self._step))
 
     def _taken_look(self) -> Look | None:
+        if len(self._memory_bytes) == 1:  # CUDA may have been started since
+            self._memory_bytes.update(_memory_bytes())
         lines = self._lines if self._lines.is_on else None
         try:
             return take_look(self._examination.suspects, lines)
-        except _READ_ERRORS:
+        except _READ_ERRORS as error:
             # An object that cannot be read is no reason to stop a training run.
             self._num_failures += 1
-            self._is_done = self._num_failures >= _MOST_FAILURES
+            if self._num_failures >= _MOST_FAILURES:
+                self.failure = f"{type(error).__name__}: {error}"
+                self.abandon()
             return None
 
     def _maybe_watch(self, current: Stream) -> None:
@@ -299,9 +316,9 @@ def _nearly_over(current: Stream) -> Stream | None:
 
 
 def _memory_bytes() -> dict[str, int]:
-    """Give the memory of the host and of each GPU in use."""
+    """Give the memory of the host and of each GPU in use; asking for GPUs would start CUDA."""
     found = {"host": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
             found[f"cuda:{index}"] = torch.cuda.get_device_properties(index).total_memory
     return found

@@ -136,14 +136,8 @@ class Trend:
         steps, grown = marks[-1][0] - marks[0][0], marks[-1][1] - marks[0][1]
         rate = grown / steps
         is_even = rate > 0 and all(0.5 * rate <= part <= 2 * rate for part in parts)
-        # Windows become longer with the run: the last one alone shows that growth has ended.
-        goes_on = _rate(windows[-2], windows[-1]) >= 0.25 * rate
-        return (steps, grown) if is_even and goes_on else None
+        return (steps, grown) if is_even else None
 
 
 def _level(probe: tuple[int, int]) -> int:
     return probe[1]
-
-
-def _rate(before: tuple[int, int], after: tuple[int, int]) -> float:
-    return (after[1] - before[1]) / max(1, after[0] - before[0])

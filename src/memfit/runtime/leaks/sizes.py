@@ -121,7 +121,7 @@ class Storages:
 
 def _asks_pinned() -> bool:
     """Say whether there can be pinned memory; asking for it would start CUDA otherwise."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    return bool(torch.cuda.is_initialized())
 
 
 def is_array(value: Any) -> bool:

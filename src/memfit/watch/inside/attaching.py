@@ -59,10 +59,10 @@ class _Attachment:
 
     def _exceeded(self, error: BudgetExceededError) -> None:
         """Note it at once: the script may catch the error and end in its own way."""
-        self._watch.safely(self._note_exceeded, error)
-
-    def _note_exceeded(self, error: BudgetExceededError) -> None:
-        self._record.add_error(describe_here(error, step=self._watch.num_steps))
+        try:
+            self._record.add_error(describe_here(error, step=self._watch.num_steps))
+        except Exception as failure:  # noqa: BLE001 - the script's own error comes first
+            self._record.note(f"the error was not described: {failure}")
 
     def _chain_exception_hooks(self) -> None:
         before, threads_before = sys.excepthook, threading.excepthook
@@ -84,7 +84,8 @@ class _Attachment:
     def _note_error(self, error: BaseException, thread: str = "") -> None:
         if error is self._noted or os.getpid() != self._process_id:
             return
-        self._noted = error
+        if not thread:  # the script goes on after a thread, whose tensors must not be kept
+            self._noted = error
         try:
             words = describe_error(
                 error, step=self._watch.num_steps, is_uncaught=True, thread=thread

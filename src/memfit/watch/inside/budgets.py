@@ -63,5 +63,5 @@ def limit_cards(budget_bytes: int) -> None:
             fraction = min(1.0, budget_bytes / total_bytes)
             torch.cuda.set_per_process_memory_fraction(fraction, index)
 
-    if torch.cuda.is_available():
-        torch.cuda._lazy_call(limit)
+    # Not asked for a card first: that starts CUDA's driver, which does not outlive a fork.
+    torch.cuda._lazy_call(limit)

@@ -17,18 +17,11 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.errors import (
-    BatchChangedError,
-    LostContextError,
-    OutOfMemoryAfterAllError,
-    UpdateCutError,
-)
+from memfit.errors import GIVEN_UP, LostContextError
 from memfit.runtime.enforced_budget import BudgetExceededError
 from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.watch.last_words import ErrorWords, Failure
 
-_GIVEN_UP = (OutOfMemoryAfterAllError, UpdateCutError, BatchChangedError)
-"""What a guarded run raises when it cannot go on."""
 _MOST_CHARACTERS = 500
 _LIMITED_CARD = " allowed; "
 """In CUDA's message where ``set_per_process_memory_fraction`` is in force
@@ -97,7 +90,7 @@ def _failure(error: BaseException) -> Failure:
     if is_handed_on and BudgetExceededError.__name__ in text:
         return Failure.BUDGET_EXCEEDED
     if (
-        isinstance(error, _GIVEN_UP)
+        isinstance(error, GIVEN_UP)
         or is_out_of_memory(error)
         or (is_handed_on and "out of memory" in text.lower())
     ):

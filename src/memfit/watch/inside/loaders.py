@@ -99,7 +99,7 @@ def batch_bytes(batch: Any) -> int:
     # Not torch's own tree functions: this is called for every batch, and they take ten times as
     # long.
     if isinstance(batch, torch.Tensor):
-        return batch.nbytes
+        return batch.numel() * batch.element_size()  # of sparse ones as well
     if isinstance(batch, Mapping):
         return sum(map(batch_bytes, batch.values()))
     return sum(map(batch_bytes, batch)) if isinstance(batch, list | tuple) else 0

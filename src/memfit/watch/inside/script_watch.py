@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from memfit.runtime.leaks import LeakFinder
 from memfit.watch.settings import WatchSettings
 
 from .budgets import WatchedBudget
-from .loaders import Fetch, Loaders, batch_bytes
+from .loaders import Loaders, batch_bytes
 from .peaks import BudgetPeaks, CpuPeaks, CudaPeaks, Peak, Peaks
 from .process_record import ProcessRecord
 from .rank_journal import RankJournal, RankTakenError
@@ -48,7 +49,6 @@ class ScriptWatch:
             self._leaks = LeakFinder(self._leaked, overhead_fraction=_LEAKS_FRACTION)
         self._peaks: Peaks | None = None
         self._journal: RankJournal | None = None
-        self._written_leaks: list[LeakEvent] = []
         self._resident = ResidentMemory()
         self._thread: int | None = None
         self._ended_seconds = self._began_seconds = time.perf_counter()
@@ -88,7 +88,7 @@ class ScriptWatch:
         if self._peaks is not None:
             self.safely(self._peaks.close)
         if self._leaks is not None:
-            self.safely(self._finish_leaks)
+            self.safely(self._leaks.finish)
         if self._journal is not None:
             self._journal.close()
 
@@ -105,6 +105,13 @@ class ScriptWatch:
         """Watch no more; a budget stays in force."""
         self.is_off = True
         self._record.note(reason)
+        for end in (
+            None if self._peaks is None else self._peaks.close,
+            None if self._leaks is None else self._leaks.abandon,
+        ):
+            if end is not None:
+                with contextlib.suppress(Exception):  # what ends watching may be what fails here
+                    end()
 
     # --- Steps ---
 
@@ -175,19 +182,19 @@ class ScriptWatch:
     def _batch_wanted(self, iterator: Any) -> None:
         fetch = self._loaders.wanted(iterator, self.num_steps)
         if fetch.is_training:
-            self._begin_step(fetch)
+            self._begin_step()
         elif fetch.number > 1:
             self._boundary(fetch.stream, fetch.number - 1, None)
 
-    def _begin_step(self, fetch: Fetch) -> None:
+    def _begin_step(self) -> None:
         """Leave what happened since the last step, such as validation, out of the step's time."""
-        del fetch
         if not self._has_begun_anew:
             self._has_begun_anew = True
             self._began_seconds = time.perf_counter()
 
     def _batch_given(self, batch: Any) -> None:
-        if not torch.is_grad_enabled() or not self._is_own_thread():
+        # Not asked whose thread it is: a loader may be read ahead by one that does no steps.
+        if not torch.is_grad_enabled() or self._thread not in {None, threading.get_ident()}:
             return
         self._batch_bytes += batch_bytes(batch)
         if self._peaks is not None:
@@ -201,21 +208,15 @@ class ScriptWatch:
         if self._leaks is None or threading.current_thread() is not threading.main_thread():
             return
         self._leaks.boundary(stream, step, num_bytes)
+        if self._leaks.failure is not None:
+            self._record.note(f"leaks were looked for until step {step}: {self._leaks.failure}")
+            self._leaks = None
 
     def _leaked(self, event: LeakEvent) -> None:
-        if event in self._written_leaks:
-            return
-        self._written_leaks.append(event)
         is_on_card = event.place.startswith("cuda")
         self._enter(torch.device("cuda" if is_on_card else "cpu"))
         if self._journal is not None:
             self._journal.leak(event)
-
-    def _finish_leaks(self) -> None:
-        if self._leaks is None:
-            return
-        for event in self._leaks.finish():
-            self._leaked(event)
 
 
 def _devices(optimizer: Any) -> Iterator[torch.device]:

@@ -382,6 +382,8 @@ class Finder:
     def abandon(self) -> None:
         """Do nothing."""
 
+    finish = abandon
+
     def boundary(self, *args) -> None:
         self.boundaries.append(args)
 

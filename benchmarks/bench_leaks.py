@@ -83,7 +83,8 @@ def _planted_row(program: Program) -> dict[str, Any]:
         "num_steps": finder.num_steps,
         "found_after_steps": finder.found_after,
         "holder": event.holder if event is not None else "",
-        "is_holder_named": event is not None and event.holder.endswith(program.holder),
+        "is_holder_named": event is not None
+        and (event.holder == program.holder or event.holder.endswith(f".{program.holder}")),
         "line": line,
         "is_line_named": bool(program.line) and program.line in text_of_line(line),
         "sentence": event.sentence if event is not None else "",

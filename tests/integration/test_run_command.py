@@ -231,6 +231,10 @@ def test_what_cannot_be_started_is_an_error_as_in_a_shell(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     assert run(tmp_path, "./notes.txt").returncode == 126
     assert not (tmp_path / "run").exists()
+    (tmp_path / "broken").write_bytes(b"\0no program")
+    (tmp_path / "broken").chmod(0o755)
+    assert run(tmp_path, "./broken").returncode == 126
+    assert run(tmp_path, "true").returncode == 0, "the folder holds no run"
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):

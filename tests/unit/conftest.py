@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import math
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
 
 from memfit import Job
+from memfit.runtime import step_log
 
 
 @pytest.fixture
@@ -30,3 +35,17 @@ def regression_job() -> Job:
 def fixed_seed() -> None:
     """Start every test from the same random state."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Keep what other tests have left out of collections, which the guard begins at each failure."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def unhurried_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a busy machine be no reason to have nothing to go back to."""
+    monkeypatch.setattr(step_log, "_FREE_SECONDS", math.inf)

@@ -13,7 +13,7 @@ import torch
 import memfit
 from memfit import Plan
 from memfit.errors import OutOfMemoryAfterAllError, UpdateCutError
-from memfit.runtime import step_log
+from memfit.runtime import step_entry, step_log
 from memfit.runtime.enforced_budget import EnforcedBudget
 from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -30,7 +30,10 @@ from .guard_faults import (
     ladder_of,
     same,
     trained,
+    without_dropout,
 )
+
+pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 
 PLANS = {
     "as it is": (),
@@ -44,12 +47,46 @@ def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
     job, plan = build_job(), ladder_of(*PLANS[name])
     _, wanted, operators = trained(job, plan)
     points = random.Random(0).sample(range(1, len(operators) + 1), 20)
+    num_events = num_repeated = 0
     for point in points:
-        run, found, _ = trained(job, plan, point)
+        run, found, seen = trained(job, plan, point)
         same(found, wanted)
+        assert len(seen) > len(operators), "something was done again"
         # A failure in what the guard itself does is none of the step's.
         assert len(run.events) <= 1
+        num_events += len(run.events)
+        num_repeated += sum(event.num_steps_repeated for event in run.events)
         run.close()
+    assert num_events >= 5
+    assert num_repeated >= 1 or name == "fused", "some update was cut, if it has parts"
+
+
+def test_buffers_that_are_too_large_to_copy_come_back_with_the_file(monkeypatch):
+    monkeypatch.setattr(step_entry, "_MOST_BUFFER_BYTES", 0)
+    job, plan = build_job(), ladder_of()
+    _, wanted, operators = trained(job, plan)
+    (place,) = [n for n, name in enumerate(operators, 1) if "log_softmax_backward" in name][3:4]
+    run, found, _ = trained(job, plan, place)
+    assert [(event.step, event.num_steps_repeated) for event in run.events] == [(4, 3)]
+    same(found, wanted)
+    run.close()
+
+
+@pytest.mark.parametrize("name", ["_MOST_STEPS", "_MOST_BATCH_BYTES", "_FREE_SECONDS"])
+def test_when_more_was_done_than_is_kept_a_cut_update_is_said(monkeypatch, name):
+    monkeypatch.setattr(step_log, name, -1e9 if name == "_FREE_SECONDS" else 0)
+    job = build_job()
+    run = memfit.start(job, ladder_of())
+    first, second, third = batches_of(job)[:3]
+    run.step(first)
+    run._guard._log._write_seconds = 1e9
+    run.step(second)
+    with (
+        OutOfMemoryAt(name="addcdiv", most=1),
+        pytest.raises(UpdateCutError, match="too many to keep"),
+    ):
+        run.step(third)
+    run.close()
 
 
 def test_several_failures_in_a_row_are_undone_as_well():
@@ -85,14 +122,13 @@ def test_updates_in_backward_are_undone():
 
 
 def test_a_step_goes_on_in_smaller_micro_batches_where_there_is_no_ladder():
-    job = build_job(batch_norm=False)
-    job_without_dropout = copy.copy(job)
-    _, wanted, operators = trained(job_without_dropout, Plan())
+    job = without_dropout()
+    _, wanted, operators = trained(job, Plan())
     run, found, _ = trained(job, Plan(), len(operators) // 2)
     (event,) = run.events
     assert event.next_plan == ("micro-batching(4)",)
     assert run.plan.labels() == ("micro-batching(4)",)
-    assert found["num_steps"] == wanted["num_steps"] == NUM_STEPS
+    same(found, wanted, tolerance=1e-5)
 
 
 def test_batch_normalisation_goes_on_with_the_statistics_of_the_whole_batch():

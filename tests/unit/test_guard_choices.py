@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import gc
+import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -39,6 +40,8 @@ from .guard_faults import (
     same,
     trained,
 )
+
+pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 
 # --- Climbing back, and keeping the plan ---
 
@@ -170,6 +173,22 @@ def test_an_evaluation_that_does_not_fit_is_done_in_pieces() -> None:
     run.close()
 
 
+def test_an_evaluation_that_is_done_over_draws_what_it_would_have_drawn() -> None:
+    drawn: list[tuple[float, ...]] = []
+
+    def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
+        drawn.append((float(torch.randn(())), random.random(), float(np.random.rand())))
+        if len(drawn) == 1:
+            raise torch.OutOfMemoryError("made up")
+        return model(batch[0])
+
+    job = build_job(batch_norm=False)
+    with memfit.start(job) as run:
+        run.evaluate(job.batch(BATCH_SIZE), noisy)
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == len(drawn) - 1 == 2
+
+
 def test_a_loss_that_couples_samples_is_not_evaluated_in_pieces() -> None:
     def contrastive(model: nn.Module, batch: Any) -> torch.Tensor:
         outputs = model(batch[0])
@@ -217,6 +236,25 @@ def test_a_step_that_changes_its_batch_is_not_done_over() -> None:
     ):
         run.step(job.batch(BATCH_SIZE))
     assert caught.value.exit_code == 4
+    run.close()
+
+
+def test_after_a_step_that_changed_its_batch_there_is_nothing_to_go_back_to() -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(model(inputs.mul_(2)), targets)
+
+    job = build_job(batch_norm=False, loss=loss)
+    run = memfit.start(job, ladder_of())
+    run.step(job.batch(BATCH_SIZE))
+    assert run._guard is not None
+    run._guard._log._write_seconds = 1e9
+    run.step(job.batch(BATCH_SIZE))
+    with (
+        OutOfMemoryAt(name="addcdiv", most=1),
+        pytest.raises(UpdateCutError, match="changes its batches"),
+    ):
+        run.step(job.batch(BATCH_SIZE))
     run.close()
 
 
@@ -392,12 +430,3 @@ memfit.start(job).step(job.batch(4))
     assert done.returncode == 5, done.stderr
     assert "lost the context of its card" in done.stderr
     assert list(tmp_path.glob("emergency-*.pt"))
-
-
-def test_states_are_copies_that_later_steps_do_not_change() -> None:
-    job = build_job()
-    run = memfit.start(job)
-    run.step(job.batch(BATCH_SIZE))
-    saved = copy.deepcopy(run.state_dict())
-    assert saved["plan"]["found"]["strategies"] == []
-    run.close()

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 import memfit
+from memfit import Plan
 from memfit.cli.main import main
 from memfit.errors import DataError
 from memfit.journal.records import OutOfMemoryEvent, PlanClimbedEvent, Reason, StepRecord
@@ -23,6 +24,7 @@ from memfit.reports.journal_contents import read_report
 from memfit.reports.journal_text import journal_summary
 from memfit.reports.journal_wording import REASON_WORDS, headline_cards, verdict
 from memfit.reports.run_state import State
+from memfit.strategies.micro_batching import MicroBatching
 from memfit.units import GIB, MIB
 
 from . import run_samples
@@ -78,6 +80,12 @@ def run_samples_ending(reason: Reason, **fields):
 
     words = {"ended_by": reason.value, "exit_code": 0, "sentence": "S.", "remedy": ""}
     return Ending(reason=reason, **{**words, **fields})
+
+
+def test_a_run_that_began_as_it_is_began_without_strategies(tmp_path):
+    folder = write_run(tmp_path, replace(FACTS, strategies=()), STEPS)
+    Plan(strategies=(MicroBatching(micro_batch_size=8),)).save(folder / "plan.yaml")
+    assert read_report(folder).begun_with == ()
 
 
 def test_recoveries_and_climbs_are_counted_and_listed(tmp_path):

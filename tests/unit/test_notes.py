@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,16 @@ import torch
 import memfit
 from memfit import Plan
 from memfit.errors import MemfitWarning, OutOfMemoryAfterAllError
-from memfit.journal.folder import read_journal
+from memfit.journal.folder import WATCH_FOLDER_VARIABLE, read_journal
 from memfit.journal.records import DriftEvent, OutOfMemoryEvent, Reason
 from memfit.journal.timeline import read_timeline
 from memfit.runtime.guard_settings import GuardSettings
 from memfit.strategies.micro_batching import MicroBatching
 
 from .guard_faults import BATCH_SIZE, OutOfMemoryAt, build_job
+from .run_samples import LEAK
+
+pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 
 
 def test_a_folder_holds_steps_events_plan_timeline_and_end(tmp_path: Path) -> None:
@@ -169,3 +173,70 @@ def test_a_peak_that_leaves_the_predicted_one_is_a_warning_that_names_the_catego
     (drift,) = told
     assert isinstance(drift, DriftEvent)
     assert drift.measured_bytes > drift.predicted_bytes
+
+
+class Finder:
+    """Stand in for the leak finder."""
+
+    failure: str | None = None
+
+    def __init__(self, on_leak: Any) -> None:
+        self.on_leak = on_leak
+        self.boundaries: list[tuple[str, int, int]] = []
+
+    def boundary(self, stream: str, step: int, batch_bytes: int) -> None:
+        self.boundaries.append((stream, step, batch_bytes))
+        if len(self.boundaries) == 2:
+            self.on_leak(LEAK)
+
+    def finish(self) -> None:
+        """Find nothing more."""
+
+
+def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> None:
+    made: list[Finder] = []
+
+    def make(on_leak: Any) -> Finder:
+        made.append(Finder(on_leak))
+        return made[-1]
+
+    monkeypatch.setattr("memfit.runtime.notes.LeakFinder", make)
+    job = build_job(batch_norm=False)
+    memfit.start(job).close()
+    assert made == []
+    listener, told = Listener(), []
+    run = memfit.start(job, find_leaks=True, listeners=[listener])
+    run.listen(told.append)
+    batch = job.batch(BATCH_SIZE)
+    num_bytes = BATCH_SIZE * (6 * 4 + 8)
+    run.step(batch)
+    with pytest.warns(MemfitWarning, match="grows"):
+        run.evaluate(batch)
+    run.close()
+    assert made[0].boundaries == [("train", 1, num_bytes), ("evaluation", 1, num_bytes)]
+    assert told == [LEAK]
+
+
+def test_a_finder_that_gives_up_is_no_all_clear(monkeypatch: Any) -> None:
+    monkeypatch.setattr("memfit.runtime.notes.LeakFinder", Finder)
+    monkeypatch.setattr(Finder, "failure", "TypeError: unreadable")
+    job = build_job(batch_norm=False)
+    with memfit.start(job, find_leaks=True) as run:
+        with pytest.warns(MemfitWarning, match="looked for no more .TypeError: unreadable."):
+            run.step(job.batch(BATCH_SIZE))
+        run.step(job.batch(BATCH_SIZE))
+
+
+def test_a_guarded_run_below_a_watch_tells_it_what_the_guard_did(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(WATCH_FOLDER_VARIABLE, str(tmp_path))
+    job = build_job(batch_norm=False)
+    with memfit.start(job, find_leaks=False) as run:
+        with OutOfMemoryAt(name="log_softmax_backward", most=1):
+            run.step(job.batch(BATCH_SIZE))
+        with pytest.warns(MemfitWarning, match="grows"):
+            run._notes.event(LEAK)
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"] == "out-of-memory"
+    assert not (tmp_path / "steps.jsonl").exists()

@@ -149,6 +149,10 @@ def test_a_validation_without_no_grad_stays_one_when_epochs_go_by(loaders):
         assert not loaders.wanted(iterator, num_steps).is_training
 
 
+def test_sparse_tensors_of_a_batch_are_counted_as_well():
+    assert batch_bytes([torch.eye(3).to_sparse(), torch.zeros(2)]) == 4 * (9 + 2)
+
+
 def test_the_bytes_of_a_batch_are_those_of_its_tensors():
     assert batch_bytes({"x": [torch.zeros(3), "text"], "y": torch.zeros(2, dtype=torch.int8)}) == 14
 
@@ -359,6 +363,34 @@ def test_steps_of_another_thread_and_of_a_child_are_not_taken_for_the_scripts(fo
     assert len(read_journal(folder).steps) == 1
 
 
+def test_a_thread_that_reads_a_loader_ahead_does_not_become_the_one_that_trains(folder, watch):
+    thread = threading.Thread(target=watch.batch_given, args=(None, torch.zeros(4)))
+    thread.start()
+    thread.join()
+    watch.optimizer_stepped(sgd(), (), {})
+    watch.finish()
+    assert len(read_journal(folder).steps) == 1
+
+
+def test_what_ends_the_watching_ends_its_instruments_as_well(watch):
+    optimizer = sgd()
+    watch.optimizer_stepped(optimizer, (), {})
+    assert torch.autograd._profiler_enabled(), "the second step is watched"
+    watch._leaks = finder = Finder()
+    watch.safely(lambda: 1 / 0)
+    assert not torch.autograd._profiler_enabled()
+    assert finder.is_abandoned
+
+
+def test_a_finder_that_gave_up_is_no_all_clear(folder, watch):
+    watch._leaks = finder = Finder()
+    finder.failure = "TypeError: unreadable"
+    watch.optimizer_stepped(sgd(), (), {})
+    assert read_words(folder)[0].notes == (
+        "leaks were looked for until step 1: TypeError: unreadable",
+    )
+
+
 def test_a_failure_in_watching_is_noted_and_ends_it(folder, watch, monkeypatch):
     def fail(self):
         raise OSError("no room")
@@ -378,9 +410,10 @@ class Finder:
 
     def __init__(self) -> None:
         self.boundaries = []
+        self.is_abandoned = False
 
     def abandon(self) -> None:
-        """Do nothing."""
+        self.is_abandoned = True
 
     finish = abandon
 

@@ -39,7 +39,7 @@ _MOST_BATCH_BYTES = 1024 * MIB
 """The log holds on to no more batches than this: on the disk for training on the CPU, where they
 would count, and as they are for training on a card."""
 _STORE_FRACTION = 0.002
-_FREE_SECONDS = 0.02
+_FREE_SECONDS = 0.05
 """Storing batches may take such a share of the whole run, and so long whatever the share: the first
 steps are the slowest."""
 _NOT_PICKLED = (TypeError, AttributeError, pickle.PickleError)

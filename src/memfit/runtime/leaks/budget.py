@@ -10,7 +10,7 @@ _SHARES = {"probe": 0.25, "frequent probe": 0.1, "look": 0.6, "look that can wai
 """Of the budget; what is more frequent leaves room for what has its one moment."""
 _MOST_EXTRA_LOOKS = 40
 """Beyond the budget, after a suspicion."""
-_FREE_EXTRA_SECONDS, _EXTRA_FRACTION = 1.0, 0.02
+_FREE_EXTRA_SECONDS, _EXTRA_FRACTION = 3.0, 0.02
 """All calls together may have taken so long before another look beyond the budget is taken."""
 _NUM_RECENT = 4
 

@@ -18,7 +18,7 @@ from .naming import Namer, Verdict
 from .outside import OutsideWatch
 from .signals import Levels, MemoryReader
 from .streams import Stream
-from .walk import Look, take_look
+from .walk import LineSearch, Look, find_lines, take_look, ways_to
 
 _MOST_WATCHES = 4
 _MOST_TRIES = 2
@@ -66,6 +66,7 @@ class LeakFinder:
         self._namer = Namer()
         self._lines = LineWatch()
         self._line_of: dict[int, str] = {}
+        self._ways: set[int] = set()
         self._tries: dict[int, int] = {}
         self._num_watches = 0
         self._watch_end: tuple[Stream, int] | None = None
@@ -221,14 +222,15 @@ class LeakFinder:
         current.plan_next_look()
         if over is not None:
             over.looked_after_pass = over.pass_number
+        if self._watch_end is not None:
+            self._end_watch()
         look = self._taken_look()
         if look is None:
             return
         if reason == "due":
             self._budget.looked(look.took_seconds)
         verdicts = self._examination.add(look, current, over, self._index)
-        if self._watch_end is not None:
-            self._end_watch(look)
+        self._ways = ways_to(look, self._examination.suspects)
         if reason == "suspicion" and not self._examination.is_anything_growing:
             self._suspicious_bytes = min(2 * self._suspicious_bytes, _MOST_SUSPICIOUS_BYTES)
         self._pending += [each for each in verdicts if not self._namer.is_told(each.growth)]
@@ -239,9 +241,8 @@ class LeakFinder:
     def _taken_look(self) -> Look | None:
         if len(self._memory_bytes) == 1:  # CUDA may have been started since
             self._memory_bytes.update(_memory_bytes())
-        lines = self._lines if self._lines.is_on else None
         try:
-            return take_look(self._examination.suspects, lines)
+            return take_look()
         except _READ_ERRORS as error:
             # An object that cannot be read is no reason to stop a training run.
             self._num_failures += 1
@@ -275,14 +276,17 @@ class LeakFinder:
             if key not in self._line_of and self._tries.get(key, 0) < _MOST_TRIES
         ]
 
-    def _end_watch(self, look: Look) -> None:
-        if not self._lines.end():
-            return
-        self._watch_end = None
-        for key in self._examination.suspects:
-            node = look.nodes.get(key)
-            if node is not None and node.source_line:
-                self._line_of.setdefault(key, node.source_line)
+    def _end_watch(self) -> None:
+        """Take the lines that were noted; noting ends before everything is looked at."""
+        suspects = self._examination.suspects
+        search = LineSearch(suspects=suspects, ways=self._ways, lines=self._lines)
+        try:
+            found = find_lines(search)
+        except _READ_ERRORS:  # the look that follows meets it as well, and counts it
+            found = {}
+        if self._lines.end():
+            self._watch_end = None
+            self._line_of = {**found, **self._line_of}
 
     def _is_waiting_for_lines(self) -> bool:
         """Say whether a few steps more will give the lines of what was found."""

@@ -44,7 +44,10 @@ class Node:
     """What its attributes state as the most entries of what it holds."""
     is_memfits: bool = False
     """It is an object of memfit's own, such as a ``Run``."""
-    source_line: str = ""
+    is_ambiguous: bool = False
+    """Another one has the same path, so that it cannot be followed from look to look."""
+    reached_from: Node | None = None
+    """For a class, whose path begins with itself: where it was met."""
 
     def lineage(self) -> list[Node]:
         """Give the nodes from the root to this one."""

@@ -68,7 +68,9 @@ def is_container(node: Node) -> bool:
     """Say whether a node can be what grows, and not only hold it."""
     if node.kind not in CONTAINERS and node.kind not in LEAVES:
         return False
-    return not any(each.is_bounded for each in node.lineage()) and not _is_kept_by_memfit(node)
+    if any(each.is_bounded or each.is_ambiguous for each in node.lineage()):
+        return False
+    return not _is_kept_by_memfit(node)
 
 
 def _is_kept_by_memfit(node: Node) -> bool:

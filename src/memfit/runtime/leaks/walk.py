@@ -48,16 +48,34 @@ Entry = tuple[Any, Node, str, Any, float]
 """A value, what holds it, how, under which name, and for how many it stands."""
 
 
-class Walk:
-    """Carry out one look."""
+@dataclass(slots=True, kw_only=True)
+class LineSearch:
+    """What a walk looks for to say where it was made: only along the ways that lead there.
 
-    def __init__(self, suspects: Collection[int], lines: Lines | None) -> None:
+    While lines are noted every object takes long to make, and so would a look at everything.
+    """
+
+    suspects: Collection[int]
+    """The keys of what grows."""
+    ways: Collection[int]
+    """The keys of all that lead there, and the suspects' own."""
+    lines: Lines
+    found: dict[int, str] = field(default_factory=dict)
+
+    def leads_on(self, key: int) -> bool:
+        """Say whether to follow what a node holds."""
+        return key in self.ways
+
+
+class Walk:
+    """Carry out one look, or a part of one in search of lines."""
+
+    def __init__(self, search: LineSearch | None = None) -> None:
         self.look = Look()
         self._leaves = LeafReader(self.look.seen)
         self._readers: dict[type, Reader] = {}
         self._queue: deque[Entry] = deque()
-        self._suspects = suspects
-        self._lines = lines
+        self._search = search
         self._deadline = time.perf_counter() + _MOST_SECONDS
 
     def run(self, start: list[Root]) -> Look:
@@ -66,6 +84,8 @@ class Walk:
         for root in start:
             kind = "frame" if root.is_frame else "namespace"
             key = hash((kind, root.name))
+            if self._search is not None and not self._search.leads_on(key):
+                continue
             top = Node(key, None, "root", root.name, kind, "")
             self.look.nodes.setdefault(key, top)
             self.look.bounds += bounds_of_program(root.variables)
@@ -116,13 +136,15 @@ class Walk:
             _add(parent, reading, node.weight)
             return
         if reading.is_class:
-            node.parent, node.style, node.link = None, "class", reading.type_name
+            node.parent, node.reached_from = None, parent
+            node.style, node.link = "class", reading.type_name
             node.weight = 0.0
         link = node.link
         if type(link) is not str and type(link) is not int:
             link = node.link = f"<{type(link).__name__}>"
         node.key = hash((parent.key if node.parent else 0, node.style, link))
         if node.key in self.look.nodes:
+            node.is_ambiguous = self.look.nodes[node.key].is_ambiguous = True
             node.key = hash((node.key, len(self.look.nodes)))
         node.kind = reading.value_kind or reading.kind
         node.type_name = reading.type_name
@@ -132,36 +154,55 @@ class Walk:
         node.num_rows, node.bounds = reading.num_rows, reading.bounds
         _add(node, reading, 1.0)
         self.look.nodes[node.key] = node
-        if self._lines is not None and node.key in self._suspects:
-            node.source_line = self._line(reading, value)
+        search = self._search
+        if search is not None and node.key in search.suspects:
+            search.found[node.key] = _line(reading, value, search.lines, self._leaves)
+        if search is not None and not search.leads_on(node.key):
+            return
         for style, name, item in reading.items:
             self._queue.append((item, node, style, name, reading.weight))
 
-    def _line(self, reading: Reading, value: Any) -> str:
-        """Say where the newest of what a suspect holds was made."""
-        assert self._lines is not None, "asked only with lines"
-        for _, _, item in reading.items[:-5:-1]:
-            line = self._line_within(item, _LINE_DEPTH)
-            if line:
-                return line
-        return "" if reading.items else self._lines.line_of(value)
 
-    def _line_within(self, value: Any, depth: int) -> str:
-        """Say where a value, or what it holds, was made."""
-        assert self._lines is not None, "asked only with lines"
-        line = self._lines.line_of(value)
-        if line or not depth:
-            return line
-        reader = self._leaves.reader_of(type(value))
-        reading = reader(value) if type(value) in _PLAIN else None
-        items = reading.items[-4:] if reading is not None else ()
-        lines = (self._line_within(item, depth - 1) for _, _, item in items)
-        return next((line for line in lines if line), "")
-
-
-def take_look(suspects: Collection[int] = (), lines: Lines | None = None) -> Look:
+def take_look() -> Look:
     """Look at all that the program's variables lead to."""
-    return Walk(suspects, lines).run(roots())
+    return Walk().run(roots())
+
+
+def find_lines(search: LineSearch) -> dict[int, str]:
+    """Say where the newest of what each suspect holds was made, where that was noted."""
+    Walk(search).run(roots())
+    return {key: line for key, line in search.found.items() if line}
+
+
+def ways_to(look: Look, suspects: Collection[int]) -> set[int]:
+    """Give the keys of all that lead to suspects, and their own."""
+    ways: set[int] = set()
+    for key in suspects:
+        node = look.nodes.get(key)
+        while node is not None and node.key not in ways:
+            ways.add(node.key)
+            node = node.parent or node.reached_from
+    return ways
+
+
+def _line(reading: Reading, value: Any, lines: Lines, leaves: LeafReader) -> str:
+    """Say where the newest of what a holder holds was made."""
+    for _, _, item in reading.items[:-5:-1]:
+        line = _line_within(item, _LINE_DEPTH, lines, leaves)
+        if line:
+            return line
+    return "" if reading.items else lines.line_of(value)
+
+
+def _line_within(value: Any, depth: int, lines: Lines, leaves: LeafReader) -> str:
+    """Say where a value, or what it holds, was made."""
+    line = lines.line_of(value)
+    if line or not depth:
+        return line
+    reading = leaves.reader_of(type(value))(value) if type(value) in _PLAIN else None
+    items = reading.items[-4:] if reading is not None else ()
+    found = (_line_within(item, depth - 1, lines, leaves) for _, _, item in items)
+    return next((line for line in found if line), "")
 
 
 def _add(node: Node, reading: Reading, weight: float) -> None:

@@ -1,6 +1,6 @@
 """What guard, monitor and journal cost over a bare loop, side by side in one process.
 
-Run: python benchmarks/bench_guard_overhead.py        (about six minutes on two cores)
+Run: python benchmarks/bench_guard_overhead.py        (about nine minutes on two cores)
 
 Bare and guarded steps alternate over the same batches, on two models of the same shape; half-way
 the models change places, as two models of one process can differ for good by where their weights
@@ -26,7 +26,7 @@ from torch import nn
 
 import memfit
 
-_SECONDS = 30.0
+_SECONDS = 20.0
 """For the steps of one loop in one half."""
 _FIRST_SECONDS = 1.0
 _SIZES = ((512, 8, 64), (512, 8, 512), (1024, 8, 256))

@@ -205,3 +205,14 @@ def test_a_file_that_is_no_timeline_is_refused(tmp_path: Path, content: str) -> 
 
 def test_without_a_timeline_there_is_none(tmp_path: Path) -> None:
     assert read_timeline(tmp_path) is None
+
+
+def test_ranks_are_read_where_the_first_left_nothing_and_other_folders_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rank-x").mkdir()
+    steps_in(tmp_path / "rank-x", 1)
+    with pytest.raises(DataError, match="holds no journal"):
+        read_ranks(tmp_path)
+    steps_in(tmp_path / "rank-2", 1, 2)
+    assert [*read_ranks(tmp_path)] == [2]

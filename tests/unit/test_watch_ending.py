@@ -285,3 +285,9 @@ def test_a_peak_of_few_steps_says_so():
 )
 def test_a_run_is_named_after_its_script(command, name):
     assert script_name(command.split()) == name
+
+
+def test_signals_without_a_name_are_told_by_their_number():
+    ending = told(end(signal_number=40), words(has_ended=False))
+    assert ending.reason is Reason.SIGNAL
+    assert "signal 40" in ending.sentence

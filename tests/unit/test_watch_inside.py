@@ -462,3 +462,11 @@ def test_settings_reach_the_inside(tmp_path):
 def test_what_takes_long_takes_a_third_of_one_hundredth():
     shares = peaks_module._OVERHEAD_FRACTION + script_watch_module._LEAKS_FRACTION
     assert shares <= 0.003, "the hooks take the rest of one hundredth"
+
+
+def test_words_of_another_version_are_read_as_far_as_they_are_known(folder):
+    record = ProcessRecord(folder)
+    record.note("something")
+    (path,) = words_folder(folder).glob("*.json")
+    path.write_text(path.read_text().replace('"notes"', '"later": 1, "notes"', 1))
+    assert read_words(folder)[0].notes == ("something",)

@@ -42,6 +42,8 @@ FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME = (
 
 WATCH_FOLDER_VARIABLE = "MEMFIT_WATCH_FOLDER"
 """In the environment of a command that ``memfit run`` watches: where its journal is."""
+PLAN_NAME = "plan.yaml"
+"""Beside the journal: the plan in force."""
 JOURNAL_NAMES = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
 NO_JOURNAL = f"it holds no journal: neither {FACTS_NAME}, {STEPS_NAME} nor {REASON_NAME}"
 
@@ -135,16 +137,18 @@ def holds_journal(folder: Path) -> bool:
 
 
 def read_ranks(folder: Path) -> dict[int, Journal]:
-    """Read the journals of all ranks in a run folder, by rank.
+    """Read the journals of all ranks in a run folder, by rank; the first may have left none.
 
     Raises:
         DataError: if there is none.
     """
-    journals = {0: read_journal(folder)}
+    journals = {0: read_journal(folder)} if holds_journal(folder) else {}
     for path in folder.glob("rank-*"):
         number = path.name.removeprefix("rank-")
         if number.isdecimal() and holds_journal(path):
             journals[int(number)] = read_journal(path)
+    if not journals:
+        raise DataError(str(folder), NO_JOURNAL)
     return dict(sorted(journals.items()))
 
 

@@ -14,9 +14,9 @@ from memfit.journal.folder import (
     FACTS_NAME,
     JOURNAL_NAMES,
     NO_JOURNAL,
+    PLAN_NAME,
     Journal,
     holds_journal,
-    read_journal,
     read_ranks,
 )
 from memfit.journal.records import (
@@ -37,7 +37,6 @@ from .run_state import State, state_of
 _E = TypeVar("_E", bound=Event)
 _E_co = TypeVar("_E_co", bound=Event, covariant=True)
 _P = TypeVar("_P", OutOfMemoryEvent, PlanClimbedEvent)
-PLAN_NAME = "plan.yaml"
 _TRAINING_FILES = ("config.json", "metrics.jsonl")
 """What a folder of ``memfit train`` has."""
 _MOST_NAMED = 3
@@ -171,7 +170,7 @@ def read_report(folder: Path) -> JournalReport:
         DataError: if no run has written a journal there, or a file of it cannot be read.
     """
     _check_holds_run(folder)
-    journals = read_ranks(folder) if holds_journal(folder) else _ranks_alone(folder)
+    journals = read_ranks(folder)
     told = {rank: _events(journal) for rank, journal in journals.items()}
     leaks = {rank: _leaks(journal) for rank, journal in journals.items()}
     out_of_memory = _once(_of_kind(OutOfMemoryEvent, told))
@@ -228,17 +227,6 @@ def _check_holds_run(folder: Path) -> None:
         named = ", ".join(str(path) for path in runs[-_MOST_NAMED:])
         raise DataError(str(folder), f"it is not a run, but holds some: {named}. Name one.")
     raise DataError(str(folder), f"{NO_JOURNAL}.")
-
-
-def _ranks_alone(folder: Path) -> dict[int, Journal]:
-    """Read ranks whose first one left nothing."""
-    ranks = {int(path.name.rpartition("-")[2]): path for path in _rank_folders(folder)}
-    return {rank: read_journal(path) for rank, path in sorted(ranks.items())}
-
-
-def _rank_folders(folder: Path) -> list[Path]:
-    found = folder.glob("rank-*")
-    return [p for p in found if p.name.rpartition("-")[2].isdecimal() and holds_journal(p)]
 
 
 def _events(journal: Journal) -> Sequence[Event]:

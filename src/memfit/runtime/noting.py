@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from memfit.journal.folder import WATCH_FOLDER_VARIABLE, JournalWriter, rank_folder
+from memfit.journal.folder import PLAN_NAME, WATCH_FOLDER_VARIABLE, JournalWriter, rank_folder
 from memfit.journal.records import Ending, Event, LeakEvent, RunFacts, StepRecord
 from memfit.journal.timeline import StepTimeline, write_timeline
 from memfit.runtime.listeners.collection import Listeners
@@ -30,7 +30,7 @@ class FolderKeeper:
 
     def keep_plan(self, plan: Plan) -> None:
         """Write ``plan.yaml``."""
-        plan.save(self._folder / "plan.yaml")
+        plan.save(self._folder / PLAN_NAME)
 
     def keep_timeline(self, timeline: StepTimeline) -> None:
         """Write ``timeline.json``."""

@@ -73,7 +73,6 @@ class LastWords:
     """None before the first step."""
     has_ended: bool = False
     """Whether it came to an orderly end."""
-    num_steps: int = 0
     highest_bytes: int | None = None
     """Under an enforced budget: the most that was alive at once."""
     errors: tuple[ErrorWords, ...] = ()

@@ -167,7 +167,7 @@ class Examination:
         return [Verdict(growth=growth, kind=kind_of(growth, look)) for growth in kept]
 
     def _suspect_in_steps(self, look: Look, series: Series, stream: str) -> None:
-        """Suspect what grew between each of the last three looks."""
+        """Suspect what grew since the look before, from the third on."""
         for key, track in series.tracks.items():
             if len(track.points) > 2 and track.points[-1].exceeds(track.points[-2]):
                 self._suspect(look, key, track, stream)

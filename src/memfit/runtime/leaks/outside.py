@@ -58,7 +58,6 @@ class OutsideWatch:
         recent = [*self._recent.get(stream.name, ()), levels]
         return Levels(
             host_bytes=min(each.host_bytes for each in recent),
-            resident_bytes=min(each.resident_bytes for each in recent),
             device_bytes=min(each.device_bytes for each in recent),
         )
 

@@ -37,7 +37,6 @@ class Levels:
 
     host_bytes: int
     """Handed out by malloc and by Python's allocator, free memory not counted; else resident."""
-    resident_bytes: int
     device_bytes: int
 
     def above(self, other: Levels) -> int:
@@ -58,16 +57,15 @@ class MemoryReader:
 
     def read(self) -> Levels:
         """Give the levels now."""
-        resident = resident_bytes("self")
         host = 0
         if self._mallinfo is not None:
             information = self._mallinfo()
             host = information.uordblks + information.hblkhd
         if host == 0:  # another allocator than glibc's
-            host = resident
+            host = resident_bytes("self")
         else:
             host += _BLOCK_BYTES * sys.getallocatedblocks()
-        return Levels(host_bytes=host, resident_bytes=resident, device_bytes=_device_bytes())
+        return Levels(host_bytes=host, device_bytes=_device_bytes())
 
 
 def _device_bytes() -> int:

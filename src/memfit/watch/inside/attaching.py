@@ -105,6 +105,5 @@ class _Attachment:
         self._watch.finish()
         self._record.update(
             has_ended=True,
-            num_steps=self._watch.num_steps,
             highest_bytes=None if self._budget is None else self._budget.most_bytes,
         )

@@ -12,7 +12,6 @@ from memfit.watch.processes import started_at
 
 _MOST_ERRORS = 4
 """A script that tries smaller batches until one fits makes an error each time."""
-"""Between two readings of the resident memory; a reading takes as long as writing a step."""
 
 
 class ProcessRecord:

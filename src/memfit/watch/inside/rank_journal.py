@@ -11,6 +11,7 @@ from pathlib import Path
 from memfit.journal.folder import STEPS_NAME, JournalWriter, rank_folder, read_journal
 from memfit.journal.records import LeakEvent, StepRecord
 from memfit.watch.last_words import words_folder
+from memfit.watch.processes import started_at
 
 
 class RankTakenError(Exception):
@@ -71,7 +72,7 @@ def _claim(path: Path) -> None:
         return
     except FileExistsError:
         owner = path.read_text("utf-8")
-    if owner.isdecimal() and Path(f"/proc/{owner}").exists():
+    if owner.isdecimal() and started_at(int(owner)) is not None:
         raise RankTakenError(owner)
     path.write_text(str(os.getpid()), "utf-8")
 

@@ -42,7 +42,7 @@ _STEP_CODE = Optimizer.profile_hook_step(Optimizer.step).__code__
 """Of the function that torch puts around every ``step`` method, and that calls the hooks."""
 
 
-def is_inside_own_step(optimizer: Any, frame: FrameType | None = None) -> bool:
+def is_inside_own_step(optimizer: Any) -> bool:
     """Say whether a hook is called by a ``step`` that another ``step`` of the same object called.
 
     A subclass that extends ``step`` has the hooks called twice: by its own and by its parent's.
@@ -50,13 +50,13 @@ def is_inside_own_step(optimizer: Any, frame: FrameType | None = None) -> bool:
     if not _extends_step(cast(Hashable, type(optimizer))):
         return False
     num_steps = 0
-    current = frame or sys._getframe(1)
+    current: FrameType | None = sys._getframe(1)
     while current is not None:
         if current.f_code is _STEP_CODE and current.f_locals.get("self") is optimizer:
             num_steps += 1
             if num_steps == 2:
                 return True
-        current = current.f_back  # type: ignore[assignment] # ends with None
+        current = current.f_back
     return False
 
 

@@ -1,15 +1,16 @@
 """What guard, monitor and journal cost over a bare loop, side by side in one process.
 
-Run: python benchmarks/bench_guard_overhead.py        (about twelve minutes on two cores)
+Run: python benchmarks/bench_guard_overhead.py        (about ten minutes on two cores)
 
-Four bare and four guarded steps take turns over the same batches, on two models of the same shape;
-half-way the models change places, as two models of one process can differ for good by where their
-weights lie. (Single steps in turns would have the guard's own code evicted from the caches by two
-steps of training, not by one.) What is compared is the sum of all guarded steps with the sum of all bare ones, so that what
-happens now and then (the file that a cut update goes back to, steps that are watched) counts whole;
-a median would hide it. The first second of each half is left out, as the first file and the first
-watched steps are paid once per run; what they take is told on its own. Two bare loops are compared
-in the same way: how far their ratio is from 1 is how far the machine can be trusted.
+Four bare and four guarded steps take turns over the same batches, on two models of the same shape.
+(Single steps in turns would have the guard's own code evicted from the caches by two steps of
+training, not by one.) Two models of one process can differ by one or two hundredths for good by
+where their weights lie, so there are several rounds, each with new models. What is compared is the
+sum of all guarded steps with the sum of all bare ones, so that what happens now and then (the file
+that a cut update goes back to, steps that are watched) counts whole; a median would hide it. The
+first second of each round is left out, as the first file and the first watched steps are paid once
+per run; what they take is told on its own. Two bare loops are compared in the same way: how far
+their ratio is from 1 is how far the machine can be trusted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from torch import nn
 
 import memfit
 
-_SECONDS = 28.0
-"""For the steps of one loop in one half."""
+_SECONDS = 9.0
+"""For the steps of one loop in one round."""
+_ROUNDS, _BARE_ROUNDS = 6, 4
 _FIRST_SECONDS = 1.0
 _BLOCK_STEPS = 4
 _SIZES = ((512, 8, 64), (512, 8, 512), (1024, 8, 256))
@@ -45,13 +47,8 @@ class _Times:
     later: list[tuple[float, float]] = field(default_factory=list)
 
     @property
-    def ratio_of_sums(self) -> float:
-        ours, others = (sum(each) for each in zip(*self.later, strict=True))
-        return round(ours / others, 4)
-
-    @property
     def first_extra_seconds(self) -> float:
-        return round(sum(ours - other for ours, other in self.first), 3)
+        return sum(ours - other for ours, other in self.first)
 
 
 def main() -> None:
@@ -77,50 +74,62 @@ def _job(width: int, depth: int, batch_size: int) -> memfit.Job:
 
 
 def _row(width: int, depth: int, batch_size: int) -> dict[str, Any]:
-    torch.manual_seed(0)
     job = _job(width, depth, batch_size)
     batches = [job.batch(batch_size) for _ in range(10)]
-    models = [job.model(), job.model()]
-    alone, guarded = _Times(), _Times()
-    for one, other in (models, models[::-1]):
-        _compare(alone, _bare_step(job, one), _bare_step(job, other), batches)
-    for one, other in (models, models[::-1]):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            memfit.start(replace(job, model=lambda model=one: model), folder=folder) as run,
-        ):
-            _compare(guarded, run.step, _bare_step(job, other), batches)
-    bare_block_seconds = statistics.mean(bare for _, bare in guarded.later)
+    alone = [_two_bare_loops(job, batches, number) for number in range(_BARE_ROUNDS)]
+    guarded = [_guarded_and_bare(job, batches, number) for number in range(_ROUNDS)]
+    bare_blocks = [bare for times in guarded for _, bare in times.later]
     return {
         "width": width,
         "num_layers": depth,
         "batch_size": batch_size,
-        "num_parameters": sum(p.numel() for p in models[0].parameters()),
-        "bare_step_seconds": round(bare_block_seconds / _BLOCK_STEPS, 5),
-        "num_steps_each": _BLOCK_STEPS * len(guarded.later),
-        "ratio_of_sums": guarded.ratio_of_sums,
-        "ratio_of_two_bare_loops": alone.ratio_of_sums,
-        "first_extra_seconds": guarded.first_extra_seconds / 2,
+        "num_parameters": sum(p.numel() for p in job.model().parameters()),
+        "bare_step_seconds": round(statistics.mean(bare_blocks) / _BLOCK_STEPS, 5),
+        "num_steps_each": _BLOCK_STEPS * len(bare_blocks),
+        "ratio_of_sums": _ratio_of_sums(guarded),
+        "ratios_of_rounds": sorted(_ratio_of_sums([times]) for times in guarded),
+        "ratio_of_two_bare_loops": _ratio_of_sums(alone),
+        "ratios_of_bare_rounds": sorted(_ratio_of_sums([times]) for times in alone),
+        "first_extra_seconds": round(
+            statistics.mean(times.first_extra_seconds for times in guarded), 3
+        ),
     }
 
 
-def _compare(times: _Times, ours: Step, other: Step, batches: list[Any]) -> None:
+def _two_bare_loops(job: memfit.Job, batches: list[Any], number: int) -> _Times:
+    return _compared(_bare_step(job), _bare_step(job), batches, number)
+
+
+def _guarded_and_bare(job: memfit.Job, batches: list[Any], number: int) -> _Times:
+    bare = _bare_step(job) if number % 2 else None
+    with tempfile.TemporaryDirectory() as folder, memfit.start(job, folder=folder) as run:
+        return _compared(run.step, bare or _bare_step(job), batches, number)
+
+
+def _compared(ours: Step, other: Step, batches: list[Any], number: int) -> _Times:
     """Take blocks in turn, the order changing each time."""
-    other(batches[0])
+    times = _Times()
     began = time.perf_counter()
-    number = 0
     while (so_far := time.perf_counter() - began) < 2 * (_FIRST_SECONDS + _SECONDS):
+        number += 1
         first = _BLOCK_STEPS * number
         some = [batches[(first + n) % len(batches)] for n in range(_BLOCK_STEPS)]
         order = (ours, other) if number % 2 else (other, ours)
         seconds = {step: _time(step, some) for step in order}
         kept = times.first if so_far < 2 * _FIRST_SECONDS else times.later
         kept.append((seconds[ours], seconds[other]))
-        number += 1
+    return times
 
 
-def _bare_step(job: memfit.Job, model: nn.Module) -> Step:
+def _ratio_of_sums(rounds: list[_Times]) -> float:
+    pairs = [pair for times in rounds for pair in times.later]
+    ours, others = (sum(each) for each in zip(*pairs, strict=True))
+    return round(ours / others, 4)
+
+
+def _bare_step(job: memfit.Job) -> Step:
     """Give the loop that a user would write."""
+    model = job.model()
     optimizer = job.optimizer(model.parameters())
 
     def step(batch: Any) -> None:

@@ -27,6 +27,11 @@ _KEPT = re.compile(r"keep=[^)]*")
 
 def main() -> None:
     """Write the page."""
+    write_atomically(_PAGE, page_text())
+
+
+def page_text() -> str:
+    """Give the page for the results as they are."""
     sections = (
         _accuracy(),
         _planner_chain(),
@@ -50,7 +55,7 @@ def main() -> None:
         "side by side in one process.",
         "",
     ]
-    write_atomically(_PAGE, "\n".join([*head, *(line for part in sections for line in part)]))
+    return "\n".join([*head, *(line for part in sections for line in part)])
 
 
 def _accuracy() -> list[str]:

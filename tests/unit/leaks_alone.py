@@ -291,7 +291,7 @@ def test_memory_outside_python_is_told_as_that(
 
     def read(self):
         level = 10**9 + level_of(now[0])
-        return Levels(host_bytes=level, resident_bytes=level, device_bytes=0)
+        return Levels(host_bytes=level, device_bytes=0)
 
     monkeypatch.setattr(signals.MemoryReader, "read", read)
     monkeypatch.setattr(Budget, "allows_probe", lambda *_, is_frequent: True)

@@ -106,6 +106,18 @@ def test_words_that_end_in_numbers_are_no_log() -> None:
     del words, log
 
 
+def test_what_has_no_path_of_its_own_is_not_followed() -> None:
+    class Key:
+        """A key without a name."""
+
+    twins = {Key(): [torch.ones(3)], Key(): [torch.ones(3)]}
+    alone = {Key(): [torch.ones(3)]}
+    nodes = [node for node in take_look().nodes.values() if node.link == "<Key>"]
+    told = {node.holder().partition("[")[0]: rules.is_container(node) for node in nodes}
+    assert told == {"twins": False, "alone": True}
+    del twins, alone
+
+
 def test_what_a_cache_with_a_bound_keeps_is_not_unheld() -> None:
     @functools.lru_cache(maxsize=120)
     def features(step: int) -> torch.Tensor:

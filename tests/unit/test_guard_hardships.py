@@ -19,6 +19,7 @@ from memfit.runtime import noting
 from memfit.runtime.guard_settings import GuardSettings
 from memfit.runtime.largest_batch import largest_batch
 from memfit.strategies import pure_bf16
+from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
 
 from .guard_faults import OutOfMemoryAt
@@ -107,7 +108,8 @@ def test_a_strategy_that_runs_out_of_memory_as_it_is_applied_leaves_the_plan_bef
     monkeypatch: Any,
 ) -> None:
     job = job_of(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-    with memfit.start(job) as run:
+    plan = Plan(strategies=(MicroBatching(micro_batch_size=2),))
+    with memfit.start(job, plan) as run:
         run.step(job.batch(4))
         convert, calls = pure_bf16._convert, []
 
@@ -122,7 +124,8 @@ def test_a_strategy_that_runs_out_of_memory_as_it_is_applied_leaves_the_plan_bef
         with pytest.raises(torch.OutOfMemoryError):
             run._steps.change_plan(Plan(strategies=(PureBf16(),)))
         assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
-        assert run.plan == Plan()
+        assert run.plan == plan
+        assert run._steps.session.micro_batch_size == 2, "it is in force again"
         run.step(job.batch(4))
 
 

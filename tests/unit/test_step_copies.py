@@ -105,6 +105,19 @@ def test_whatever_was_drawn_from_numpy_its_state_is_the_one_read(seed: int) -> N
         before.put_back("cpu")
 
 
+def test_a_normal_value_that_was_drawn_in_advance_is_part_of_the_state() -> None:
+    reader = RandomSourcesReader()
+    np.random.seed(0)
+    np.random.randn()  # and one more, which lies ready
+    ready = reader.here()
+    np.random.randn()  # that one: the generator itself does not move
+    used = reader.here()
+    wanted = np.random.randn()
+    used.put_back("cpu")
+    assert np.random.randn() == wanted
+    assert str(ready.numpy) != str(used.numpy)
+
+
 def test_another_generator_of_numpys_is_read_as_it_is() -> None:
     before = np.random.get_bit_generator()
     reader = RandomSourcesReader()

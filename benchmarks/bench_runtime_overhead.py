@@ -62,7 +62,7 @@ def main() -> None:
             "bare_step_seconds": round(statistics.median(bare_seconds), 5),
             "median_ratio": round(statistics.median(ratios), 4),
             "quartiles_of_ratio": [round(q, 4) for q in statistics.quantiles(ratios, n=4)],
-            "num_steps_measured": "the first three, then as often as 1 % of the time allows",
+            "num_steps_measured": "the first three, then as often as 0.2 % of the time allows",
         },
     )
 

@@ -33,6 +33,7 @@ class Fingerprint:
     contents: tuple[bytes, ...]
     """Values of tensors on the CPU."""
     dtypes: tuple[torch.dtype, ...]
+    """Of those tensors, one for each of ``contents``."""
     norms: tuple[torch.Tensor, ...]
     """Of values on cards, which are not waited for."""
 

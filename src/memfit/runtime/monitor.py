@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -128,15 +128,10 @@ class _Observation:
             self._measuring.__enter__()
         return self._reading
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if self._measuring is not None:
-            self._measuring.__exit__(exc_type, exc, traceback)
-        if exc is None:
+            self._measuring.__exit__(kind, *rest)
+        if kind is None:
             self._monitor.account(self._reading, time.perf_counter() - self._started_seconds)
 
 

@@ -285,6 +285,7 @@ def test_a_peak_of_few_steps_says_so():
 )
 def test_a_run_is_named_after_its_script(command, name):
     assert script_name(command.split()) == name
+    assert script_name(["sh", "-c", "cd src; exec python grow.py"]) == "grow"
 
 
 def test_signals_without_a_name_are_told_by_their_number():

@@ -371,7 +371,7 @@ def leak_line(leak: LeakEvent) -> str:
 
 def script_name(words: Sequence[str]) -> str:
     """Name a command by the script in it: the first Python or shell file, a module, or itself."""
-    for word in words:
+    for word in " ".join(words).split():  # also within the text of `sh -c`
         if word.endswith((".py", ".sh", ".bash")):
             return Path(word).stem
     if "-m" in words[:-1]:

@@ -1,0 +1,138 @@
+"""Lays two recordings of the same code side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memfit.analysis.dataflow import Call, Dataflow, Ref
+from memfit.analysis.separability import Culprit
+from memfit.analysis.use import operator_name, written_arguments
+
+_COPIES = frozenset({"clone", "contiguous", "_lazy_clone"})
+"""What torch puts in where the layout of a tensor asks for it: sizes decide that, values do not."""
+_RESHAPES = frozenset({"view", "_unsafe_view", "_reshape_alias", "reshape"})
+
+
+class RecordingsDifferError(Exception):
+    """Say where a step does something else at another batch size."""
+
+    def __init__(self, call: Call) -> None:
+        self.culprit = culprit_of(call)
+        super().__init__(self.culprit)
+
+
+def culprit_of(call: Call) -> Culprit:
+    """Name the operator of a call and its place."""
+    return Culprit(
+        operator=operator_name(call.func).strip("_"),
+        source_line=call.place.source_line,
+        module=call.place.module,
+    )
+
+
+class Alignment:
+    """Pair the calls of two recordings, and their tensors.
+
+    Args:
+        first: one recording.
+        second: the other; both begin with the same foreign tensors.
+        num_known: how many foreign tensors at the beginning belong together.
+    """
+
+    def __init__(self, first: Dataflow, second: Dataflow, num_known: int) -> None:
+        self._first, self._second = first, second
+        self.other_of: dict[int, int] = {}
+        """The second recording's tensor for each of the first one's."""
+        self._canon: dict[int, int] = {}
+        self._other_canon: dict[int, int] = {}
+        self._copied: set[int] = set()
+        for one, other in zip(first.foreign[:num_known], second.foreign[:num_known], strict=True):
+            self._pair(one, other)
+
+    def pairs(self) -> Iterator[tuple[Call, Call | None]]:
+        """Yield the calls of the first recording, each with its like in the second.
+
+        A copy that only the first one makes comes alone; one of the second is passed over.
+
+        Raises:
+            RecordingsDifferError: if the recordings part.
+        """
+        calls, others = self._first.calls, self._second.calls
+        here = there = 0
+        while here < len(calls) or there < len(others):
+            call = calls[here] if here < len(calls) else None
+            other = others[there] if there < len(others) else None
+            if call is not None and other is not None and self._match(call, other):
+                self._pair_results(call, other)
+                here, there = here + 1, there + 1
+                yield call, other
+            elif call is not None and _is_copy(call):
+                self._follow_copy(call, self._canon)
+                source = call.arguments[0].number
+                self.other_of[call.results[0].number] = self.other_of[source]
+                here += 1
+                yield call, None
+            elif other is not None and _is_copy(other):
+                self._follow_copy(other, self._other_canon)
+                there += 1
+            else:
+                culprit = call or other
+                assert culprit is not None, "one of the recordings goes on"
+                raise RecordingsDifferError(culprit)
+
+    def _pair(self, one: int, other: int) -> None:
+        self._canon[one] = one
+        self._other_canon[other] = one
+        self.other_of[one] = other
+
+    def _pair_results(self, call: Call, other: Call) -> None:
+        for place in written_arguments(call.func):
+            written = call.arguments[place]
+            if isinstance(written, Ref) and self._canon[written.number] in self._copied:
+                raise RecordingsDifferError(call)
+        for one, two in zip(call.results, other.results, strict=True):
+            if (one.number not in self._canon and two.number not in self._other_canon) or self._canon.get(one.number) != self._other_canon.get(two.number):
+                self._pair(one.number, two.number)
+
+    def _follow_copy(self, call: Call, canon: dict[int, int]) -> None:
+        source = canon[call.arguments[0].number]
+        canon[call.results[0].number] = source
+        self._copied.add(source)
+
+    def _match(self, call: Call, other: Call) -> bool:
+        """Say whether two calls are the same but for numbers, and pair their new tensors."""
+        if not _same_operator(call, other) or len(call.results) != len(other.results):
+            return False
+        return len(call.arguments) == len(other.arguments) and all(
+            map(self._same, call.arguments, other.arguments)
+        )
+
+    def _same(self, one: Any, other: Any) -> bool:
+        if isinstance(one, Ref) and isinstance(other, Ref):
+            return self._same_tensor(one.number, other.number)
+        if isinstance(one, tuple) and isinstance(other, tuple):
+            if one and other and all(isinstance(each, int) for each in (*one, *other)):
+                return True
+            return len(one) == len(other) and all(map(self._same, one, other))
+        if isinstance(one, bool) or isinstance(other, bool):
+            return one is other
+        if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+            return True
+        return type(one) is type(other) and (one is other or str(one) == str(other))
+
+    def _same_tensor(self, one: int, other: int) -> bool:
+        if one not in self._canon and other not in self._other_canon:
+            self._pair(one, other)
+        return self._canon.get(one) == self._other_canon.get(other)
+
+
+def _is_copy(call: Call) -> bool:
+    return operator_name(call.func) in _COPIES
+
+
+def _same_operator(call: Call, other: Call) -> bool:
+    if call.func is other.func:
+        return True
+    names = {operator_name(call.func), operator_name(other.func)}
+    return names <= _RESHAPES

@@ -1,0 +1,195 @@
+"""Records which operators a step calls, on which tensors, with which other arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.trace.modules import ModuleTracker, Place
+
+_ASKS_NOTHING = (
+    torch.ops.prim.device.default,
+    torch.ops.aten._has_compatible_shallow_copy_type.default,
+    torch.ops.aten.is_same_size.default,
+    torch.ops.aten.sym_size.int,
+)
+_SMALL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of a recording, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is known of a recorded tensor: its memory, and how it lies in it."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    storage: int
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        """Count the elements."""
+        count = 1
+        for extent in self.size:
+            count *= extent
+        return count
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of an operator. Tensors among arguments and results are given as ``Ref``."""
+
+    func: Any
+    arguments: tuple[Any, ...]
+    """In the order of the operator's schema, with its defaults."""
+    results: tuple[Ref, ...]
+    place: Place
+    is_backward: bool
+
+
+@dataclass(slots=True)
+class Dataflow:
+    """All operators of a step, in order."""
+
+    calls: list[Call] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    values: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Of small tensors whose numbers are known."""
+    foreign: list[int] = field(default_factory=list)
+    """Tensors that no operator has made, in the order in which they were met."""
+    objects: list[torch.Tensor] = field(default_factory=list)
+    """The tensors themselves, kept so that an address means one tensor."""
+
+
+class DataflowRecorder(TorchDispatchMode):
+    """Record the operators of everything done while it is active.
+
+    Tensors are told apart by their memory and their layout in it, since autograd gives what it has
+    saved as another object.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.flow = Dataflow()
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._modules = ModuleTracker()
+        self._modules.name_modules(model)
+
+    def __enter__(self) -> Self:
+        self._modules.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
+        super().__exit__(exc_type, exc, traceback)
+        self._modules.__exit__(exc_type, exc, traceback)
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """Give the number of a tensor; one that was not met before is foreign."""
+        return self._number(tensor, is_made=False)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ASKS_NOTHING:
+            return func(*args, **kwargs)
+        is_backward = torch._C._current_graph_task_id() != -1
+        place = self._modules.in_backward() if is_backward else self._modules.in_forward()
+        given = tuple(self._noted(value) for value in _in_order(func, args, kwargs))
+        out = func(*args, **kwargs)
+        results = tuple(Ref(self._number(each, is_made=True)) for each in tensors_in(out))
+        self.flow.calls.append(Call(func, given, results, place, is_backward))
+        return out
+
+    def _noted(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return Ref(self._number(value, is_made=False))
+        if isinstance(value, (list, tuple)):
+            return tuple(self._noted(each) for each in value)
+        return value
+
+    def _number(self, tensor: torch.Tensor, *, is_made: bool) -> int:
+        shape = _shape_of(tensor)
+        key = (shape.storage, shape.offset, shape.size, shape.stride, shape.dtype)
+        number = self._numbers.get(key)
+        if number is None:
+            number = len(self.flow.shapes)
+            self._numbers[key] = number
+            self.flow.shapes.append(shape)
+            self.flow.objects.append(tensor)
+            if not is_made:
+                self.flow.foreign.append(number)
+        self._note_values(tensor, number)
+        return number
+
+    def _note_values(self, tensor: torch.Tensor, number: int) -> None:
+        """Keep the numbers of a small tensor that is here."""
+        known = getattr(tensor, "constant", None) if _is_fake(tensor) else tensor
+        if known is None or known.numel() > _SMALL or known.device.type == "meta":
+            self.flow.values.pop(number, None)
+            return
+        if number in self.flow.values and not _is_fake(tensor):
+            return
+        with torch.utils._python_dispatch._disable_current_modes():
+            values = known.detach().flatten().tolist()
+        if all(isinstance(value, (int, float)) for value in values):
+            self.flow.values[number] = tuple(float(value) for value in values)
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested tuples and lists."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value)
+
+
+def refs_in(values: Any) -> Iterator[Ref]:
+    """Yield the tensors among recorded arguments."""
+    if isinstance(values, Ref):
+        yield values
+    elif isinstance(values, tuple):
+        for value in values:
+            yield from refs_in(value)
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch._subclasses.fake_tensor.FakeTensor)
+
+
+def _shape_of(tensor: torch.Tensor) -> Shape:
+    if tensor.layout is not torch.strided:
+        return Shape(tuple(tensor.shape), (), 0, id(tensor), tensor.dtype)
+    return Shape(
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        tensor.storage_offset(),
+        tensor.untyped_storage()._cdata,
+        tensor.dtype,
+    )
+
+
+def _in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield an operator's arguments in the order of its schema, with its defaults."""
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args):
+            yield args[position]
+        else:
+            yield kwargs.get(argument.name, argument.default_value)

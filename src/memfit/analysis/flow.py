@@ -1,0 +1,138 @@
+"""What is known of a tensor: how its elements depend on the samples of the batch.
+
+Every tensor of a step belongs to one of these kinds:
+
+- FREE: it does not depend on the batch (parameters, constants).
+- EACH: one of its dimensions runs over the samples, and an element depends on its sample alone.
+- SUM: a sum over the samples of terms that depend on one sample each (a loss, a gradient).
+- MIXED: it depends on the samples in any other way.
+- UNKNOWN: an operator before it could not be followed.
+
+A step is recorded at two batch sizes, N and M. ``ratio`` says how the value's scale changes with
+the size: what the value at M is, divided by what the same formula gives. A mean over the batch is a
+SUM with ratio N / M. What does not depend on the batch at all can be spread evenly over its
+samples, so FREE with ratio r is SUM with ratio r * N / M.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from memfit.analysis.separability import Culprit
+
+_SAME = 1e-9
+
+
+class Kind(StrEnum):
+    """Say how the elements of a tensor depend on the samples."""
+
+    FREE = "free"
+    EACH = "each"
+    SUM = "sum"
+    MIXED = "mixed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A dimension that runs over the samples: its extent is ``outer * N * inner``.
+
+    The sample of index i is ``i // inner % N``. A ``wild`` axis is the same, or independently
+    drawn, at every index, so that any split of its extent into outer and inner is true of it.
+    """
+
+    outer: int = 1
+    inner: int = 1
+    wild: bool = False
+
+    def extent(self, size: int) -> int:
+        """Give the length of the dimension at a batch size."""
+        return self.outer * size * self.inner
+
+    def matches(self, other: Axis) -> bool:
+        """Say whether an index means the same sample on both."""
+        if self.wild or other.wild:
+            return self.outer * self.inner == other.outer * other.inner
+        return (self.outer, self.inner) == (other.outer, other.inner)
+
+
+Axes = tuple[Axis | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Why a tensor is mixed or not known."""
+
+    sentence: str
+    culprit: Culprit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """What is known of one tensor.
+
+    Attributes:
+        kind: how it depends on the samples.
+        axes: for EACH, which dimension runs over them; one entry per dimension.
+        ratio: see the module.
+        is_uniform: all elements have one value, which does not depend on the batch.
+        is_positions: its elements are the positions 0, 1, 2 ... of the samples.
+        is_scaled: it carries a factor that depends on the whole batch, the same everywhere.
+        is_opaque: only the backward of the operator that made it knows what it holds.
+        is_drawn: it depends on random numbers.
+        sources: the leaves of the batch that its elements are copied from, apart from what stands
+            at fixed places of every sample; none if it holds no negative numbers; None if unknown.
+        has_holes: there are such fixed places.
+        value: the number that it holds, where it is one and is known.
+        problem: for MIXED and UNKNOWN.
+    """
+
+    kind: Kind
+    axes: Axes = ()
+    ratio: float = 1.0
+    is_uniform: bool = False
+    is_positions: bool = False
+    is_scaled: bool = False
+    is_opaque: bool = False
+    is_drawn: bool = False
+    sources: frozenset[int] | None = None
+    has_holes: bool = False
+    value: float | None = None
+    problem: Problem | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Say whether nothing more can be said of what depends on it."""
+        return self.kind in (Kind.MIXED, Kind.UNKNOWN)
+
+    @property
+    def batch_dim(self) -> int | None:
+        """Give the dimension that runs over the samples."""
+        return next((dim for dim, axis in enumerate(self.axes) if axis is not None), None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Say whether its values are those of the same formula at every size."""
+        return not self.is_scaled and is_one(self.ratio)
+
+    def with_axes(self, axes: Axes) -> Flow:
+        """Give the same with other dimensions."""
+        kind = self.kind
+        if kind in (Kind.EACH, Kind.FREE):
+            kind = Kind.EACH if any(axes) else Kind.FREE
+        return replace(self, kind=kind, axes=axes)
+
+
+FREE = Flow(kind=Kind.FREE)
+
+
+def is_one(ratio: float) -> bool:
+    """Say whether a ratio is one, but for rounding."""
+    return math.isclose(ratio, 1.0, rel_tol=_SAME)
+
+
+def same_ratio(first: float, second: float) -> bool:
+    """Say whether two ratios are equal, but for rounding."""
+    return math.isclose(first, second, rel_tol=_SAME)

@@ -1,0 +1,415 @@
+"""Layers in one operator: convolutions, normalisations, pooling, attention, recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from memfit.analysis.dataflow import Ref
+from memfit.analysis.flow import Axes, Axis, Flow, Kind
+from memfit.analysis.use import CoupledError, NotFollowedError, Use
+
+_NOT_PLAIN = "applies a layer to values that depend on the batch size"
+
+
+def _input(use: Use, name: str = "input") -> Flow:
+    """Give what is known of a layer's input, which must hold samples and nothing else.
+
+    Raises:
+        CoupledError: if it is a sum over the batch, or scaled by the batch size.
+    """
+    flow = use.flow(name) or use.flows[0]
+    if flow.kind is Kind.SUM:
+        raise CoupledError("applies a layer to a sum over the batch")
+    return flow
+
+
+def _check_weights(use: Use, *names: str) -> None:
+    """Refuse weights that depend on the batch."""
+    for name in names:
+        flow = use.flow(name) if use.has(name) else None
+        if flow is not None and (flow.kind is not Kind.FREE or not flow.is_plain):
+            raise NotFollowedError("has weights that depend on the batch")
+
+
+def _total(num_dims: int, gradient: Flow, *others: Flow) -> Flow:
+    """Give the gradient of weights: a sum over the samples."""
+    kind = Kind.SUM if any(flow.kind is Kind.EACH for flow in (gradient, *others)) else Kind.FREE
+    return Flow(
+        kind=kind,
+        axes=(None,) * num_dims,
+        ratio=gradient.ratio,
+        is_scaled=gradient.is_scaled,
+        is_drawn=any(flow.is_drawn for flow in (gradient, *others)),
+    )
+
+
+def _results_of(use: Use, flows: Sequence[Flow]) -> list[Flow]:
+    """Give each result what is known of it; those that were not asked for are missing."""
+    found = list(flows)
+    if len(found) == len(use.call.results):
+        return found
+    mask = use.argument("output_mask") or use.argument("grad_input_mask")
+    if mask is None or len(mask) != len(found):
+        raise NotFollowedError("gives another number of results than expected")
+    return [flow for flow, is_wanted in zip(found, mask, strict=True) if is_wanted]
+
+
+def convolved(use: Use) -> list[Flow]:
+    """Convolve each sample."""
+    flow = _input(use)
+    _check_weights(use, "weight", "bias")
+    if not flow.is_plain and use.argument("bias") is not None:
+        raise CoupledError(_NOT_PLAIN)
+    if flow.kind is Kind.EACH and flow.batch_dim != 0:
+        raise NotFollowedError("convolves over the dimension of the samples")
+    return [_like(flow)]
+
+
+def _like(flow: Flow, num_dims: int | None = None) -> Flow:
+    """Give a result whose samples lie where the input's do."""
+    axes = flow.axes if num_dims is None else (*flow.axes[:1], *(None,) * (num_dims - 1))
+    return replace(
+        flow, axes=axes, is_uniform=False, value=None, sources=None, is_positions=False,
+        has_holes=False,
+    )  # fmt: skip
+
+
+def convolved_back(use: Use) -> list[Flow]:
+    """Carry a gradient back through a convolution."""
+    gradient, inputs = use.flows[:2]
+    _check_weights(use, "weight")
+    for flow in (gradient, inputs):
+        if flow.kind is Kind.EACH and flow.batch_dim != 0:
+            raise NotFollowedError("convolves over the dimension of the samples")
+    if gradient.kind is Kind.SUM or not inputs.is_plain or inputs.kind is Kind.SUM:
+        raise CoupledError(_NOT_PLAIN)
+    _check_same_samples(gradient, inputs)
+    weight = _total(len(use.size("weight")), gradient, inputs)
+    return _results_of(use, [_like(gradient), weight, _total(1, gradient)])
+
+
+def _check_same_samples(*flows: Flow) -> None:
+    axes = [flow.axes[0] for flow in flows if flow.axes and flow.axes[0] is not None]
+    if any(not axis.matches(axes[0]) for axis in axes):
+        raise CoupledError("brings samples together with other samples of the batch")
+
+
+def layer_normalised(use: Use) -> list[Flow]:
+    """Normalise over the last dimensions."""
+    flow = _input(use)
+    _check_weights(use, "weight", "bias")
+    num_normalised = len(use.argument("normalized_shape"))
+    if any(flow.axes[len(flow.axes) - num_normalised :]):
+        raise CoupledError("normalises over the samples")
+    if not flow.is_plain:
+        raise CoupledError(_NOT_PLAIN)
+    return [_like(flow)] * len(use.call.results)
+
+
+def layer_normalised_back(use: Use) -> list[Flow]:
+    """Carry a gradient back through layer normalisation."""
+    gradient, inputs = use.flows[:2]
+    num_normalised = len(use.argument("normalized_shape"))
+    if gradient.kind is Kind.SUM or not inputs.is_plain:
+        raise CoupledError(_NOT_PLAIN)
+    if any(inputs.axes[len(inputs.axes) - num_normalised :]):
+        raise CoupledError("normalises over the samples")
+    of_weight = _total(num_normalised, gradient, inputs)
+    flows = [_like(gradient), of_weight, _total(num_normalised, gradient)]
+    if "rms" in use.name:
+        flows = flows[:2]
+    return _results_of(use, flows)
+
+
+def group_normalised(use: Use) -> list[Flow]:
+    """Normalise groups of channels of each sample; gives mean and scale per group as well."""
+    flow = _input(use)
+    _check_weights(use, "weight", "bias")
+    if not flow.is_plain or (flow.kind is Kind.EACH and flow.batch_dim != 0):
+        raise CoupledError(_NOT_PLAIN)
+    return [_like(flow), _like(flow, 2), _like(flow, 2)]
+
+
+def group_normalised_back(use: Use) -> list[Flow]:
+    """Carry a gradient back through group normalisation."""
+    gradient, inputs = use.flows[:2]
+    if gradient.kind is Kind.SUM or not inputs.is_plain:
+        raise CoupledError(_NOT_PLAIN)
+    if any(f.kind is Kind.EACH and f.batch_dim != 0 for f in (gradient, inputs)):
+        raise CoupledError("normalises over the samples")
+    total = _total(1, gradient, inputs)
+    return _results_of(use, [_like(gradient), total, total])
+
+
+def _is_training(use: Use) -> bool:
+    for name in ("training", "train"):
+        if use.has(name):
+            return bool(use.argument(name))
+    return "no_training" not in use.name
+
+
+def batch_normalised(use: Use) -> list[Flow]:
+    """Normalise by statistics over all dimensions but the second, or by given ones."""
+    flow = _input(use)
+    if not flow.is_plain:
+        raise CoupledError(_NOT_PLAIN)
+    if flow.kind is not Kind.EACH:
+        raise NotFollowedError("normalises something that has no samples")
+    if flow.batch_dim == 1:  # statistics of each sample's own channels
+        stats = Flow(kind=Kind.EACH, axes=(flow.axes[1],))
+        return [_like(flow), stats, stats, *[stats] * (len(use.call.results) - 3)]
+    if _is_training(use) and not use.given_statistics:
+        raise CoupledError("takes its statistics over the whole batch (batch normalisation)")
+    _check_weights(use, "weight", "bias", "running_mean", "running_var")
+    given = Flow(kind=Kind.FREE, axes=(None,))
+    return [_like(flow), given, given, *[given] * (len(use.call.results) - 3)]
+
+
+def batch_normalised_back(use: Use) -> list[Flow]:
+    """Carry a gradient back through batch normalisation with given statistics."""
+    names = ("grad_out", "grad_output", "input")
+    found = [use.flow(name) for name in names if use.has(name)]
+    gradient, inputs = [flow for flow in found if flow is not None]
+    if gradient.kind is Kind.SUM or not inputs.is_plain:
+        raise CoupledError(_NOT_PLAIN)
+    if inputs.batch_dim == 1:
+        each = Flow(kind=Kind.EACH, axes=(inputs.axes[1],), ratio=gradient.ratio)
+        return _results_of(use, [_like(gradient), each, each])
+    if _is_training(use) and not use.given_statistics:
+        raise CoupledError("takes its statistics over the whole batch (batch normalisation)")
+    total = _total(1, gradient, inputs)
+    return _results_of(use, [_like(gradient), total, total])
+
+
+def leading(num_dims: int) -> Callable[[Use], list[Flow]]:
+    """Give the rule of operators that work on the last dimensions alone."""
+
+    def rule(use: Use) -> list[Flow]:
+        flows = [use.flow_of(ref) for ref in use.tensors]
+        axes = _common_leading(use, num_dims)
+        for flow in flows:
+            if flow.kind is Kind.SUM or (not flow.is_plain and len(flows) > 1):
+                raise CoupledError(_NOT_PLAIN)
+        if not flows[0].is_plain:
+            raise CoupledError(_NOT_PLAIN)
+        return [_with_leading(use, result, axes, flows) for result in use.call.results]
+
+    return rule
+
+
+def _common_leading(use: Use, num_dims: int) -> list[Axis | None]:
+    found: list[Axis | None] = []
+    for ref in use.tensors:
+        axes = use.flow_of(ref).axes
+        if any(axes[max(0, len(axes) - num_dims) :]):
+            raise CoupledError("works along the samples")
+        mine = list(axes[: max(0, len(axes) - num_dims)])
+        if any(mine):
+            if any(found) and mine != found:
+                raise CoupledError("brings samples together with other samples of the batch")
+            found = mine
+    return found
+
+
+def _with_leading(
+    use: Use, result: Ref, axes: Sequence[Axis | None], flows: Sequence[Flow]
+) -> Flow:
+    size = use.size_of(result)
+    mine = (*axes, *(None,) * (len(size) - len(axes)))[: len(size)]
+    return Flow(
+        kind=Kind.EACH if any(mine) else Kind.FREE,
+        axes=mine,
+        is_drawn=any(flow.is_drawn for flow in flows),
+    )
+
+
+def spatial(use: Use) -> list[Flow]:
+    """Work on space, channel by channel: pooling, resizing, padding."""
+    flow = _input(use, "self")
+    dim = flow.batch_dim
+    if flow.kind is Kind.EACH and (dim is None or dim > 1):
+        raise CoupledError("works along the samples")
+    is_linear = not any(word in use.name for word in ("max_pool",))
+    if not flow.is_plain and not is_linear:
+        raise CoupledError(_NOT_PLAIN)
+    return [_like(flow)] * len(use.call.results)
+
+
+def spatial_back(use: Use) -> list[Flow]:
+    """Carry a gradient back through work on space."""
+    gradient, *others = use.flows
+    if gradient.kind is Kind.SUM or any(not flow.is_plain for flow in others):
+        raise CoupledError(_NOT_PLAIN)
+    if gradient.kind is Kind.EACH and (gradient.batch_dim or 0) > 1:
+        raise CoupledError("works along the samples")
+    _check_same_samples(gradient, *others)
+    return [_like(gradient)] * len(use.call.results)
+
+
+def attended(use: Use) -> list[Flow]:
+    """Attend within each sample."""
+    query, key, value = (use.flow(name) for name in ("query", "key", "value"))
+    if query is None or key is None or value is None:
+        raise NotFollowedError("attends in another way than expected")
+    flows = [query, key, value]
+    for name in ("attn_mask", "attn_bias"):
+        flow = use.flow(name) if use.has(name) else None
+        flows += [flow] if flow is not None and any(flow.axes) else []
+    _check_attention(flows)
+    is_drawn = any(flow.is_drawn for flow in flows) or bool(use.argument("dropout_p"))
+    return [_attended(use, result, query, is_drawn=is_drawn) for result in use.call.results]
+
+
+def _check_attention(flows: Sequence[Flow]) -> None:
+    for flow in flows:
+        if flow.kind is Kind.SUM or not flow.is_plain:
+            raise CoupledError(_NOT_PLAIN)
+        if flow.kind is not Kind.EACH or flow.batch_dim != 0:
+            raise CoupledError("attends to other samples of the batch")
+    _check_same_samples(*flows)
+
+
+def _attended(use: Use, result: Ref, like: Flow, *, is_drawn: bool) -> Flow:
+    size = use.size_of(result)
+    varying = any(use.varying_axes(result))
+    axes = (like.axes[0] if varying else None, *(None,) * (len(size) - 1)) if size else ()
+    kind = Kind.EACH if varying else Kind.FREE
+    return Flow(kind=kind, axes=axes, is_drawn=is_drawn)
+
+
+def attended_back(use: Use) -> list[Flow]:
+    """Carry a gradient back through attention."""
+    gradient, *others = use.flows
+    tensors = [flow for flow in others if any(flow.axes)]
+    if gradient.kind is not Kind.EACH or gradient.batch_dim != 0:
+        raise CoupledError("attends to other samples of the batch")
+    _check_attention(tensors)
+    _check_same_samples(gradient, *tensors)
+    found = []
+    for result in use.call.results:
+        flow = _attended(use, result, gradient, is_drawn=gradient.is_drawn)
+        found.append(replace(flow, ratio=gradient.ratio, is_scaled=gradient.is_scaled))
+    return found
+
+
+def _recurrent_axis(flow: Flow | None) -> Axis | None:
+    """Give the samples' dimension of steps x samples x width, or of samples x width."""
+    if flow is None:
+        raise NotFollowedError("recurs in another way than expected")
+    if flow.kind is Kind.SUM or flow.batch_dim not in (None, len(flow.axes) - 2):
+        raise CoupledError("recurs over the samples")
+    return None if flow.batch_dim is None else flow.axes[-2]
+
+
+def recurred(use: Use) -> list[Flow]:
+    """Run a recurrent layer over time, steps x samples x width."""
+    inputs = use.flow("input")
+    axis = _recurrent_axis(inputs)
+    assert inputs is not None
+    _check_weights(use, "weight0", "weight1", "weight2", "weight3")
+    if not inputs.is_plain:
+        raise CoupledError(_NOT_PLAIN)
+    for name in ("hx_", "cx_"):
+        if use.flow(name) is not None:
+            _recurrent_axis(use.flow(name))
+    found = [
+        Flow(kind=Kind.EACH, axes=_before_width(axis, use.size_of(result)))
+        for result in use.call.results
+    ]
+    return [replace(flow, is_drawn=inputs.is_drawn) for flow in (*found[:3], use.opaque(found[3]))]
+
+
+def _before_width(axis: Axis | None, size: Sequence[int]) -> Axes:
+    """Put the samples in the dimension before the last."""
+    axes: list[Axis | None] = [None] * len(size)
+    if len(size) > 1:
+        axes[-2] = axis
+    return tuple(axes)
+
+
+def recurred_back(use: Use) -> list[Flow]:
+    """Carry gradients back through a recurrent layer."""
+    gradients = [use.flow(name) for name in ("grad_output", "grad_hy", "grad_cy")]
+    found = [flow for flow in gradients if flow is not None]
+    axis = _recurrent_axis(use.flow("input"))
+    ratios = {round(flow.ratio, 9) for flow in found if not flow.is_uniform or flow.value != 0.0}
+    if len(ratios) > 1 or any(flow.is_scaled for flow in found):
+        raise CoupledError(_NOT_PLAIN)
+    ratio = next(iter(ratios), 1.0)
+    results = []
+    for result in use.call.results:
+        size = use.size_of(result)
+        if any(use.varying_axes(result)):
+            flow = Flow(kind=Kind.EACH, axes=_before_width(axis, size), ratio=ratio)
+        else:
+            flow = Flow(kind=Kind.SUM, axes=(None,) * len(size), ratio=ratio)
+        results.append(flow)
+    return results
+
+
+_SPATIAL = ("pool", "upsample", "reflection_pad", "replication_pad", "_pdist")
+
+
+def _spatial_names() -> tuple[list[str], list[str]]:
+    forward, backward = [], []
+    for dims in ("1d", "2d", "3d"):
+        for name in (f"avg_pool{dims}", f"_adaptive_avg_pool{dims}", f"adaptive_avg_pool{dims}",
+                     f"max_pool{dims}_with_indices", f"adaptive_max_pool{dims}", f"max_pool{dims}",
+                     f"reflection_pad{dims}", f"replication_pad{dims}"):  # fmt: skip
+            forward.append(name)
+            backward.append(f"{name}_backward")
+    for mode in ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d",
+                 "_nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"):  # fmt: skip
+        prefix = "_upsample" if mode.startswith("_") else "upsample_"
+        name = f"{prefix}{mode}"
+        forward += [name, f"{name}_aa", f"_{name}_aa"]
+        backward += [f"{name}_backward", f"_{name}_aa_backward"]
+    return forward, backward
+
+
+_FORWARD, _BACKWARD = _spatial_names()
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+_BATCH_NORMS = (
+    "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "batch_norm",
+    "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+    "_batch_norm_with_update", "_batch_norm_no_update", "_batch_norm_with_update_functional",
+)  # fmt: skip
+
+RULES: Mapping[str, Any] = {
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), convolved),
+    **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), convolved_back),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), layer_normalised),
+    **dict.fromkeys(
+        ("native_layer_norm_backward", "_fused_rms_norm_backward"), layer_normalised_back
+    ),
+    "native_group_norm": group_normalised,
+    "native_group_norm_backward": group_normalised_back,
+    **dict.fromkeys(_BATCH_NORMS, batch_normalised),
+    **dict.fromkeys(
+        ("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"),
+        batch_normalised_back,
+    ),
+    **dict.fromkeys(_FORWARD, spatial),
+    **dict.fromkeys(_BACKWARD, spatial_back),
+    **dict.fromkeys(_ATTENTION, attended),
+    **dict.fromkeys([f"{name}_backward" for name in _ATTENTION], attended_back),
+    "mkldnn_rnn_layer": recurred,
+    "mkldnn_rnn_layer_backward": recurred_back,
+    **dict.fromkeys(
+        ("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr",
+         "_linalg_det", "_linalg_slogdet", "triu", "tril", "linalg_lu_factor_ex", "cholesky",
+         "_linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve", "cholesky_inverse",
+         "linalg_matrix_exp", "matrix_exp"),
+        leading(2),
+    ),
+    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), leading(3)),
+    **dict.fromkeys(("bucketize", "searchsorted"), leading(0)),
+}  # fmt: skip

@@ -1,0 +1,84 @@
+"""Whether a step can be carried out in pieces of its batch: the answer, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """Say what is known of a step's samples."""
+
+    PROVED = "proved"
+    REFUTED = "refuted"
+    NOT_KNOWN = "not-known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The operator that ended the matter, and where it was called."""
+
+    operator: str
+    source_line: str = ""
+    module: str = ""
+
+    def place(self) -> str:
+        """Name operator and line: ``topk at losses.py:41``."""
+        where = f" at {self.source_line}" if self.source_line else ""
+        inside = f" in {self.module}" if self.module and not self.source_line else ""
+        return f"{self.operator}{where}{inside}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeverHolds:
+    """What a proof takes for granted: no entry of a part of the batch has some value.
+
+    A mean over labels leaves out those that equal its ``ignore_index``. While there are none, every
+    sample has the same weight.
+    """
+
+    leaf: int
+    """Which tensor of the batch, counted as its leaves are."""
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Separability:
+    """Whether the gradients of pieces of a batch add up to those of the batch, and why.
+
+    Attributes:
+        outcome: proved, refuted or not known.
+        sentence: why not, for the user; empty where it is proved.
+        culprit: the operator at fault, where there is one.
+        draws: whether random numbers are drawn for each sample, so that pieces draw others.
+        conditions: what a batch must keep to for a proof to hold.
+    """
+
+    outcome: Outcome
+    sentence: str = ""
+    culprit: Culprit | None = None
+    draws: bool = False
+    conditions: tuple[NeverHolds, ...] = ()
+
+    @property
+    def is_proved(self) -> bool:
+        """Say whether pieces are known to keep the results."""
+        return self.outcome is Outcome.PROVED
+
+    @property
+    def is_refuted(self) -> bool:
+        """Say whether pieces are known to change the results."""
+        return self.outcome is Outcome.REFUTED
+
+
+PROVED = Separability(outcome=Outcome.PROVED)
+
+
+def refuted(sentence: str, culprit: Culprit | None = None) -> Separability:
+    """Say that pieces would change the results."""
+    return Separability(outcome=Outcome.REFUTED, sentence=sentence, culprit=culprit)
+
+
+def not_known(sentence: str, culprit: Culprit | None = None) -> Separability:
+    """Say that it could not be followed."""
+    return Separability(outcome=Outcome.NOT_KNOWN, sentence=sentence, culprit=culprit)

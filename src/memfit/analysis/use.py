@@ -1,0 +1,188 @@
+"""One use of an operator at two batch sizes, as a rule sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from memfit.analysis.dataflow import Call, Dataflow, Ref, Shape, refs_in
+from memfit.analysis.flow import FREE, Axes, Axis, Flow, Kind
+from memfit.analysis.separability import NeverHolds
+
+
+class CoupledError(Exception):
+    """Say in which way an operator brings samples together."""
+
+
+class NotFollowedError(Exception):
+    """Say why nothing is known of what an operator does with samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The two batch sizes at which a step was recorded."""
+
+    first: int
+    second: int
+
+    @property
+    def shrink(self) -> float:
+        """Give how a mean over the batch changes: N / M."""
+        return self.first / self.second
+
+
+class Use:
+    """One call of an operator, recorded at both sizes, with what is known of its operands.
+
+    Args:
+        calls: at the first size, and the same at the second size.
+        recordings: of the step, at both sizes.
+        flow_of: what is known of a tensor.
+        sizes: the batch sizes.
+    """
+
+    def __init__(
+        self,
+        calls: tuple[Call, Call],
+        recordings: tuple[Dataflow, Dataflow],
+        flow_of: Callable[[Ref], Flow],
+        sizes: Sizes,
+    ) -> None:
+        self.call, self.other = calls
+        self._shapes, self._other_shapes = (each.shapes for each in recordings)
+        self.other_of: Mapping[int, int] = {}
+        """The second recording's tensor for each of the first one's."""
+        self._flow_of = flow_of
+        self.sizes = sizes
+        self._names = argument_names(self.call.func)
+        self.given_statistics = False
+        """Whether the statistics of batch normalisation are taken as given."""
+        self.relied_on: list[NeverHolds] = []
+        """What the batch must keep to for a rule to hold."""
+
+    @property
+    def name(self) -> str:
+        """Give the operator's name without its overload: ``add``, ``add_``."""
+        return operator_name(self.call.func)
+
+    @property
+    def tensors(self) -> list[Ref]:
+        """List the operator's tensors, in order."""
+        return list(refs_in(self.call.arguments))
+
+    @property
+    def flows(self) -> list[Flow]:
+        """List what is known of the operator's tensors."""
+        return [self._flow_of(ref) for ref in self.tensors]
+
+    def has(self, name: str) -> bool:
+        """Say whether the operator has an argument of that name."""
+        return name in self._names
+
+    def argument(self, name: str) -> Any:
+        """Give an argument at the first size; None where the operator has none of that name."""
+        place = self._names.get(name)
+        return None if place is None else self.call.arguments[place]
+
+    def arguments(self, name: str) -> tuple[Any, Any]:
+        """Give an argument at both sizes."""
+        place = self._names[name]
+        return self.call.arguments[place], self.other.arguments[place]
+
+    def flow(self, name: str) -> Flow | None:
+        """Give what is known of a tensor argument; None where there is none."""
+        value = self.argument(name)
+        return self._flow_of(value) if isinstance(value, Ref) else None
+
+    def flow_of(self, ref: Ref) -> Flow:
+        """Give what is known of a tensor."""
+        return self._flow_of(ref)
+
+    def size_of(self, ref: Ref) -> tuple[int, ...]:
+        """Give the shape of a tensor at the first size."""
+        return self._shapes[ref.number].size
+
+    def shape_of(self, ref: Ref) -> Shape:
+        """Give shape and layout of a tensor at the first size."""
+        return self._shapes[ref.number]
+
+    def other_size_of(self, ref: Ref) -> tuple[int, ...]:
+        """Give the shape of a tensor at the second size."""
+        return self._other_shapes[self.other_of[ref.number]].size
+
+    def size(self, name: str) -> tuple[int, ...]:
+        """Give the shape of a tensor argument at the first size."""
+        return self.size_of(self.argument(name))
+
+    def result_size(self, index: int = 0) -> tuple[int, ...]:
+        """Give the shape of a result at the first size."""
+        return self.size_of(self.call.results[index])
+
+    def rely_on(self, leaves: Iterable[int], value: int) -> None:
+        """Take for granted that some leaves of the batch never hold a value."""
+        self.relied_on += [NeverHolds(leaf=leaf, value=value) for leaf in leaves]
+
+    def opaque(self, flow: Flow) -> Flow:
+        """Give what is known of a result that only the operator's own backward understands."""
+        return replace(flow, is_opaque=True)
+
+    def varying_axes(self, ref: Ref) -> Axes:
+        """Find the dimensions that follow the batch size, as wild axes.
+
+        Raises:
+            NotFollowedError: if a dimension follows it in another way than by a whole multiple.
+        """
+        return tuple(
+            self._varying(one, other)
+            for one, other in zip(self.size_of(ref), self.other_size_of(ref), strict=True)
+        )
+
+    def _varying(self, one: int, other: int) -> Axis | None:
+        if one == other:
+            return None
+        count, rest = divmod(one, self.sizes.first)
+        if rest or count * self.sizes.second != other:
+            raise NotFollowedError("gives a shape that is no multiple of the batch size")
+        return Axis(outer=1, inner=count, wild=True)
+
+
+@cache
+def argument_names(func: Any) -> dict[str, int]:
+    """Give the places of an operator's arguments by name."""
+    return {argument.name: place for place, argument in enumerate(func._schema.arguments)}
+
+
+@cache
+def operator_name(func: Any) -> str:
+    """Give an operator's name without namespace and overload."""
+    return str(func._schema.name).rpartition("::")[2]
+
+
+@cache
+def written_arguments(func: Any) -> tuple[int, ...]:
+    """Give the places of the arguments that an operator writes to."""
+    return tuple(
+        place
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def free(num_dims: int, ratio: float = 1.0) -> Flow:
+    """Give a tensor that does not depend on the batch."""
+    return Flow(kind=Kind.FREE, axes=(None,) * num_dims, ratio=ratio)
+
+
+__all__ = [
+    "FREE",
+    "CoupledError",
+    "NotFollowedError",
+    "Sizes",
+    "Use",
+    "argument_names",
+    "free",
+    "operator_name",
+    "written_arguments",
+]

@@ -137,7 +137,7 @@ class Separation:
         error: MemfitError | None = None
         for disguised in ways:
             try:
-                with _undisturbed():
+                with undisturbed():
                     found = _record(self._job, self._layout, size, disguised=disguised)
             except ValuesNeededError as problem:
                 error = error or problem
@@ -153,7 +153,7 @@ class Separation:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Keep other modes, random states and warnings out of it."""
     with _disable_current_modes(), untouched_randomness(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # code for whole batches may warn about small ones
@@ -164,7 +164,7 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
     shapes = shapes_of(job, size)
     with virtual_tensors(disguised=disguised) as mode:
         batch = as_virtual(mode, shapes)
-        session = open_session(job, "cpu", layout, _no_gradients)
+        session = open_session(job, "cpu", layout, no_gradients)
         recorder = DataflowRecorder(session.model)
         with recorder, one_path():
             leaves = tuple(
@@ -179,7 +179,7 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
         return _Recorded(recorder.flow, leaves, lasting, begins, _ends(recorder, session, loss))
 
 
-def _no_gradients(*_: object) -> torch.Tensor:
+def no_gradients(*_: object) -> torch.Tensor:
     raise AssertionError("gradients are computed by hand here")
 
 

@@ -38,10 +38,14 @@ class Alignment:
         first: one recording.
         second: the other; both begin with the same foreign tensors.
         num_known: how many foreign tensors at the beginning belong together.
+        sizes: the batch sizes of both.
     """
 
-    def __init__(self, first: Dataflow, second: Dataflow, num_known: int) -> None:
+    def __init__(
+        self, first: Dataflow, second: Dataflow, num_known: int, sizes: tuple[int, int]
+    ) -> None:
         self._first, self._second = first, second
+        self._sizes = sizes
         self.other_of: dict[int, int] = {}
         """The second recording's tensor for each of the first one's."""
         self._canon: dict[int, int] = {}
@@ -67,7 +71,7 @@ class Alignment:
                 self._pair_results(call, other)
                 here, there = here + 1, there + 1
                 yield call, other
-            elif call is not None and _is_copy(call):
+            elif call is not None and (_is_copy(call) or self._repeats_nothing(call)):
                 self._follow_copy(call, self._canon)
                 source = call.arguments[0].number
                 self.other_of[call.results[0].number] = self.other_of[source]
@@ -92,13 +96,37 @@ class Alignment:
             if isinstance(written, Ref) and self._canon[written.number] in self._copied:
                 raise RecordingsDifferError(call)
         for one, two in zip(call.results, other.results, strict=True):
-            if (one.number not in self._canon and two.number not in self._other_canon) or self._canon.get(one.number) != self._other_canon.get(two.number):
+            if (
+                one.number not in self._canon and two.number not in self._other_canon
+            ) or self._canon.get(one.number) != self._other_canon.get(two.number):
                 self._pair(one.number, two.number)
 
     def _follow_copy(self, call: Call, canon: dict[int, int]) -> None:
         source = canon[call.arguments[0].number]
         canon[call.results[0].number] = source
         self._copied.add(source)
+
+    def _repeats_nothing(self, call: Call) -> bool:
+        """Say whether a call would leave its tensor as it is at the second size.
+
+        Code for whole batches may leave it out for a batch of one: ``x.expand(len(batch), -1)``.
+        """
+        if operator_name(call.func) != "expand":
+            return False
+        source, result = call.arguments[0].number, call.results[0].number
+        if source not in self.other_of:
+            return False
+        wanted = self._first.shapes[result].size
+        here = self._first.shapes[source].size
+        there = self._second.shapes[self.other_of[source]].size
+        return here == there and len(here) == len(wanted) and self._sizes_of_one(here, wanted)
+
+    def _sizes_of_one(self, here: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+        """Say whether a tensor is repeated once for each sample, and the second size is one."""
+        first, second = self._sizes
+        return second == 1 and all(
+            one == two or (one == 1 and two == first) for one, two in zip(here, wanted, strict=True)
+        )
 
     def _match(self, call: Call, other: Call) -> bool:
         """Say whether two calls are the same but for numbers, and pair their new tensors."""

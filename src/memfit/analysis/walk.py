@@ -100,17 +100,16 @@ class _Walk:
         self._of_storage: dict[int, list[int]] = {}
         self._found = Followed(flows={})
         num_known = len(known)
-        self._alignment = Alignment(self._first, self._second, num_known)
+        self._alignment = Alignment(
+            self._first, self._second, num_known, (sizes.first, sizes.second)
+        )
         for number in self._first.foreign[:num_known]:
             self._set(number, known[number] or self._foreign(number))
 
     def run(self) -> Followed:
         for call, other in self._alignment.pairs():
             self._meet_foreign(call)
-            if other is None:
-                self._set(call.results[0].number, self._flow_of(call.arguments[0]))
-            else:
-                self._follow(call, other)
+            self._follow(call, other or call)
         return self._found
 
     def _meet_foreign(self, call: Call) -> None:

@@ -21,8 +21,8 @@ from memfit.analysis.walk import follow
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.session.batches import BatchLayout, shapes_of
-from memfit.session.session import Session, open_session
 from memfit.session.separation import no_gradients, undisturbed
+from memfit.session.session import Session, open_session
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 _MOST_LEVELS = 3
@@ -99,7 +99,7 @@ def rows_are_apart(job: Job, layout: BatchLayout, name: str) -> Separability:
         name: of the module, ``""`` for the model itself.
     """
     size = job.batch_size
-    other = max(2, size // 2) if size > 3 else size + 1  # noqa: PLR2004 - two sizes that differ
+    other = max(2, size // 2) if size > 3 else size + 1
     try:
         with undisturbed():
             wholes, parts = (_recorded(job, layout, name, each) for each in (size, other))

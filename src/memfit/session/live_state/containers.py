@@ -69,6 +69,7 @@ def differences(kind: Kind, target: Any, old: Any, place: Place) -> Iterator[Cha
             *place,
             kind=ChangeKind.HOOK if is_hook else ChangeKind.CONTAINER,
             detail=_told_in_container(before, after, changed),
+            evidence=_evidence(changed),
         )
     elif kind is ORDERED_DICT and [*map(id, old)] != [*map(id, new)]:
         yield Change(*place, kind=ChangeKind.CONTAINER, detail="its order changed")
@@ -94,7 +95,20 @@ def at(kind: Kind, place: Place, name: Any) -> Place:
 def _told(place: Place, was: Any, now: Any) -> Change:
     plain = all(value is MISSING or is_plain(value) for value in (was, now))
     kind = ChangeKind.ATTRIBUTE if plain else ChangeKind.BINDING
-    return Change(*place, kind=kind, detail=_was_and_is(was, now))
+    evidence = repr((was, now)) if plain else ""
+    return Change(*place, kind=kind, detail=_was_and_is(was, now), evidence=evidence)
+
+
+_MOST_EVIDENCE = 1000
+
+
+def _evidence(changed: Sequence[Any]) -> str:
+    """Write all that changed in a container, where all of it is plain."""
+    if len(changed) > _MOST_EVIDENCE:
+        return ""
+    entries = [entry for was, now, _ in changed for entry in (was, now)]
+    plain = all(entry is MISSING or all(map(is_plain, entry)) for entry in entries)
+    return repr(entries) if plain else ""
 
 
 def _was_and_is(was: Any, now: Any) -> str:

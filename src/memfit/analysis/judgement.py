@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from memfit.analysis.effects import EffectKind, Effects
 from memfit.analysis.flow import Flow, Kind, Problem, is_one, same_ratio
 from memfit.analysis.separability import (
     Outcome,
@@ -47,6 +48,29 @@ def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separab
     return Separability(
         outcome=Outcome.PROVED, draws=followed.draws, conditions=tuple(followed.conditions)
     )
+
+
+def judge_effects(found: Separability, effects: Effects) -> Separability:
+    """Say whether pieces still keep the results, given what else the step changes.
+
+    What operators write is not judged here; see ``judge``. Random draws of torch are followed as
+    operators.
+
+    Args:
+        found: that loss and gradients add up.
+        effects: what the step changes.
+    """
+    worst = found
+    for effect in effects.writes:
+        if effect.kind is EffectKind.TENSOR:
+            continue
+        if effect.depends_on_batch is not False:
+            return refuted(_EFFECT.format(effect.sentence().rstrip(".")))
+        worst = not_known(_COUNTER.format(effect.sentence().rstrip(".")))
+    for effect in effects.draws:
+        if effect.detail:  # seen by its state, not as an operator of torch
+            worst = not_known(_DRAW.format(effect.full_name))
+    return worst
 
 
 def _judged_loss(followed: Followed, ends: Ends, sizes: Sizes) -> Separability | None:
@@ -133,6 +157,12 @@ def _bad(flow: Flow, problem: Problem, what: str) -> Separability:
     return refuted(_COUPLED.format(what, place, problem.sentence), problem.culprit)
 
 
+_EFFECT = (
+    "{}, in a way that depends on the batch or may do so; in pieces it would be changed several "
+    "times, each by one piece."
+)
+_COUNTER = "{}, so that later steps may do something else than the one that was followed."
+_DRAW = "{} is drawn from; what is drawn outside torch's operators cannot be followed."
 _COUPLED = (
     "{} couples the samples of a batch: {} {}. Micro-batches would train something else; keep the "
     "batch whole, or cut it where the representations of samples end (cached-gradients)."

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.dataflow import Dataflow, DataflowRecorder
+from memfit.analysis.effects import Effects
 from memfit.analysis.flow import Axis, Flow, Kind
-from memfit.analysis.judgement import Ends, judge
+from memfit.analysis.judgement import Ends, judge, judge_effects
 from memfit.analysis.layouts import one_path
 from memfit.analysis.separability import PROVED, Separability, not_known, refuted
 from memfit.analysis.use import Sizes
@@ -23,6 +24,8 @@ from memfit.analysis.walk import follow
 from memfit.errors import JobFunctionError, MemfitError
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
+from memfit.session.effects import find_effects
+from memfit.session.live_state import Change, ChangeKind, LiveState
 from memfit.session.session import Session, open_session
 from memfit.session.stilled_randomness import untouched_randomness
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
@@ -42,6 +45,10 @@ class _Recorded:
     begins: tuple[int, ...]
     """Numbers of all tensors that the step begins with."""
     ends: Ends
+    changes: tuple[Change, ...]
+    """What of Python's objects the step has changed."""
+    hooked: str
+    """A parameter with a hook on its accumulated gradient; empty if there is none."""
 
 
 class Separation:
@@ -60,6 +67,7 @@ class Separation:
         self._recordings: dict[int, _Recorded | MemfitError] = {}
         self._followed: dict[tuple[int, bool], Separability] = {}
         self._is_disguised: bool | None = None
+        self._effects: Effects | None = None
 
     def of(self, micro_batch_size: int, *, given_statistics: bool = False) -> Separability:
         """Say whether micro-batches of a size keep the results.
@@ -108,7 +116,19 @@ class Separation:
             )
         except RecordingsDifferError as error:
             return refuted(_differs(size, error.culprit.place()), error.culprit)
-        return judge(followed, whole.ends, part.ends, sizes)
+        found = judge(followed, whole.ends, part.ends, sizes)
+        if found.is_proved and whole.hooked:
+            return not_known(_HOOKED.format(whole.hooked))
+        if found.is_proved and (whole.changes or part.changes):
+            return self._with_effects(found)
+        return found
+
+    def _with_effects(self, found: Separability) -> Separability:
+        """Judge what else the step changes; tensors are followed already."""
+        if self._effects is None:
+            with undisturbed():
+                self._effects = find_effects(self._job, self._layout)
+        return judge_effects(found, self._effects)
 
     def _batch_flows(self, whole: _Recorded, part: _Recorded) -> Iterator[tuple[int, Flow]]:
         """Say where the batch's tensors hold samples."""
@@ -166,20 +186,35 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
         batch = as_virtual(mode, shapes)
         session = open_session(job, "cpu", layout, no_gradients)
         recorder = DataflowRecorder(session.model)
+        state = LiveState.of(session)
+        before = state.snapshot()
         with recorder, one_path():
             leaves = tuple(
                 recorder.number_of(leaf) if isinstance(leaf, torch.Tensor) else None
                 for leaf in tree_leaves(batch)
             )
             lasting = {recorder.number_of(tensor): name for name, tensor in _lasting(session)}
+            lasting |= {recorder.number_of(each): place.text for each, place in state.tensors()}
             begins = tuple(recorder.flow.foreign)
             loss = session.loss_of(batch)
             value = loss.sum if isinstance(loss, Total) else loss * (size / job.batch_size)
             value.backward()
-        return _Recorded(recorder.flow, leaves, lasting, begins, _ends(recorder, session, loss))
+        changes = tuple(c for c in before.changes() if c.kind is not ChangeKind.TENSOR)
+        ends = _ends(recorder, session, loss)
+        before.restore()
+        return _Recorded(
+            recorder.flow, leaves, lasting, begins, ends, changes, _hooked(session.model)
+        )
+
+
+def _hooked(model: torch.nn.Module) -> str:
+    """Name a parameter whose hook would be called with the gradients of a few pieces."""
+    named = model.named_parameters()
+    return next((name for name, each in named if each._post_accumulate_grad_hooks), "")
 
 
 def no_gradients(*_: object) -> torch.Tensor:
+    """Stand in for a gradient pass where none is carried out."""
     raise AssertionError("gradients are computed by hand here")
 
 
@@ -248,3 +283,9 @@ def _differs(size: int, place: str) -> str:
         f"the step does something else for a batch of {size} samples ({place}), so micro-batches "
         "would train something else; keep the batch whole."
     )
+
+
+_HOOKED = (
+    "{} has a hook that is called once its gradient is accumulated; in pieces it would be called "
+    "for each, with the sum so far. A hook on the gradient itself (register_hook) is followed."
+)

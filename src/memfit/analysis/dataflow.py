@@ -99,6 +99,10 @@ class DataflowRecorder(TorchDispatchMode):
         """Give the number of a tensor; one that was not met before is foreign."""
         return self._number(tensor, is_made=False)
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor was met."""
+        return _key_of(_shape_of(tensor)) in self._numbers
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -126,7 +130,7 @@ class DataflowRecorder(TorchDispatchMode):
 
     def _number(self, tensor: torch.Tensor, *, is_made: bool) -> int:
         shape = _shape_of(tensor)
-        key = (shape.storage, shape.offset, shape.size, shape.stride, shape.dtype)
+        key = _key_of(shape)
         number = self._numbers.get(key)
         if number is None:
             number = len(self.flow.shapes)
@@ -184,6 +188,10 @@ def _shape_of(tensor: torch.Tensor) -> Shape:
         tensor.untyped_storage()._cdata,
         tensor.dtype,
     )
+
+
+def _key_of(shape: Shape) -> tuple[Any, ...]:
+    return (shape.storage, shape.offset, shape.size, shape.stride, shape.dtype)
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:

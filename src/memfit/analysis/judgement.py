@@ -50,7 +50,7 @@ def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separab
     )
 
 
-def judge_effects(found: Separability, effects: Effects) -> Separability:
+def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flow]) -> Separability:
     """Say whether pieces still keep the results, given what else the step changes.
 
     What operators write is not judged here; see ``judge``. Random draws of torch are followed as
@@ -59,10 +59,13 @@ def judge_effects(found: Separability, effects: Effects) -> Separability:
     Args:
         found: that loss and gradients add up.
         effects: what the step changes.
+        bound: what is known of tensors that names have been set to.
     """
     worst = found
     for effect in effects.writes:
-        if effect.kind is EffectKind.TENSOR:
+        flow = bound.get(effect.full_name)
+        is_free = flow is not None and flow.kind is Kind.FREE and flow.is_plain
+        if effect.kind is EffectKind.TENSOR or (is_free and effect.kind is EffectKind.BINDING):
             continue
         if effect.depends_on_batch is not False:
             return refuted(_EFFECT.format(effect.sentence().rstrip(".")))

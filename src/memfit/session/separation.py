@@ -47,6 +47,8 @@ class _Recorded:
     ends: Ends
     changes: tuple[Change, ...]
     """What of Python's objects the step has changed."""
+    bound: dict[str, int]
+    """Tensors that names have been set to, by their numbers."""
     hooked: str
     """A parameter with a hook on its accumulated gradient; empty if there is none."""
 
@@ -120,15 +122,16 @@ class Separation:
         if found.is_proved and whole.hooked:
             return not_known(_HOOKED.format(whole.hooked))
         if found.is_proved and (whole.changes or part.changes):
-            return self._with_effects(found)
+            bound = {name: followed.flows[number] for name, number in whole.bound.items()}
+            return judge_effects(found, self._known_effects(), bound)
         return found
 
-    def _with_effects(self, found: Separability) -> Separability:
-        """Judge what else the step changes; tensors are followed already."""
+    def _known_effects(self) -> Effects:
+        """Find out what else the step changes."""
         if self._effects is None:
             with undisturbed():
                 self._effects = find_effects(self._job, self._layout)
-        return judge_effects(found, self._effects)
+        return self._effects
 
     def _batch_flows(self, whole: _Recorded, part: _Recorded) -> Iterator[tuple[int, Flow]]:
         """Say where the batch's tensors hold samples."""
@@ -201,10 +204,23 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
             value.backward()
         changes = tuple(c for c in before.changes() if c.kind is not ChangeKind.TENSOR)
         ends = _ends(recorder, session, loss)
+        bound = _bound(recorder, session, changes)
         before.restore()
         return _Recorded(
-            recorder.flow, leaves, lasting, begins, ends, changes, _hooked(session.model)
+            recorder.flow, leaves, lasting, begins, ends, changes, bound, _hooked(session.model)
         )
+
+
+def _bound(
+    recorder: DataflowRecorder, session: Session, changes: tuple[Change, ...]
+) -> dict[str, int]:
+    """Number the tensors that names have been set to in the step."""
+    names = {change.full_name for change in changes if change.kind is ChangeKind.BINDING}
+    if not names:
+        return {}
+    found = {place.text: tensor for tensor, place in LiveState.of(session).tensors()}
+    met = {name: found[name] for name in names if name in found}
+    return {name: recorder.number_of(each) for name, each in met.items() if recorder.knows(each)}
 
 
 def _hooked(model: torch.nn.Module) -> str:

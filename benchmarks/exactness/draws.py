@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SEED = 20
+SEED = 3
 RANDOM_OPERATORS = frozenset(
     [
         "bernoulli",

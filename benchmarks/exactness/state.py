@@ -28,14 +28,15 @@ class State:
     seen: set[int] = field(default_factory=set)
 
 
-def state_of(model: nn.Module, loss: Any) -> State:
-    """Copy what can be reached from a model and a loss: tensors, numbers and words.
+def state_of(model: nn.Module, loss: Any, batch: Any) -> State:
+    """Copy what can be reached from a model, a loss and a batch: tensors, numbers and words.
 
     Limits: what lies behind module globals, and in objects with slots, is not found.
     """
     found = State()
     _walk("model", model, found, 0)
     _walk("loss", loss, found, 0)
+    _walk("batch", batch, found, 0)
     return found
 
 

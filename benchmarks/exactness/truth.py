@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -36,7 +36,9 @@ EQUAL_BELOW = 1e-9
 """Relative errors of gradients up to this are rounding; those beyond ``WRONG_ABOVE`` are not."""
 WRONG_ABOVE = 1e-7
 
-Stilling = Literal["sample", "view", "once", "each"]
+_STILLINGS = ("sample", "view", "once", "each", "sample, each")
+"""Ways to hold draws still: pieces draw from torch what the whole batch drew for their samples, or
+for views that lie behind each other; all begin with one seed; each piece begins with that seed."""
 
 
 class UnclearError(Exception):
@@ -99,7 +101,10 @@ class _Step:
     model: nn.Module
     batch: Any
     cuts: tuple[int | None, ...]
-    losses: list[float] = field(default_factory=list)
+
+    def state(self) -> State:
+        """Copy what can be reached from the step."""
+        return state_of(self.model, self.job.loss, self.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,7 @@ class _End:
 
     gradients: list[Tensor]
     loss: float
-    before: State
-    after: State
-    final: State
+    state: State
 
 
 def truth_of(case: Case) -> Truth:
@@ -122,14 +125,13 @@ def truth_of(case: Case) -> Truth:
     with warnings.catch_warnings(), doubles():
         warnings.simplefilter("ignore")
         tape = Tape()
-        plain, has_drawn = _plain(case, tape)
-        moved = difference(plain.before, plain.after)
+        plain, has_drawn, effects = _plain(case, tape)
         cuts, adds = _adds(case, plain, tape, has_drawn)
         recompute_error, recompute_state = _recompute_errors(case, plain)
         return Truth(
             adds=adds,
             draws=_draws(cuts, has_drawn),
-            effects=max(moved) > 0.0,
+            effects=effects,
             leaves_same=cuts[0].state_error <= EQUAL_BELOW,
             recompute_unsafe=max(recompute_error, recompute_state) > WRONG_ABOVE,
             reads_values=tape.reads_values,
@@ -148,13 +150,14 @@ def _draws(cuts: Sequence[Cut], has_drawn: bool) -> Draws:
     if not has_drawn:
         return "none"
     found = next((cut for cut in cuts if cut.worst_error <= EQUAL_BELOW), cuts[0])
-    is_shared = found.num_shared_draws or found.stilling == "each" or found.failure
+    is_shared = found.num_shared_draws or "each" in found.stilling or found.failure
     return "shared" if is_shared else "per-sample"
 
 
-def _plain(case: Case, tape: Tape) -> tuple[_End, bool]:
+def _plain(case: Case, tape: Tape) -> tuple[_End, bool, bool]:
+    """Run the step in one piece; say whether it draws, and whether it changes anything."""
     step = _build(case)
-    before = state_of(step.model, step.job.loss)
+    before = step.state()
     own = [repr(each) for each in states_of(before.sources)]
     seed_all()
     everywhere = global_states()
@@ -163,7 +166,8 @@ def _plain(case: Case, tape: Tape) -> tuple[_End, bool]:
         loss.backward()
     has_drawn = everywhere != global_states() or bool(tape.tensors)
     has_drawn = has_drawn or own != [repr(each) for each in states_of(before.sources)]
-    return _finish(step, float(loss.detach()), before), has_drawn
+    effects = max(difference(before, step.state())) > 0.0
+    return _finish(step, float(loss.detach())), has_drawn, effects
 
 
 def _value(loss: Tensor | Total, weight: float) -> Tensor:
@@ -171,16 +175,14 @@ def _value(loss: Tensor | Total, weight: float) -> Tensor:
     return loss.sum / loss.count if isinstance(loss, Total) else loss * weight
 
 
-def _finish(step: _Step, loss: float, before: State) -> _End:
+def _finish(step: _Step, loss: float) -> _End:
     parameters = [each for each in step.model.parameters() if each.requires_grad]
     gradients = [
         torch.zeros_like(each) if each.grad is None else each.grad.detach().clone()
         for each in parameters
     ]
-    after = state_of(step.model, step.job.loss)
     step.job.optimizer(parameters).step()
-    final = state_of(step.model, step.job.loss)
-    return _End(gradients, loss, before, after, final)
+    return _End(gradients, loss, step.state())
 
 
 def _build(case: Case) -> _Step:
@@ -239,13 +241,15 @@ def _adds(case: Case, plain: _End, tape: Tape, has_drawn: bool) -> tuple[list[Cu
         return cuts, "mean"
     if cuts[0].agrees:
         return cuts, "groups"
+    if cuts[0].failure:
+        return cuts, "no"
     cuts += [best(Cut(counts=counts, weights="ones")) for counts in (equal, uneven)]
     return cuts, "sum" if cuts[2].agrees and cuts[3].agrees else "no"
 
 
 def _best(case: Case, plain: _End, tape: Tape, has_drawn: bool, cut: Cut) -> Cut:
     """Run a step in pieces; where something is drawn, with each way to hold draws still."""
-    stillings: tuple[str, ...] = ("sample", "view", "once", "each") if has_drawn else ("",)
+    stillings: tuple[str, ...] = _STILLINGS if has_drawn else ("",)
     found = []
     for stilling in stillings:
         found.append(_cut(case, plain, tape, replace(cut, stilling=stilling)))
@@ -256,15 +260,15 @@ def _best(case: Case, plain: _End, tape: Tape, has_drawn: bool, cut: Cut) -> Cut
 
 def _cut(case: Case, plain: _End, tape: Tape, cut: Cut) -> Cut:
     step = _build(case)
-    before = state_of(step.model, step.job.loss)
+    sources = step.state().sources if "each" in cut.stilling else []
     seed_all()
     try:
-        loss, num_shared = _pieces(step, tape, cut, before)
-        end = _finish(step, loss, before)
+        loss, num_shared = _pieces(step, tape, cut, sources)
+        end = _finish(step, loss)
     except Exception as error:  # noqa: BLE001  # whatever a loss does to a piece is the finding
         return replace(cut, failure=f"{type(error).__name__}: {str(error)[:160]}")
     whole, worst = gradient_errors(plain.gradients, end.gradients)
-    parameter_error, state_error = difference(plain.final, end.final)
+    parameter_error, state_error = difference(plain.state, end.state)
     return replace(
         cut,
         gradient_error=whole,
@@ -276,19 +280,19 @@ def _cut(case: Case, plain: _End, tape: Tape, cut: Cut) -> Cut:
     )
 
 
-def _pieces(step: _Step, tape: Tape, cut: Cut, before: State) -> tuple[float, int]:
+def _pieces(step: _Step, tape: Tape, cut: Cut, sources: list[Any]) -> tuple[float, int]:
     """Run forward and backward of each piece; give the loss and how many draws were shared."""
-    own = states_of(before.sources)
+    own = states_of(sources)
     start, total, count, num_shared = 0, 0.0, 0.0, 0
     for length in cut.counts:
         samples = range(start, start + length)
         start += length
-        if cut.stilling == "each":
+        if "each" in cut.stilling:
             seed_all()
-            put_back(before.sources, own)
+            put_back(sources, own)
         with ExitStack() as stack:
             replay = Replay(tape, samples, step.job.batch_size, _layout(cut.stilling))
-            if cut.stilling in ("sample", "view"):
+            if cut.stilling not in ("", "once", "each"):
                 stack.enter_context(replay)
             loss = step.job.loss(step.model, _piece(step, samples))
             share = length / step.job.batch_size if cut.weights == "shares" else 1.0
@@ -335,17 +339,16 @@ def _recompute_errors(case: Case, plain: _End) -> tuple[float, float]:
     Both are infinite if the step fails.
     """
     step = _build(case)
-    before = state_of(step.model, step.job.loss)
     seed_all()
     try:
         with _recomputed(_blocks(case, step.model)):
             loss = _value(step.job.loss(step.model, step.batch), 1.0)
             loss.backward()
-        end = _finish(step, float(loss.detach()), before)
+        end = _finish(step, float(loss.detach()))
     except Exception:  # noqa: BLE001  # a step that checkpointing breaks is a finding
         return math.inf, math.inf
     _, worst = gradient_errors(plain.gradients, end.gradients)
-    return worst, max(difference(plain.final, end.final))
+    return worst, max(difference(plain.state, end.state))
 
 
 def _blocks(case: Case, model: nn.Module) -> list[nn.Module]:

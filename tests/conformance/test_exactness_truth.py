@@ -32,7 +32,11 @@ CASES = registry.all_cases()
 def test_a_case_declares_what_is_true_of_it(case) -> None:
     truth = truths.truth_of(case)
 
-    assert (truth.adds, truth.draws) == (case.adds, case.draws), truth.cuts
+    assert truth.adds == case.adds, truth.cuts
+    if case.adds == "no":  # whose draw it is, cannot be told where pieces differ anyway
+        assert (truth.draws == "none") == (case.draws == "none")
+    else:
+        assert truth.draws == case.draws, truth.cuts
     assert truth.effects == case.effects
     assert truth.recompute_unsafe == case.recompute_unsafe, truth.recompute_error
     if not truth.cuts[0].failure:

@@ -1,0 +1,245 @@
+"""Losses that compare samples with a queue, a bank, a teacher, centres or prototypes."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from exactness.case import Theme
+from exactness.parts import encoder, labelled, make_job, two_views, vectors
+
+theme = Theme("blind")
+
+
+class MoCo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = encoder()
+        self.key = copy.deepcopy(self.query).requires_grad_(False)
+        for parameter in self.key.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)  # as after some steps
+        self.register_buffer("queue", F.normalize(torch.randn(8, 32), dim=0))
+        self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+
+    @torch.no_grad()
+    def enqueue(self, keys):
+        pointer = int(self.queue_ptr)
+        self.queue[:, pointer : pointer + keys.shape[0]] = keys.T
+        self.queue_ptr[0] = (pointer + keys.shape[0]) % self.queue.shape[1]
+
+    def forward(self, one, other):
+        q = F.normalize(self.query(one), dim=1)
+        with torch.no_grad():
+            for slow, fast in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                slow.mul_(0.99).add_(fast, alpha=0.01)
+            k = F.normalize(self.key(other), dim=1)
+        positive = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
+        negative = torch.einsum("nc,ck->nk", q, self.queue.clone().detach())
+        self.enqueue(k)
+        return torch.cat([positive, negative], dim=1) / 0.07
+
+
+@theme.case(adds="no", leaves="different")
+def moco_queue():
+    """MoCo: a queue of earlier keys, and a slow encoder that moves in forward."""
+
+    def loss(model, batch):
+        logits = model(*batch)
+        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+
+    return make_job(MoCo, two_views, loss)
+
+
+class Byol(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.online = encoder()
+        self.predictor = nn.Linear(8, 8)
+        self.target = encoder()
+        for parameter in self.target.parameters():
+            parameter.requires_grad = False
+
+    def forward(self, one, other):
+        with torch.no_grad():
+            for t, o in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                t.data.mul_(0.9).add_(o.data, alpha=0.1)
+            target = self.target(other)
+        return self.predictor(self.online(one)), target
+
+
+@theme.case(adds="no", leaves="different")
+def ema_teacher_moved_in_forward():
+    """BYOL whose teacher moves at each forward: later pieces meet another teacher."""
+
+    def loss(model, batch):
+        prediction, target = model(*batch)
+        return 2 - 2 * F.cosine_similarity(prediction, target, dim=-1).mean()
+
+    return make_job(Byol, two_views, loss)
+
+
+@theme.case(adds="no")
+def mmd():
+    """Maximum mean discrepancy between two samples in the batch, with a Gaussian kernel."""
+
+    def loss(model, batch):
+        a, b = (model(x) for x in batch)
+
+        def kernel(p, q):
+            return torch.exp(-torch.cdist(p, q).pow(2) / 8).mean()
+
+        return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b) + 0.1 * F.mse_loss(a, b)
+
+    return make_job(encoder, lambda size: (torch.randn(size, 12), torch.randn(size, 12) + 1), loss)
+
+
+@theme.case(adds="no")
+def sinkhorn_over_the_batch():
+    """SwAV: assignments are balanced over the batch by Sinkhorn's iterations."""
+
+    def loss(model, batch):
+        one, other = (model(x) for x in batch)
+        with torch.no_grad():
+            q = torch.exp(other / 0.5).t()
+            q = q / q.sum()
+            for _ in range(3):
+                q = q / q.sum(dim=1, keepdim=True) / q.shape[0]
+                q = q / q.sum(dim=0, keepdim=True) / q.shape[1]
+            q = (q * q.shape[1]).t()
+        return -(q * F.log_softmax(one / 0.1, dim=1)).sum(dim=1).mean()
+
+    return make_job(encoder, two_views, loss)
+
+
+class Prototypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = encoder()
+        self.prototypes = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x):
+        return torch.cdist(self.encoder(x), self.prototypes)
+
+
+@theme.case()
+def distances_to_prototypes():
+    """Each sample's distances to learned prototypes, as its scores."""
+
+    def loss(model, batch):
+        x, y = batch
+        return F.cross_entropy(-model(x), y)
+
+    return make_job(Prototypes, labelled, loss)
+
+
+@theme.case(adds="no")
+def distances_within_the_batch():
+    """Pairwise distances of inputs are kept by the features (stress)."""
+
+    def loss(model, x):
+        return (torch.cdist(model(x), model(x)) - torch.cdist(x, x)).square().mean()
+
+    return make_job(encoder, vectors, loss)
+
+
+class MemoryBank(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = encoder()
+        self.register_buffer("bank", F.normalize(torch.randn(64, 8), dim=1))
+
+    def forward(self, x, index):
+        z = F.normalize(self.encoder(x), dim=1)
+        logits = z @ self.bank.clone().T / 0.2
+        with torch.no_grad():
+            updated = F.normalize(0.5 * self.bank[index] + 0.5 * z, dim=1)
+            self.bank.index_copy_(0, index, updated)
+        return logits
+
+
+@theme.case(adds="no", leaves="same", effects=True)
+def memory_bank():
+    """Instance discrimination: each sample has a row in a bank, renewed in forward."""
+
+    def loss(model, batch):
+        x, index = batch
+        return F.cross_entropy(model(x, index), index)
+
+    return make_job(MemoryBank, lambda size: (torch.randn(size, 12), torch.arange(size) * 3), loss)
+
+
+@theme.case()
+def frozen_memory_bank():
+    """The same, with a bank that nobody writes during the step."""
+
+    def loss(model, batch):
+        x, index = batch
+        z = F.normalize(model.encoder(x), dim=1)
+        return F.cross_entropy(z @ model.bank.T / 0.2, index)
+
+    return make_job(MemoryBank, lambda size: (torch.randn(size, 12), torch.arange(size) * 3), loss)
+
+
+class CentreLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = encoder(), nn.Linear(8, 4)
+        self.register_buffer("centres", torch.zeros(4, 8))
+
+    def forward(self, x, y):
+        z = self.encoder(x)
+        with torch.no_grad():
+            for label in range(4):
+                members = (y == label).unsqueeze(1).to(z.dtype)
+                gap = (members * (self.centres[label] - z)).sum(0) / (1 + members.sum())
+                self.centres[label] -= 0.5 * gap
+        pull = (z - self.centres[y]).pow(2).sum(1).mean()
+        return F.cross_entropy(self.head(z), y) + 0.01 * pull
+
+
+@theme.case(adds="no", leaves="different")
+def centre_loss_updated_in_forward():
+    """Centre loss whose centres move towards the batch's means in forward."""
+    return make_job(CentreLoss, labelled, lambda model, batch: model(*batch))
+
+
+class ArcFace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = encoder()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x, y):
+        cosine = F.linear(F.normalize(self.encoder(x)), F.normalize(self.weight))
+        sine = torch.sqrt((1.0 - cosine.pow(2)).clamp(1e-6, 1))
+        phi = cosine * 0.8776 - sine * 0.4794
+        phi = torch.where(cosine > -0.8776, phi, cosine - 0.24)
+        one_hot = torch.zeros_like(cosine).scatter_(1, y.view(-1, 1), 1)
+        return 16 * (one_hot * phi + (1 - one_hot) * cosine)
+
+
+@theme.case()
+def arcface():
+    """ArcFace: an angular margin on the true class of each sample."""
+
+    def loss(model, batch):
+        return F.cross_entropy(model(*batch), batch[1])
+
+    return make_job(ArcFace, labelled, loss)
+
+
+@theme.case(adds="groups")
+def pairs_as_neighbours():
+    """A loader that puts pairs beside each other; even rows meet odd rows."""
+
+    def loss(model, batch):
+        x, y = batch
+        z = model(x)
+        distance = (z[0::2] - z[1::2]).pow(2).sum(1)
+        same = (y[0::2] == y[1::2]).to(z.dtype)
+        return (same * distance + (1 - same) * F.relu(1 - distance.sqrt()).pow(2)).mean()
+
+    return make_job(encoder, labelled, loss)

@@ -271,6 +271,21 @@ def _put_namespace_of(instance: Any, copy: Any) -> None:
         object.__setattr__(instance, "__dict__", copy)
 
 
+def identity(kind: Kind, target: Any) -> tuple[Kind, int]:
+    """Give what stays the same however often a container is met."""
+    if kind is NAMES:
+        return kind, id(target.namespace)
+    return kind, id(target.instance if kind is SLOTS else target)
+
+
+def names_of(kind: Kind, target: Any, copy: Any) -> Iterable[Any]:
+    """List the names of a copy of a container, in the order of its values."""
+    if kind is NAMES or kind is SLOTS:
+        names: Iterable[Any] = target.names
+        return names
+    return [""] if kind is CELL else copy
+
+
 def _itself(copy: Any) -> Any:
     return copy
 
@@ -329,3 +344,5 @@ NAMESPACE_OF = Kind(
     "namespace of", attrgetter("__dict__"), _nothing, _put_namespace_of, _only("__dict__"), True
 )
 """Which dict an object has its attributes in."""
+BY_NAME = frozenset((NAMESPACE, MEMBERS, ORDERED_MEMBERS, CELL, NAMES, SLOTS, CLASS))
+"""Kinds of which a single name can be looked at apart from the others."""

@@ -100,7 +100,7 @@ class Reach:
         self._seen_before: Mapping[int, Any] = {} if before is None else before.seen
         self._waiting: collections.deque[tuple[object, Place]] = collections.deque()
         self._globals: dict[int, tuple[dict[str, Any], set[str], Place]] = {}
-        self._left_out = set(scope.left_out)
+        self._optimizers_states: set[int] = set()
 
     def go(self, roots: Mapping[str, Any]) -> Found:
         """Walk from roots, by name."""

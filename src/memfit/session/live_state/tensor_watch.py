@@ -25,7 +25,6 @@ MOST_BYTES = 64 * MIB
 
 _Tensors = Sequence[tuple[torch.Tensor, Place, bool]]
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_FORMS = (torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, attrgetter("dtype"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +91,7 @@ class TensorWatch:
                 (self._formed if has_content(tensor) else self._loose).append(index)
         self._copied = self._that_fit(most_bytes)
         self._formed_tensors = [self._all[index] for index in self._formed]
+        self._with_strides = [tensor for tensor in self._formed_tensors if tensor.dim() > 1]
         self._kept = [self._keep(index) for index in range(len(self._all))]
         self._seen = self._flags(), self._forms()
         self._aliases = self._aliased()
@@ -100,7 +100,7 @@ class TensorWatch:
         """Keep the tensors as they are now."""
         flags, forms = self._flags(), self._forms()
         if (flags, forms) != self._seen:
-            self._refresh(flags, forms)
+            self._refresh(flags)
         if self._loose:
             self._kept = [*self._kept]
             for index in self._loose:
@@ -113,7 +113,7 @@ class TensorWatch:
         if RemovableHandle.next_id == self._seen[0][-1]:
             return False
         before = [kept.flags for kept in self._kept]
-        self._refresh(self._flags(), self._forms())
+        self._refresh(self._flags())
         return any(
             old.hooks is not kept.flags.hooks or old.late_hooks is not kept.flags.late_hooks
             for old, kept in zip(before, self._kept, strict=True)
@@ -150,12 +150,18 @@ class TensorWatch:
         return [*map(_REQUIRES_GRAD, self._all), RemovableHandle.next_id]
 
     def _forms(self) -> list[Any]:
-        return [[*map(read, self._formed_tensors)] for read in _FORMS]
+        tensors = self._formed_tensors
+        return [
+            [*map(torch.Tensor.data_ptr, tensors)],
+            [*map(torch.Tensor.size, tensors)],
+            [tensor.stride() for tensor in self._with_strides],
+        ]
 
-    def _refresh(self, flags: list[Any], forms: list[Any]) -> None:
+    def _refresh(self, flags: list[Any]) -> None:
         """Keep all tensors anew: some have another form, other flags or other hooks."""
         self._kept = [self._keep(index) for index in range(len(self._all))]
-        self._seen = flags, forms
+        self._with_strides = [tensor for tensor in self._formed_tensors if tensor.dim() > 1]
+        self._seen = flags, self._forms()
         self._aliases = self._aliased()
 
     def _aliased(self) -> list[tuple[list[int], list[torch.Tensor]]]:

@@ -81,6 +81,7 @@ class TensorWatch:
         self.places = [place for _, place, _ in tensors]
         self.obstacles: list[Obstacle] = []
         self._with_grad = with_grad
+        self._most_bytes = most_bytes
         self._formed: list[int] = []
         self._loose: list[int] = []
         self._left_out: set[int] = set()
@@ -121,7 +122,9 @@ class TensorWatch:
 
     def _grads(self) -> list[KeptGrad | None]:
         grads = [tensor.grad if tensor.is_leaf else None for tensor in self._all]
-        return [None if grad is None else KeptGrad.of(grad) for grad in grads]
+        num_bytes = sum(grad.nbytes for grad in grads if grad is not None)
+        fits = num_bytes <= self._most_bytes
+        return [None if grad is None else KeptGrad.of(grad, fits=fits) for grad in grads]
 
     def _that_fit(self, most_bytes: int) -> list[int]:
         """List the tensors whose content is small enough to be copied, smallest first."""

@@ -472,17 +472,22 @@ def test_flags_that_change_between_steps_are_those_that_are_put_back() -> None:
 
 
 def test_what_is_replaced_in_every_step_is_walked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Thing(hidden=torch.zeros(2), queue=collections.deque(maxlen=3), calls=0)
+    model = Thing(hidden=torch.zeros(2), queue=collections.deque(maxlen=3), calls=0, me=None)
+    model.me = model
     state = LiveState({"model": model})
 
     def step() -> None:
         model.hidden = torch.ones(2)
+        model.queue.append(torch.ones(1))
+        model.queue.append(model)
         model.queue.append(torch.ones(1))
         model.calls += 1
 
     for _ in range(4):
         step()
         state.snapshot()
+    stays, moves = state.found()
+    assert not moves.seen.keys() & stays.seen.keys()
     monkeypatch.setattr(LiveState, "_walk", lambda _: pytest.fail("everything was walked again"))
     for _ in range(3):
         step()

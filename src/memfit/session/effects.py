@@ -91,15 +91,17 @@ def _recorded(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool
         session = open_session(job, "cpu", layout, _no_gradients)
         batch = as_virtual(mode, shapes)
         _step(session, batch, WriteNoter())
-        # The parameters' content is fake; what they are bound to is not.
-        state = LiveState.of(session)
+        # What is bound to what is looked at for parameters too; their content is fake.
+        state = LiveState.of(session, copies_parameters=True)
+        stays, moves = state.found()
+        noter = WriteNoter((*stays.generators, *moves.generators))
+        optimizers = (*stays.optimizers, *moves.optimizers)
+        noter.watch((*stays.tensors, *moves.tensors), _optimizers_own(session, optimizers))
         snapshot = state.snapshot()
-        noter = WriteNoter(state.generators())
-        noter.watch(state.tensors(), _optimizers_own(session, state.optimizers()))
         with noter:
             _step(session, batch, noter)
         changes = snapshot.changes()
-        functions = state.functions()
+        functions = stays.functions
     seen = _Seen({}, {}, tuple(str(obstacle) for obstacle in state.obstacles))
     for write in noter.writes:
         seen.add(_effect_of_write(write), None)

@@ -56,11 +56,11 @@ class WriteNoter(TorchDispatchMode):
 
     def watch(
         self,
-        tensors: Iterable[tuple[torch.Tensor, Place]],
+        tensors: Iterable[tuple[torch.Tensor, Place, bool]],
         optimizers: Iterable[torch.Tensor],
     ) -> None:
         """Say which tensors outlive the step, and which of them the optimizer may write."""
-        for tensor, place in tensors:
+        for tensor, place, _ in tensors:
             for storage in _storages(tensor):
                 self._kept.append(storage)  # so that no other storage can take its place
                 self._places.setdefault(storage._cdata, place)

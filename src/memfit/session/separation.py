@@ -197,7 +197,7 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
                 for leaf in tree_leaves(batch)
             )
             lasting = {recorder.number_of(tensor): name for name, tensor in _lasting(session)}
-            lasting |= {recorder.number_of(each): place.text for each, place in state.tensors()}
+            lasting |= {recorder.number_of(each): name for name, each in _reached(state)}
             begins = tuple(recorder.flow.foreign)
             loss = session.loss_of(batch)
             value = loss.sum if isinstance(loss, Total) else loss * (size / job.batch_size)
@@ -211,6 +211,12 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
         )
 
 
+def _reached(state: LiveState) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor that the job's code can reach, by name."""
+    for found in state.found():
+        yield from ((place.text, tensor) for tensor, place, _ in found.tensors)
+
+
 def _bound(
     recorder: DataflowRecorder, session: Session, changes: tuple[Change, ...]
 ) -> dict[str, int]:
@@ -218,7 +224,7 @@ def _bound(
     names = {change.full_name for change in changes if change.kind is ChangeKind.BINDING}
     if not names:
         return {}
-    found = {place.text: tensor for tensor, place in LiveState.of(session).tensors()}
+    found = dict(_reached(LiveState.of(session)))
     met = {name: found[name] for name in names if name in found}
     return {name: recorder.number_of(each) for name, each in met.items() if recorder.knows(each)}
 

@@ -17,6 +17,8 @@ MemfitError
 ├── RecordingError              the step cannot be recorded virtually
 ├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
 ├── UpdateCutError              memory ran out in an update that cannot be undone (exit code 4)
+├── NotSeparableError           gradients of a batch depend on how it is cut (exit code 6)
+├── BatchConditionError         a batch breaks what a plan's proof takes for granted (exit code 6)
 ├── BatchChangedError           a step that failed changes its batch, and cannot be done over (4)
 ├── LostContextError            nothing more can be done on the card in this process (exit code 5)
 ├── OtherRankError              another rank has failed or died
@@ -263,6 +265,33 @@ class BatchChangedError(MemfitError):
             "loss has changed the batch in place. Parameters, optimizer states, buffers and random "
             "states are those of before that step. Let the loss work on a copy, or go on with the "
             "same batch built anew and a smaller plan."
+        )
+
+
+class NotSeparableError(MemfitError):
+    """Say that pieces of a batch do not give its gradients, before anything is updated."""
+
+    exit_code = 6
+
+    def __init__(self, strategy: str, reason: str) -> None:
+        self.strategy = strategy
+        self.reason = reason
+        super().__init__(
+            f"{strategy} does not keep the results: {reason} Nothing has been updated. Plan again "
+            "with --forbid for this strategy, or keep the batch whole."
+        )
+
+
+class BatchConditionError(MemfitError):
+    """Say that a batch holds what the proof of a plan excludes, before anything is updated."""
+
+    exit_code = 6
+
+    def __init__(self, strategy: str, reason: str) -> None:
+        self.strategy = strategy
+        self.reason = reason
+        super().__init__(
+            f"{strategy} does not keep the results on this batch: {reason} Nothing was updated."
         )
 
 

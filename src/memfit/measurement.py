@@ -66,7 +66,7 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
     recording = _recorded(job, plan)
     gc.collect()
     with AllocatorWatch() as watch:
-        run, batch, facts = _open(job, plan, "cpu")
+        run, batch, facts = _open(job, plan, "cpu", recording)
         for _ in range(2):
             with torch.profiler.record_function(_MARK + _STEP_MARK):
                 run.step(batch)
@@ -144,9 +144,13 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
     )
 
 
-def _open(job: Job, plan: Plan, device: str) -> tuple[Run, Any, JobFacts]:
+def _open(
+    job: Job, plan: Plan, device: str, recording: Recording | None = None
+) -> tuple[Run, Any, JobFacts]:
     """Build a run without a monitor, which would measure inside the measurement."""
     session = open_plain_session(job, device.partition(":")[0], find_layout(job))
+    if recording is not None:  # what was found out about the plan's pieces
+        session.separation = recording.facts.separation
     batch = real_batch(job, job.batch_size)
     if device != "cpu":
         batch = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)

@@ -21,7 +21,9 @@ from memfit.losses.noted_logits import noted_heads
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
 from memfit.session.facts import JobFacts, gather_facts
+from memfit.session.separation import Separation
 from memfit.session.spill import Spill
+from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.plan import Plan
 from memfit.trace.cuda.card import Card
 from memfit.trace.cuda.kernels import CudaKernels
@@ -108,7 +110,8 @@ def record(
     plan = plan or Plan()
     layout = layout or find_layout(job)
     card = card_of(device)
-    record_with = partial(_record_job, job, plan, layout, card, facts)
+    separation = _asked_beforehand(job, plan, layout, facts)
+    record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
     with _clear_refusals():
         try:
             recorder, found, spill = record_with(disguised=disguised)
@@ -206,6 +209,7 @@ def _record_job(
     card: Card | None,
     facts: JobFacts | None,
     *,
+    separation: Separation,
     disguised: bool,
 ) -> tuple[Recorder, JobFacts, Spill]:
     """Record two steps of a job, and gather its facts."""
@@ -219,7 +223,7 @@ def _record_job(
         heads = stack.enter_context(noted_heads()) if facts is None else []
         batch = as_virtual(mode, batch_shapes)
         session = open_plain_session(job, CPU if card is None else CUDA, layout)
-        session.facts = facts
+        session.facts, session.separation = facts, separation
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)
         run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
@@ -238,6 +242,18 @@ def _record_job(
             linear_cross_entropy_rows=max((head.num_rows for head in heads), default=0),
         )
         return recorder, facts or found, session.spill
+
+
+def _asked_beforehand(
+    job: Job, plan: Plan, layout: BatchLayout, facts: JobFacts | None
+) -> Separation:
+    """Find out whether the plan's pieces keep the results; inside a recording it would be seen."""
+    known = None if facts is None else facts.separation
+    separation = known or Separation(job, layout)
+    for strategy in plan.strategies:
+        if isinstance(strategy, AbstractSplitting):
+            strategy.separability(separation)
+    return separation
 
 
 def _record_code(

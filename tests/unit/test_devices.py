@@ -291,3 +291,14 @@ def test_a_host_without_torch_says_why_and_does_not_raise(monkeypatch):
 def test_the_devices_package_imports_nothing_itself():
     source = Path(detect.__file__).with_name("__init__.py").read_text("utf-8")
     assert "import" not in source
+
+
+def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch):
+    monkeypatch.setattr(detect, "_free_bytes", lambda: 900)
+    limits = [(detect.Path("memory.max"),), (detect.Path("memory.current"),)]
+    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", limits[0])
+    monkeypatch.setattr(detect, "_CONTAINER_USAGE_FILES", limits[1])
+    monkeypatch.setattr(
+        detect, "_limit_bytes", lambda path: {"memory.max": 700, "memory.current": 300}[path.name]
+    )
+    assert detect.free_memory_bytes() == 400

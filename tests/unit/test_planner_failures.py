@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import memfit
 from memfit import Job
+from memfit.analysis.separability import refuted
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.errors import NoPlanFitsError, RecordingError, StrategyError
@@ -20,7 +22,7 @@ from memfit.planner.pieces import Pieces
 from memfit.recording import record
 from memfit.reports.text import plan_report
 from memfit.session.batches import find_layout
-from memfit.session.coupling import Coupling, CouplingKind
+from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.micro_batching import MicroBatching
@@ -227,18 +229,20 @@ def test_what_runs_out_of_memory_is_no_fault_of_a_strategy(evaluator, monkeypatc
 
 
 def test_no_batch_is_cut_before_it_is_known_that_the_loss_allows_it(evaluator, transformer):
-    asked: list[str] = []
+    asked: list[int] = []
 
-    def coupled() -> Coupling:
-        asked.append("asked")
-        return Coupling(kind=CouplingKind.COUPLED, sentence="the loss couples samples.")
+    class Coupled(Separation):
+        def of(self, micro_batch_size, *, given_statistics=False):
+            asked.append(micro_batch_size)
+            return refuted("the loss couples samples.")
 
+    facts = replace(evaluator.plain.facts, separation=Coupled(evaluator.job, evaluator.layout))
     careful = JobEvaluator(
         **{name: getattr(evaluator, name) for name in ("job", "device", "layout", "times")},
         budget=evaluator.budget,
         may_recompute=False,
         plain=evaluator.plain,
-        pieces=Pieces(coupled),
+        pieces=Pieces([HALVED], facts),
     )
     careful.in_short((FUSED,))
     assert not asked
@@ -246,4 +250,4 @@ def test_no_batch_is_cut_before_it_is_known_that_the_loss_allows_it(evaluator, t
         careful.in_short((FUSED, HALVED))
     with pytest.raises(StrategyError, match="couples samples"):
         careful.in_full((HALVED,))
-    assert asked == ["asked"]
+    assert asked == [HALVED.micro_batch_size]

@@ -52,6 +52,7 @@ class Separability:
         culprit: the operator at fault, where there is one.
         draws: whether random numbers are drawn for each sample, so that pieces draw others.
         conditions: what a batch must keep to for a proof to hold.
+        trial: what a real batch has shown where it is not known; empty where none was tried.
     """
 
     outcome: Outcome
@@ -59,6 +60,12 @@ class Separability:
     culprit: Culprit | None = None
     draws: bool = False
     conditions: tuple[NeverHolds, ...] = ()
+    trial: str = ""
+
+    @property
+    def is_settled(self) -> bool:
+        """Say whether pieces keep the results by a proof, or as far as a real batch shows."""
+        return self.is_proved or bool(self.trial)
 
     @property
     def is_proved(self) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memfit.strategies.plan import Plan
 
 
-_RUNG = ("strategies", "numerics", "prediction")
+_RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
 
 
 class PlanCommand:
@@ -25,9 +25,9 @@ class PlanCommand:
 
     The effective batch size never changes. Strategies that change results (bf16) are used only if
     they are allowed by name. The plan's peak comes from recording the step with the plan applied.
-    Nothing is trained; forward and loss run on a few samples where micro-batches may be needed,
-    and --measure runs a few steps. The exit code is 3 when no plan fits; the message names the
-    smallest peak.
+    Nothing is trained. Micro-batches are used where the recorded step proves that they keep the
+    results; --prove tries on a real batch what could not be followed, and --measure runs a few
+    steps. The exit code is 3 when no plan fits; the message names the smallest peak.
     """
 
     name = "plan"
@@ -111,6 +111,12 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="search large models as far as small ones, which takes minutes",
     )
+    parser.add_argument(
+        "--prove",
+        action=argparse.BooleanOptionalAction,
+        help="try on a real batch, here, whether micro-batches keep the results where that could "
+        "not be proved; by default where it takes seconds",
+    )
 
 
 def _write_files(args: argparse.Namespace, plan: Plan) -> list[str]:
@@ -145,6 +151,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
         "disk": args.disk,
         "measure": args.measure,
         "thorough": args.thorough,
+        "prove": args.prove,
     }
     if args.json or not console.is_terminal:
         return plan(job, **wanted)

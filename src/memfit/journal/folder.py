@@ -22,6 +22,7 @@ from .records import (
     Reason,
     RunFacts,
     StepRecord,
+    UnprovedPlanEvent,
 )
 
 _R = TypeVar("_R")
@@ -30,6 +31,7 @@ _EVENTS: Mapping[str, type[Event]] = {
     "plan-climbed": PlanClimbedEvent,
     "drift": DriftEvent,
     "leak": LeakEvent,
+    "unproved-plan": UnprovedPlanEvent,
 }
 """The word in the file for each kind of event."""
 _STEP_FIELDS = tuple(field.name for field in fields(StepRecord))

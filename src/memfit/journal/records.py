@@ -111,7 +111,21 @@ class LeakEvent:
     """What grows, where, and what to do, in one or two sentences."""
 
 
-Event = OutOfMemoryEvent | PlanClimbedEvent | DriftEvent | LeakEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnprovedPlanEvent:
+    """A plan whose pieces could not be proved to keep the results, and what a batch shows."""
+
+    step: int
+    """The first that was carried out so."""
+    plan: tuple[str, ...]
+    strategy: str
+    reason: str
+    """What could not be followed, as a sentence."""
+    trial: str
+    """What the gradients of that step's batch show, as a sentence."""
+
+
+Event = OutOfMemoryEvent | PlanClimbedEvent | DriftEvent | LeakEvent | UnprovedPlanEvent
 
 
 class Reason(StrEnum):

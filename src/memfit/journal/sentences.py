@@ -7,7 +7,14 @@ from typing import assert_never
 
 from memfit.units import format_bytes, format_fraction
 
-from .records import DriftEvent, Event, LeakEvent, OutOfMemoryEvent, PlanClimbedEvent
+from .records import (
+    DriftEvent,
+    Event,
+    LeakEvent,
+    OutOfMemoryEvent,
+    PlanClimbedEvent,
+    UnprovedPlanEvent,
+)
 
 PLAIN = "the plain step"
 """What a plan without strategies is called."""
@@ -32,6 +39,11 @@ def event_sentence(event: Event) -> str:
             return drift_sentence(event)
         case LeakEvent():
             return f"Leak, found at step {event.step:,}: {event.sentence}"
+        case UnprovedPlanEvent():
+            return (
+                f"{event.strategy} could not be proved to keep the results: {event.reason} Tried "
+                f"before step {event.step:,}: {event.trial}"
+            )
         case _:
             assert_never(event)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from memfit.errors import StrategyError, UsageError
+from memfit.planner.pieces import Pieces, Trial, may_be_unproved
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, strategy_class
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -25,13 +26,19 @@ class Choices:
     """
 
     fixed_size: tuple[tuple[Choice, ...], ...]
-    splits: tuple[Strategy, ...]
+    splits: tuple[AbstractSplitting, ...]
     must_split: bool
     """Whether a micro-batch setting was required by name."""
     refused: tuple[tuple[str, str], ...]
     """Strategies left out, each with the reason."""
     may_recompute: bool = True
     """Whether blocks may be checkpointed, as the recorded step suggests."""
+    pieces: Pieces | None = field(default=None, compare=False)
+    """Says which of the splits keep the results; None takes all of them."""
+
+    def takes(self, split: Strategy) -> bool:
+        """Say whether a batch may be cut that way; it is looked into when it is first asked."""
+        return self.pieces is None or self.pieces.takes(split)
 
     def offers(self, name: str) -> bool:
         """Say whether a strategy may be used."""
@@ -50,6 +57,7 @@ def gather_choices(
     *,
     may_use_disk: bool = False,
     calls_blocks_again: bool = False,
+    trial: Trial | None = None,
 ) -> Choices:
     """Ask every strategy of the catalogue for the settings it could have.
 
@@ -61,6 +69,7 @@ def gather_choices(
         may_use_disk: whether tensors may be moved to disk.
         calls_blocks_again: whether a forward calls repeated blocks several times. The blocks to
             recompute are then offered whole; otherwise they are chosen from the recorded step.
+        trial: settles on a real batch whether pieces keep the results, where that is not known.
 
     Raises:
         UsageError: if a name is unknown, or both required and forbidden.
@@ -68,7 +77,7 @@ def gather_choices(
     """
     _check_names(allow, require, forbid)
     fixed: list[tuple[Choice, ...]] = []
-    splits: list[Strategy] = []
+    splits: list[AbstractSplitting] = []
     refused: list[tuple[str, str]] = []
     for strategy in CATALOGUE:
         is_required = strategy.name in require
@@ -81,17 +90,22 @@ def gather_choices(
         if is_required and not options:
             raise StrategyError(strategy.name, reason or "it has no settings for this job.")
         if issubclass(strategy, AbstractSplitting):
-            splits += options
+            splits += [option for option in options if isinstance(option, AbstractSplitting)]
         elif options and (
             is_required or calls_blocks_again or strategy is not ActivationCheckpointing
         ):
             fixed.append((*([] if is_required else [None]), *options))
+    must_split = any(split.name in require for split in splits)
+    if must_split:
+        splits = [split for split in splits if split.name in require]
+    unproved = may_be_unproved(CATALOGUE, allow, require)
     return Choices(
         fixed_size=tuple(fixed),
         splits=tuple(splits),
-        must_split=any(split.name in require for split in splits),
+        must_split=must_split,
         refused=tuple(refused),
         may_recompute=ActivationCheckpointing.name not in forbid,
+        pieces=Pieces(splits, facts, unproved, trial),
     )
 
 
@@ -105,7 +119,11 @@ def _options(
     options: list[Strategy] = []
     reason = "there is nothing in this job that it could act on."
     for option in strategy.options(facts):
-        obstacle = option.obstacle(facts)
+        # Whether pieces of some size keep the results is looked into when that size is considered.
+        if isinstance(option, AbstractSplitting):
+            obstacle = option.unsuited(facts)
+        else:
+            obstacle = option.obstacle(facts)
         if obstacle is None:
             options.append(option)
         else:
@@ -117,19 +135,6 @@ def calls_blocks_again(trace: Trace, facts: JobFacts) -> bool:
     """Say whether a forward calls some of the repeated blocks several times."""
     counts = Counter(call.module for call in trace.calls if call.phase is Phase.FORWARD)
     return any(counts[name] > 1 for names in facts.block_levels for name in names)
-
-
-def without_pieces(choices: Choices, reason: str) -> Choices:
-    """Leave out whatever cuts a batch into micro-batches.
-
-    Raises:
-        StrategyError: if it is required by name.
-    """
-    names = tuple(dict.fromkeys(split.name for split in choices.splits))
-    if choices.must_split:
-        raise StrategyError(names[0], reason)
-    refused = tuple((name, reason) for name in names)
-    return replace(choices, splits=(), refused=(*choices.refused, *refused))
 
 
 def _without_disk(options: list[Strategy], reason: str) -> tuple[list[Strategy], str]:

@@ -149,14 +149,15 @@ class JobEvaluator:
         return recording
 
     def _check_pieces(self, strategies: Strategies) -> None:
-        """Refuse micro-batches where the loss couples samples.
+        """Refuse pieces that do not keep the results.
 
         Raises:
-            StrategyError: if it does, with the reason.
+            StrategyError: if there are any, with the reason.
         """
-        splits = [s.name for s in strategies if isinstance(s, AbstractSplitting)]
-        if splits and self.pieces is not None and (reason := self.pieces.obstacle()):
-            raise StrategyError(splits[0], reason)
+        for strategy in strategies if self.pieces is not None else ():
+            assert self.pieces is not None, "nothing is looked at otherwise"
+            if reason := self.pieces.obstacle(strategy):
+                raise StrategyError(strategy.name, reason)
 
     @contextmanager
     def _failure_named(self, strategies: Strategies) -> Iterator[None]:

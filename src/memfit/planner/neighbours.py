@@ -43,19 +43,27 @@ class Neighbours:
         Whatever comes first keeps out what is in conflict with it.
         """
         settings = [options[-1] for options in self._choices.fixed_size if options[-1] is not None]
+        yield from self._node(_compatible(settings), 0)
         splits = self._choices.splits
-        for split in ((), splits[-1:]) if splits else ((),):
-            yield from self._node(_compatible([*split, *settings]), len(splits) if split else 0)
+        for position in range(len(splits), 0, -1):
+            if self._choices.takes(splits[position - 1]):
+                split = splits[position - 1]
+                yield from self._node(_compatible([split, *settings]), position)
+                return
 
     def halved(self, strategies: Strategies) -> Strategies | None:
         """Give a combination with the next smaller micro-batch; None if there is none."""
+        return next((node.strategies for node in self._smaller_pieces(strategies)), None)
+
+    def _smaller_pieces(self, strategies: Strategies, parent: Node | None = None) -> Iterator[Node]:
+        """Yield the combination with the next smaller pieces that keep the results, if any."""
         splits = self._choices.splits
         position = next((n for n, split in enumerate(splits, 1) if split in strategies), 0)
         whole = [member for member in strategies if member not in splits]
-        for split in splits[position : position + 1]:
-            for node in self._node([*whole, split], position + 1):
-                return node.strategies
-        return None
+        for place, split in enumerate(splits[position:], position + 1):
+            if self._choices.takes(split):
+                yield from self._node([*whole, split], place, parent)
+                return
 
     def _with_one_more(self, node: Node) -> Iterator[Node]:
         for options in self._choices.fixed_size:
@@ -65,8 +73,7 @@ class Neighbours:
                 yield from self._node((*others, option), node.split, node)
 
     def _split_once_more(self, node: Node) -> Iterator[Node]:
-        if strategies := self.halved(node.strategies):
-            yield Node(strategies, node.split + 1, node)
+        yield from self._smaller_pieces(node.strategies, node)
 
     def _node(
         self, members: Sequence[Strategy], split: int, parent: Node | None = None

@@ -12,11 +12,11 @@ from memfit.planner.candidates import Candidate, Evaluator, Refinement, Strategi
 from memfit.planner.choices import Choices
 from memfit.planner.explanation import considered_plans, held_at_peak, remedies, removed_alone
 from memfit.planner.ladder import Ladder
-from memfit.planner.pieces import Pieces
 from memfit.planner.search import Search
 from memfit.prediction import rules_of
 from memfit.recording import Recording
 from memfit.strategies.base import Numerics
+from memfit.strategies.evidence import evidence_of
 from memfit.strategies.plan import Plan
 from memfit.units import format_seconds
 
@@ -38,7 +38,6 @@ class Outcome:
     choices: Choices
     evaluate: Evaluator
     search: Search
-    pieces: Pieces
     is_measured: bool
     """Whether times were taken here; what is recorded afterwards has none to stand beside them."""
 
@@ -46,24 +45,40 @@ class Outcome:
         """Describe the chosen plan and what lies around it."""
         search, used = self.search, {strategy.name for strategy in best.strategies}
         ladder = Ladder(search, self.evaluate, self.choices, is_long=self.plain.is_long)
-        rungs = tuple(_plan_of(self.device, rung) for rung in ladder.below(best))
+        rungs = tuple(self._plan_of(rung) for rung in ladder.below(best))
         tried = ladder.tried | search.tried
         approximated, notes = self._approximations(best)
         failed = search.refused.items()
-        refused = (*self.choices.refused, *(entry for entry in failed if entry[0] not in used))
+        pieces = self.choices.pieces
+        refused = (
+            *self.choices.refused,
+            *(() if pieces is None else pieces.refused()),
+            *(entry for entry in failed if entry[0] not in used),
+        )
         notes += self._left_out(best)
         notes += [f"{name}, in some plans: {why}" for name, why in failed if name in used]
         held = held_at_peak(self.plain.steady, rules_of(self.device))
         removed = removed_alone(tried, self.choices)
         return replace(
-            _plan_of(self.device, best),
+            self._plan_of(best),
             ladder=rungs,
             pareto=pareto(_points(tried | {best.strategies: best}, search.refinements(), best)),
             considered=considered_plans(tried.values(), best),
             approximations=approximated,
             remedies=remedies(held, removed, best.strategies, dict(refused)),
             refused=refused,
-            notes=tuple(note for note in (self.pieces.note(), *notes) if note),
+            notes=tuple(notes),
+        )
+
+    def _plan_of(self, candidate: Candidate) -> Plan:
+        proof, reasons = evidence_of(candidate.strategies, self.plain.facts)
+        return Plan(
+            strategies=candidate.strategies,
+            device=self.device.name,
+            numerics=Numerics(candidate.prediction.numerics),
+            proof=proof,
+            reasons=reasons,
+            prediction=candidate.prediction,
         )
 
     def _left_out(self, best: Candidate) -> list[str]:
@@ -150,12 +165,3 @@ def _points(
                 is_recorded=False,
                 is_chosen=False,
             )
-
-
-def _plan_of(device: Device, candidate: Candidate) -> Plan:
-    return Plan(
-        strategies=candidate.strategies,
-        device=device.name,
-        numerics=Numerics(candidate.prediction.numerics),
-        prediction=candidate.prediction,
-    )

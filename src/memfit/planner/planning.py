@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
@@ -13,16 +12,15 @@ from memfit.devices.spec import CPU, Device
 from memfit.errors import NoPlanFitsError, UsageError
 from memfit.job import Job
 from memfit.planner.candidates import Candidate, Evaluator
-from memfit.planner.choices import Choices, calls_blocks_again, gather_choices, without_pieces
+from memfit.planner.choices import Choices, calls_blocks_again, gather_choices
 from memfit.planner.evaluation import Budget, JobEvaluator, Progress
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
 from memfit.planner.outcome import Outcome
-from memfit.planner.pieces import Pieces
 from memfit.planner.search import Search
+from memfit.planner.trial import BatchTrial
 from memfit.prediction import default_budget_of
-from memfit.recording import record
-from memfit.session.batches import find_layout
-from memfit.session.coupling import find_coupling
+from memfit.recording import Recording, record
+from memfit.session.batches import BatchLayout, find_layout
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.plan import Plan
 from memfit.units import parse_bytes
@@ -65,13 +63,14 @@ def plan(
     disk: str | int | None = None,
     measure: bool = False,
     thorough: bool = False,
+    prove: bool | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the fastest plan for a job that fits a budget and keeps the results.
 
     Every plan that is compared has been recorded with its strategies applied; nothing is trained.
-    Where micro-batches may be needed, forward and loss are run on a few samples, on the CPU, to see
-    whether the loss couples them.
+    Where micro-batches may be needed, the samples of a batch are followed through the recorded
+    step, to prove that pieces keep the results.
 
     Args:
         job: what would be trained; its effective batch size stays.
@@ -88,6 +87,8 @@ def plan(
         measure: learn how long operators take from a few steps that are run here, and choose among
             the fastest plans by running them. The device has to be this machine's.
         thorough: search steps that take seconds to record as far as all others, for minutes.
+        prove: whether pieces whose samples could not be followed are tried on a real batch, on the
+            CPU: gradients against those of other pieces. None does so where it takes seconds.
         progress: told of every plan that is about to be recorded.
 
     Raises:
@@ -111,8 +112,8 @@ def plan(
         forbid,
         may_use_disk=bounds.disk_bytes is not None,
         calls_blocks_again=calls_blocks_again(plain.steady, plain.facts),
+        trial=_trial(job, layout, plain, prove),
     )
-    pieces = Pieces(partial(find_coupling, job, layout))
     evaluator = JobEvaluator(
         job=job,
         device=spec,
@@ -123,11 +124,10 @@ def plan(
         may_offload=spec.kind != CPU and choices.offers(ActivationOffload.name),
         plain=plain,
         progress=progress,
-        pieces=pieces,
+        pieces=choices.pieces,
     )
-    may_split = choices.must_split or not evaluator.in_full(()).prediction.fits
-    if choices.splits and may_split and (reason := pieces.obstacle()):
-        choices = without_pieces(choices, reason)
+    if choices.must_split and choices.pieces is not None:
+        choices.pieces.check_any()
     evaluate = Evaluator(evaluator.in_short, evaluator.in_full)
     search = _search(evaluate, choices, is_long=plain.is_long and not thorough)
     best = search.run()
@@ -141,10 +141,19 @@ def plan(
         choices=choices,
         evaluate=evaluate,
         search=search,
-        pieces=pieces,
         is_measured=measure,
     )
     return outcome.plan(best)
+
+
+def _trial(
+    job: Job, layout: BatchLayout, plain: Recording, prove: bool | None
+) -> BatchTrial | None:
+    """Give what settles on a real batch what could not be followed, where that is wanted."""
+    if prove is False:
+        return None
+    trial = BatchTrial(job, layout, plain)
+    return trial if prove or trial.is_quick else None
 
 
 def _search(evaluate: Evaluator, choices: Choices, *, is_long: bool) -> Search:
@@ -198,11 +207,12 @@ def _no_plan_fits(
     smallest: Candidate, budget_bytes: int, choices: Choices, failed: Mapping[str, str]
 ) -> NoPlanFitsError:
     """Say how small it got, what else could be allowed, and what could not be recorded."""
+    pieces = () if choices.pieces is None else choices.pieces.refused()
     remedies = [f"{name} ({reason})" for name, reason in choices.refused if "--allow" in reason]
     advice = ["Raise the budget or reduce the batch size or the model."]
     if remedies:
         advice.append("Not tried, because the results would change: " + "; ".join(remedies) + ".")
-    advice += [f"Left out: {name}: {reason}" for name, reason in failed.items()]
+    advice += [f"Left out: {name}: {reason}" for name, reason in (*failed.items(), *pieces)]
     return NoPlanFitsError(
         budget_bytes=budget_bytes,
         smallest_peak_bytes=smallest.prediction.bounded_bytes(),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +30,7 @@ from .plan_rows import (
     with_chosen_time,
 )
 from .prediction_text import prediction_table
-from .terminal import Bar, at_page_width, grid, section, yes_or_no
+from .terminal import INDENT, Bar, at_page_width, grid, section, yes_or_no
 from .wording import change, instead_of, percent, plan_name
 
 _NAME_WIDTH = 46
@@ -46,6 +47,7 @@ def plan_report(plan: Plan) -> RenderableType:
     prediction = predicted(plan)
     # What holds the peak in detail is the matter of `memfit predict --plan`.
     parts: list[RenderableType] = [prediction_table(replace(prediction, by_module={}, largest=()))]
+    parts += [Padding(Text(reason), INDENT) for reason in plan.reasons]
     parts += ["", plan_table(with_chosen_time(plan))]
     if is_measured(plan):
         parts.append(Text(_MEASURED, style="dim"))

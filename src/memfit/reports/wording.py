@@ -14,6 +14,7 @@ from memfit.units import GIB, KIB, MIB, format_bytes, format_fraction, format_se
 NUMERICS_MEANING = {
     "exact": "equal to the plain step up to rounding",
     "same-in-law": "the same in law, with other random draws such as dropout masks",
+    "unproved": "not known to be equal to the plain step, since it could not be followed",
     "approximate": "close to the plain step, not equal to it",
     "different": "another training problem than the plain step",
 }

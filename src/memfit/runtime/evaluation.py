@@ -14,7 +14,7 @@ from memfit.journal.records import Event, OutOfMemoryEvent
 from memfit.runtime.insistence import free_memory
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import PlannedSteps
-from memfit.session.coupling import find_coupling
+from memfit.session.batch_conditions import broken_condition
 from memfit.session.random_sources import RandomSourcesReader
 
 EVALUATION = "evaluation"
@@ -68,7 +68,8 @@ class Evaluation:
                 return _joined(pieces)
             free_memory(session.device_type)
             random_states.put_back(session.device_type)
-            self._halve(in_piece, function, number, cause)
+            reason = None if function is not None else self._obstacle(batch, in_piece // 2)
+            self._halve(in_piece, reason, number, cause)
 
     def _pieces(
         self, batch: Any, function: Callable[..., Any] | None, num_samples: int
@@ -82,20 +83,27 @@ class Evaluation:
             found.append((value, count))
         return found
 
-    def _halve(
-        self, num_samples: int, function: Callable[..., Any] | None, number: int, cause: str
-    ) -> None:
+    def _obstacle(self, batch: Any, num_samples: int) -> str | None:
+        """Say why the losses of pieces may not give that of the batch; None if they do."""
+        session = self._steps.session
+        separation = session.separation
+        if num_samples < 1 or separation is None:
+            return None
+        here = separation.at_batch_size(session.layout.num_samples(batch))
+        found = here.of(num_samples, given_statistics=True)
+        if not found.is_settled:
+            return found.sentence
+        broken = broken_condition(session.layout, batch, found.conditions)
+        return None if broken is None else broken.sentence
+
+    def _halve(self, num_samples: int, reason: str | None, number: int, cause: str) -> None:
         """Go on with pieces of half the size.
 
         Raises:
             OutOfMemoryAfterAllError: if that is not possible.
         """
-        session = self._steps.session
-        reason = "a piece has one sample already." if num_samples <= 1 else None
-        if reason is None and function is None:
-            coupling = find_coupling(session.job, session.layout)
-            if coupling is not None and coupling.forbids_pieces:
-                reason = coupling.sentence
+        if num_samples <= 1:
+            reason = "a piece has one sample already."
         if reason is not None:
             raise OutOfMemoryAfterAllError(number, [_pieces_of(num_samples)], cause, reason)
         self._most_samples = num_samples // 2

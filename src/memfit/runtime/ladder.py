@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memfit.errors import StrategyError
-from memfit.session.coupling import find_coupling
+from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.session import Session
+from memfit.strategies import CATALOGUE
 from memfit.strategies.base import AbstractSplitting
-from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan, in_catalogue_order
 
@@ -26,21 +26,49 @@ def smaller_plans(plan: Plan, session: Session) -> Iterator[Plan]:
 
 
 def _halved(plan: Plan, session: Session) -> Iterator[Plan]:
-    """Yield plans with the micro-batch halved, and halved again.
+    """Yield plans with the micro-batch halved, and halved again, where that keeps the results.
 
     Raises:
-        StrategyError: if it is one sample already, or the loss couples samples.
+        StrategyError: if there are none, with the reason.
     """
     splits = [s for s in plan.strategies if isinstance(s, AbstractSplitting)]
     size = splits[0].micro_batch_size if splits else session.job.batch_size
-    if size <= 1:
-        raise StrategyError(MicroBatching.name, "micro-batches have one sample already.")
-    coupling = find_coupling(session.job, session.layout)
-    if coupling is not None and coupling.forbids_pieces:
-        raise StrategyError(MicroBatching.name, coupling.sentence)
     others = [s for s in plan.strategies if not isinstance(s, AbstractSplitting)]
+    facts = gather_facts(session)
+    refusal = StrategyError(MicroBatching.name, "micro-batches have one sample already.")
+    has_any = False
     while size > 1:
         size //= 2
-        for splitting in (MicroBatching, BatchNormReplay):
-            strategies = in_catalogue_order([*others, splitting(micro_batch_size=size)])
-            yield replace(plan, strategies=strategies, prediction=None, ladder=())
+        for split in _ways_to_cut(splits, size, facts):
+            reason = _doubt(split, facts)
+            if reason is not None:
+                refusal = StrategyError(split.name, reason)
+                continue
+            has_any = True
+            strategies = in_catalogue_order([*others, split])
+            yield replace(
+                plan, strategies=strategies, prediction=None, ladder=(), proof=None, reasons=()
+            )
+    if not has_any:
+        raise refusal
+
+
+def _ways_to_cut(
+    splits: Sequence[AbstractSplitting], size: int, facts: JobFacts
+) -> Iterator[AbstractSplitting]:
+    """Yield the plan's own way to cut a batch with another size, or all that suit the job."""
+    for split in splits:
+        yield replace(split, micro_batch_size=size)
+    for kind in CATALOGUE if not splits else ():
+        if issubclass(kind, AbstractSplitting):
+            split = kind(micro_batch_size=size)
+            if split.unsuited(facts) is None:
+                yield split
+
+
+def _doubt(split: AbstractSplitting, facts: JobFacts) -> str | None:
+    """Say why pieces of a size may not keep the results; None where it is known that they do."""
+    if reason := split.obstacle(facts):
+        return reason
+    found = split.separability(facts.separation)
+    return None if found.is_settled else f"it could not be proved: {found.sentence}"

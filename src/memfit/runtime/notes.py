@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from memfit.errors import GIVEN_UP, LostContextError, MemfitWarning
@@ -18,6 +19,7 @@ from memfit.journal.records import (
     Reason,
     RunFacts,
     StepRecord,
+    UnprovedPlanEvent,
 )
 from memfit.journal.sentences import event_sentence
 from memfit.journal.timeline import StepTimeline
@@ -122,6 +124,10 @@ class RunNotes:
             self._found_leaks.append(event)
         if isinstance(event, LeakEvent | DriftEvent):
             warnings.warn(event_sentence(event), MemfitWarning, stacklevel=4)
+
+    def event_of_next_step(self, event: UnprovedPlanEvent) -> None:
+        """Tell of something that belongs to the step that has begun."""
+        self.event(replace(event, step=self._num_steps + 1))
 
     def failed(self, error: BaseException) -> None:
         """Note that a step failed; unless another one is carried out, the run has ended with it."""

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
 from memfit.figures import Timeline
+from memfit.runtime.batch_checks import BatchChecks, TrySplit
 from memfit.runtime.ladder import smaller_plans
 from memfit.runtime.monitor import StepMonitor, StepReading
 from memfit.session.facts import gather_facts
@@ -41,6 +42,14 @@ class Attempt:
 class PlannedSteps:
     """Carry out a session's steps under a plan.
 
+    Args:
+        session: what is carried out.
+        plan: how.
+        phase_listener: is told of every part of a step.
+        monitor: measures steps.
+        try_split: tries pieces that could not be proved to keep the results on the first batch;
+            None leaves them untried.
+
     Raises:
         StrategyError: if a strategy of the plan cannot apply.
     """
@@ -52,6 +61,7 @@ class PlannedSteps:
         *,
         phase_listener: PhaseListener | None = None,
         monitor: StepMonitor | None = None,
+        try_split: TrySplit | None = None,
     ) -> None:
         self.session = session
         self.plan = plan
@@ -59,6 +69,7 @@ class PlannedSteps:
         self.place: str = Phase.FORWARD.value
         """The part that the latest step has come to: a phase, or the transfer of its batch."""
         self._listener = phase_listener
+        self.checks = None if session.is_virtual else BatchChecks(session, try_split=try_split)
         self._undos = apply_strategies(session, plan.strategies)
         session.optimizer.zero_grad(set_to_none=True)
 
@@ -68,7 +79,11 @@ class PlannedSteps:
         ``before_update`` is called when the gradients are there.
         """
         self.place = DATA_TRANSFER
+        if self.checks is not None:
+            self.checks.check(self.plan, batch)
         batch = self.on_device(batch)
+        if self.checks is not None:
+            self.checks.try_unproved(self.plan, batch)
         with self._observing(batch) as reading:
             loss = self._carry_out(batch, before_update)
         num_samples = self.session.layout.num_samples(batch)

@@ -13,6 +13,7 @@ from memfit.errors import DeviceUnavailableError, StrategyError
 from memfit.job import Job
 from memfit.runtime.attempts import Attempts
 from memfit.runtime.data_parallel import GradientAverage, unwrapped
+from memfit.runtime.first_step_check import check_split
 from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.guard import Guard
 from memfit.runtime.guard_settings import GuardSettings
@@ -70,12 +71,14 @@ def start(
     session = open_session(job, device_type, find_layout(job), accumulate_gradients)
     average = _averaging(session, asked_for=average_gradients)
     monitor = StepMonitor(device_type, takes_timeline=folder is not None)
-    steps = PlannedSteps(session, plan, monitor=monitor)
+    steps = PlannedSteps(session, plan, monitor=monitor, try_split=check_split)
     if average is not None and session.updates_in_backward:
         reason = "gradients are averaged over ranks before the update, and it leaves none."
         raise StrategyError("optimizer-in-backward", reason)
     ranks = ranks_here()
     notes = begun_notes(steps, ranks, folder, listeners, finds_leaks=find_leaks)
+    if steps.checks is not None:
+        steps.checks.on_event = notes.event_of_next_step
     if guard is False:
         return Run(steps, before_update=average, notes=notes)
     settings = guard if isinstance(guard, GuardSettings) else GuardSettings()

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 
 from memfit.errors import BatchSizeIgnoredError, JobFunctionError, RecordingError
 from memfit.job import Job, expected_signature
@@ -67,6 +73,16 @@ class BatchLayout:
             for leaf, place in zip(self._leaves(batch), self.dims, strict=True)
         ]
         return tree_unflatten(pieces, self.spec)
+
+    def name_of(self, leaf: int) -> str:
+        """Name a leaf as Python would reach it: ``batch['labels']``."""
+        numbered = tree_unflatten([*range(len(self.dims))], self.spec)
+        paths = {number: path for path, number in tree_flatten_with_path(numbered)[0]}
+        return f"batch{keystr(paths[leaf])}"
+
+    def leaf_of(self, batch: Any, leaf: int) -> Any:
+        """Give a leaf of a batch by its number."""
+        return self._leaves(batch)[leaf]
 
     def _leaves(self, batch: Any) -> list[Any]:
         leaves = leaves_of(batch)

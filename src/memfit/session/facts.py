@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from memfit.session.optimizer_facts import (
     package_of,
     parameter_dtypes_of,
 )
+from memfit.session.separation import Separation
 from memfit.session.session import Session
 from memfit.session.tileable import find_tileable_blocks
 
@@ -68,6 +69,8 @@ class JobFacts:
     """Modules that may compute attention scores as whole matrices and could do without."""
     attention_may_drop: bool = False
     """Whether those modules may draw random masks over attention weights."""
+    separation: Separation | None = field(default=None, compare=False, repr=False)
+    """Says whether pieces of a batch keep the results; None where that cannot be asked."""
 
 
 def gather_facts(
@@ -96,6 +99,8 @@ def gather_facts(
 
 
 def _gathered(session: Session) -> JobFacts:
+    if session.separation is None:
+        session.separation = Separation(session.job, session.layout)
     named = dict(session.model.named_modules())
     tileable = find_tileable_blocks(session.model)
     attention = find_explicit_attention(session.model)
@@ -127,6 +132,7 @@ def _gathered(session: Session) -> JobFacts:
         ),
         explicit_attention=attention.names,
         attention_may_drop=attention.may_drop,
+        separation=session.separation,
     )
 
 

@@ -65,9 +65,11 @@ class Separation:
     """
 
     def __init__(self, job: Job, layout: BatchLayout) -> None:
-        self._job, self._layout = job, layout
+        self.job, self.layout = job, layout
         self._recordings: dict[int, _Recorded | MemfitError] = {}
         self._followed: dict[tuple[int, bool], Separability] = {}
+        self._settled: dict[tuple[int, bool], Separability] = {}
+        self._others: dict[int, Separation] = {}
         self._is_disguised: bool | None = None
         self._effects: Effects | None = None
 
@@ -79,16 +81,37 @@ class Separation:
             given_statistics: whether batch normalisation takes its statistics as given, as
                 batchnorm-replay has it.
         """
-        whole = self._job.batch_size
+        settled = self._settled.get((micro_batch_size, given_statistics))
+        return settled or self._found(micro_batch_size, given_statistics)
+
+    def settle(
+        self, micro_batch_size: int, found: Separability, *, given_statistics: bool = False
+    ) -> None:
+        """Keep what a trial on a real batch has shown of a size that could not be followed."""
+        self._settled[micro_batch_size, given_statistics] = found
+
+    def at_batch_size(self, batch_size: int) -> Separation:
+        """Give the same for batches of another size, such as the last one of an epoch."""
+        if batch_size == self.job.batch_size:
+            return self
+        if batch_size not in self._others:
+            job = replace(self.job, batch_size=batch_size)
+            self._others[batch_size] = Separation(job, self.layout)
+        return self._others[batch_size]
+
+    def _found(self, micro_batch_size: int, given_statistics: bool) -> Separability:
+        whole = self.job.batch_size
         if micro_batch_size >= whole:
             return PROVED
         if isinstance(self._recording(whole), MemfitError):
             return not_known(_not_recorded(self._recording(whole)))
-        wanted = [micro_batch_size, whole % micro_batch_size]
-        found = [self._at(size, given_statistics) for size in wanted if size]
         small = next((n for n in _SMALL_SIZES if n < whole and self._runs(n)), None)
-        if small is not None and small not in wanted:
-            found.append(self._at(small, given_statistics))
+        wanted = dict.fromkeys((small, micro_batch_size, whole % micro_batch_size))
+        found: list[Separability] = []
+        for size in filter(None, wanted):
+            found.append(self._at(size, given_statistics))
+            if found[-1].is_refuted:
+                break  # a few samples refute every size, and need not be looked at again
         return _worst(found)
 
     def _runs(self, size: int) -> bool:
@@ -101,11 +124,11 @@ class Separation:
         return self._followed[key]
 
     def _compared(self, size: int, given_statistics: bool) -> Separability:
-        whole, part = self._recording(self._job.batch_size), self._recording(size)
+        whole, part = self._recording(self.job.batch_size), self._recording(size)
         assert not isinstance(whole, MemfitError)
         if isinstance(part, MemfitError):
             return refuted(_fails_on_parts(size, part))
-        sizes = Sizes(self._job.batch_size, size)
+        sizes = Sizes(self.job.batch_size, size)
         known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
         known.update(self._batch_flows(whole, part))
         try:
@@ -130,12 +153,12 @@ class Separation:
         """Find out what else the step changes."""
         if self._effects is None:
             with undisturbed():
-                self._effects = find_effects(self._job, self._layout)
+                self._effects = find_effects(self.job, self.layout)
         return self._effects
 
     def _batch_flows(self, whole: _Recorded, part: _Recorded) -> Iterator[tuple[int, Flow]]:
         """Say where the batch's tensors hold samples."""
-        for index, (number, place) in enumerate(zip(whole.leaves, self._layout.dims, strict=True)):
+        for index, (number, place) in enumerate(zip(whole.leaves, self.layout.dims, strict=True)):
             if number is None:
                 continue
             num_dims = len(whole.dataflow.shapes[number].size)
@@ -161,7 +184,7 @@ class Separation:
         for disguised in ways:
             try:
                 with undisturbed():
-                    found = _record(self._job, self._layout, size, disguised=disguised)
+                    found = _record(self.job, self.layout, size, disguised=disguised)
             except ValuesNeededError as problem:
                 error = error or problem
                 continue

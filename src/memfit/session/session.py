@@ -23,6 +23,7 @@ from memfit.trace.recorder import Owned
 
 if TYPE_CHECKING:
     from memfit.session.facts import JobFacts
+    from memfit.session.separation import Separation
 
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
 """Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""
@@ -83,6 +84,8 @@ class Session:
     """What checkpoints must keep besides model and optimizer, by name."""
     facts: JobFacts | None = None
     """What has been gathered of the job as it is; see ``gather_facts``."""
+    separation: Separation | None = None
+    """Says whether pieces of a batch keep the results; made when facts are gathered."""
     spill: Spill = field(default_factory=Spill)
     """What strategies keep outside the device's memory."""
 

@@ -9,9 +9,11 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar, Self, get_origin, get_type_hints
 
+from memfit.analysis.separability import Separability, not_known
 from memfit.errors import StrategyError
 from memfit.session.block_names import expand_names
 from memfit.session.facts import JobFacts
+from memfit.session.separation import Separation
 from memfit.session.session import Session
 from memfit.trace.events import Category, Phase
 
@@ -23,6 +25,7 @@ class Numerics(StrEnum):
 
     EXACT = "exact"
     SAME_IN_LAW = "same-in-law"
+    UNPROVED = "unproved"
     APPROXIMATE = "approximate"
     DIFFERENT = "different"
 
@@ -164,6 +167,9 @@ class AbstractSplitting(Strategy):
 
     micro_batch_size: int
 
+    takes_statistics_as_given: ClassVar[bool] = False
+    """Whether batch normalisation gets the statistics of the whole batch."""
+
     def __post_init__(self) -> None:
         if self.micro_batch_size < 1:
             msg = f"micro_batch_size must be at least 1, not {self.micro_batch_size}"
@@ -177,6 +183,35 @@ class AbstractSplitting(Strategy):
             num_samples = -(-num_samples // 2)
             yield cls(micro_batch_size=num_samples)
 
+    def unsuited(self, facts: JobFacts) -> str | None:
+        """Say why the strategy is not for such a job, whatever the size of its pieces."""
+        del facts
+        return None
+
+    def separability(self, separation: Separation | None) -> Separability:
+        """Say whether pieces of this size keep the results; nothing is known without an answer."""
+        if separation is None:
+            return not_known("whether the step mixes samples was not looked into.")
+        return separation.of(self.micro_batch_size, given_statistics=self.takes_statistics_as_given)
+
+    def settle(self, separation: Separation | None, found: Separability) -> None:
+        """Keep what a trial has shown of pieces of this size."""
+        if separation is not None:
+            separation.settle(
+                self.micro_batch_size, found, given_statistics=self.takes_statistics_as_given
+            )
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse steps that mix the samples of different pieces."""
+        if reason := self.unsuited(facts):
+            return reason
+        found = self.separability(facts.separation)
+        return found.sentence if found.is_refuted else None
+
     def numerics_for(self, facts: JobFacts) -> Numerics:
-        """Dropout masks differ from those of the whole batch."""
-        return Numerics.SAME_IN_LAW if facts.has_dropout else Numerics.EXACT
+        """Pieces draw other random numbers; what could not be followed is unproved."""
+        found = self.separability(facts.separation)
+        if not found.is_settled:
+            return Numerics.UNPROVED
+        draws = found.draws or facts.has_dropout
+        return Numerics.SAME_IN_LAW if draws else Numerics.EXACT

@@ -42,8 +42,9 @@ class BatchNormReplay(AbstractSplitting):
     name: ClassVar[str] = "batchnorm-replay"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     never_faster: ClassVar[bool] = True
+    takes_statistics_as_given: ClassVar[bool] = True
 
-    def obstacle(self, facts: JobFacts) -> str | None:
+    def unsuited(self, facts: JobFacts) -> str | None:
         """Refuse models without batch normalisation, where micro-batching does it in one pass."""
         if facts.batch_norms:
             return None

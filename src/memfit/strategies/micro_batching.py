@@ -20,8 +20,9 @@ class MicroBatching(AbstractSplitting):
     than the whole batch would: same in law.
 
     Limits: a loss or layer that couples samples (batch normalisation, in-batch negatives) is not a
-    sum over samples. Batch normalisation is refused here. A coupled loss is found by the planner,
-    which runs it on a few samples (``memfit.session.coupling``); plans made by hand are unchecked.
+    sum over samples. Batch normalisation is refused here. What else the step does with its samples
+    is followed operator by operator (``memfit.session.separation``): what mixes them is refused,
+    and what cannot be followed is unproved.
     Source: the gradient of a sum is the sum of the gradients; the weighting error of common
     frameworks is described in https://github.com/huggingface/transformers/pull/34191.
     """
@@ -30,7 +31,7 @@ class MicroBatching(AbstractSplitting):
     numerics: ClassVar[Numerics] = Numerics.EXACT
     never_faster: ClassVar[bool] = True
 
-    def obstacle(self, facts: JobFacts) -> str | None:
+    def unsuited(self, facts: JobFacts) -> str | None:
         """Refuse batch normalisation, whose statistics couple the samples."""
         if not facts.batch_norms:
             return None

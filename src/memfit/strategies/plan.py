@@ -20,6 +20,7 @@ from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.compatibility import clash
+from memfit.strategies.evidence import Evidence
 
 _VERSION = 1
 
@@ -32,6 +33,10 @@ class Plan:
     device: str = CPU
     """The device it was made for, by its name in the catalogue."""
     numerics: Numerics = Numerics.EXACT
+    proof: Evidence | None = None
+    """What shows that its pieces keep the results; None where nobody has looked."""
+    reasons: Sequence[str] = ()
+    """What it was proved or tried with, and while what holds it does."""
     prediction: Prediction | None = None
     ladder: tuple[Plan, ...] = ()
     """Ever smaller plans, to go on with should the step not fit after all."""
@@ -66,6 +71,8 @@ class Plan:
             "memfit_plan": _VERSION,
             "device": self.device,
             "numerics": str(self.numerics),
+            "proof": None if self.proof is None else str(self.proof),
+            "reasons": list(self.reasons),
             "strategies": _strategies_json(self.strategies),
             "prediction": _plain(prediction),
             "ladder": [_strategies_json(rung.strategies) for rung in self.ladder],
@@ -106,6 +113,8 @@ class Plan:
             strategies = _strategies(content.get("strategies"))
             ladder = [_strategies(rung) for rung in content.get("ladder") or []]
             numerics = Numerics(content.get("numerics", Numerics.EXACT))
+            proof = None if content.get("proof") is None else Evidence(content["proof"])
+            reasons = tuple(str(reason) for reason in content.get("reasons") or ())
         except (StrategyError, ValueError, KeyError, TypeError) as error:
             raise PlanFileError(where, str(error).rstrip(".")) from None
         device = str(content.get("device", CPU))
@@ -113,6 +122,8 @@ class Plan:
             strategies=strategies,
             numerics=numerics,
             device=device,
+            proof=proof,
+            reasons=reasons,
             ladder=tuple(cls(strategies=rung, device=device) for rung in ladder),
         )
 

@@ -1,4 +1,4 @@
-"""Losses that couple the samples of a batch are told from means over them, and named."""
+"""Steps that mix the samples of a batch are told from those that keep them apart, and named."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.conformance import builders
 from torch import nn
 
 from memfit import Job, Total
-from memfit.devices import detect
-from memfit.session import coupling
+from memfit.analysis.separability import NeverHolds, Outcome
+from memfit.session import separation
 from memfit.session.batches import find_layout
-from memfit.session.coupling import CouplingKind, find_coupling
+from memfit.session.separation import Separation
 
 
 def rows(size):
@@ -36,7 +36,7 @@ def job_with(loss, batch=rows, model=lambda: nn.Linear(6, 6), batch_size=8):
 
 
 def found_in(job):
-    return find_coupling(job, find_layout(job))
+    return Separation(job, find_layout(job)).of(job.batch_size // 2)
 
 
 def errors_of_rows(model, batch):
@@ -135,10 +135,6 @@ MEANS = {
     "dropout function": job_with(dropped_by_function),
     "noise drawn in the loss": job_with(diffusion),
     "streamed candidates": builders.many_candidates(),
-    "batch normalisation, which is found by itself": builders.batch_normalised(rate=0.3),
-    "batch normalisation without running statistics": job_with(
-        builders.squared_error, model=lambda: Normalised(track_running_stats=False)
-    ),
     "penalty on weights": job_with(with_penalty),
     "gradient inside the loss": job_with(gradient_penalty),
     "fp32 only": job_with(insists_on_fp32),
@@ -179,88 +175,80 @@ COUPLED = {
         lambda model, batch: Total(errors_of_rows(model, batch).sum(), 1.0)
     ),
 }
-UNEQUAL = {
-    "tokens": (job_with(mean_over_tokens, padded_tokens, builders.TiedLanguageModel), "Total"),
-    "weights": (job_with(weighted_mean, counted_rows), "Total"),
-    "two of them": (job_with(two_weighted_means, counted_rows), "each in its own way"),
+NORMALISED = {
+    "with running statistics": builders.batch_normalised(rate=0.3),
+    "without them": job_with(
+        builders.squared_error, model=lambda: Normalised(track_running_stats=False)
+    ),
+}
+COUNTED = {
+    "weights": job_with(weighted_mean, counted_rows),
+    "two of them": job_with(two_weighted_means, counted_rows),
 }
 
 
 @pytest.mark.parametrize("job", MEANS.values(), ids=MEANS)
-def test_means_over_samples_stand_in_nobodys_way(job):
-    assert found_in(job) is None
+def test_means_over_samples_are_proved(job):
+    assert found_in(job).outcome is Outcome.PROVED
 
 
 @pytest.mark.parametrize("job", COUPLED.values(), ids=COUPLED)
-def test_coupled_losses_are_found(job):
+def test_coupled_losses_are_not_proved(job):
     found = found_in(job)
-    assert found.kind is CouplingKind.COUPLED
-    assert found.forbids_pieces
+    assert not found.is_settled
     assert found.sentence.endswith(".")
 
 
-@pytest.mark.parametrize(("job", "advice"), UNEQUAL.values(), ids=UNEQUAL)
-def test_means_over_unequal_counts_are_named(job, advice):
+@pytest.mark.parametrize("name", [n for n in COUPLED if n != "an even number of samples"])
+def test_coupled_losses_are_refuted(name):
+    assert found_in(COUPLED[name]).is_refuted
+
+
+@pytest.mark.parametrize("job", NORMALISED.values(), ids=NORMALISED)
+def test_batch_normalisation_keeps_samples_apart_only_with_given_statistics(job):
+    separation = Separation(job, find_layout(job))
+    assert separation.of(4).is_refuted
+    assert separation.of(4, given_statistics=True).is_proved
+
+
+@pytest.mark.parametrize("job", COUNTED.values(), ids=COUNTED)
+def test_means_over_unequal_counts_are_named(job):
     found = found_in(job)
-    assert found.kind is CouplingKind.UNEQUAL_COUNTS
-    assert found.forbids_pieces
-    assert advice in found.sentence
+    assert found.is_refuted
+    assert "Total" in found.sentence
 
 
-def test_a_sample_without_tokens_is_no_coupling():
-    def batch(size):
-        made = padded_tokens(size)
-        made["targets"][1] = -100
-        return made
-
-    job = job_with(mean_over_tokens, batch, builders.TiedLanguageModel)
-    assert found_in(job).kind is CouplingKind.UNEQUAL_COUNTS
+def test_a_mean_over_tokens_holds_while_none_is_left_out():
+    found = found_in(job_with(mean_over_tokens, padded_tokens, builders.TiedLanguageModel))
+    assert found.is_proved
+    assert found.conditions == (NeverHolds(leaf=1, value=-100),)
 
 
 def test_a_sum_is_no_mean():
     found = found_in(job_with(lambda model, batch: errors_of_rows(model, batch).sum()))
-    assert found.kind is CouplingKind.SUM
-    assert found.forbids_pieces
+    assert found.is_refuted
+    assert "sum over samples" in found.sentence
 
 
-def test_whole_numbers_that_are_alike_tell_nothing():
+def test_refusals_name_operator_and_line():
+    found = found_in(job_with(hardest_half))
+    assert found.culprit.operator == "topk"
+    assert "topk at unit/test_separation.py:" in found.sentence
+
+
+def test_the_contents_of_a_batch_do_not_matter():
     def batch(size):
         return {name: torch.zeros(size, 9, dtype=torch.long) for name in ("ids", "targets")}
 
-    found = found_in(job_with(mean_over_tokens, batch, builders.TiedLanguageModel))
-    assert found.kind is CouplingKind.NOT_CHECKED
-    assert not found.forbids_pieces
-    assert "alike" in found.sentence
+    assert found_in(job_with(mean_over_tokens, batch, builders.TiedLanguageModel)).is_proved
 
 
-def test_a_loss_with_draws_from_elsewhere_is_not_judged():
-    drawn = random.SystemRandom()
-    found = found_in(
-        job_with(lambda model, batch: errors_of_rows(model, batch).mean() * drawn.random())
-    )
-    assert found.kind is CouplingKind.NOT_CHECKED
-    assert "outside torch" in found.sentence
-
-
-def test_a_step_that_is_too_long_is_not_checked():
-    job = job_with(in_batch_negatives)
-    found = find_coupling(job, find_layout(job), most_flops=10.0)
-    assert found.kind is CouplingKind.NOT_CHECKED
-    assert "operations" in found.sentence
-
-
-def test_a_step_that_does_not_fit_is_not_checked(monkeypatch):
-    monkeypatch.setattr(coupling, "free_memory_bytes", lambda: 100)
-    found = found_in(job_with(in_batch_negatives))
-    assert found.kind is CouplingKind.NOT_CHECKED
-    assert "100 B are free" in found.sentence
-
-
-def test_a_loss_that_cannot_be_recorded_is_not_checked():
+def test_a_loss_that_cannot_be_recorded_is_not_known():
     found = found_in(
         job_with(lambda model, batch: model(batch[0]).mean() * len(batch[1].nonzero()))
     )
-    assert found.kind is CouplingKind.NOT_CHECKED
+    assert found.outcome is Outcome.NOT_KNOWN
+    assert "cannot be recorded" in found.sentence
 
 
 def test_random_states_models_and_settings_are_left_alone():
@@ -268,16 +256,21 @@ def test_random_states_models_and_settings_are_left_alone():
     random.seed(3)
     before = torch.get_rng_state(), random.getstate(), torch.get_default_dtype()
     found_in(builders.residual_with_dropout())
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1:] == (random.getstate(), torch.get_default_dtype())
+    after = torch.get_rng_state(), random.getstate(), torch.get_default_dtype()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
 
 
-def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch):
-    monkeypatch.setattr(detect, "_free_bytes", lambda: 900)
-    limits = [(detect.Path("memory.max"),), (detect.Path("memory.current"),)]
-    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", limits[0])
-    monkeypatch.setattr(detect, "_CONTAINER_USAGE_FILES", limits[1])
-    monkeypatch.setattr(
-        detect, "_limit_bytes", lambda path: {"memory.max": 700, "memory.current": 300}[path.name]
-    )
-    assert detect.free_memory_bytes() == 400
+def test_a_few_samples_that_refute_every_size_are_looked_at_once(monkeypatch):
+    job = job_with(hardest_half, batch_size=64)
+    sizes = []
+    record = separation._record
+
+    def noting(job, layout, size, **settings):
+        sizes.append(size)
+        return record(job, layout, size, **settings)
+
+    monkeypatch.setattr(separation, "_record", noting)
+    found = Separation(job, find_layout(job))
+    assert all(found.of(size).is_refuted for size in (32, 16, 8, 4, 2, 1))
+    assert sorted(sizes) == [2, 64]

@@ -1,0 +1,57 @@
+"""What shows that the pieces of a plan keep the results, and the words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from memfit.analysis.separability import NeverHolds, Separability
+from memfit.session.facts import JobFacts
+from memfit.strategies.base import AbstractSplitting, Strategy
+
+
+class Evidence(StrEnum):
+    """Say what shows that a plan's pieces keep the results, from a proof to nothing at all."""
+
+    PROVED = "proved"
+    TRIAL = "trial"
+    UNPROVED = "unproved"
+
+
+def evidence_of(
+    strategies: Sequence[Strategy], facts: JobFacts
+) -> tuple[Evidence, tuple[str, ...]]:
+    """Give the evidence for a combination, and a sentence for each strategy that cuts batches.
+
+    A batch that nobody cuts needs no proof.
+    """
+    evidence, reasons = Evidence.PROVED, []
+    for split in strategies:
+        if not isinstance(split, AbstractSplitting):
+            continue
+        found = split.separability(facts.separation)
+        evidence = _kind_of(found)
+        reasons.append(f"{split.label()}: {_reason(found, facts)}")
+    return evidence, tuple(reasons)
+
+
+def condition_words(condition: NeverHolds, facts: JobFacts) -> str:
+    """Say what a batch must keep to: ``batch['labels'] never holds -100``."""
+    separation = facts.separation
+    name = "the batch" if separation is None else separation.layout.name_of(condition.leaf)
+    return f"{name} never holds {condition.value}"
+
+
+def _kind_of(found: Separability) -> Evidence:
+    if found.is_proved:
+        return Evidence.PROVED
+    return Evidence.TRIAL if found.trial else Evidence.UNPROVED
+
+
+def _reason(found: Separability, facts: JobFacts) -> str:
+    if found.is_proved:
+        held = " and ".join(condition_words(each, facts) for each in found.conditions)
+        return f"proved from the recorded step{f'; holds while {held}' if held else ''}."
+    if found.trial:
+        return f"settled by trial: {found.trial} Not proved: {found.sentence}"
+    return f"not proved: {found.sentence}"

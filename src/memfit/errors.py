@@ -128,6 +128,19 @@ class WeightsNotHereError(JobError):
         )
 
 
+class HeldTensorError(JobError):
+    """Say which tensor of a living model nothing can stand in for, and what to do."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        super().__init__(
+            f"The job's functions return objects that already live, and {name or 'one tensor'} of "
+            f"them cannot be replaced while memfit looks at the step: {reason}. Ask outside of "
+            "autocast and of other code that holds on to it, or let the job's functions build "
+            "model and optimizer anew."
+        )
+
+
 class BatchSizeIgnoredError(JobError):
     """Say that the batch function does not follow its argument."""
 

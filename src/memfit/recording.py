@@ -20,6 +20,7 @@ from memfit.losses.chunking import noted_losses
 from memfit.losses.noted_logits import noted_heads
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
+from memfit.session.borrowing import borrowed_to_record
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.spill import Spill
 from memfit.strategies.plan import Plan
@@ -212,13 +213,14 @@ def _record_job(
     batch_shapes = shapes_of(job, job.batch_size)
     with (
         _recording_on(card, disguised=disguised) as (recorder, mode),
+        borrowed_to_record(job, mode) as borrowed_job,
         noted_losses() as losses,
         ExitStack() as stack,
     ):
         # Watching every function of torch takes time, so what is known is not looked for again.
         heads = stack.enter_context(noted_heads()) if facts is None else []
         batch = as_virtual(mode, batch_shapes)
-        session = open_plain_session(job, CPU if card is None else CUDA, layout)
+        session = open_plain_session(borrowed_job, CPU if card is None else CUDA, layout)
         session.facts = facts
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)

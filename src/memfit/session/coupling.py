@@ -12,6 +12,7 @@ from memfit.devices.detect import free_memory_bytes
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.session.batches import BatchLayout
+from memfit.session.borrowing import borrowed_to_run
 from memfit.session.loss_probe import LossProbe, LossValue, open_probe, probe_cost
 from memfit.units import format_bytes
 
@@ -98,7 +99,8 @@ def find_coupling(
             try:
                 if refusal := _refusal(probe_cost(job, layout, unit), most_flops):
                     return _not_checked(refusal)
-                return _coupling(open_probe(job, layout, unit))
+                with borrowed_to_run(job) as borrowed_job:
+                    return _coupling(open_probe(borrowed_job, layout, unit))
             except (MemfitError, RuntimeError) as error:
                 problem = problem or str(error).rstrip(".")
     return _not_checked(problem)

@@ -14,6 +14,7 @@ from memfit.allocator.simulate import CPU_RULES, peak_bytes
 from memfit.errors import JobFunctionError, MemfitError
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, real_batch, shapes_of
+from memfit.session.borrowing import borrowed_to_record
 from memfit.session.conversion import convert_model, converted, default_dtype
 from memfit.session.normalisation import BatchNorm
 from memfit.session.session import Session, open_session
@@ -170,8 +171,12 @@ def _recorded_cost(job: Job, layout: BatchLayout, unit: int, *, disguised: bool)
         shapes = shapes_of(job, _NUM_PARTS * unit)
     except JobFunctionError:
         shapes = shapes_of(job, job.batch_size)
-    with virtual_tensors(disguised=disguised) as mode, Recorder() as recorder:
-        session = open_session(job, "cpu", layout, _no_gradients)
+    with (
+        virtual_tensors(disguised=disguised) as mode,
+        Recorder() as recorder,
+        borrowed_to_record(job, mode) as borrowed_job,
+    ):
+        session = open_session(borrowed_job, "cpu", layout, _no_gradients)
         sizes = {parameter.element_size() for parameter in session.model.parameters()}
         loss = session.loss_of(as_virtual(mode, shapes))
         del loss

@@ -321,6 +321,17 @@ class PromiseBrokenError(MemfitError):
         )
 
 
+class NothingToVerifyError(MemfitError):
+    """Say that a plan would do nothing in a trial, which would show nothing of it."""
+
+    def __init__(self, strategy: str, num_samples: int, micro_batch_size: int) -> None:
+        super().__init__(
+            f"{strategy} leaves a batch of {num_samples} samples as it is, so a trial would compare "
+            f"the plain step with itself. Verify with more than {micro_batch_size} samples, for "
+            f"example batch_size={2 * micro_batch_size + 1}, or with smaller micro-batches."
+        )
+
+
 class TooLargeToVerifyError(MemfitError):
     """Say what is missing to carry out even a few samples here."""
 

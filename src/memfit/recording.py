@@ -20,7 +20,7 @@ from memfit.losses.chunking import noted_losses
 from memfit.losses.noted_logits import noted_heads
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
-from memfit.session.borrowing import borrowed_to_record
+from memfit.session.borrowing import borrowed_to_record, left_alone
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.spill import Spill
 from memfit.strategies.plan import Plan
@@ -110,7 +110,7 @@ def record(
     layout = layout or find_layout(job)
     card = card_of(device)
     record_with = partial(_record_job, job, plan, layout, card, facts)
-    with _clear_refusals():
+    with left_alone(job, copies_content=False), _clear_refusals():
         try:
             recorder, found, spill = record_with(disguised=disguised)
         except ValuesNeededError:
@@ -213,7 +213,7 @@ def _record_job(
     batch_shapes = shapes_of(job, job.batch_size)
     with (
         _recording_on(card, disguised=disguised) as (recorder, mode),
-        borrowed_to_record(job, mode) as borrowed_job,
+        borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
         noted_losses() as losses,
         ExitStack() as stack,
     ):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from memfit.session.live_state import LiveState
+from memfit.session.live_state.generators import are_same
 
 _MOST_NAMED = 5
+_OPTIMIZER_STATES = "optimizer.state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,10 @@ class LeftBehind:
     """The states of generators of random numbers."""
 
 
-def left_behind(state: LiveState, known: Iterator[torch.Tensor]) -> LeftBehind:
-    """Read everything that can be reached now.
+def left_behind(state: LiveState, known: Iterable[torch.Tensor]) -> LeftBehind:
+    """Read everything that can be reached now, but for what the optimizer keeps.
+
+    A plan may have the optimizer keep something else; parameters after several steps tell of it.
 
     Args:
         state: of the objects in question.
@@ -35,36 +39,65 @@ def left_behind(state: LiveState, known: Iterator[torch.Tensor]) -> LeftBehind:
     """
     reading = state.reading()
     known_ids = {id(tensor) for tensor in known}
-    tensors = {
-        name: tensor.detach()
-        for name, tensor in reading.tensors
-        if id(tensor) not in known_ids and tensor.layout is torch.strided
-    }
+    tensors: dict[str, torch.Tensor] = {}
     values: dict[str, object] = {}
+    for name, tensor in reading.tensors:
+        if id(tensor) not in known_ids and tensor.layout is torch.strided:
+            tensors[_new_name(name, tensors)] = tensor.detach()
     for name, value in reading.values:
+        if _OPTIMIZER_STATES in name:
+            continue
         if isinstance(value, float):
-            tensors[name] = torch.tensor(value, dtype=torch.float64)
+            tensors[_new_name(name, tensors)] = torch.tensor(value, dtype=torch.float64)
         else:
-            values[name] = value
+            values[_new_name(name, values)] = value
     return LeftBehind(tensors, values, dict(reading.generators))
+
+
+def _new_name(name: str, taken: Mapping[str, object]) -> str:
+    """Number names that several things have."""
+    if name not in taken:
+        return name
+    return next(new for count in itertools.count(2) if (new := f"{name} ({count})") not in taken)
 
 
 def differing_values(found: LeftBehind, expected: LeftBehind) -> list[str]:
     """Name the values that differ, in sentences, the first few of them."""
-    names = dict.fromkeys((*expected.values, *found.values))
-    sentences = [
+    return [
         f"{name}: {_shown(found.values, name)} after the plan, "
         f"{_shown(expected.values, name)} after the plain step"
-        for name in names
-        if _shown(found.values, name) != _shown(expected.values, name)
+        for name in _differing(found.values, expected.values)
+    ][:_MOST_NAMED]
+
+
+def unsteady_names(found: LeftBehind, again: LeftBehind) -> frozenset[str]:
+    """Name what is not the same after the same steps."""
+    tensors = [
+        name
+        for name, tensor in found.tensors.items()
+        if name not in again.tensors or not torch.equal(tensor, again.tensors[name])
     ]
-    return sentences[:_MOST_NAMED]
+    return frozenset((*tensors, *_differing(found.values, again.values)))
+
+
+def without(left: LeftBehind, names: frozenset[str]) -> LeftBehind:
+    """Leave some tensors and values out."""
+    if not names:
+        return left
+    return LeftBehind(
+        {name: tensor for name, tensor in left.tensors.items() if name not in names},
+        {name: value for name, value in left.values.items() if name not in names},
+        left.generators,
+    )
+
+
+def _differing(values: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
+    names = dict.fromkeys((*others, *values))
+    return [name for name in names if _shown(values, name) != _shown(others, name)]
 
 
 def differing_draws(found: LeftBehind, expected: LeftBehind) -> list[str]:
     """Name the generators that were drawn from more or less often."""
-    from memfit.session.live_state.generators import are_same
-
     names = dict.fromkeys((*expected.generators, *found.generators))
     return [
         name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memfit.devices.spec import CPU
 from memfit.job import Job, Total
+from memfit.session.live_state import LiveState, Snapshot
+from memfit.session.live_state.tensors import bytes_of, has_content
 from memfit.session.stand_ins import (
     Maker,
     NamedTensors,
@@ -25,11 +29,39 @@ Lives = Callable[[torch.Tensor], bool]
 
 
 @contextmanager
-def borrowed_to_record(job: Job, mode: FakeTensorMode) -> Iterator[Job]:
+def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
+    """Put back at the end whatever the job's functions have changed, and all random states.
+
+    Args:
+        job: whose functions are called inside.
+        copies_content: whether the content of tensors and arrays may change; false where only fake
+            tensors are computed with.
+
+    Raises:
+        MemfitError: if something could not be put back.
+    """
+    state = LiveState(_functions_of(job))
+    begin = state.snapshot(copies_content=copies_content)
+    try:
+        yield state
+    finally:
+        begin.restore()
+
+
+@contextmanager
+def borrowed_to_record(
+    job: Job, mode: FakeTensorMode, device_type: str = CPU
+) -> Iterator[Job]:
     """Give a job whose functions return what can be recorded, wherever it comes from.
 
     Models that are built under the mode consist of its fake tensors and are taken as they are. In
     those that live, fake tensors stand in for real ones until the end.
+
+    Args:
+        job: whose step is recorded.
+        mode: the one that is active.
+        device_type: where models and optimizers are moved to. The fake tensors are made there:
+            a fake parameter that is moved becomes another object, which a real one does not.
 
     Raises:
         HeldTensorError: if a tensor cannot be replaced.
@@ -38,8 +70,13 @@ def borrowed_to_record(job: Job, mode: FakeTensorMode) -> Iterator[Job]:
     def lives(tensor: torch.Tensor) -> bool:
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is mode)
 
-    with _borrowed(job, _fake_memory, lives) as borrowed_job:
-        yield borrowed_job
+    with left_alone(job, copies_content=False) as state:
+        loan = _Loan(job, StandIns(_fake_memory), lives, state)
+        loan.make_moved = partial(_fake_memory, device_type=device_type)
+        try:
+            yield loan.job
+        finally:
+            loan.end()
 
 
 @contextmanager
@@ -55,56 +92,116 @@ def borrowed_to_run(job: Job) -> Iterator[Job]:
     """
     before = living_tensors()  # held on to, so that no identity is given to another tensor
     known = {id(tensor) for tensor in before}
+    state = LiveState(_functions_of(job), leave_out=[*_large(before)])
+    begin = state.snapshot()
     copies = _Copies()
+    loan = _Loan(job, StandIns(copies), lambda tensor: id(tensor) in known, state)
+    loan.keeps_others = True
     try:
-        with _borrowed(job, copies, lambda tensor: id(tensor) in known) as borrowed_job:
-            yield borrowed_job
+        yield loan.job
     finally:
+        loan.end()
         copies.put_back()
+        begin.restore()
         before.clear()
 
 
-@contextmanager
-def _borrowed(job: Job, make: Maker, lives: Lives) -> Iterator[Job]:
-    stand_ins = StandIns(make)
-    try:
-        yield _lent(job, stand_ins, lives)
-    finally:
-        stand_ins.put_back()
+def _functions_of(job: Job) -> dict[str, object]:
+    return {
+        "model function": job.model,
+        "optimizer function": job.optimizer,
+        "batch function": job.batch,
+        "loss": job.loss,
+    }
 
 
-def _lent(job: Job, stand_ins: StandIns, lives: Lives) -> Job:
-    """Give the job with functions that have their living tensors replaced."""
-    models: list[torch.nn.Module] = []
+def _large(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Choose the tensors that usually get a stand-in, whose content is then kept by that."""
+    yield from (tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter))
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.optim.Optimizer) and "state" in vars(each):
+            yield from (tensor for _, tensor in optimizer_tensors(each))
 
-    def replaced(tensors: NamedTensors, *, may_go: bool = False) -> None:
-        living = [(name, tensor) for name, tensor in tensors if lives(tensor)]
-        stand_ins.take_places(living, may_go=may_go)
 
-    def model() -> torch.nn.Module:
-        made = job.model()
+class _Loan:
+    """Call a job's functions, with stand-ins for what lives in all that they return."""
+
+    def __init__(self, job: Job, stand_ins: StandIns, lives: Lives, state: LiveState) -> None:
+        self._job = job
+        self._stand_ins = stand_ins
+        self._lives = lives
+        self._state = state
+        self._begins: list[Snapshot] = []
+        self._unwatched: list[torch.nn.Module] = []
+        self._others: list[tuple[torch.Tensor, Any]] = []
+        self.keeps_others = False
+        """Whether the content of parameters that get no stand-in has to be kept here."""
+        self.make_moved: Maker | None = None
+        """Makes what moves with the model."""
+        self.job = replace(job, model=self._model, optimizer=self._optimizer, loss=self._loss)
+
+    def end(self) -> None:
+        """Put everything back that lives."""
+        self._stand_ins.put_back()
+        for begin in reversed(self._begins):
+            begin.restore()
+        with torch.no_grad():
+            for tensor, content in self._others:
+                bytes_of(tensor).copy_(torch.from_numpy(content))
+        self._others.clear()
+
+    def _model(self) -> torch.nn.Module:
+        made = self._job.model()
         if isinstance(made, torch.nn.Module):
-            replaced(made.named_parameters())
-            replaced(module_tensors(made), may_go=True)
-            models.append(made)
+            self._watch(made, "model", module_tensors(made))
+            self._replace(made.named_parameters(), make=self.make_moved)
+            self._replace(made.named_buffers(), may_go=True, make=self.make_moved)
+            self._replace(module_tensors(made), may_go=True)
+            self._unwatched.append(made)
         return made
 
-    def optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        made = job.optimizer(parameters)
+    def _optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        made = self._job.optimizer(parameters)
         if isinstance(made, torch.optim.Optimizer):
-            replaced(optimizer_tensors(made))
-        stand_ins.settle()
+            self._watch(made, "optimizer", optimizer_tensors(made))
+            states = [each for each in optimizer_tensors(made) if each[1].dim()]
+            self._replace(states, make=self.make_moved)
+            self._replace(optimizer_tensors(made))
+        self._stand_ins.settle()
+        if self.keeps_others:
+            self._keep_others()
         return made
 
-    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor | Total:
-        value = job.loss(model, batch)
-        if models and stand_ins.count:
+    def _loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | Total:
+        value = self._job.loss(model, batch)
+        if self._unwatched and self._stand_ins.count:
             # What a forward binds anew would be kept by the stand-in for the old one.
-            stand_ins.keep_only(tensor for made in models for _, tensor in module_tensors(made))
-        models.clear()
+            self._stand_ins.keep_only(
+                tensor for made in self._unwatched for _, tensor in module_tensors(made)
+            )
+        self._unwatched.clear()
         return value
 
-    return replace(job, model=model, optimizer=optimizer, loss=loss)
+    def _watch(self, made: object, name: str, tensors: NamedTensors) -> None:
+        """Keep what lives and cannot be reached from the job's functions."""
+        living = [tensor for _, tensor in tensors if self._lives(tensor)]
+        if living and not self._state.reaches(made):
+            state = LiveState({name: made}, leave_out=living)
+            self._begins.append(state.snapshot(copies_content=self.keeps_others))
+
+    def _replace(
+        self, tensors: NamedTensors, *, may_go: bool = False, make: Maker | None = None
+    ) -> None:
+        living = [(each, tensor) for each, tensor in tensors if self._lives(tensor)]
+        self._stand_ins.take_places(living, may_go=may_go, make=make)
+
+    def _keep_others(self) -> None:
+        """Copy what was left out and is no stand-in now, outside of torch's allocator."""
+        self._others = [
+            (tensor, bytes_of(tensor).cpu().numpy().copy())
+            for tensor in self._state.left_out
+            if has_content(tensor) and not self._stand_ins.has(tensor)
+        ]
 
 
 class _Copies:
@@ -127,7 +224,8 @@ class _Copies:
         self._lent.clear()
 
 
-def _fake_memory(memory: torch.Tensor) -> torch.Tensor:
+def _fake_memory(memory: torch.Tensor, device_type: str = CPU) -> torch.Tensor:
     if isinstance(memory, FakeTensor):
         return memory
-    return torch.empty(memory.shape, dtype=memory.dtype, device=memory.device)
+    device = memory.device if device_type == CPU else torch.device(device_type)
+    return torch.empty(memory.shape, dtype=memory.dtype, device=device)

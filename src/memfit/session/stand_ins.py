@@ -55,13 +55,20 @@ class StandIns:
         """Count the tensors that have a stand-in."""
         return len(self._pairs)
 
-    def take_places(self, tensors: NamedTensors, *, may_go: bool = False) -> None:
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Say whether a stand-in is in the place of a tensor."""
+        return id(tensor) in self._pairs
+
+    def take_places(
+        self, tensors: NamedTensors, *, may_go: bool = False, make: Maker | None = None
+    ) -> None:
         """Replace tensors by stand-ins; those that are replaced already are left alone.
 
         Args:
             tensors: with names, for messages. Tensor subclasses that consist of other tensors are
                 replaced part by part.
             may_go: whether ``keep_only`` may put them back early.
+            make: makes the memory of these instead.
 
         Raises:
             HeldTensorError: if a tensor cannot be replaced.
@@ -69,7 +76,7 @@ class StandIns:
         torch.clear_autocast_cache()  # it holds on to the originals
         for name, tensor in _parts(tensors):
             if id(tensor) not in self._pairs:
-                stand_in = self._stand_in(tensor)
+                stand_in = self._stand_in(tensor, make or self._make)
                 _exchange(name, tensor, stand_in)
                 self._pairs[id(tensor)] = _Pair(tensor, stand_in, may_go)
 
@@ -97,9 +104,9 @@ class StandIns:
         self._memory.clear()
         self._originals.clear()
 
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _stand_in(self, tensor: torch.Tensor, make: Maker) -> torch.Tensor:
         with torch.no_grad():
-            data = self._data(tensor)
+            data = self._data(tensor, make)
         is_leaf_to_train = tensor.requires_grad and tensor.is_leaf
         if isinstance(tensor, torch.nn.Parameter):
             stand_in = _as_parameter(tensor, data)
@@ -111,10 +118,10 @@ class StandIns:
             stand_in.__dict__.setdefault(name, value)
         return stand_in
 
-    def _data(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _data(self, tensor: torch.Tensor, make: Maker) -> torch.Tensor:
         """Make the values of a stand-in, in memory that is shared as the original's is."""
         if tensor.layout is not torch.strided or tensor.is_quantized:
-            return self._make(tensor.detach())
+            return make(tensor.detach())
         if isinstance(tensor, FakeTensor):  # of a recording that is over
             return torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
@@ -123,7 +130,7 @@ class StandIns:
         if key not in self._memory:
             whole = _whole_memory(tensor)
             self._originals.append(whole)
-            self._memory[key] = self._make(whole)
+            self._memory[key] = make(whole)
         return (
             self._memory[key]
             .as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

@@ -14,10 +14,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.errors import MemfitError
-from memfit.session.live_state.containers import differences
+from memfit.session.live_state.containers import NAMESPACE, differences
 from memfit.session.live_state.findings import Change, ChangeKind, Obstacle
 from memfit.session.live_state.generators import access_to, are_same
 from memfit.session.live_state.ownership import package_of
+from memfit.session.live_state.reading import Reading, read
 from memfit.session.live_state.tensors import keep, put_back, what_differs
 from memfit.session.live_state.walk import Found, Scope, Walk
 from memfit.session.random_sources import GlobalRandomness, RandomSourcesReader
@@ -79,11 +80,39 @@ class LiveState:
         """Say what cannot be put back."""
         return tuple(dict.fromkeys(self._found.obstacles))
 
-    def snapshot(self) -> Snapshot:
-        """Keep everything as it is now."""
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """List the tensors that the latest look has found."""
+        return [tensor for tensor, _, _ in self._found.tensors]
+
+    @property
+    def left_out(self) -> list[torch.Tensor]:
+        """List those of them whose content the caller keeps."""
+        return [tensor for tensor, _, is_kept in self._found.tensors if not is_kept]
+
+    def reaches(self, instance: object) -> bool:
+        """Say whether the latest look has come to an object with attributes of its own."""
+        group = self._found.groups.get(NAMESPACE)
+        held = getattr(instance, "__dict__", None)
+        return group is not None and any(target is held for target in group.targets)
+
+    def snapshot(self, *, copies_content: bool = True) -> Snapshot:
+        """Keep everything as it is now.
+
+        Args:
+            copies_content: whether to copy the content of tensors and arrays. Without it, what is
+                bound to what is kept, and every plain value.
+        """
         with undisturbed():
             self._found = self._walked()
-            return Snapshot(self._found, self._random, gradients=self._scope.gradients)
+            found = self._found if copies_content else _without_content(self._found)
+            return Snapshot(found, self._random, gradients=self._scope.gradients)
+
+    def reading(self) -> Reading:
+        """Read what there is now, by name."""
+        with undisturbed():
+            self._found = self._walked()
+            return read(self._found, GlobalRandomness.here(self._random))
 
     def _walked(self) -> Found:
         with undisturbed():
@@ -173,6 +202,11 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch._C.DisableTorchFunction())
         stack.enter_context(torch.no_grad())
         yield
+
+
+def _without_content(found: Found) -> Found:
+    tensors = [(tensor, place, False) for tensor, place, _ in found.tensors]
+    return replace(found, tensors=tensors, arrays=[])
 
 
 def _have_same_bytes(array: Any, content: Any) -> bool:

@@ -26,7 +26,8 @@ from memfit.runtime.run import open_plain_session
 from memfit.runtime.same_start import SameStart
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.borrowing import left_alone
-from memfit.session.conversion import converted
+from memfit.session.conversion import converted, copied, default_dtype
+from memfit.session.evaluation_mode import evaluation_notes
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.session import Session
 from memfit.session.stilled_randomness import StilledRandomness
@@ -41,6 +42,8 @@ _BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-
 _COARSEST_BOUND = 2e-2
 _SLOPE_BOUND = 1e-4
 _APPROXIMATE_BOUND = 0.1
+OWN_TYPES = "own"
+"""What ``dtype`` says where every tensor was left in the type that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +123,9 @@ def verify(
     """Carry out two steps of a job as it is and under a plan, and compare everything they change.
 
     Both start from the same parameters, batch and random state, on the CPU, and on the objects that
-    the job's functions give; those that live already are afterwards as they were. Where the plan draws
-    other random masks, the steps are compared once more with all draws stilled, and the planned
-    gradient is held against the slope of the planned loss.
+    the job's functions give; those that live already are afterwards as they were. Where the plan
+    draws other random masks, the steps are compared once more with all draws stilled, and the
+    planned gradient is held against the slope of the planned loss.
 
     Args:
         job: what to run.
@@ -161,7 +164,7 @@ class Trial:
             self._facts = gather_facts(session)
             self._lacking = tuple(_lacking(session))
             self._start = SameStart(session)
-        self._plain: dict[torch.dtype, Outcome] = {}
+        self._plain: dict[torch.dtype | None, Outcome] = {}
         self._problems: dict[torch.dtype, str] = {}
 
     @property
@@ -178,7 +181,7 @@ class Trial:
 
     def _verify(self, plan: Plan, dtype: torch.dtype | None) -> Verification:
         claimed = worst_numerics(plan.strategies, self._facts)
-        notes: list[str] = []
+        notes = evaluation_notes(self._facts.modules_in_evaluation)
         lacking = [*self._lacking]
         if dtype is None:
             dtype = torch.float64
@@ -187,20 +190,25 @@ class Trial:
             elif problem := self._problem_with(dtype):
                 dtype = torch.float32
                 lacking.append(f"compared in fp32, since the job does not run in fp64: {problem}")
+            if dtype is torch.float32 and (problem := self._problem_with(dtype)):
+                dtype = None
+                lacking[len(self._lacking) :] = [
+                    f"compared in the job's own types, since it runs in no other: {problem}"
+                ]
         return self._judged(plan, claimed, dtype, _Remarks(notes, lacking))
 
     def _judged(
-        self, plan: Plan, claimed: Numerics, dtype: torch.dtype, remarks: _Remarks
+        self, plan: Plan, claimed: Numerics, dtype: torch.dtype | None, remarks: _Remarks
     ) -> Verification:
         notes = remarks.notes
-        errors, bound = self._errors(plan, dtype, notes), _BOUNDS.get(dtype, _COARSEST_BOUND)
+        errors, bound = self._errors(plan, dtype, notes), _bound_in(dtype)
         if bound < errors.largest:
             bound = self._bound(dtype, notes)
         stilled, slope = None, None
         if bound < errors.largest or errors.draws:
             stilled = self._stilled_errors(plan, dtype)
         if stilled is not None and dtype is torch.float64 and stilled.largest <= bound:
-            slope = self._slope_error(plan, dtype, notes)
+            slope = self._slope_error(plan, notes)
         earned = _earned(errors, stilled, slope, bound)
         is_shown = not remarks.lacking or earned.rank >= Numerics.APPROXIMATE.rank
         return Verification(
@@ -214,7 +222,7 @@ class Trial:
             worst_gradient=errors.worst_gradient,
             earned=str(earned) if is_shown else UNPROVED,
             worst=errors.worst if stilled is None else stilled.worst,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=OWN_TYPES if dtype is None else str(dtype).removeprefix("torch."),
             bound=bound,
             batch_size=self._job.batch_size,
             strategies=plan.labels(),
@@ -224,12 +232,12 @@ class Trial:
             notes=(*remarks.lacking, *notes),
         )
 
-    def _errors(self, plan: Plan, dtype: torch.dtype, notes: list[str]) -> Errors:
+    def _errors(self, plan: Plan, dtype: torch.dtype | None, notes: list[str]) -> Errors:
         if dtype not in self._plain:
             self._plain[dtype] = self._outcome(Plan(), dtype)
         plain, planned = self._plain[dtype], self._outcome(plan, dtype)
         errors = compare(planned, plain)
-        if errors.effects or errors.effect > _BOUNDS.get(dtype, _COARSEST_BOUND):
+        if errors.effects or errors.effect > _bound_in(dtype):
             # Clocks and the like differ between two plain steps as well.
             unsteady = unsteady_names(plain.left, self._outcome(Plan(), dtype).left)
             errors = compare(planned, plain, without=unsteady)
@@ -239,7 +247,7 @@ class Trial:
             errors = replace(errors, effect=0.0, effects=(), draws=())
         return errors
 
-    def _stilled_errors(self, plan: Plan, dtype: torch.dtype) -> Errors | None:
+    def _stilled_errors(self, plan: Plan, dtype: torch.dtype | None) -> Errors | None:
         """Compare without random draws; None if there are none."""
         stilled = StilledRandomness()
         expected = self._outcome(Plan(), dtype, stilled)
@@ -247,11 +255,11 @@ class Trial:
             return None
         return compare(self._outcome(plan, dtype, stilled), expected)
 
-    def _slope_error(self, plan: Plan, dtype: torch.dtype, notes: list[str]) -> float | None:
+    def _slope_error(self, plan: Plan, notes: list[str]) -> float | None:
         """Compare the gradient with the slope of the loss; None where the plain step fails that."""
         errors: list[float] = []
         for some_plan in (plan, Plan()):
-            errors.append(slope_error(partial(self._outcome_at, some_plan, dtype)))
+            errors.append(slope_error(partial(self._outcome_at, some_plan)))
             if errors[0] <= _SLOPE_BOUND:
                 return errors[0]
         if errors[1] > _SLOPE_BOUND:
@@ -259,16 +267,16 @@ class Trial:
             return None
         return errors[0]
 
-    def _bound(self, dtype: torch.dtype, notes: list[str]) -> float:
+    def _bound(self, dtype: torch.dtype | None, notes: list[str]) -> float:
         """Loosen the bound where the plain step itself computes in a lower precision."""
         watch = PrecisionWatch()
         self._outcome(Plan(), dtype, watch, num_steps=1)
-        if watch.lowest is dtype or dtype is not torch.float64:
-            return _BOUNDS.get(dtype, _COARSEST_BOUND)
-        bound = _BOUNDS.get(watch.lowest, _COARSEST_BOUND)
+        lowest = _bound_in(watch.lowest)
+        if lowest == _bound_in(dtype) or dtype is torch.float32:
+            return _bound_in(dtype)
         name = str(watch.lowest).removeprefix("torch.")
-        notes.append(f"parts of the plain step compute in {name}, so {bound:.0e} is the bound")
-        return bound
+        notes.append(f"parts of the plain step compute in {name}, so {lowest:.0e} is the bound")
+        return lowest
 
     def _problem_with(self, dtype: torch.dtype) -> str:
         """Say why the plain step does not run in a type; empty if it does."""
@@ -282,27 +290,36 @@ class Trial:
         return self._problems.get(dtype, "")
 
     def _outcome(
-        self, plan: Plan, dtype: torch.dtype, mode: Any = None, num_steps: int = _NUM_STEPS
+        self,
+        plan: Plan,
+        dtype: torch.dtype | None,
+        mode: Any = None,
+        num_steps: int = _NUM_STEPS,
     ) -> Outcome:
         with self._start.begin(dtype) as session:
-            batch = converted(self._batch, dtype)
+            batch = self._batch_in(dtype)
             torch.manual_seed(self._seed)
             read = self._start.left_behind
-            with mode or nullcontext():
-                return carry_out(session, plan, batch, dtype=dtype, num_steps=num_steps, read=read)
+            with mode or nullcontext(), default_dtype(dtype or torch.get_default_dtype()):
+                return carry_out(session, plan, batch, num_steps=num_steps, read=read)
 
     def _outcome_at(
-        self, plan: Plan, dtype: torch.dtype, distance: float, direction: Mapping[str, torch.Tensor]
+        self, plan: Plan, distance: float, direction: Mapping[str, torch.Tensor]
     ) -> Outcome:
-        """Give the outcome of one step from parameters that were moved."""
-        with self._start.begin(dtype) as session:
-            batch = converted(self._batch, dtype)
+        """Give the outcome of one step in fp64 from parameters that were moved."""
+        with self._start.begin(torch.float64) as session, default_dtype(torch.float64):
+            batch = self._batch_in(torch.float64)
             with torch.no_grad():
                 for name, parameter in session.model.named_parameters():
                     if name in direction:
                         parameter.add_(direction[name], alpha=distance)
             torch.manual_seed(self._seed)
-            return carry_out(session, plan, batch, dtype=dtype, num_steps=1)
+            return carry_out(session, plan, batch, num_steps=1)
+
+    def _batch_in(self, dtype: torch.dtype | None) -> Any:
+        # Each time anew: a step may change its batch.
+        batch = copied(self._batch)
+        return batch if dtype is None else converted(batch, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +329,11 @@ class _Remarks:
     notes: list[str]
     lacking: list[str]
     """Why it is no proof."""
+
+
+def _bound_in(dtype: torch.dtype | None) -> float:
+    """Give the bound of a precision; a job's own types are taken to be fp32 until they are seen."""
+    return _BOUNDS.get(dtype or torch.float32, _COARSEST_BOUND)
 
 
 def _check_that_it_acts(plan: Plan, num_samples: int) -> None:

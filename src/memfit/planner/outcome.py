@@ -16,6 +16,7 @@ from memfit.planner.pieces import Pieces
 from memfit.planner.search import Search
 from memfit.prediction import rules_of
 from memfit.recording import Recording
+from memfit.session.evaluation_mode import evaluation_notes
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan
 from memfit.units import format_seconds
@@ -49,6 +50,7 @@ class Outcome:
         rungs = tuple(_plan_of(self.device, rung) for rung in ladder.below(best))
         tried = ladder.tried | search.tried
         approximated, notes = self._approximations(best)
+        notes += evaluation_notes(self.plain.facts.modules_in_evaluation)
         failed = search.refused.items()
         refused = (*self.choices.refused, *(entry for entry in failed if entry[0] not in used))
         notes += self._left_out(best)

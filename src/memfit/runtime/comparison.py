@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from memfit.runtime.left_behind import LeftBehind, differing_draws, differing_values
 from memfit.runtime.left_behind import without as left_without
 from memfit.runtime.run import unguarded_run
-from memfit.session.conversion import default_dtype
 from memfit.session.session import Session
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase
@@ -75,17 +74,15 @@ def carry_out(
     plan: Plan,
     batch: Any,
     *,
-    dtype: torch.dtype,
     num_steps: int,
     read: Callable[[Session], LeftBehind] | None = None,
 ) -> Outcome:
     """Carry out steps of a session under a plan, all on one batch.
 
     Args:
-        session: whose model and batch are of the type ``dtype``.
+        session: whose steps.
         plan: how.
         batch: what all steps are done on.
-        dtype: what the code gets that makes tensors and asks for no type.
         num_steps: how many steps.
         read: reads what the steps have left behind; None leaves it out.
     """
@@ -103,15 +100,14 @@ def carry_out(
 
     run = unguarded_run(session, plan, phase_listener=keep_gradients)
     begin = _StartingPoint(session.model)
-    with default_dtype(dtype):
-        loss, num_skipped = run.step(batch).loss, 0
-        while num_skipped < _MOST_SKIPPED and _was_skipped(session.model, gradients):
-            num_skipped += 1
-            begin.restore()
-            loss = run.step(batch).loss
-        is_first, of_first = False, dict(gradients)
-        for _ in range(num_steps - 1):
-            run.step(batch)
+    loss, num_skipped = run.step(batch).loss, 0
+    while num_skipped < _MOST_SKIPPED and _was_skipped(session.model, gradients):
+        num_skipped += 1
+        begin.restore()
+        loss = run.step(batch).loss
+    is_first, of_first = False, dict(gradients)
+    for _ in range(num_steps - 1):
+        run.step(batch)
     run.close()
     for handle in handles:
         handle.remove()
@@ -147,9 +143,7 @@ def _was_skipped(model: torch.nn.Module, gradients: Tensors) -> bool:
     return all(bool(value.isfinite().all()) for value in model.parameters())
 
 
-def compare(
-    found: Outcome, expected: Outcome, *, without: frozenset[str] = frozenset()
-) -> Errors:
+def compare(found: Outcome, expected: Outcome, *, without: frozenset[str] = frozenset()) -> Errors:
     """Say how far one outcome is from the expected one, without some things left behind."""
     found = replace(found, left=left_without(found.left, without))
     expected = replace(expected, left=left_without(expected.left, without))

@@ -61,11 +61,15 @@ def _new_name(name: str, taken: Mapping[str, object]) -> str:
     return next(new for count in itertools.count(2) if (new := f"{name} ({count})") not in taken)
 
 
-def differing_values(found: LeftBehind, expected: LeftBehind) -> list[str]:
+def differing_values(
+    found: LeftBehind,
+    expected: LeftBehind,
+    words: tuple[str, str] = ("after the plan", "after the plain step"),
+) -> list[str]:
     """Name the values that differ, in sentences, the first few of them."""
     return [
-        f"{name}: {_shown(found.values, name)} after the plan, "
-        f"{_shown(expected.values, name)} after the plain step"
+        f"{name}: {_shown(found.values, name)} {words[0]}, "
+        f"{_shown(expected.values, name)} {words[1]}"
         for name in _differing(found.values, expected.values)
     ][:_MOST_NAMED]
 

@@ -49,9 +49,7 @@ def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
 
 
 @contextmanager
-def borrowed_to_record(
-    job: Job, mode: FakeTensorMode, device_type: str = CPU
-) -> Iterator[Job]:
+def borrowed_to_record(job: Job, mode: FakeTensorMode, device_type: str = CPU) -> Iterator[Job]:
     """Give a job whose functions return what can be recorded, wherever it comes from.
 
     Models that are built under the mode consist of its fake tensors and are taken as they are. In

@@ -199,7 +199,7 @@ def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
 def _as_parameter(tensor: torch.nn.Parameter, data: torch.Tensor) -> torch.Tensor:
     if isinstance(data, FakeTensor):
         return torch.nn.Parameter(data, requires_grad=False)
-    made: torch.Tensor = torch.Tensor._make_subclass(type(tensor), data, False)  # type: ignore[attr-defined]
+    made: torch.Tensor = torch.Tensor._make_subclass(type(tensor), data, False)
     return made
 
 
@@ -224,7 +224,7 @@ def _exchange(name: str, first: torch.Tensor, second: torch.Tensor) -> None:
     try:
         _exchange_classes(first, second)
         try:
-            torch._C._swap_tensor_impl(first, second)  # type: ignore[attr-defined]
+            torch._C._swap_tensor_impl(first, second)
         except RuntimeError:
             _exchange_classes(first, second)
             raise
@@ -236,5 +236,5 @@ def _exchange(name: str, first: torch.Tensor, second: torch.Tensor) -> None:
 def _exchange_classes(first: torch.Tensor, second: torch.Tensor) -> None:
     of_first, of_second = type(first), type(second)
     if of_first is not of_second:
-        first.__class__ = of_second  # type: ignore[assignment]
-        second.__class__ = of_first  # type: ignore[assignment]
+        first.__class__ = of_second
+        second.__class__ = of_first

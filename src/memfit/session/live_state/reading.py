@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ def read(found: Found, randomness: GlobalRandomness) -> Reading:
     generators: list[tuple[str, Any]] = [
         ("torch's generator", randomness.sources.torch.cpu),
         ("Python's generator", randomness.sources.python),
-        ("numpy's generator", {"state": randomness.sources.numpy}),
+        ("numpy's generator", pickle.dumps(randomness.sources.numpy)),
     ]
     generators += [
         (place.text, access.read(generator))

@@ -327,8 +327,9 @@ class NothingToVerifyError(MemfitError):
     def __init__(self, strategy: str, num_samples: int, micro_batch_size: int) -> None:
         super().__init__(
             f"{strategy} leaves a batch of {num_samples} samples as it is, so a trial would "
-            f"compare the plain step with itself. Verify with more than {micro_batch_size} samples, for "
-            f"example batch_size={2 * micro_batch_size + 1}, or with smaller micro-batches."
+            f"compare the plain step with itself. Verify with more than {micro_batch_size} "
+            f"samples, for example batch_size={2 * micro_batch_size + 1}, or with smaller "
+            "micro-batches."
         )
 
 

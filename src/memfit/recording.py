@@ -20,7 +20,7 @@ from memfit.losses.chunking import noted_losses
 from memfit.losses.noted_logits import noted_heads
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
-from memfit.session.borrowing import borrowed_to_record, left_alone
+from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_alone
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.spill import Spill
 from memfit.strategies.plan import Plan
@@ -151,7 +151,7 @@ def record_steps(
     """
     started = time.perf_counter()
     card = card_of(device, torch_version)
-    with _clear_refusals(), _code_at_fault(card):
+    with code_left_alone("setup", setup), _clear_refusals(), _code_at_fault(card):
         try:
             recorder = _record_code(setup, card, num_steps, disguised=True)
         except ValuesNeededError:

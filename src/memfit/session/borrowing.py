@@ -24,7 +24,9 @@ from memfit.session.stand_ins import (
     module_tensors,
     optimizer_tensors,
 )
+from memfit.units import MIB
 
+_LARGE_BYTES = 16 * MIB
 Lives = Callable[[torch.Tensor], bool]
 
 
@@ -39,8 +41,11 @@ def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
 
     Raises:
         MemfitError: if something could not be put back.
+
+    Limits: the content of data sets, which only the batch function reaches and which are large, is
+    taken to stay.
     """
-    state = LiveState(_functions_of(job))
+    state = LiveState(_functions_of(job), leave_out=_data_sets(job) if copies_content else ())
     begin = state.snapshot(copies_content=copies_content)
     try:
         yield state
@@ -90,7 +95,7 @@ def borrowed_to_run(job: Job) -> Iterator[Job]:
     """
     before = living_tensors()  # held on to, so that no identity is given to another tensor
     known = {id(tensor) for tensor in before}
-    state = LiveState(_functions_of(job), leave_out=[*_large(before)])
+    state = LiveState(_functions_of(job), leave_out=[*_large(before), *_data_sets(job)])
     begin = state.snapshot()
     copies = _Copies()
     loan = _Loan(job, StandIns(copies), lambda tensor: id(tensor) in known, state)
@@ -102,6 +107,31 @@ def borrowed_to_run(job: Job) -> Iterator[Job]:
         copies.put_back()
         begin.restore()
         before.clear()
+
+
+@contextmanager
+def code_left_alone(name: str, code: object) -> Iterator[None]:
+    """Put back at the end what any code has bound anew while it was recorded."""
+    begin = LiveState({name: code}).snapshot(copies_content=False)
+    try:
+        yield
+    finally:
+        begin.restore()
+
+
+def _data_sets(job: Job) -> list[Any]:
+    """List large tensors and arrays that only the batch function reaches."""
+    functions = _functions_of(job)
+    all_content = LiveState(functions).contents
+    del functions["batch function"]
+    used = {id(each) for each in LiveState(functions).contents}
+    return [each for each in all_content if _is_large(each) and id(each) not in used]
+
+
+def _is_large(content: Any) -> bool:
+    if isinstance(content, torch.Tensor):
+        return content.numel() * content.element_size() > _LARGE_BYTES
+    return bool(content.nbytes > _LARGE_BYTES)
 
 
 def _functions_of(job: Job) -> dict[str, object]:

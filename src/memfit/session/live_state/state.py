@@ -32,8 +32,8 @@ class LiveState:
 
     Args:
         roots: where the walk begins, by name: the model, the optimizer, the job's functions.
-        leave_out: tensors whose content the caller keeps himself: what they are bound to is
-            watched, their content is not copied.
+        leave_out: tensors and arrays whose content the caller keeps himself: what they are bound
+            to is watched, their content is not copied.
         gradients: whether ``.grad`` of tensors belongs to the state.
     """
 
@@ -41,12 +41,17 @@ class LiveState:
         self,
         roots: Mapping[str, object],
         *,
-        leave_out: Iterable[torch.Tensor] = (),
+        leave_out: Iterable[Any] = (),
         gradients: bool = False,
     ) -> None:
         self._roots = dict(roots)
+        left_out = [*leave_out]
+        self._left_out_arrays = frozenset(
+            id(each) for each in left_out if not isinstance(each, torch.Tensor)
+        )
+        tensors = [each for each in left_out if isinstance(each, torch.Tensor)]
         self._scope = replace(
-            Scope.of(leave_out, gradients=gradients), own_packages=_packages_of(self._roots)
+            Scope.of(tensors, gradients=gradients), own_packages=_packages_of(self._roots)
         )
         self._random = RandomSourcesReader()
         self._found = self._walked()
@@ -86,6 +91,11 @@ class LiveState:
         return [tensor for tensor, _, _ in self._found.tensors]
 
     @property
+    def contents(self) -> list[Any]:
+        """List the tensors and arrays that the latest look has found."""
+        return [*self.tensors, *(array for array, _ in self._found.arrays)]
+
+    @property
     def left_out(self) -> list[torch.Tensor]:
         """List those of them whose content the caller keeps."""
         return [tensor for tensor, _, is_kept in self._found.tensors if not is_kept]
@@ -116,7 +126,10 @@ class LiveState:
 
     def _walked(self) -> Found:
         with undisturbed():
-            return Walk(self._scope).go(self._roots)
+            found = Walk(self._scope).go(self._roots)
+        left_out = self._left_out_arrays
+        found.arrays = [each for each in found.arrays if id(each[0]) not in left_out]
+        return found
 
 
 class Snapshot:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memfit.session.live_state import LiveState
+from memfit.session.live_state import LiveState, read
 from memfit.session.live_state.generators import are_same
 
 _MOST_NAMED = 5
@@ -37,7 +37,7 @@ def left_behind(state: LiveState, known: Iterable[torch.Tensor]) -> LeftBehind:
         state: of the objects in question.
         known: tensors that are compared elsewhere.
     """
-    reading = state.reading()
+    reading = read(state)
     known_ids = {id(tensor) for tensor in known}
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, object] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from memfit.runtime.left_behind import LeftBehind, left_behind
 from memfit.session.conversion import converted
 from memfit.session.live_state import LiveState, Obstacle
+from memfit.session.live_state.reading import tensors_of
 from memfit.session.session import Session
 from memfit.session.stand_ins import StandIns, optimizer_tensors
 
@@ -40,8 +42,9 @@ class SameStart:
             "batch function": job.batch,
         }
         self._used = LiveState(used)
-        self._tensors = [("a tensor", tensor) for tensor in self._used.tensors]
-        everything = LiveState({**used, **others}, leave_out=self._used.tensors)
+        tensors = tensors_of(self._used)
+        self._tensors = [("a tensor", tensor) for tensor in tensors]
+        everything = LiveState({**used, **others}, leave_out=tensors, most_bytes=sys.maxsize)
         self._begin = everything.snapshot()
         self.obstacles: tuple[Obstacle, ...] = self._used.obstacles
         """What steps can change and nothing can put back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from memfit.runtime.left_behind import LeftBehind, differing_values, left_behind
 from memfit.runtime.left_behind import without as left_without
 from memfit.session.conversion import converted, copied, default_dtype
 from memfit.session.live_state import LiveState
+from memfit.session.live_state.reading import tensors_of
 from memfit.session.session import GradientPass, Session
 from memfit.session.stand_ins import StandIns, optimizer_tensors
 from memfit.session.stilled_randomness import StilledRandomness
@@ -122,7 +124,10 @@ class _Engine:
         session = self._session
         uses_copies = self._dtype is not None
         begin = LiveState.of(
-            session, copies_parameters=copies_parameters and not uses_copies, gradients=True
+            session,
+            copies_parameters=copies_parameters and not uses_copies,
+            gradients=True,
+            most_bytes=sys.maxsize,
         ).snapshot()
         size_before, counted_before = session.micro_batch_size, session.num_counted
         self._restore = begin.restore
@@ -203,13 +208,15 @@ class _Engine:
         dtype = self._dtype
         assert dtype is not None, "copies are made to be converted"
         restore_to_originals = self._restore
-        used = LiveState(
-            {
-                "model": self._session.model,
-                "optimizer": self._session.optimizer,
-                "loss": self._session.job.loss,
-            }
-        ).tensors
+        used = tensors_of(
+            LiveState(
+                {
+                    "model": self._session.model,
+                    "optimizer": self._session.optimizer,
+                    "loss": self._session.job.loss,
+                }
+            )
+        )
 
         def taken() -> StandIns:
             stand_ins = StandIns(lambda memory: _converted_copy(memory, dtype))

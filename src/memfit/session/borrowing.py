@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from memfit.devices.spec import CPU
 from memfit.job import Job, Total
 from memfit.session.live_state import LiveState, Snapshot
+from memfit.session.live_state.reading import contents_of, reaches, tensors_of
 from memfit.session.live_state.tensors import bytes_of, has_content
 from memfit.session.stand_ins import (
     Maker,
@@ -45,8 +47,10 @@ def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
     Limits: the content of data sets, which only the batch function reaches and which are large, is
     taken to stay.
     """
-    state = LiveState(_functions_of(job), leave_out=_data_sets(job) if copies_content else ())
-    begin = state.snapshot(copies_content=copies_content)
+    functions = _functions_of(job)
+    left_out = _data_sets(job) if copies_content else contents_of(LiveState(functions))
+    state = LiveState(functions, leave_out=left_out, most_bytes=sys.maxsize)
+    begin = state.snapshot()
     try:
         yield state
     finally:
@@ -95,7 +99,8 @@ def borrowed_to_run(job: Job) -> Iterator[Job]:
     """
     before = living_tensors()  # held on to, so that no identity is given to another tensor
     known = {id(tensor) for tensor in before}
-    state = LiveState(_functions_of(job), leave_out=[*_large(before), *_data_sets(job)])
+    left_out = [*_large(before), *_data_sets(job)]
+    state = LiveState(_functions_of(job), leave_out=left_out, most_bytes=sys.maxsize)
     begin = state.snapshot()
     copies = _Copies()
     loan = _Loan(job, StandIns(copies), lambda tensor: id(tensor) in known, state)
@@ -112,7 +117,8 @@ def borrowed_to_run(job: Job) -> Iterator[Job]:
 @contextmanager
 def code_left_alone(name: str, code: object) -> Iterator[None]:
     """Put back at the end what any code has bound anew while it was recorded."""
-    begin = LiveState({name: code}).snapshot(copies_content=False)
+    roots = {name: code}
+    begin = LiveState(roots, leave_out=contents_of(LiveState(roots))).snapshot()
     try:
         yield
     finally:
@@ -122,9 +128,9 @@ def code_left_alone(name: str, code: object) -> Iterator[None]:
 def _data_sets(job: Job) -> list[Any]:
     """List large tensors and arrays that only the batch function reaches."""
     functions = _functions_of(job)
-    all_content = LiveState(functions).contents
+    all_content = contents_of(LiveState(functions))
     del functions["batch function"]
-    used = {id(each) for each in LiveState(functions).contents}
+    used = {id(each) for each in contents_of(LiveState(functions))}
     return [each for each in all_content if _is_large(each) and id(each) not in used]
 
 
@@ -213,9 +219,11 @@ class _Loan:
     def _watch(self, made: object, name: str, tensors: NamedTensors) -> None:
         """Keep what lives and cannot be reached from the job's functions."""
         living = [tensor for _, tensor in tensors if self._lives(tensor)]
-        if living and not self._state.reaches(made):
-            state = LiveState({name: made}, leave_out=living)
-            self._begins.append(state.snapshot(copies_content=self.keeps_others))
+        if living and not reaches(self._state, made):
+            roots = {name: made}
+            left_out = living if self.keeps_others else contents_of(LiveState(roots))
+            state = LiveState(roots, leave_out=left_out, most_bytes=sys.maxsize)
+            self._begins.append(state.snapshot())
 
     def _replace(
         self, tensors: NamedTensors, *, may_go: bool = False, make: Maker | None = None
@@ -227,7 +235,7 @@ class _Loan:
         """Copy what was left out and is no stand-in now, outside of torch's allocator."""
         self._others = [
             (tensor, bytes_of(tensor).cpu().numpy().copy())
-            for tensor in self._state.left_out
+            for tensor in tensors_of(self._state, left_out=True)
             if has_content(tensor) and not self._stand_ins.has(tensor)
         ]
 

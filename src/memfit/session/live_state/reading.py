@@ -12,8 +12,9 @@ import torch
 from memfit.session.live_state.containers import Kind
 from memfit.session.live_state.findings import Place, is_plain
 from memfit.session.live_state.generators import access_to
-from memfit.session.live_state.walk import Found
-from memfit.session.random_sources import GlobalRandomness
+from memfit.session.live_state.reach import Found
+from memfit.session.live_state.state import LiveState
+from memfit.session.random_sources import GlobalRandomness, RandomSourcesReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,14 @@ class Reading:
     """States of generators of random numbers, as they give them themselves."""
 
 
-def read(found: Found, randomness: GlobalRandomness) -> Reading:
-    """Read everything that a walk has found."""
-    tensors = [(place.text, tensor) for tensor, place, _ in found.tensors]
+def read(state: LiveState) -> Reading:
+    """Read everything that can be reached now, by name."""
+    parts = state.found()
+    randomness = GlobalRandomness.here(RandomSourcesReader())
+    tensors = [(place.text, tensor) for found in parts for tensor, place, _ in found.tensors]
     tensors += [
         (place.text, torch.from_numpy(array.copy()))
+        for found in parts
         for array, place in found.arrays
         if array.dtype.kind in "biufc"
     ]
@@ -43,10 +47,28 @@ def read(found: Found, randomness: GlobalRandomness) -> Reading:
     ]
     generators += [
         (place.text, access.read(generator))
+        for found in parts
         for generator, place in found.generators
         if (access := access_to(type(generator))) is not None
     ]
-    return Reading(tensors, [*_values(found)], generators)
+    return Reading(tensors, [value for found in parts for value in _values(found)], generators)
+
+
+def tensors_of(state: LiveState, *, left_out: bool = False) -> list[torch.Tensor]:
+    """List the tensors that can be reached, or those of them whose content is kept elsewhere."""
+    found = (each for part in state.found() for each in part.tensors)
+    return [tensor for tensor, _, is_kept in found if not (left_out and is_kept)]
+
+
+def contents_of(state: LiveState) -> list[Any]:
+    """List the tensors and arrays that can be reached."""
+    arrays = [array for part in state.found() for array, _ in part.arrays]
+    return [*tensors_of(state), *arrays]
+
+
+def reaches(state: LiveState, instance: object) -> bool:
+    """Say whether an object can be reached."""
+    return any(id(instance) in part.seen for part in state.found())
 
 
 def _values(found: Found) -> Iterator[tuple[str, Any]]:

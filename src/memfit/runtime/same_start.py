@@ -91,8 +91,8 @@ class SameStart:
         )
 
 
-def _copied(memory: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def _copied(flat: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     if dtype is None:
-        return memory.clone()
-    made: torch.Tensor = converted(memory, dtype)
-    return memory.clone() if made is memory else made
+        return flat.clone()
+    made: torch.Tensor = converted(flat, dtype)
+    return flat.clone() if made is flat else made

@@ -169,11 +169,11 @@ class _Engine:
             unstilled=tuple(sorted(self._stilled.unstilled)),
         )
 
-    def _passed(self, size: int, *, watches: bool = False) -> _Pass:
+    def _passed(self, num_samples: int, *, watches: bool = False) -> _Pass:
         """Carry out forward and backward in pieces of a size, and put everything back."""
         session, dtype = self._session, self._dtype
         batch = copied(self._batch) if dtype is None else converted(copied(self._batch), dtype)
-        session.micro_batch_size = size
+        session.micro_batch_size = num_samples
         for parameter in session.model.parameters():
             parameter.grad = None
         try:
@@ -219,7 +219,7 @@ class _Engine:
         )
 
         def taken() -> StandIns:
-            stand_ins = StandIns(lambda memory: _converted_copy(memory, dtype))
+            stand_ins = StandIns(lambda flat: _converted_copy(flat, dtype))
             stand_ins.take_places(("a tensor", tensor) for tensor in used)
             stand_ins.settle()
             return stand_ins
@@ -261,9 +261,9 @@ def _effects(found: LeftBehind, reference: LeftBehind, bound: float) -> list[str
     return [*differing_values(found, reference, ("in pieces", "in one piece")), *tensors]
 
 
-def _converted_copy(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    made: torch.Tensor = converted(memory, dtype)
-    return memory.clone() if made is memory else made
+def _converted_copy(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made: torch.Tensor = converted(flat, dtype)
+    return flat.clone() if made is flat else made
 
 
 def _no_listener(_phase: object) -> None:

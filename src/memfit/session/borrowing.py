@@ -246,22 +246,22 @@ class _Copies:
     def __init__(self) -> None:
         self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def __call__(self, memory: torch.Tensor) -> torch.Tensor:
-        if memory.device.type == CPU:
-            return memory.clone()
-        self._lent.append((memory, memory.cpu()))
-        return memory
+    def __call__(self, flat: torch.Tensor) -> torch.Tensor:
+        if flat.device.type == CPU:
+            return flat.clone()
+        self._lent.append((flat, flat.cpu()))
+        return flat
 
     def put_back(self) -> None:
         """Fill the memory that was lent."""
         with torch.no_grad():
-            for memory, before in self._lent:
-                memory.copy_(before)
+            for flat, before in self._lent:
+                flat.copy_(before)
         self._lent.clear()
 
 
-def _fake_memory(memory: torch.Tensor, device_type: str = CPU) -> torch.Tensor:
-    if isinstance(memory, FakeTensor):
-        return memory
-    device = memory.device if device_type == CPU else torch.device(device_type)
-    return torch.empty(memory.shape, dtype=memory.dtype, device=device)
+def _fake_memory(flat: torch.Tensor, device_type: str = CPU) -> torch.Tensor:
+    if isinstance(flat, FakeTensor):
+        return flat
+    device = flat.device if device_type == CPU else torch.device(device_type)
+    return torch.empty(flat.shape, dtype=flat.dtype, device=device)

@@ -130,6 +130,19 @@ class WeightsNotHereError(JobError):
         )
 
 
+class HeldTensorError(JobError):
+    """Say which tensor of a living model nothing can stand in for, and what to do."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        super().__init__(
+            f"The job's functions return objects that already live, and {name or 'one tensor'} of "
+            f"them cannot be replaced while memfit looks at the step: {reason}. Ask outside of "
+            "autocast and of other code that holds on to it, or let the job's functions build "
+            "model and optimizer anew."
+        )
+
+
 class BatchSizeIgnoredError(JobError):
     """Say that the batch function does not follow its argument."""
 
@@ -334,6 +347,18 @@ class PromiseBrokenError(MemfitError):
         super().__init__(
             f"Less than promised: {'; '.join(broken)}. Do not train with that: plan again with "
             "--forbid NAME for these strategies."
+        )
+
+
+class NothingToVerifyError(MemfitError):
+    """Say that a plan would do nothing in a trial, which would show nothing of it."""
+
+    def __init__(self, strategy: str, num_samples: int, micro_batch_size: int) -> None:
+        super().__init__(
+            f"{strategy} leaves a batch of {num_samples} samples as it is, so a trial would "
+            f"compare the plain step with itself. Verify with more than {micro_batch_size} "
+            f"samples, for example batch_size={2 * micro_batch_size + 1}, or with smaller "
+            "micro-batches."
         )
 
 

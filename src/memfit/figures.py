@@ -98,6 +98,8 @@ class Prediction:
     fits: bool | None = None
     num_flops: int = 0
     record_seconds: float = 0.0
+    notes: Sequence[str] = ()
+    """What the job's owner may not have meant, a sentence each."""
     timeline: Timeline | None = field(default=None, repr=False)
 
     def bounded_bytes(self, budget_of: str | None = None) -> int:

@@ -21,6 +21,7 @@ from memfit.recording import Recording, record
 from memfit.runtime.allocator_events import AllocatorEvent, AllocatorWatch
 from memfit.runtime.run import Run, open_plain_session, unguarded_run
 from memfit.session.batches import find_layout, real_batch
+from memfit.session.borrowing import borrowed_to_run
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.timing import shortest_step
@@ -56,23 +57,24 @@ def measure(job: Job, plan: Plan | None = None, device: str = "cpu") -> Measurem
     plan = plan or Plan()
     if device != "cpu" and not (torch.cuda.is_available() and device.startswith("cuda")):
         raise DeviceUnavailableError(device, _devices_here())
-    with torch.random.fork_rng():  # measuring draws nothing from the caller's random state
-        if device == "cpu":
-            return _measure_on_cpu(job, plan)
-        return _measure_on_cuda(job, plan, device)
+    if device == "cpu":
+        return _measure_on_cpu(job, plan)
+    return _measure_on_cuda(job, plan, device)
 
 
 def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
     recording = _recorded(job, plan)
     gc.collect()
-    with AllocatorWatch() as watch:
-        run, batch, facts = _open(job, plan, "cpu", recording)
-        for _ in range(2):
+    with borrowed_to_run(job) as borrowed_job:
+        with AllocatorWatch() as watch:
+            run, batch, facts = _open(borrowed_job, plan, "cpu", recording)
+            for _ in range(2):
+                with torch.profiler.record_function(_MARK + _STEP_MARK):
+                    run.step(batch)
             with torch.profiler.record_function(_MARK + _STEP_MARK):
-                run.step(batch)
-        with torch.profiler.record_function(_MARK + _STEP_MARK):
-            pass
-    step_seconds = shortest_step(run, batch)
+                pass
+        step_seconds = shortest_step(run, batch)
+        run.close()
     steps = _Steps(watch.events(), watch.marks(_MARK))
     begins = [time_ns for time_ns, name in steps.marks if name == _STEP_MARK]
     timeline = _timeline(steps, begins[1], begins[2], recording)
@@ -120,15 +122,18 @@ def _predicted_here(job: Job, plan: Plan) -> int | None:
 def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
     predicted_bytes = _predicted_here(job, plan)
     peaks = []
-    run, batch, facts = _open(job, plan, device)
-    for _ in range(2):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        run.step(batch)
-        torch.cuda.synchronize()
-        peaks.append(torch.cuda.max_memory_allocated())
-    reserved = torch.cuda.max_memory_reserved()
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    with borrowed_to_run(job) as borrowed_job:
+        run, batch, facts = _open(borrowed_job, plan, device)
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            run.step(batch)
+            torch.cuda.synchronize()
+            peaks.append(torch.cuda.max_memory_allocated())
+        reserved = torch.cuda.max_memory_reserved()
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        step_seconds = shortest_step(run, batch)
+        run.close()
     return Measurement(
         device=torch.cuda.get_device_name(),
         batch_size=job.batch_size,
@@ -136,7 +141,7 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
         peak_reserved_bytes=reserved,
         process_bytes=total_bytes - free_bytes,
         first_step_peak_bytes=peaks[0],
-        step_seconds=shortest_step(run, batch),
+        step_seconds=step_seconds,
         by_category={},
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, facts)),

@@ -22,6 +22,7 @@ from memfit.figures import Certainty, Holder, Prediction, Term, Timeline
 from memfit.job import Job
 from memfit.process_memory import CardMemory, card_memory
 from memfit.recording import Recording, StepRecording, record, record_steps
+from memfit.session.evaluation_mode import evaluation_notes
 from memfit.spilled_seconds import waited_seconds
 from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.base import Numerics
@@ -132,6 +133,7 @@ def evaluate(
         batch_size=job.batch_size,
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, recording.facts)),
+        notes=evaluation_notes(recording.facts.modules_in_evaluation),
     )
     return judge(prediction, device, budget_bytes, budget_of)
 

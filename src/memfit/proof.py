@@ -224,6 +224,8 @@ def _broken_promise(found: Verification) -> str:
     plan = " + ".join(found.strategies) or "no strategy"
     if found.slope_error is not None and found.earned == "different":
         what = f"its gradient is off by {found.slope_error:.1g} from the slope of its own loss"
+    elif found.effects:
+        what = found.effects[0]
     else:
         what = f"{found.worst} is off by {found.deciding_error:.1g} (relative), in {found.dtype}"
     return f"{plan} claims {found.numerics} and is {found.earned}: {what}"

@@ -20,6 +20,7 @@ from memfit.losses.chunking import noted_losses
 from memfit.losses.noted_logits import noted_heads
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
+from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_alone
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.separation import Separation
 from memfit.session.spill import Spill
@@ -112,7 +113,7 @@ def record(
     card = card_of(device)
     separation = _asked_beforehand(job, plan, layout, facts)
     record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
-    with _clear_refusals():
+    with left_alone(job, copies_content=False), _clear_refusals():
         try:
             recorder, found, spill = record_with(disguised=disguised)
         except ValuesNeededError:
@@ -153,7 +154,7 @@ def record_steps(
     """
     started = time.perf_counter()
     card = card_of(device, torch_version)
-    with _clear_refusals(), _code_at_fault(card):
+    with code_left_alone("setup", setup), _clear_refusals(), _code_at_fault(card):
         try:
             recorder = _record_code(setup, card, num_steps, disguised=True)
         except ValuesNeededError:
@@ -216,13 +217,14 @@ def _record_job(
     batch_shapes = shapes_of(job, job.batch_size)
     with (
         _recording_on(card, disguised=disguised) as (recorder, mode),
+        borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
         noted_losses() as losses,
         ExitStack() as stack,
     ):
         # Watching every function of torch takes time, so what is known is not looked for again.
         heads = stack.enter_context(noted_heads()) if facts is None else []
         batch = as_virtual(mode, batch_shapes)
-        session = open_plain_session(job, CPU if card is None else CUDA, layout)
+        session = open_plain_session(borrowed_job, CPU if card is None else CUDA, layout)
         session.facts, session.separation = facts, separation
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from memfit.devices.spec import CPU, Device
 from memfit.job import Job
 from memfit.runtime.run import Run, open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, real_batch
+from memfit.session.borrowing import borrowed_to_run
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Operation, Phase
 from memfit.trace.operators import describe
@@ -42,22 +44,20 @@ def time_operators(job: Job, device: Device, batch_sizes: Sequence[int]) -> Oper
         batch_sizes: how many samples to run it on; the steps must fit this machine's memory.
             Several tell apart what a call takes whatever its size.
     """
-    with torch.random.fork_rng():  # timing draws nothing from the caller's random state
-        jobs = [replace(job, batch_size=size) for size in batch_sizes]
-        return times_from_measured(device, [_timed_operators(each, device) for each in jobs])
+    jobs = [replace(job, batch_size=size) for size in batch_sizes]
+    return times_from_measured(device, [_timed_operators(each, device) for each in jobs])
 
 
 def _timed_operators(job: Job, device: Device) -> TimedOperators:
     """Time the operators of two steps, and whole steps before and after them."""
-    run, batch = _open(job, Plan(), device.kind, find_layout(job))
-    run.step(batch)
-    step_seconds = shortest_step(run, batch)
-    timer = _OperatorTimer(device.kind)
-    for _ in range(2):
-        with timer:
-            run.step(batch)
-    step_seconds = min(step_seconds, shortest_step(run, batch))
-    run.close()
+    with _opened(job, Plan(), device.kind, find_layout(job)) as (run, batch):
+        run.step(batch)
+        step_seconds = shortest_step(run, batch)
+        timer = _OperatorTimer(device.kind)
+        for _ in range(2):
+            with timer:
+                run.step(batch)
+        step_seconds = min(step_seconds, shortest_step(run, batch))
     return TimedOperators(timer.timed, 2 * step_seconds)
 
 
@@ -71,16 +71,14 @@ def time_plans(
     """
     layout = find_layout(job)
     seconds: list[list[float]] = [[] for _ in plans]
-    with torch.random.fork_rng():
-        for _ in range(num_rounds):
-            most_seconds = _FAR * min((min(found) for found in seconds if found), default=math.inf)
-            for plan, found in zip(plans, seconds, strict=True):
-                if found and min(found) > most_seconds:
-                    continue
-                run, batch = _open(job, plan, device.kind, layout)
+    for _ in range(num_rounds):
+        most_seconds = _FAR * min((min(found) for found in seconds if found), default=math.inf)
+        for plan, found in zip(plans, seconds, strict=True):
+            if found and min(found) > most_seconds:
+                continue
+            with _opened(job, plan, device.kind, layout) as (run, batch):
                 run.step(batch)
                 found.append(shortest_step(run, batch))
-                run.close()
     return [statistics.median(found) for found in seconds]
 
 
@@ -111,12 +109,18 @@ class _OperatorTimer(TorchDispatchMode):
         return out
 
 
-def _open(job: Job, plan: Plan, device_kind: str, layout: BatchLayout) -> tuple[Run, Any]:
-    session = open_plain_session(job, device_kind, layout)
-    batch = real_batch(job, job.batch_size)
-    if device_kind != CPU:
-        batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device_kind), batch)
-    return unguarded_run(session, plan), batch
+@contextmanager
+def _opened(
+    job: Job, plan: Plan, device_kind: str, layout: BatchLayout
+) -> Iterator[tuple[Run, Any]]:
+    """Give a run of the job and a batch; what lives already is afterwards as it was."""
+    with borrowed_to_run(job) as borrowed_job:
+        session = open_plain_session(borrowed_job, device_kind, layout)
+        batch = real_batch(job, job.batch_size)
+        if device_kind != CPU:
+            batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device_kind), batch)
+        with closing(unguarded_run(session, plan)) as run:
+            yield run, batch
 
 
 def shortest_step(run: Run, batch: Any) -> float:

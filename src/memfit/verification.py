@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memfit.errors import JobFunctionError
+from memfit.errors import JobFunctionError, NothingToVerifyError
 from memfit.job import Job
 from memfit.runtime.comparison import (
     Errors,
@@ -22,21 +21,29 @@ from memfit.runtime.comparison import (
     compare,
     slope_error,
 )
+from memfit.runtime.left_behind import unsteady_names
 from memfit.runtime.run import open_plain_session
+from memfit.runtime.same_start import SameStart
 from memfit.session.batches import find_layout, real_batch
-from memfit.session.conversion import convert_model, converted
+from memfit.session.borrowing import left_alone
+from memfit.session.conversion import converted, copied, default_dtype
+from memfit.session.evaluation_mode import evaluation_notes
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.session import Session
-from memfit.session.stilled_randomness import StilledRandomness, untouched_randomness
-from memfit.strategies.base import Numerics
+from memfit.session.stilled_randomness import StilledRandomness
+from memfit.strategies.base import AbstractSplitting, Numerics
 from memfit.strategies.plan import Plan, worst_numerics
 
+UNPROVED = "unproved"
+"""What a plan earns whose steps are equal in a trial that lacks something."""
 _NUM_STEPS = 2
 """The second step is the first to use what the optimizer has kept."""
 _BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-4}
 _COARSEST_BOUND = 2e-2
 _SLOPE_BOUND = 1e-4
 _APPROXIMATE_BOUND = 0.1
+OWN_TYPES = "own"
+"""What ``dtype`` says where every tensor was left in the type that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +73,28 @@ class Verification:
     """The largest error with all random draws stilled; None where that was not needed."""
     slope_error: float | None = None
     """How far the planned gradient is from the slope of the planned loss at the same draws."""
+    effect_error: float = 0.0
+    """Of everything else that tensors and numbers can show: optimizer states, attributes, what the
+    loss holds on to."""
+    effects: tuple[str, ...] = ()
+    """What else the plan leaves otherwise, a sentence each, such as a count of calls."""
+    is_proof: bool = True
+    """Whether everything that a step does took part, in a precision that tells rounding from error;
+    the notes say what did not."""
     notes: tuple[str, ...] = ()
     """What was done otherwise than asked, and what it means."""
 
     @property
     def largest_error(self) -> float:
         """Give the largest of the errors."""
-        errors = (self.loss_error, self.gradient_error, self.parameter_error, self.buffer_error)
-        return max(errors)
+        results = (self.loss_error, self.gradient_error, self.parameter_error)
+        return max(*results, self.buffer_error, self.effect_error)
 
     @property
     def keeps_promise(self) -> bool:
-        """Say whether the plan is at least as good as it claims."""
+        """Say whether the plan is at least as good as it claims, as far as was seen."""
+        if self.earned == UNPROVED:
+            return True
         return Numerics(self.earned).rank <= Numerics(self.numerics).rank
 
     @property
@@ -105,9 +122,10 @@ def verify(
 ) -> Verification:
     """Carry out two steps of a job as it is and under a plan, and compare everything they change.
 
-    Both start from the same parameters, batch and random state, on the CPU. Where the plan draws
-    other random masks, the steps are compared once more with all draws stilled, and the planned
-    gradient is held against the slope of the planned loss.
+    Both start from the same parameters, batch and random state, on the CPU, and on the objects that
+    the job's functions give; those that live already are afterwards as they were. Where the plan
+    draws other random masks, the steps are compared once more with all draws stilled, and the
+    planned gradient is held against the slope of the planned loss.
 
     Args:
         job: what to run.
@@ -120,6 +138,7 @@ def verify(
 
     Raises:
         StrategyError: if a strategy of the plan cannot apply to the job.
+        NothingToVerifyError: if the batch is no larger than the plan's micro-batches.
 
     Does not account for what later steps would amplify.
     """
@@ -129,18 +148,23 @@ def verify(
 
 
 class Trial:
-    """One job from one seed: its facts, and its steps under any plan in any precision."""
+    """One job from one seed: its facts, and its steps under any plan in any precision.
+
+    Model and optimizer are built once, or are those that live already. All steps are carried out
+    on them, and they are as they were after each call.
+    """
 
     def __init__(self, job: Job, seed: int = 0) -> None:
         self._job, self._seed = job, seed
         self._layout = find_layout(job)
-        with untouched_randomness():
+        with left_alone(job):
             torch.manual_seed(seed)
             session = open_plain_session(job, "cpu", self._layout)
             self._batch = real_batch(job, job.batch_size)
-        self._model = session.model
-        self._facts = gather_facts(session)
-        self._plain: dict[torch.dtype, Outcome] = {}
+            self._facts = gather_facts(session)
+            self._lacking = tuple(_lacking(session))
+            self._start = SameStart(session)
+        self._plain: dict[torch.dtype | None, Outcome] = {}
         self._problems: dict[torch.dtype, str] = {}
 
     @property
@@ -150,61 +174,80 @@ class Trial:
 
     def verify(self, plan: Plan, dtype: torch.dtype | None = None) -> Verification:
         """Compare a plan with no plan; see ``memfit.verify``."""
-        with untouched_randomness():
+        _check_that_it_acts(plan, self._layout.num_samples(self._batch))
+        with left_alone(self._job):
+            self._start.return_to()
             return self._verify(plan, dtype)
 
     def _verify(self, plan: Plan, dtype: torch.dtype | None) -> Verification:
         claimed = worst_numerics(plan.strategies, self._facts)
-        notes: list[str] = []
+        notes = evaluation_notes(self._facts.modules_in_evaluation)
+        lacking = [*self._lacking]
         if dtype is None:
             dtype = torch.float64
             if claimed.rank >= Numerics.APPROXIMATE.rank:
                 dtype = torch.float32
             elif problem := self._problem_with(dtype):
                 dtype = torch.float32
-                notes.append(f"compared in fp32, since the job does not run in fp64: {problem}")
-        return self._judged(plan, claimed, dtype, notes)
+                lacking.append(f"compared in fp32, since the job does not run in fp64: {problem}")
+            if dtype is torch.float32 and (problem := self._problem_with(dtype)):
+                dtype = None
+                lacking[len(self._lacking) :] = [
+                    f"compared in the job's own types, since it runs in no other: {problem}"
+                ]
+        return self._judged(plan, claimed, dtype, _Remarks(notes, lacking))
 
     def _judged(
-        self, plan: Plan, claimed: Numerics, dtype: torch.dtype, notes: list[str]
+        self, plan: Plan, claimed: Numerics, dtype: torch.dtype | None, remarks: _Remarks
     ) -> Verification:
-        errors, bound = self._errors(plan, dtype, notes), _BOUNDS.get(dtype, _COARSEST_BOUND)
+        notes = remarks.notes
+        errors, bound = self._errors(plan, dtype, notes), _bound_in(dtype)
         if bound < errors.largest:
             bound = self._bound(dtype, notes)
         stilled, slope = None, None
-        if bound < errors.largest:
+        if bound < errors.largest or errors.draws:
             stilled = self._stilled_errors(plan, dtype)
         if stilled is not None and dtype is torch.float64 and stilled.largest <= bound:
-            slope = self._slope_error(plan, dtype, notes)
+            slope = self._slope_error(plan, notes)
         earned = _earned(errors, stilled, slope, bound)
+        is_shown = not remarks.lacking or earned.rank >= Numerics.APPROXIMATE.rank
         return Verification(
             numerics=str(claimed),
             loss_error=errors.loss,
             gradient_error=errors.gradient,
             parameter_error=errors.parameter,
             buffer_error=errors.buffer,
+            effect_error=errors.effect,
+            effects=errors.effects,
             worst_gradient=errors.worst_gradient,
-            earned=str(earned),
+            earned=str(earned) if is_shown else UNPROVED,
             worst=errors.worst if stilled is None else stilled.worst,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=OWN_TYPES if dtype is None else str(dtype).removeprefix("torch."),
             bound=bound,
             batch_size=self._job.batch_size,
             strategies=plan.labels(),
             stilled_error=None if stilled is None else stilled.largest,
             slope_error=slope,
-            notes=tuple(notes),
+            is_proof=is_shown,
+            notes=(*remarks.lacking, *notes),
         )
 
-    def _errors(self, plan: Plan, dtype: torch.dtype, notes: list[str]) -> Errors:
+    def _errors(self, plan: Plan, dtype: torch.dtype | None, notes: list[str]) -> Errors:
         if dtype not in self._plain:
             self._plain[dtype] = self._outcome(Plan(), dtype)
-        planned = self._outcome(plan, dtype)
+        plain, planned = self._plain[dtype], self._outcome(plan, dtype)
+        errors = compare(planned, plain)
+        if errors.effects or errors.effect > _bound_in(dtype):
+            # Clocks and the like differ between two plain steps as well.
+            unsteady = unsteady_names(plain.left, self._outcome(Plan(), dtype).left)
+            errors = compare(planned, plain, without=unsteady)
         if planned.num_skipped:
             name = " + ".join(plan.labels())
             notes.append(f"{name} skipped {planned.num_skipped} steps to find its loss scale")
-        return compare(planned, self._plain[dtype])
+            errors = replace(errors, effect=0.0, effects=(), draws=())
+        return errors
 
-    def _stilled_errors(self, plan: Plan, dtype: torch.dtype) -> Errors | None:
+    def _stilled_errors(self, plan: Plan, dtype: torch.dtype | None) -> Errors | None:
         """Compare without random draws; None if there are none."""
         stilled = StilledRandomness()
         expected = self._outcome(Plan(), dtype, stilled)
@@ -212,12 +255,11 @@ class Trial:
             return None
         return compare(self._outcome(plan, dtype, stilled), expected)
 
-    def _slope_error(self, plan: Plan, dtype: torch.dtype, notes: list[str]) -> float | None:
+    def _slope_error(self, plan: Plan, notes: list[str]) -> float | None:
         """Compare the gradient with the slope of the loss; None where the plain step fails that."""
         errors: list[float] = []
-        batch = converted(self._batch, dtype)
         for some_plan in (plan, Plan()):
-            errors.append(slope_error(partial(self._session, dtype), some_plan, batch, self._seed))
+            errors.append(slope_error(partial(self._outcome_at, some_plan)))
             if errors[0] <= _SLOPE_BOUND:
                 return errors[0]
         if errors[1] > _SLOPE_BOUND:
@@ -225,16 +267,16 @@ class Trial:
             return None
         return errors[0]
 
-    def _bound(self, dtype: torch.dtype, notes: list[str]) -> float:
+    def _bound(self, dtype: torch.dtype | None, notes: list[str]) -> float:
         """Loosen the bound where the plain step itself computes in a lower precision."""
         watch = PrecisionWatch()
         self._outcome(Plan(), dtype, watch, num_steps=1)
-        if watch.lowest is dtype or dtype is not torch.float64:
-            return _BOUNDS.get(dtype, _COARSEST_BOUND)
-        bound = _BOUNDS.get(watch.lowest, _COARSEST_BOUND)
+        lowest = _bound_in(watch.lowest)
+        if lowest == _bound_in(dtype) or dtype is torch.float32:
+            return _bound_in(dtype)
         name = str(watch.lowest).removeprefix("torch.")
-        notes.append(f"parts of the plain step compute in {name}, so {bound:.0e} is the bound")
-        return bound
+        notes.append(f"parts of the plain step compute in {name}, so {lowest:.0e} is the bound")
+        return lowest
 
     def _problem_with(self, dtype: torch.dtype) -> str:
         """Say why the plain step does not run in a type; empty if it does."""
@@ -248,28 +290,81 @@ class Trial:
         return self._problems.get(dtype, "")
 
     def _outcome(
-        self, plan: Plan, dtype: torch.dtype, mode: Any = None, num_steps: int = _NUM_STEPS
+        self,
+        plan: Plan,
+        dtype: torch.dtype | None,
+        mode: Any = None,
+        num_steps: int = _NUM_STEPS,
     ) -> Outcome:
-        session, batch = self._session(dtype), converted(self._batch, dtype)
-        torch.manual_seed(self._seed)
-        with mode or nullcontext():
-            return carry_out(session, plan, batch, dtype=dtype, num_steps=num_steps)
+        with self._start.begin(dtype) as session:
+            batch = self._batch_in(dtype)
+            torch.manual_seed(self._seed)
+            read = self._start.left_behind
+            with mode or nullcontext(), default_dtype(dtype or torch.get_default_dtype()):
+                return carry_out(session, plan, batch, num_steps=num_steps, read=read)
 
-    def _session(self, dtype: torch.dtype) -> Session:
-        """Build a session from the same parameters each time."""
+    def _outcome_at(
+        self, plan: Plan, distance: float, direction: Mapping[str, torch.Tensor]
+    ) -> Outcome:
+        """Give the outcome of one step in fp64 from parameters that were moved."""
+        with self._start.begin(torch.float64) as session, default_dtype(torch.float64):
+            batch = self._batch_in(torch.float64)
+            with torch.no_grad():
+                for name, parameter in session.model.named_parameters():
+                    if name in direction:
+                        parameter.add_(direction[name], alpha=distance)
+            torch.manual_seed(self._seed)
+            return carry_out(session, plan, batch, num_steps=1)
 
-        def model() -> torch.nn.Module:
-            same = copy.deepcopy(self._model)
-            convert_model(same, dtype)
-            return same
+    def _batch_in(self, dtype: torch.dtype | None) -> Any:
+        # Each time anew: a step may change its batch.
+        batch = copied(self._batch)
+        return batch if dtype is None else converted(batch, dtype)
 
-        return open_plain_session(replace(self._job, model=model), "cpu", self._layout)
+
+@dataclass(frozen=True, slots=True)
+class _Remarks:
+    """What a verification has to say besides its figures."""
+
+    notes: list[str]
+    lacking: list[str]
+    """Why it is no proof."""
+
+
+def _bound_in(dtype: torch.dtype | None) -> float:
+    """Give the bound of a precision; a job's own types are taken to be fp32 until they are seen."""
+    return _BOUNDS.get(dtype or torch.float32, _COARSEST_BOUND)
+
+
+def _check_that_it_acts(plan: Plan, num_samples: int) -> None:
+    """Refuse a trial in which a batch would not be split at all.
+
+    Raises:
+        NothingToVerifyError: if micro-batches are no smaller than the batch.
+    """
+    for strategy in plan.strategies:
+        if isinstance(strategy, AbstractSplitting) and strategy.micro_batch_size >= num_samples:
+            raise NothingToVerifyError(strategy.label(), num_samples, strategy.micro_batch_size)
+
+
+def _lacking(session: Session) -> Iterator[str]:
+    """Say what of a job does not take part when its steps are carried out here."""
+    for module in session.model.modules():
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            yield (
+                "the model is in DistributedDataParallel, whose averaging over ranks was not "
+                "carried out; verify the module inside it"
+            )
 
 
 def _earned(errors: Errors, stilled: Errors | None, slope: float | None, bound: float) -> Numerics:
     """Give the class that the errors show."""
-    if errors.largest <= bound:
+    if errors.largest <= bound and not errors.effects and not errors.draws:
         return Numerics.EXACT
+    if errors.effects and (stilled is None or stilled.effects):
+        return Numerics.DIFFERENT
+    if errors.largest <= bound and stilled is None:
+        return Numerics.SAME_IN_LAW  # the same results, from other draws
     if stilled is not None and stilled.largest <= bound:
         is_gradient = slope is None or slope <= _SLOPE_BOUND
         return Numerics.SAME_IN_LAW if is_gradient else Numerics.DIFFERENT

@@ -20,6 +20,7 @@ from memfit.errors import (
 )
 from memfit.journal.records import UnprovedPlanEvent
 from memfit.journal.sentences import event_sentence
+from memfit.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
@@ -203,7 +204,7 @@ def test_a_batch_whose_size_changes_the_step_is_refused():
 
 
 def test_a_plan_without_an_answer_is_never_exact():
-    facts = replace(memfit.recording.record(opaque_job(torch.sin)).facts, separation=None)
+    facts = replace(record(opaque_job(torch.sin)).facts, separation=None)
     split = MicroBatching(micro_batch_size=4)
     assert split.numerics_for(facts) is Numerics.UNPROVED
     assert split.obstacle(facts) is None

@@ -229,7 +229,9 @@ def test_models_that_insist_on_fp32_are_compared_there_with_a_looser_bound():
         loss=lambda model, batch: (model(batch[0].float()) - batch[1]).square().mean(),
     )
     found = memfit.verify(job, plan_of(MicroBatching(micro_batch_size=3)))
-    assert (found.dtype, found.bound, found.earned) == ("float32", 1e-4, "exact")
+    assert (found.dtype, found.bound, found.earned) == ("float32", 1e-4, "unproved")
+    assert found.keeps_promise
+    assert not found.is_proof
     assert "does not run in fp64" in found.notes[0]
 
 

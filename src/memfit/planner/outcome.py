@@ -15,6 +15,7 @@ from memfit.planner.ladder import Ladder
 from memfit.planner.search import Search
 from memfit.prediction import rules_of
 from memfit.recording import Recording
+from memfit.session.evaluation_mode import evaluation_notes
 from memfit.strategies.base import Numerics
 from memfit.strategies.evidence import evidence_of
 from memfit.strategies.plan import Plan
@@ -48,6 +49,7 @@ class Outcome:
         rungs = tuple(self._plan_of(rung) for rung in ladder.below(best))
         tried = ladder.tried | search.tried
         approximated, notes = self._approximations(best)
+        notes += evaluation_notes(self.plain.facts.modules_in_evaluation)
         failed = search.refused.items()
         pieces = self.choices.pieces
         refused = (

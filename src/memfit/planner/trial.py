@@ -13,9 +13,10 @@ from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.recording import Recording
 from memfit.runtime.run import open_plain_session
-from memfit.runtime.split_comparison import SplitComparison, compare_splits, other_split
+from memfit.runtime.split_comparison import SplitComparison, compare_splits
+from memfit.runtime.split_pass import difference_of, other_split, split_pass
 from memfit.session.batches import BatchLayout, real_batch
-from memfit.session.conversion import convert_model, converted, default_dtype
+from memfit.session.borrowing import borrowed_to_run
 from memfit.session.stilled_randomness import untouched_randomness
 from memfit.strategies.base import AbstractSplitting
 
@@ -59,7 +60,7 @@ class BatchTrial:
         if compared.unstilled:
             names = ", ".join(compared.unstilled)
             return _untold(found, f"it depends on random draws that cannot be stilled ({names})")
-        if not compared.is_equal:
+        if not compared.agrees:
             return refuted(_differs(split, other, compared), found.culprit)
         return replace(found, draws=compared.num_draws > 0, trial=_equal(other, compared))
 
@@ -82,11 +83,15 @@ class BatchTrial:
     ) -> SplitComparison:
         with untouched_randomness():
             torch.manual_seed(0)
-            session = open_plain_session(self.job, "cpu", self.layout)
-            convert_model(session.model, dtype)
-            batch = converted(real_batch(self.job, self.job.batch_size), dtype)
-            with default_dtype(dtype):
-                return compare_splits(session, batch, split, other)
+            with borrowed_to_run(self.job) as job:
+                session = open_plain_session(job, "cpu", self.layout)
+                return compare_splits(
+                    session,
+                    real_batch(job, job.batch_size),
+                    (other.micro_batch_size, split.micro_batch_size),
+                    dtype=dtype,
+                    gradient_pass=split_pass(split),
+                )
 
 
 def _untold(found: Separability, reason: str) -> Separability:
@@ -96,13 +101,13 @@ def _untold(found: Separability, reason: str) -> Separability:
 def _equal(other: AbstractSplitting, compared: SplitComparison) -> str:
     return (
         f"on one batch its gradients are those of {other.label()} (largest relative error "
-        f"{compared.error:.1g}, {compared.dtype})."
+        f"{compared.largest_error:.1g}, {compared.dtype})."
     )
 
 
 def _differs(split: AbstractSplitting, other: AbstractSplitting, compared: SplitComparison) -> str:
     return (
-        f"on a real batch the gradients of {split.label()} are not those of {other.label()}: that "
-        f"of {compared.worst} differs by {compared.error:.2g} (relative, {compared.dtype}). "
-        "Micro-batches would train something else; keep the batch whole."
+        f"on a real batch {split.label()} does not do what {other.label()} does: "
+        f"{difference_of(compared)}. Micro-batches would train something else; keep the batch "
+        "whole."
     )

@@ -70,6 +70,10 @@ def prediction_table(
     peak_bytes = prediction.peak_allocated_bytes
     if advice:
         parts.append(section("What would change the answer", _advice(advice)))
+    if prediction.notes:
+        parts.append(
+            section("Good to know", Text("\n".join(f"- {each}." for each in prediction.notes)))
+        )
     if prediction.by_category:
         table = _parts_table(largest_first(prediction.by_category), peak_bytes)
         parts.append(section("At the peak, by category", table))

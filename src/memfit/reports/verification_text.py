@@ -41,7 +41,8 @@ _LEGEND = (
 
 
 def _cells(found: Verification) -> tuple[RenderableType, ...]:
-    earned = Text(found.earned, style="green" if found.keeps_promise else "bold red")
+    style = "green" if found.is_proof else "bold yellow"
+    earned = Text(found.earned, style=style if found.keeps_promise else "bold red")
     mark = "" if found.stilled_error is None else "*"
     plan = Text(plan_name(found.strategies, width=PLAN_WIDTH))
     if found.deciding_error:
@@ -57,6 +58,6 @@ def _cells(found: Verification) -> tuple[RenderableType, ...]:
 
 def _notes(proof: Proof) -> list[str]:
     """Gather what plans have to say, once each, and what could not be tried."""
-    own = [note for found in proof.verifications for note in found.notes]
+    own = [note for found in proof.verifications for note in (*found.effects, *found.notes)]
     tried = [f"not tried: {name}: {reason}" for name, reason in proof.failed]
     return [*dict.fromkeys(own), *tried]

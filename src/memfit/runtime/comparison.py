@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from memfit.runtime.left_behind import LeftBehind, differing_draws, differing_values
+from memfit.runtime.left_behind import without as left_without
 from memfit.runtime.run import unguarded_run
-from memfit.session.conversion import default_dtype
 from memfit.session.session import Session
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase
@@ -34,6 +35,8 @@ class Outcome:
     gradients: Tensors
     parameters: Tensors
     buffers: Tensors
+    left: LeftBehind = field(default_factory=LeftBehind)
+    """Whatever else can be reached after the last step."""
     num_skipped: int = 0
     """Steps before the first that changed no parameter: a loss scale was looked for."""
 
@@ -52,27 +55,39 @@ class Errors:
     """What is furthest off of all."""
     whole_gradient: float
     """The error of all gradients as one vector."""
+    effect: float = 0.0
+    """Of the tensors and numbers that are reached otherwise: optimizer states, attributes,
+    closures."""
+    effects: tuple[str, ...] = ()
+    """What else is not the same, such as a count, in a sentence each."""
+    draws: tuple[str, ...] = ()
+    """Generators of random numbers that were drawn from more or less often."""
 
     @property
     def largest(self) -> float:
         """Give the largest of the errors."""
-        return max(self.loss, self.gradient, self.parameter, self.buffer)
+        return max(self.loss, self.gradient, self.parameter, self.buffer, self.effect)
 
 
 def carry_out(
-    session: Session, plan: Plan, batch: Any, *, dtype: torch.dtype, num_steps: int
+    session: Session,
+    plan: Plan,
+    batch: Any,
+    *,
+    num_steps: int,
+    read: Callable[[Session], LeftBehind] | None = None,
 ) -> Outcome:
-    """Carry out steps of a fresh session under a plan, all on one batch.
+    """Carry out steps of a session under a plan, all on one batch.
 
     Args:
-        session: whose model and batch are of the type ``dtype``.
+        session: whose steps.
         plan: how.
         batch: what all steps are done on.
-        dtype: what the code gets that makes tensors and asks for no type.
         num_steps: how many steps.
+        read: reads what the steps have left behind; None leaves it out.
     """
     # Hooks come before those of strategies: an optimizer inside backward frees each gradient.
-    gradients = _kept_gradients(session)
+    gradients, handles = _kept_gradients(session)
     is_first = True
 
     def keep_gradients(phase: Phase) -> None:
@@ -85,21 +100,23 @@ def carry_out(
 
     run = unguarded_run(session, plan, phase_listener=keep_gradients)
     begin = _StartingPoint(session.model)
-    with default_dtype(dtype):
-        loss, num_skipped = run.step(batch).loss, 0
-        while num_skipped < _MOST_SKIPPED and _was_skipped(session.model, gradients):
-            num_skipped += 1
-            begin.restore()
-            loss = run.step(batch).loss
-        is_first, of_first = False, dict(gradients)
-        for _ in range(num_steps - 1):
-            run.step(batch)
+    loss, num_skipped = run.step(batch).loss, 0
+    while num_skipped < _MOST_SKIPPED and _was_skipped(session.model, gradients):
+        num_skipped += 1
+        begin.restore()
+        loss = run.step(batch).loss
+    is_first, of_first = False, dict(gradients)
+    for _ in range(num_steps - 1):
+        run.step(batch)
     run.close()
+    for handle in handles:
+        handle.remove()
     return Outcome(
         loss=loss,
         gradients=of_first,
         parameters={name: value.detach() for name, value in session.model.named_parameters()},
-        buffers=dict(session.model.named_buffers()),
+        buffers={name: value.detach() for name, value in session.model.named_buffers()},
+        left=LeftBehind() if read is None else read(session),
         num_skipped=num_skipped,
     )
 
@@ -126,29 +143,43 @@ def _was_skipped(model: torch.nn.Module, gradients: Tensors) -> bool:
     return all(bool(value.isfinite().all()) for value in model.parameters())
 
 
-def compare(found: Outcome, expected: Outcome) -> Errors:
-    """Say how far one outcome is from the expected one."""
+def compare(found: Outcome, expected: Outcome, *, without: frozenset[str] = frozenset()) -> Errors:
+    """Say how far one outcome is from the expected one, without some things left behind."""
+    found = replace(found, left=left_without(found.left, without))
+    expected = replace(expected, left=left_without(expected.left, without))
     gap = float((found.loss.double() - expected.loss.double()).abs())
     loss = _as_error(gap, max(float(expected.loss.double().abs()), _TINY))
     errors = {"loss": loss}
     largest = {}
-    for kind in ("gradients", "parameters", "buffers"):
-        of_kind = relative_errors(getattr(found, kind), getattr(expected, kind))
+    for kind, (found_tensors, expected_tensors) in _kinds(found, expected).items():
+        of_kind = relative_errors(found_tensors, expected_tensors)
         name = max(of_kind, key=lambda each: of_kind[each], default="")
         largest[kind] = (of_kind.get(name, 0.0), name)
-        errors[f"{_NAMES[kind]} {name}"] = largest[kind][0]
+        errors[f"{kind} {name}"] = largest[kind][0]
     return Errors(
         loss=loss,
-        gradient=largest["gradients"][0],
-        parameter=largest["parameters"][0],
-        buffer=largest["buffers"][0],
-        worst_gradient=largest["gradients"][1],
+        gradient=largest["gradient of"][0],
+        parameter=largest["parameter"][0],
+        buffer=largest["buffer"][0],
+        worst_gradient=largest["gradient of"][1],
         worst=max(errors, key=lambda each: errors[each]),
         whole_gradient=_as_error(
             math.hypot(*_gaps(found.gradients, expected.gradients).values()),
             max(math.hypot(*_norms(expected.gradients).values()), _TINY),
         ),
+        effect=largest["effect on"][0],
+        effects=tuple(differing_values(found.left, expected.left)),
+        draws=tuple(differing_draws(found.left, expected.left)),
     )
+
+
+def _kinds(found: Outcome, expected: Outcome) -> dict[str, tuple[Tensors, Tensors]]:
+    return {
+        "gradient of": (found.gradients, expected.gradients),
+        "parameter": (found.parameters, expected.parameters),
+        "buffer": (found.buffers, expected.buffers),
+        "effect on": (found.left.tensors, expected.left.tensors),
+    }
 
 
 def relative_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
@@ -166,22 +197,16 @@ def relative_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
     }
 
 
-def slope_error(fresh_session: Callable[[], Session], plan: Plan, batch: Any, seed: int) -> float:
-    """Say how far the gradient under a plan is from the slope of the loss along it.
+def slope_error(outcome_at: Callable[[float, Tensors], Outcome]) -> float:
+    """Say how far a gradient is from the slope of the loss along it.
 
     All losses are computed in fp64 and with the same random draws. An activation that is computed
     again with other draws than the first time shows: the gradient is then that of no loss at all.
+
+    Args:
+        outcome_at: gives the outcome of a step from parameters that were moved so many times a
+            direction; what the direction does not name stays.
     """
-
-    def outcome_at(step: float, direction: Tensors) -> Outcome:
-        session = fresh_session()
-        with torch.no_grad():
-            for name, parameter in session.model.named_parameters():
-                if name in direction:
-                    parameter.add_(direction[name], alpha=step)
-        torch.manual_seed(seed)
-        return carry_out(session, plan, batch, dtype=torch.float64, num_steps=1)
-
     here = outcome_at(0.0, {})
     gradient = here.gradients
     norm = math.hypot(*_norms(gradient).values())
@@ -220,15 +245,8 @@ def _roughness(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-_NAMES = {
-    "gradients": "gradient of",
-    "parameters": "parameter",
-    "buffers": "buffer",
-}
-
-
-def _kept_gradients(session: Session) -> dict[str, torch.Tensor]:
-    """Give a dictionary that fills with gradients as they become whole."""
+def _kept_gradients(session: Session) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    """Give a dictionary that fills with gradients as they become whole, and the hooks' handles."""
     gradients: dict[str, torch.Tensor] = {}
 
     def keeper(name: str) -> Callable[[torch.Tensor], None]:
@@ -238,10 +256,12 @@ def _kept_gradients(session: Session) -> dict[str, torch.Tensor]:
 
         return keep
 
-    for name, parameter in session.model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(keeper(name))
-    return gradients
+    handles = [
+        parameter.register_post_accumulate_grad_hook(keeper(name))
+        for name, parameter in session.model.named_parameters()
+        if parameter.requires_grad
+    ]
+    return gradients, handles
 
 
 def _gaps(found: Tensors, expected: Tensors) -> dict[str, float]:

@@ -17,6 +17,7 @@ from torch.utils._pytree import (
 
 from memfit.errors import BatchSizeIgnoredError, JobFunctionError, RecordingError
 from memfit.job import Job, expected_signature
+from memfit.session.borrowing import left_alone
 from memfit.session.leaves import leaves_of
 from memfit.trace.virtual import as_virtual, virtual_tensors
 
@@ -120,11 +121,12 @@ def find_layout(job: Job) -> BatchLayout:
 def shapes_of(job: Job, batch_size: int) -> Any:
     """Build a batch of fake tensors, without memory where the batch function allows it."""
     try:
-        with virtual_tensors() as mode:
+        with left_alone(job, copies_content=False), virtual_tensors() as mode:
             return as_virtual(mode, job.batch(batch_size))
     except RecordingError:
         # The function looks at values: it has to be run for real.
-        batch = real_batch(job, batch_size)
+        with left_alone(job):
+            batch = real_batch(job, batch_size)
         with virtual_tensors() as mode:
             return as_virtual(mode, batch)
     except Exception as error:

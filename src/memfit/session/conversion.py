@@ -15,6 +15,11 @@ def converted(values: Any, dtype: torch.dtype) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: _one_converted(tensor, dtype), values)
 
 
+def copied(values: Any) -> Any:
+    """Copy the tensors of a pytree."""
+    return tree_map_only(torch.Tensor, torch.clone, values)
+
+
 def convert_model(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Turn a model's floating-point and complex tensors into another precision, in place."""
     model._apply(lambda tensor: _one_converted(tensor, dtype))

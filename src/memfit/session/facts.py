@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memfit.session.attention import find_explicit_attention
+from memfit.session.evaluation_mode import modules_in_evaluation
 from memfit.session.normalisation import BatchNorm
 from memfit.session.optimizer_facts import (
     attachments_of,
@@ -63,6 +64,8 @@ class JobFacts:
     """What has been attached to the optimizer's step; see memfit.session.optimizer_facts."""
     parameter_dtypes: tuple[str, ...] = ()
     """The types of the parameters that are trained."""
+    modules_in_evaluation: tuple[str, ...] = ()
+    """The outermost modules in evaluation mode; see memfit.session.evaluation_mode."""
     lstms: tuple[str, ...] = ()
     """Modules that are an LSTM, which the CPU does not train in every type."""
     explicit_attention: tuple[str, ...] = ()
@@ -130,6 +133,7 @@ def _gathered(session: Session) -> JobFacts:
             for name, module in named.items()
             if isinstance(module, torch.nn.LSTM)
         ),
+        modules_in_evaluation=modules_in_evaluation(session.model),
         explicit_attention=attention.names,
         attention_may_drop=attention.may_drop,
         separation=session.separation,

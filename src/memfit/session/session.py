@@ -142,6 +142,8 @@ def open_session(
     if device_type != "cpu":
         model.to(device_type)
     optimizer = _built(job, "optimizer", torch.optim.Optimizer, list(model.parameters()))
+    if device_type != "cpu":
+        _bring_states(optimizer)
     return Session(
         job=job,
         device_type=device_type,
@@ -151,6 +153,17 @@ def open_session(
         gradient_pass=gradient_pass,
         micro_batch_size=job.batch_size,
     )
+
+
+def _bring_states(optimizer: torch.optim.Optimizer) -> None:
+    """Move the states of an optimizer that has taken steps to where its parameters are now.
+
+    Step counts, which are single numbers, may stay on the host, as they do in ``torch.optim``.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() and isinstance(state, dict):
+                state[name] = value.to(parameter.device)
 
 
 def check_loss(loss: Any) -> None:

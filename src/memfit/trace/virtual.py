@@ -115,13 +115,13 @@ class VirtualTensors(FakeTensorMode):
             return device_told_to_cpp(cast(FakeTensor, args[0]))
         if self._has_card and not self.in_kernel_invocation:
             kwargs = with_device_meant(kwargs)
-        fake = _FAKES.get(func) if self._has_card else None
-        if fake is not None:
+        if self._has_card and (fake := _FAKES.get(func)) is not None:
             with self:
                 return fake(args)
         if func is _PACK and (lengths := _values_of(args[1])) is not None:
             with self:
                 return pack(cast(torch.Tensor, args[0]), lengths, batch_first=bool(args[2]))
+        args = _with_own_memory(func, args)
         if self._has_card and kwargs.get("device") == CARD:
             args = tuple(self._as_fake(value) for value in args)
         with _without_values(args) if kwargs.get("device") == CARD else nullcontext():
@@ -293,6 +293,20 @@ def _without_values(args: Sequence[object]) -> Iterator[None]:
     finally:
         for tensor, value in zip(known, values, strict=True):
             tensor.constant = value
+
+
+def _with_own_memory(func: Any, args: Sequence[object]) -> Sequence[object]:
+    """Copy what an operator changes in place where all is real: torch would really change it.
+
+    They are constants to the recorded code, such as a teacher in a loss's closure.
+    """
+    if not func._schema.is_mutable:
+        return args
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    if not tensors or any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        return args
+    with no_dispatch(), torch.no_grad():
+        return tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in args)
 
 
 def _values_of(tensor: object) -> list[int] | None:

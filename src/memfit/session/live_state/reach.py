@@ -68,10 +68,11 @@ class Scope:
     left_out_storages: frozenset[int]
 
     @classmethod
-    def of(cls, leave_out: Iterable[torch.Tensor]) -> Scope:
-        """Leave out tensors, and all that share memory with them."""
-        tensors = [*leave_out]
-        ids, storages = frozenset(map(id, tensors)), frozenset(storages_of(tensors))
+    def of(cls, leave_out: Iterable[Any]) -> Scope:
+        """Leave out arrays, tensors, and all tensors that share memory with them."""
+        left_out = [*leave_out]
+        tensors = [each for each in left_out if isinstance(each, torch.Tensor)]
+        ids, storages = frozenset(map(id, left_out)), frozenset(storages_of(tensors))
         return cls(frozenset(), ids, storages)
 
 

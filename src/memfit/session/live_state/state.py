@@ -29,8 +29,8 @@ class LiveState:
 
     Args:
         roots: where the walk begins, by name: the model, the optimizer, the job's functions.
-        leave_out: tensors whose content the caller keeps himself: what they are bound to is
-            watched, their content is not copied.
+        leave_out: tensors and arrays whose content the caller keeps himself: what they are bound
+            to is watched, their content is not copied.
         gradients: whether ``.grad`` of tensors belongs to the state.
         most_bytes: how much content of tensors is copied at most. The largest are left out beyond
             that, and said to be obstacles.
@@ -40,7 +40,7 @@ class LiveState:
         self,
         roots: Mapping[str, object],
         *,
-        leave_out: Iterable[torch.Tensor] = (),
+        leave_out: Iterable[Any] = (),
         gradients: bool = False,
         most_bytes: int = MOST_BYTES,
     ) -> None:

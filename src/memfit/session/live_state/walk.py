@@ -62,7 +62,8 @@ class Walk(CodeWalk):
 
     def array(self, array: Any, place: Place) -> None:
         """Meet a numpy array."""
-        self.found.arrays.append((array, place))
+        if id(array) not in self._scope.left_out:
+            self.found.arrays.append((array, place))
         if array.dtype.hasobject:
             self._later((each, place.item(at)) for at, each in enumerate(array.flat))
 

@@ -1,0 +1,267 @@
+"""Borrows what a job's functions return that already lives, and gives it back as it was."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memfit.devices.spec import CPU
+from memfit.job import Job, Total
+from memfit.session.live_state import LiveState, Snapshot
+from memfit.session.live_state.reading import contents_of, reaches, tensors_of
+from memfit.session.live_state.tensors import bytes_of, has_content
+from memfit.session.stand_ins import (
+    Maker,
+    NamedTensors,
+    StandIns,
+    living_tensors,
+    module_tensors,
+    optimizer_tensors,
+)
+from memfit.units import MIB
+
+_LARGE_BYTES = 16 * MIB
+Lives = Callable[[torch.Tensor], bool]
+
+
+@contextmanager
+def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
+    """Put back at the end whatever the job's functions have changed, and all random states.
+
+    Args:
+        job: whose functions are called inside.
+        copies_content: whether the content of tensors and arrays may change; false where only fake
+            tensors are computed with.
+
+    Raises:
+        MemfitError: if something could not be put back.
+
+    Limits: the content of data sets, which only the batch function reaches and which are large, is
+    taken to stay.
+    """
+    functions = _functions_of(job)
+    left_out = _data_sets(job) if copies_content else contents_of(LiveState(functions))
+    state = LiveState(functions, leave_out=left_out, most_bytes=sys.maxsize)
+    begin = state.snapshot()
+    try:
+        yield state
+    finally:
+        begin.restore()
+
+
+@contextmanager
+def borrowed_to_record(job: Job, mode: FakeTensorMode, device_type: str = CPU) -> Iterator[Job]:
+    """Give a job whose functions return what can be recorded, wherever it comes from.
+
+    Models that are built under the mode consist of its fake tensors and are taken as they are. In
+    those that live, fake tensors stand in for real ones until the end.
+
+    Args:
+        job: whose step is recorded.
+        mode: the one that is active.
+        device_type: where models and optimizers are moved to. The fake tensors are made there:
+            a fake parameter that is moved becomes another object, which a real one does not.
+
+    Raises:
+        HeldTensorError: if a tensor cannot be replaced.
+    """
+
+    def lives(tensor: torch.Tensor) -> bool:
+        return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is mode)
+
+    with left_alone(job, copies_content=False) as state:
+        loan = _Loan(job, StandIns(_fake_memory), lives, state)
+        loan.make_moved = partial(_fake_memory, device_type=device_type)
+        try:
+            yield loan.job
+        finally:
+            loan.end()
+
+
+@contextmanager
+def borrowed_to_run(job: Job) -> Iterator[Job]:
+    """Give a job whose steps can be carried out for real and leave everything as it was.
+
+    Copies stand in for the tensors of models and optimizers that live already. On a GPU, where
+    there may be no room for them, the originals' memory is used, and filled again from the host.
+    What the job's functions build anew is taken as it is.
+
+    Raises:
+        HeldTensorError: if a tensor cannot be replaced.
+    """
+    before = living_tensors()  # held on to, so that no identity is given to another tensor
+    known = {id(tensor) for tensor in before}
+    left_out = [*_large(before), *_data_sets(job)]
+    state = LiveState(_functions_of(job), leave_out=left_out, most_bytes=sys.maxsize)
+    begin = state.snapshot()
+    copies = _Copies()
+    loan = _Loan(job, StandIns(copies), lambda tensor: id(tensor) in known, state)
+    loan.keeps_others = True
+    try:
+        yield loan.job
+    finally:
+        loan.end()
+        copies.put_back()
+        begin.restore()
+        before.clear()
+
+
+@contextmanager
+def code_left_alone(name: str, code: object) -> Iterator[None]:
+    """Put back at the end what any code has bound anew while it was recorded."""
+    roots = {name: code}
+    begin = LiveState(roots, leave_out=contents_of(LiveState(roots))).snapshot()
+    try:
+        yield
+    finally:
+        begin.restore()
+
+
+def _data_sets(job: Job) -> list[Any]:
+    """List large tensors and arrays that only the batch function reaches."""
+    functions = _functions_of(job)
+    all_content = contents_of(LiveState(functions))
+    del functions["batch function"]
+    used = {id(each) for each in contents_of(LiveState(functions))}
+    return [each for each in all_content if _is_large(each) and id(each) not in used]
+
+
+def _is_large(content: Any) -> bool:
+    if isinstance(content, torch.Tensor):
+        return content.numel() * content.element_size() > _LARGE_BYTES
+    return bool(content.nbytes > _LARGE_BYTES)
+
+
+def _functions_of(job: Job) -> dict[str, object]:
+    return {
+        "model function": job.model,
+        "optimizer function": job.optimizer,
+        "batch function": job.batch,
+        "loss": job.loss,
+    }
+
+
+def _large(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Choose the tensors that usually get a stand-in, whose content is then kept by that."""
+    yield from (tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter))
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.optim.Optimizer) and "state" in vars(each):
+            yield from (tensor for _, tensor in optimizer_tensors(each))
+
+
+class _Loan:
+    """Call a job's functions, with stand-ins for what lives in all that they return."""
+
+    def __init__(self, job: Job, stand_ins: StandIns, lives: Lives, state: LiveState) -> None:
+        self._job = job
+        self._stand_ins = stand_ins
+        self._lives = lives
+        self._state = state
+        self._begins: list[Snapshot] = []
+        self._unwatched: list[torch.nn.Module] = []
+        self._others: list[tuple[torch.Tensor, Any]] = []
+        self.keeps_others = False
+        """Whether the content of parameters that get no stand-in has to be kept here."""
+        self.make_moved: Maker | None = None
+        """Makes what moves with the model."""
+        self.job = replace(job, model=self._model, optimizer=self._optimizer, loss=self._loss)
+
+    def end(self) -> None:
+        """Put everything back that lives."""
+        self._stand_ins.put_back()
+        for begin in reversed(self._begins):
+            begin.restore()
+        with torch.no_grad():
+            for tensor, content in self._others:
+                bytes_of(tensor).copy_(torch.from_numpy(content))
+        self._others.clear()
+
+    def _model(self) -> torch.nn.Module:
+        made = self._job.model()
+        if isinstance(made, torch.nn.Module):
+            self._watch(made, "model", module_tensors(made))
+            self._replace(made.named_parameters(), make=self.make_moved)
+            self._replace(made.named_buffers(), may_go=True, make=self.make_moved)
+            self._replace(module_tensors(made), may_go=True)
+            self._unwatched.append(made)
+        return made
+
+    def _optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        made = self._job.optimizer(parameters)
+        if isinstance(made, torch.optim.Optimizer):
+            self._watch(made, "optimizer", optimizer_tensors(made))
+            states = [each for each in optimizer_tensors(made) if each[1].dim()]
+            self._replace(states, make=self.make_moved)
+            self._replace(optimizer_tensors(made))
+        self._stand_ins.settle()
+        if self.keeps_others:
+            self._keep_others()
+        return made
+
+    def _loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | Total:
+        value = self._job.loss(model, batch)
+        if self._unwatched and self._stand_ins.count:
+            # What a forward binds anew would be kept by the stand-in for the old one.
+            self._stand_ins.keep_only(
+                tensor for made in self._unwatched for _, tensor in module_tensors(made)
+            )
+        self._unwatched.clear()
+        return value
+
+    def _watch(self, made: object, name: str, tensors: NamedTensors) -> None:
+        """Keep what lives and cannot be reached from the job's functions."""
+        living = [tensor for _, tensor in tensors if self._lives(tensor)]
+        if living and not reaches(self._state, made):
+            roots = {name: made}
+            left_out = living if self.keeps_others else contents_of(LiveState(roots))
+            state = LiveState(roots, leave_out=left_out, most_bytes=sys.maxsize)
+            self._begins.append(state.snapshot())
+
+    def _replace(
+        self, tensors: NamedTensors, *, may_go: bool = False, make: Maker | None = None
+    ) -> None:
+        living = [(each, tensor) for each, tensor in tensors if self._lives(tensor)]
+        self._stand_ins.take_places(living, may_go=may_go, make=make)
+
+    def _keep_others(self) -> None:
+        """Copy what was left out and is no stand-in now, outside of torch's allocator."""
+        self._others = [
+            (tensor, bytes_of(tensor).cpu().numpy().copy())
+            for tensor in tensors_of(self._state, left_out=True)
+            if has_content(tensor) and not self._stand_ins.has(tensor)
+        ]
+
+
+class _Copies:
+    """Copy memory, or, on a GPU, lend it and fill it again at the end."""
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, flat: torch.Tensor) -> torch.Tensor:
+        if flat.device.type == CPU:
+            return flat.clone()
+        self._lent.append((flat, flat.cpu()))
+        return flat
+
+    def put_back(self) -> None:
+        """Fill the memory that was lent."""
+        with torch.no_grad():
+            for flat, before in self._lent:
+                flat.copy_(before)
+        self._lent.clear()
+
+
+def _fake_memory(flat: torch.Tensor, device_type: str = CPU) -> torch.Tensor:
+    if isinstance(flat, FakeTensor):
+        return flat
+    device = flat.device if device_type == CPU else torch.device(device_type)
+    return torch.empty(flat.shape, dtype=flat.dtype, device=device)

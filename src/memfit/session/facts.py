@@ -68,6 +68,9 @@ class JobFacts:
     """Modules that may compute attention scores as whole matrices and could do without."""
     attention_may_drop: bool = False
     """Whether those modules may draw random masks over attention weights."""
+    representations: tuple[str, ...] | None = None
+    """The outermost modules that treat the samples of a batch separately, where the loss couples
+    them; None where that is not known."""
 
 
 def gather_facts(

@@ -164,6 +164,9 @@ class AbstractSplitting(Strategy):
 
     micro_batch_size: int
 
+    keeps_batch_whole: ClassVar[bool] = False
+    """Whether the loss is computed on the whole batch, so that it may couple samples."""
+
     def __post_init__(self) -> None:
         if self.micro_batch_size < 1:
             msg = f"micro_batch_size must be at least 1, not {self.micro_batch_size}"

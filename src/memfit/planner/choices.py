@@ -30,6 +30,8 @@ class Choices:
     """Whether a micro-batch setting was required by name."""
     refused: tuple[tuple[str, str], ...]
     """Strategies left out, each with the reason."""
+    whole_batch_splits: tuple[Strategy, ...] = ()
+    """Settings that compute the loss on the whole batch, for losses that couple samples."""
     may_recompute: bool = True
     """Whether blocks may be checkpointed, as the recorded step suggests."""
 
@@ -69,6 +71,7 @@ def gather_choices(
     _check_names(allow, require, forbid)
     fixed: list[tuple[Choice, ...]] = []
     splits: list[Strategy] = []
+    whole_batch_splits: list[Strategy] = []
     refused: list[tuple[str, str]] = []
     for strategy in CATALOGUE:
         is_required = strategy.name in require
@@ -81,16 +84,19 @@ def gather_choices(
         if is_required and not options:
             raise StrategyError(strategy.name, reason or "it has no settings for this job.")
         if issubclass(strategy, AbstractSplitting):
-            splits += options
+            (whole_batch_splits if strategy.keeps_batch_whole else splits).extend(options)
         elif options and (
             is_required or calls_blocks_again or strategy is not ActivationCheckpointing
         ):
             fixed.append((*([] if is_required else [None]), *options))
+    if any(split.name in require for split in whole_batch_splits):
+        splits = whole_batch_splits
     return Choices(
         fixed_size=tuple(fixed),
         splits=tuple(splits),
         must_split=any(split.name in require for split in splits),
         refused=tuple(refused),
+        whole_batch_splits=tuple(whole_batch_splits),
         may_recompute=ActivationCheckpointing.name not in forbid,
     )
 
@@ -120,16 +126,19 @@ def calls_blocks_again(trace: Trace, facts: JobFacts) -> bool:
 
 
 def without_pieces(choices: Choices, reason: str) -> Choices:
-    """Leave out whatever cuts a batch into micro-batches.
+    """Leave out whatever computes the loss on micro-batches, for what computes it on the whole.
 
     Raises:
         StrategyError: if it is required by name.
     """
-    names = tuple(dict.fromkeys(split.name for split in choices.splits))
+    cut = [split for split in choices.splits if split not in choices.whole_batch_splits]
+    if not cut:
+        return choices
+    names = tuple(dict.fromkeys(split.name for split in cut))
     if choices.must_split:
         raise StrategyError(names[0], reason)
     refused = tuple((name, reason) for name in names)
-    return replace(choices, splits=(), refused=(*choices.refused, *refused))
+    return replace(choices, splits=choices.whole_batch_splits, refused=(*choices.refused, *refused))
 
 
 def _without_disk(options: list[Strategy], reason: str) -> tuple[list[Strategy], str]:

@@ -116,8 +116,8 @@ def _normalisation_inside(names: tuple[str, ...] | None, facts: JobFacts) -> str
         return None
     return (
         f"batch normalisation takes its statistics over the whole batch ({first_few(inside)}), so "
-        "a piece of the rows would be normalised differently. Freeze it with .eval(), use GroupNorm "
-        "or LayerNorm, or name representations without it."
+        "a piece of the rows would be normalised differently. Freeze it with .eval(), or "
+        "name representations without it."
     )
 
 

@@ -17,7 +17,7 @@ class _Source:
     """A random generator, by what reads and sets its state."""
 
     read: Callable[[], Any]
-    put_back: Callable[[Any], None]
+    put_back: Callable[[Any], Any]
     latest: Any = None
 
     def state(self) -> Any:
@@ -65,7 +65,8 @@ class DrawSources:
 def _source_of(value: Any) -> _Source | None:
     """Describe a generator; None for anything else."""
     if isinstance(value, torch.Generator):
-        return _Source(value.get_state, value.set_state)
+        set_state: Callable[[Any], Any] = value.set_state
+        return _Source(value.get_state, set_state)
     if isinstance(value, random.Random):
         return _Source(value.getstate, value.setstate)
     numpy: Any = sys.modules.get("numpy")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import StrategyError
+from memfit.session.abridgement import left_out
 from memfit.strategies.cached_gradients.draws import DrawSources
 from memfit.strategies.cached_gradients.effects import CallEffects, Effects
 from memfit.strategies.cached_gradients.rows import (
@@ -126,11 +129,9 @@ class PiecewiseForward:
         step = self._step
         assert step.batch_size is not None, "calls are judged inside steps"
         rows = find_rows(leaves, step.batch_size, step.row_dims)
-        if rows is None:
+        if rows is None or not self._wants_gradients(leaves):
             if self._is_named:
-                raise CannotCutError("none of its arguments has rows of the batch")
-            return None, None
-        if not self._wants_gradients(leaves):
+                step.reasons.setdefault(self.name, "no argument of it has rows of the batch")
             return None, None
         if rows.num_rows <= step.micro_batch_size:
             step.num_small += 1
@@ -149,9 +150,7 @@ class PiecewiseForward:
             parameter.requires_grad for parameter in parameters
         )
 
-    def _form(
-        self, leaves: Sequence[Any], structure: Structure, rows: RowDims
-    ) -> ResultForm | str:
+    def _form(self, leaves: Sequence[Any], structure: Structure, rows: RowDims) -> ResultForm | str:
         """Find the form of results; the reason where there is none."""
 
         def call(some: Sequence[Any]) -> Any:
@@ -159,6 +158,8 @@ class PiecewiseForward:
                 args, kwargs = structure.filled(some)
                 return self._forward(*args, **kwargs)
 
+        if watched := _module_that_watches_gradients(self._module):
+            return f"hooks of its {watched} would see the gradients of pieces"
         try:
             with self._draws.again(self._draws.here()):
                 return checked_form(
@@ -178,21 +179,32 @@ class PiecewiseForward:
         self, leaves: Sequence[Any], structure: Structure, rows: RowDims, form: ResultForm
     ) -> Any:
         effects = CallEffects(self._effects)
-        results = []
-        for piece in rows.pieces(leaves, self._step.micro_batch_size):
-            results.append(self._checkpointed(piece, structure, effects))
+        size = self._step.micro_batch_size
+        skipped = left_out(-(-rows.num_rows // size)) if _has_fake(leaves) else range(0)
+        results: list[Any] = []
+        kept: list[torch.Tensor] = []
+        for number, piece in enumerate(rows.pieces(leaves, size)):
+            if number in skipped:
+                results.append(form.like(results[0]))
+                kept.append(torch.get_rng_state())  # as it is kept with every piece
+            else:
+                results.append(self._checkpointed(piece, structure, effects, kept))
         effects.finish()
         self._step.num_cut += 1
         return form.joined(results)
 
     def _checkpointed(
-        self, piece: Sequence[Any], structure: Structure, effects: CallEffects
+        self,
+        piece: Sequence[Any],
+        structure: Structure,
+        effects: CallEffects,
+        kept: list[torch.Tensor],
     ) -> Any:
-        """Carry out a piece that keeps nothing but its arguments."""
+        """Carry out a piece that keeps nothing but its arguments, and what else is to be kept."""
         places = [place for place, leaf in enumerate(piece) if isinstance(leaf, torch.Tensor)]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in piece]
 
-        def run(*tensors: torch.Tensor) -> Any:
+        def run(*tensors: torch.Tensor, _: Any = kept) -> Any:
             filled = list(others)
             for place, tensor in zip(places, tensors, strict=True):
                 filled[place] = tensor
@@ -211,10 +223,10 @@ class PiecewiseForward:
         self, effects: CallEffects
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Give the contexts of a piece in forward, and of the same piece in backward."""
-        states = self._draws.here()
+        states, inside = self._draws.here(), self._step.inside
         return (
-            _nested(self._step.inside(), effects.piece()),
-            _nested(self._step.inside(), effects.again(), self._draws.again(states)),
+            _Nested(inside, effects.piece),
+            _Nested(inside, effects.again, partial(self._draws.again, states)),
         )
 
     def _refusal(self, reason: CannotCutError) -> str:
@@ -224,13 +236,37 @@ class PiecewiseForward:
         )
 
 
-@contextmanager
-def _nested(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
-    """Enter several contexts, as one that can be entered later."""
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
+class _Nested:
+    """Several contexts as one that may be entered again: backward may come more than once."""
+
+    def __init__(self, *contexts: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._contexts = contexts
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for context in self._contexts:
+                stack.enter_context(context())
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._entered.pop().__exit__(*exc_info)
+
+
+def _module_that_watches_gradients(module: torch.nn.Module) -> str:
+    """Name a module inside another that has hooks on its gradients; empty if none has."""
+    return next(
+        (
+            name
+            for name, part in module.named_modules()
+            if part is not module and (part._backward_hooks or part._backward_pre_hooks)
+        ),
+        "",
+    )
+
+
+def _has_fake(leaves: Sequence[Any]) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in leaves)
 
 
 def _kind(leaf: Any) -> Any:

@@ -55,8 +55,8 @@ def find_rows(
     """Find the rows of a call; None if no argument has any.
 
     Rows lie in dimension 0 where its extent is the batch size or a multiple of it (several views of
-    each sample). Where no tensor has that, they lie in the first dimension of the batch size itself,
-    as in sequences that come first. Parts of the batch have their rows where the batch has them.
+    each sample). Where no tensor has that, they lie in the first dimension of the batch size,
+    as where steps of sequences come first. Parts of the batch have theirs where the batch does.
 
     Args:
         leaves: of the arguments.
@@ -130,6 +130,15 @@ class ResultForm:
             for leaf, dim in zip(leaves, self.dims, strict=True)
         )
 
+    def like(self, result: Any) -> Any:
+        """Give a result of the same shapes, with nothing in it, for a piece that is left out."""
+        leaves = self._leaves(result)
+        empty = [
+            leaf if dim is None else torch.empty_like(leaf)
+            for leaf, dim in zip(leaves, self.dims, strict=True)
+        ]
+        return self.structure.filled(empty)
+
     def joined(self, results: Sequence[Any]) -> Any:
         """Put the results of all pieces together.
 
@@ -171,7 +180,7 @@ def find_result_form(result: Any, num_rows: int, other: Any, other_num_rows: int
     leaves, structure = taken_apart(result)
     others, other_structure = taken_apart(other)
     if structure != other_structure:
-        raise CannotCutError("its results have another structure for other numbers of rows")
+        raise CannotCutError(_OTHER_STRUCTURE)
     dims = tuple(
         _row_dim((leaf, num_rows), (its_other, other_num_rows))
         for leaf, its_other in zip(leaves, others, strict=True)
@@ -185,7 +194,8 @@ def _row_dim(first: tuple[Any, int], second: tuple[Any, int]) -> int | None:
     if not (isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor)):
         _check_plain(leaf, other)
         return None
-    shapes = f"{tuple(leaf.shape)} for {num_rows} rows and {tuple(other.shape)} for {other_num_rows}"
+    mine, its = tuple(leaf.shape), tuple(other.shape)
+    shapes = f"{mine} for {num_rows} rows and {its} for {other_num_rows}"
     if leaf.dim() != other.dim():
         raise CannotCutError(f"one of its results is of shape {shapes}")
     changed = [dim for dim in range(leaf.dim()) if leaf.shape[dim] != other.shape[dim]]
@@ -208,3 +218,6 @@ def _check_plain(leaf: Any, other: Any) -> None:
     if isinstance(leaf, (bool, int, float, str)):
         what += f" that differs from rows to rows ({leaf!r} and {other!r})"
     raise CannotCutError(f"one of its results is {what}, which cannot be joined")
+
+
+_OTHER_STRUCTURE = "its results have another structure for other numbers of rows"

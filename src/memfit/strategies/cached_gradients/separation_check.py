@@ -25,6 +25,8 @@ _FEWEST_TO_HALVE = 4
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
 _COARSEST_TOLERANCE = 5e-2
 """Of 16-bit results, and of any under autocast."""
+_CHANGED_ARGUMENTS = "it changes its arguments in place, so it cannot be run again"
+_WITHOUT_ROWS = "one of its results has no rows, so it may come from all of them"
 
 
 @torch.no_grad()
@@ -59,8 +61,13 @@ def checked_form(
         num_rows, num_first = min(2 * size, rows.num_rows), size
 
     def on(start: int, count: int) -> Any:
+        # Copies, since a module that changes its arguments must not change them before its call.
+        some = [_copy(leaf) for leaf in rows.selected(leaves, start, count)]
         with _failures_explained(count, rows.num_rows):
-            return call(rows.selected(leaves, start, count))
+            result = call(some)
+        if any(isinstance(leaf, torch.Tensor) and leaf._version for leaf in some):
+            raise CannotCutError(_CHANGED_ARGUMENTS)
+        return result
 
     with untouched_randomness(), StilledRandomness():
         whole = on(0, num_rows)
@@ -72,8 +79,12 @@ def checked_form(
     if not form.has_rows:
         raise CannotCutError("none of its results has the rows of its arguments")
     if needs_rows_everywhere and form.has_others(whole):
-        raise CannotCutError("one of its results has no rows, so it may come from all of them")
+        raise CannotCutError(_WITHOUT_ROWS)
     return form
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _in_parts(on: Callable[[int, int], Any], num_first: int, num_rows: int) -> tuple[Any, Any]:

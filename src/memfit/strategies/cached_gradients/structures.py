@@ -37,7 +37,7 @@ class _Record:
     fields: tuple[Structure, ...]
 
     def filled(self, leaves: Iterator[Any]) -> Any:
-        record = object.__new__(self.kind)
+        record: Any = object.__new__(self.kind)
         for name, structure in zip(self.names, self.fields, strict=True):
             object.__setattr__(record, name, structure._filled(leaves))
         return record
@@ -62,5 +62,3 @@ def taken_apart(value: Any) -> tuple[list[Any], Structure]:
             leaves.append(each)
             records.append(None)
     return leaves, Structure(spec, tuple(records))
-
-

@@ -33,16 +33,16 @@ class RowDims:
             for leaf, dim in zip(leaves, self.dims, strict=True)
         ]
 
-    def pieces(self, leaves: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    def pieces(self, leaves: Sequence[Any], rows_per_piece: int) -> Iterator[list[Any]]:
         """Yield the leaves of each piece; the last may be smaller.
 
         Each tensor is split by one operator, so that the gradients of its pieces are joined once.
         """
         columns = [
-            None if dim is None else leaf.split(size, dim)
+            None if dim is None else leaf.split(rows_per_piece, dim)
             for leaf, dim in zip(leaves, self.dims, strict=True)
         ]
-        for number in range(-(-self.num_rows // size)):
+        for number in range(-(-self.num_rows // rows_per_piece)):
             yield [
                 leaf if column is None else column[number]
                 for leaf, column in zip(leaves, columns, strict=True)

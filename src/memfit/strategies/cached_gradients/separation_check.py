@@ -34,7 +34,7 @@ def checked_form(
     call: _Call,
     leaves: Sequence[Any],
     rows: RowDims,
-    size: int,
+    rows_per_piece: int,
     *,
     needs_rows_everywhere: bool,
 ) -> ResultForm:
@@ -47,7 +47,7 @@ def checked_form(
         call: the module's forward as a function of the leaves of its arguments.
         leaves: of all rows.
         rows: where their rows are.
-        size: rows of a piece, fewer than there are.
+        rows_per_piece: rows of a piece, fewer than there are.
         needs_rows_everywhere: whether results without rows are refused, even if they are the same
             for the parts; without values nobody knows that.
 
@@ -55,10 +55,10 @@ def checked_form(
         RowsMixedError: if the parts give something else for the same rows.
         CannotCutError: if what they give has no rows.
     """
-    if size >= _FEWEST_TO_HALVE:
-        num_rows, num_first = size, size // 2
+    if rows_per_piece >= _FEWEST_TO_HALVE:
+        num_rows, num_first = rows_per_piece, rows_per_piece // 2
     else:
-        num_rows, num_first = min(2 * size, rows.num_rows), size
+        num_rows, num_first = min(2 * rows_per_piece, rows.num_rows), rows_per_piece
 
     def on(start: int, count: int) -> Any:
         # Copies, since a module that changes its arguments must not change them before its call.

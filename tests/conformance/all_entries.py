@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import (
     entries_attention,
+    entries_cached_gradients,
     entries_first,
     entries_linear_cross_entropy,
     entries_offload,
@@ -21,4 +22,5 @@ ENTRIES: tuple[Entry, ...] = (
     *entries_offload.ENTRIES,
     *entries_precision.ENTRIES,
     *entries_tiling.ENTRIES,
+    *entries_cached_gradients.ENTRIES,
 )

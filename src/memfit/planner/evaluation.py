@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.spec import Device
@@ -18,6 +19,7 @@ from memfit.planner.outline import outline
 from memfit.planner.pieces import Pieces
 from memfit.prediction import evaluate, judge, rules_of
 from memfit.recording import Recording, record
+from memfit.session.abridgement import few_pieces
 from memfit.session.batches import BatchLayout
 from memfit.session.block_names import shorten_names
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -32,6 +34,8 @@ _FEW_PIECES = 4
 """A batch of more micro-batches than this is recorded with its first and last ones only."""
 _FEW_PIECES_OF_LONG_STEPS = 2
 """The same for steps that take long to record."""
+_MANY_PIECES = 32
+"""Of more pieces of representations than this, all but a few are left out for good."""
 _MOST_KEPT = 3
 """Recordings are large, so only the latest wait for the same with another allocator setting."""
 
@@ -76,7 +80,7 @@ class JobEvaluator:
     progress: Progress | None = None
     pieces: Pieces | None = None
     """Asked before a batch is cut into micro-batches."""
-    _latest: dict[tuple[Strategies, int], Recording] = field(
+    _latest: dict[tuple[Strategies, int, bool], Recording] = field(
         default_factory=dict, init=False, repr=False
     )
     """The last recordings, which serve whatever the allocator is told besides."""
@@ -87,13 +91,18 @@ class JobEvaluator:
 
     def in_full(self, strategies: Strategies) -> Evaluated:
         """Record the whole step; of a long one, what stands for it."""
-        return self.in_short(strategies) if self.plain.is_long else self._whole(strategies)
+        is_many = _num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
+        if self.plain.is_long or is_many:
+            return self.in_short(strategies)
+        return self._whole(strategies)
 
     def in_short(self, strategies: Strategies) -> Evaluated:
         """Record the step, with a few micro-batches only where there are many.
 
         That has to do for steps that take long to record.
         """
+        if (num_pieces := _num_recomputed(strategies, self.job.batch_size)) > _FEW_PIECES:
+            return self._abridged(strategies, num_pieces)
         num_samples = self._enough_samples(strategies)
         if num_samples == self.job.batch_size:
             return self._whole(strategies)
@@ -105,17 +114,32 @@ class JobEvaluator:
         found = self._evaluated(strategies, prediction, recording, repeats)
         return replace(found, is_exact=self.plain.is_long)
 
+    def _abridged(self, strategies: Strategies, num_pieces: int) -> Evaluated:
+        """Record a step whose loss is that of the whole batch, with a few pieces of each call.
+
+        The peak is that of all pieces. The seconds are too many by what belongs to the loss alone.
+        """
+        repeats = num_pieces / _FEW_PIECES
+        with few_pieces(_FEW_PIECES):
+            recording = self._record(strategies, self.job, is_abridged=True)
+        prediction = self._prediction(strategies, self.job, recording)
+        once = self._seconds_of_update(recording)
+        seconds = once + (prediction.step_seconds - once) * repeats
+        prediction = replace(prediction, step_seconds=seconds)
+        found = self._evaluated(strategies, prediction, recording, repeats)
+        return replace(found, is_exact=self.plain.is_long or num_pieces > _MANY_PIECES)
+
     def _whole(self, strategies: Strategies) -> Evaluated:
         """Record every micro-batch."""
         recording = self._record(strategies, self.job)
         prediction = self._prediction(strategies, self.job, recording)
         return self._evaluated(strategies, prediction, recording, 1.0)
 
-    def _record(self, strategies: Strategies, job: Job) -> Recording:
+    def _record(self, strategies: Strategies, job: Job, *, is_abridged: bool = False) -> Recording:
         members = _recorded_of(strategies)
         if job is self.job and not members:
             return self.plain
-        key = (members, job.batch_size)
+        key = (members, job.batch_size, is_abridged)
         if key not in self._latest:
             recording = self._recorded_now(members, job)
             if len(self._latest) == _MOST_KEPT:
@@ -195,7 +219,7 @@ class JobEvaluator:
         whole = self.job.batch_size
         few = _FEW_PIECES_OF_LONG_STEPS if self.plain.is_long else _FEW_PIECES
         for strategy in strategies:
-            if isinstance(strategy, AbstractSplitting):
+            if _cuts_the_loss(strategy):
                 size = strategy.micro_batch_size
                 if whole > few * size:
                     return 2 * size + whole % size
@@ -207,8 +231,7 @@ class JobEvaluator:
         """Say what the whole batch takes, from a few of its micro-batches."""
         batch_bytes = prediction.by_category.get(Category.BATCH.value, 0)
         more_bytes = round(batch_bytes * (repeats - 1))
-        operations = recording.steady.operations
-        once = sum(self.times.seconds(o) for o in operations if o.phase is Phase.OPTIMIZER)
+        once = self._seconds_of_update(recording)
         longer = replace(
             prediction,
             batch_size=self.job.batch_size,
@@ -219,6 +242,11 @@ class JobEvaluator:
         )
         judged = judge(longer, self.device, self.budget.num_bytes, self.budget.of)
         return replace(judged, fits=self.budget.holds(judged))
+
+    def _seconds_of_update(self, recording: Recording) -> float:
+        """Say how long the optimizer takes, which steps once whatever there is of pieces."""
+        operations = recording.steady.operations
+        return sum(self.times.seconds(o) for o in operations if o.phase is Phase.OPTIMIZER)
 
     def _evaluated(
         self,
@@ -234,6 +262,8 @@ class JobEvaluator:
         found = Evaluated(prediction=prediction, num_operators=num_operators)
         if not self.may_recompute or ActivationCheckpointing.name in names:
             return found
+        if _num_recomputed(strategies, 1):
+            return found
         if conflict([*strategies, ActivationCheckpointing()]):
             return found
         link = self.device.value("link_bytes_per_second")
@@ -245,6 +275,17 @@ class JobEvaluator:
             link if may_offload else None,
         )
         return replace(found, refinements=_refinements(chain, strategies, prediction, repeats))
+
+
+def _cuts_the_loss(strategy: Strategy) -> TypeGuard[AbstractSplitting]:
+    """Say whether a strategy computes the loss on micro-batches."""
+    return isinstance(strategy, AbstractSplitting) and not strategy.keeps_batch_whole
+
+
+def _num_recomputed(strategies: Strategies, batch_size: int) -> int:
+    """Count the pieces that a strategy runs again by itself; choosing blocks adds nothing then."""
+    splits = (s for s in strategies if isinstance(s, AbstractSplitting) and s.keeps_batch_whole)
+    return next((-(-batch_size // split.micro_batch_size) for split in splits), 0)
 
 
 def _recorded_of(strategies: Strategies) -> Strategies:

@@ -21,8 +21,8 @@ from memfit.analysis.walk import follow
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.session.batches import BatchLayout, shapes_of
-from memfit.session.separation import no_gradients, undisturbed
 from memfit.session.session import Session, open_session
+from memfit.session.silence import no_gradients, undisturbed
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 _MOST_LEVELS = 3

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from memfit.analysis.alignment import RecordingsDifferError
@@ -26,8 +23,9 @@ from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.effects import find_effects
 from memfit.session.live_state import Change, ChangeKind, LiveState
+from memfit.session.representations import find_representations, rows_are_apart
 from memfit.session.session import Session, open_session
-from memfit.session.stilled_randomness import untouched_randomness
+from memfit.session.silence import no_gradients, undisturbed
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 _SMALL_SIZES = (2, 3)
@@ -72,6 +70,8 @@ class Separation:
         self._others: dict[int, Separation] = {}
         self._is_disguised: bool | None = None
         self._effects: Effects | None = None
+        self._representations: tuple[str, ...] | None = None
+        self._of_rows: dict[str, Separability] = {}
 
     def of(self, micro_batch_size: int, *, given_statistics: bool = False) -> Separability:
         """Say whether micro-batches of a size keep the results.
@@ -89,6 +89,22 @@ class Separation:
     ) -> None:
         """Keep what a trial on a real batch has shown of a size that could not be followed."""
         self._settled[micro_batch_size, given_statistics] = found
+
+    def representations(self) -> tuple[str, ...]:
+        """Name the outermost modules whose rows do not depend on one another; found once."""
+        if self._representations is None:
+            self._representations = find_representations(self.job, self.layout)
+        return self._representations
+
+    def of_rows(self, module: str) -> Separability:
+        """Say whether the rows that a module is called with stay apart in it.
+
+        Args:
+            module: its name, ``""`` for the model itself.
+        """
+        if module not in self._of_rows:
+            self._of_rows[module] = rows_are_apart(self.job, self.layout, module)
+        return self._of_rows[module]
 
     def at_batch_size(self, batch_size: int) -> Separation:
         """Give the same for batches of another size, such as the last one of an epoch."""
@@ -198,14 +214,6 @@ class Separation:
         return error
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Keep other modes, random states and warnings out of it."""
-    with _disable_current_modes(), untouched_randomness(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # code for whole batches may warn about small ones
-        yield
-
-
 def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Recorded:
     shapes = shapes_of(job, size)
     with virtual_tensors(disguised=disguised) as mode:
@@ -256,11 +264,6 @@ def _hooked(model: torch.nn.Module) -> str:
     """Name a parameter whose hook would be called with the gradients of a few pieces."""
     named = model.named_parameters()
     return next((name for name, each in named if each._post_accumulate_grad_hooks), "")
-
-
-def no_gradients(*_: object) -> torch.Tensor:
-    """Stand in for a gradient pass where none is carried out."""
-    raise AssertionError("gradients are computed by hand here")
 
 
 def _lasting(session: Session) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,6 +13,7 @@ from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
+from memfit.strategies.cached_gradients import CachedGradients
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.fused_attention import FusedAttention
@@ -38,6 +39,7 @@ CATALOGUE: tuple[type[Strategy], ...] = (
     ActivationOffload,
     MicroBatching,
     BatchNormReplay,
+    CachedGradients,
     Bf16,
     Fp16,
 )

@@ -169,6 +169,8 @@ class AbstractSplitting(Strategy):
 
     takes_statistics_as_given: ClassVar[bool] = False
     """Whether batch normalisation gets the statistics of the whole batch."""
+    keeps_batch_whole: ClassVar[bool] = False
+    """Whether the loss is computed on the whole batch, so that it may couple samples."""
 
     def __post_init__(self) -> None:
         if self.micro_batch_size < 1:

@@ -22,6 +22,16 @@ RULES: tuple[Rule, ...] = (
         "both decide how a batch is cut into pieces",
     ),
     Rule(
+        "micro-batching",
+        "cached-gradients",
+        "both decide how a batch is cut into pieces",
+    ),
+    Rule(
+        "batchnorm-replay",
+        "cached-gradients",
+        "both decide how a batch is cut into pieces",
+    ),
+    Rule(
         "activation-checkpointing",
         "batchnorm-replay",
         "replay stops forward passes half way, inside blocks that checkpointing runs as a whole",

@@ -1,0 +1,25 @@
+"""What recordings for analysis share: nothing else is active, and nothing is left behind."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.session.stilled_randomness import untouched_randomness
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep other modes, random states and warnings out of it."""
+    with _disable_current_modes(), untouched_randomness(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # code for whole batches may warn about small ones
+        yield
+
+
+def no_gradients(*_: object) -> torch.Tensor:
+    """Stand in for a gradient pass where none is carried out."""
+    raise AssertionError("gradients are computed by hand here")

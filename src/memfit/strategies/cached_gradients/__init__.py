@@ -1,0 +1,231 @@
+"""Cached gradients: the loss sees the whole batch, its representations are computed in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.utils.parametrize import ParametrizationList
+
+from memfit.analysis.separability import Separability, not_known
+from memfit.errors import StrategyError
+from memfit.session.block_names import expand_names, first_few
+from memfit.session.facts import JobFacts, gather_facts
+from memfit.session.forwards import replace_forward
+from memfit.session.leaves import leaves_of
+from memfit.session.separation import Separation
+from memfit.session.session import GradientPass, PhaseListener, Session
+from memfit.strategies.base import AbstractSplitting, Numerics, Undo
+from memfit.strategies.cached_gradients.forwards import (
+    NAME,
+    PiecewiseForward,
+    StepInProgress,
+)
+from memfit.trace.events import Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedGradients(AbstractSplitting):
+    """Compute representations piece by piece, and the loss on those of the whole batch.
+
+    For losses that couple samples through what a network makes of each: contrastive losses,
+    in-batch negatives, mining, statistics over the batch. The representations of the whole batch
+    come first, without what backward needs; then the loss and its gradients on them; then the
+    pieces once more, each with its part of those gradients. Random draws are replayed. Gradients
+    are those of the whole batch for any loss.
+
+    ``representations`` are names of modules, ``''`` the model itself; none at all means what is
+    known to treat samples separately, or the outermost modules that the loss calls. Each call of
+    such a module is cut along the rows of its arguments. In the first step it is checked on one
+    piece that fewer rows at a time give the same.
+
+    Limits: about one forward more. Representations, and the loss on them, are those of the whole
+    batch. Batch normalisation in training inside a representation is refused; so is what changes a
+    buffer in a way that depends on the rows. Changes of other state are not seen. Dropout masks are
+    drawn per piece: same in law. In 16-bit parameters gradients add up in 16 bits.
+    Source: GradCache, Gao et al. 2021, https://arxiv.org/abs/2101.06983, section 3; pieces are run
+    again by torch.utils.checkpoint, https://docs.pytorch.org/docs/stable/checkpoint.html.
+    """
+
+    representations: tuple[str, ...] = ()
+
+    name: ClassVar[str] = NAME
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    never_faster: ClassVar[bool] = True
+    keeps_batch_whole: ClassVar[bool] = True
+
+    def unsuited(self, facts: JobFacts) -> str | None:
+        """Refuse names that are not there, that lie inside each other, or that normalise rows."""
+        if not self.representations:
+            return None  # what is found by itself is judged when it is asked for
+        try:
+            names = expand_names(self.representations, ("", *facts.module_names))
+        except ValueError as error:
+            return f"{error}."
+        for outer, inner in pairwise(sorted(names, key=lambda name: name.split("."))):
+            if inner.startswith(f"{outer}.") or not outer:
+                return f"{inner} lies inside {outer or 'the model'}; name one of the two."
+        return _normalisation_inside(tuple(names), facts)
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse rows that meet in a representation, and models in which none can be found."""
+        reason = super().obstacle(facts)
+        if reason is None and chosen_representations(self.representations, facts) is None:
+            return _normalisation_inside(None, facts)
+        return reason
+
+    def separability(self, separation: Separation | None) -> Separability:
+        """Say whether rows stay apart in the representations; the loss may mix them."""
+        if separation is None:
+            return not_known("whether rows stay apart in the representations was not looked into.")
+        names = self.representations or separation.representations()
+        if not names:
+            return not_known("no module could be shown to keep apart the rows of its arguments.")
+        found = [separation.of_rows(name) for name in names]
+        worst = next((each for each in found if not each.is_proved), found[0])
+        return replace(worst, draws=any(each.draws for each in found))
+
+    def settle(self, separation: Separation | None, found: Separability) -> None:
+        """Keep nothing: in its first step every module is tried on rows by itself."""
+
+    def apply(self, session: Session) -> Undo:
+        """Put piecewise forwards in place of those of the representations."""
+        facts = gather_facts(session)
+        if reason := self.obstacle(facts):
+            raise StrategyError(self.name, reason)
+        names = chosen_representations(self.representations, facts)
+        step = StepInProgress(self.micro_batch_size)
+        before = session.gradient_pass
+        with ExitStack() as undos:
+            undos.enter_context(_without_caches(session.model))
+            for name, module in _modules(session.model, names):
+                forward = PiecewiseForward(name, module, step, is_named=names is not None)
+                undos.callback(replace_forward(module, forward))
+            undos.callback(setattr, session, "gradient_pass", before)
+            session.gradient_pass = partial(_pass_on_whole_batch, step, before)
+            return undos.pop_all().close
+
+
+def chosen_representations(named: tuple[str, ...], facts: JobFacts) -> tuple[str, ...] | None:
+    """Give the modules to cut: those that are named, else those that are known; None for neither.
+
+    Where neither is known, the outermost modules are taken whose calls can be cut.
+
+    Raises:
+        ValueError: if the model has no such module.
+    """
+    if not named:
+        found = facts.separation.representations() if facts.separation is not None else ()
+        return found or None
+    return tuple(expand_names(named, ("", *facts.module_names)))
+
+
+def _normalisation_inside(names: tuple[str, ...] | None, facts: JobFacts) -> str | None:
+    """Say which batch normalisation would take its statistics over pieces."""
+    inside = [
+        norm
+        for norm in facts.batch_norms
+        if names is None or any(not n or norm == n or norm.startswith(f"{n}.") for n in names)
+    ]
+    if not inside:
+        return None
+    return (
+        f"batch normalisation takes its statistics over the whole batch ({first_few(inside)}), so "
+        "a piece of the rows would be normalised differently. Freeze it with .eval(), or "
+        "name representations without it."
+    )
+
+
+def _modules(
+    model: torch.nn.Module, names: tuple[str, ...] | None
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the modules whose forward is replaced, each once."""
+    if names is not None:
+        found = {id(model.get_submodule(name)): name for name in reversed(names)}
+        yield from ((name, model.get_submodule(name)) for name in reversed(found.values()))
+        return
+    computing_weights = {
+        part
+        for module in model.modules()
+        if isinstance(module, ParametrizationList)
+        for part in module.modules()
+    }
+    for name, module in model.named_modules():
+        has_parameters = any(True for _ in module.parameters())
+        if (
+            has_parameters
+            and module not in computing_weights
+            and not isinstance(module, torch.jit.ScriptModule)
+        ):
+            yield name, module
+
+
+def _pass_on_whole_batch(
+    step: StepInProgress,
+    gradient_pass: GradientPass,
+    session: Session,
+    batch: Any,
+    enter_phase: PhaseListener,
+) -> torch.Tensor:
+    """Compute the gradients of the loss on a whole batch, while calls are cut."""
+
+    def entered(phase: Any) -> None:
+        if phase is Phase.BACKWARD:
+            _check_something_was_cut(step)
+        enter_phase(phase)
+
+    size = session.micro_batch_size
+    num_samples = session.layout.num_samples(batch)
+    session.micro_batch_size = max(size, num_samples)
+    step.begin(num_samples, _row_dims(session, batch))
+    try:
+        return gradient_pass(session, batch, entered)
+    finally:
+        step.end()
+        session.micro_batch_size = size
+
+
+def _row_dims(session: Session, batch: Any) -> Mapping[int, int | None]:
+    """Tell where the batch's own tensors have their rows."""
+    places = zip(leaves_of(batch), session.layout.dims, strict=True)
+    return {
+        id(leaf): None if place is None else place.dim
+        for leaf, place in places
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+def _check_something_was_cut(step: StepInProgress) -> None:
+    """Refuse a step in which no call was cut, though the batch is larger than a piece.
+
+    Raises:
+        StrategyError: if there was none, with what stood in the way.
+    """
+    if step.num_cut or step.num_small or (step.batch_size or 0) <= step.micro_batch_size:
+        return
+    reasons = [f"{name}: {reason}" for name, reason in step.reasons.items()]
+    found = "; ".join(reasons[:3]) or "none was called with gradients on rows of the batch"
+    raise StrategyError(
+        NAME,
+        f"no call of a module could be carried out in pieces ({found}). Name modules that the loss "
+        "calls and that treat the samples of a batch separately, with representations: [...].",
+    )
+
+
+@contextmanager
+def _without_caches(model: torch.nn.Module) -> Iterator[None]:
+    """Have transformers models keep no keys and values for generation, which cannot be joined."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    found = {id(config): config for config in configs if getattr(config, "use_cache", False)}
+    for config in found.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in found.values():
+            config.use_cache = True

@@ -1,0 +1,237 @@
+"""Cached gradients together with other strategies, on models of transformers, and their memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memfit
+from memfit import Job, Plan
+from memfit.errors import StrategyError
+from memfit.strategies import build_strategy
+from memfit.strategies.cached_gradients import CachedGradients
+
+from .installed_transformers import part_of_transformers
+
+EXACT = 1e-10
+WIDTH = 12
+
+
+class Encoder(nn.Module):
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 16), nn.Linear(16, 6)
+        self.dropout = nn.Dropout(rate)
+
+    def forward(self, x):
+        return self.last(self.dropout(self.first(x).tanh()))
+
+
+def samples(size: int):
+    return torch.randn(size, WIDTH)
+
+
+def two_views(size: int):
+    return torch.randn(size, WIDTH), torch.randn(size, WIDTH)
+
+
+def whitening(z):
+    return (z.T @ z / len(z) - torch.eye(z.shape[1])).square().sum()
+
+
+def whitened(model, batch):
+    return whitening(model(batch))
+
+
+def info_nce(queries, documents):
+    return F.cross_entropy(queries @ documents.T / 3, torch.arange(len(queries)))
+
+
+def contrasted(model, batch):
+    return info_nce(model(batch[0]), model(batch[1]))
+
+
+def job_of(model, loss=whitened, batch=samples, batch_size: int = 14, clip=None) -> Job:
+    return Job(
+        model=model,
+        batch=batch,
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        batch_size=batch_size,
+        clip_grad_norm=clip,
+    )
+
+
+def plan_of(size: int = 4, *representations: str, others=()) -> Plan:
+    cut = CachedGradients(micro_batch_size=size, representations=representations)
+    return Plan(strategies=(*others, cut))
+
+
+def assert_exact(job: Job, plan: Plan) -> None:
+    found = memfit.verify(job, plan)
+    assert found.earned == "exact", (found.worst, found.largest_error)
+    assert found.largest_error <= EXACT
+
+
+# --- Together with others ---
+
+
+class Blocks(nn.Module):
+    def __init__(self, rate: float = 0.2) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(rate) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        self.dropout = nn.Dropout(rate)
+
+    def forward(self, x):
+        return x + self.dropout(self.mlp(self.norm(x)))
+
+
+OTHERS = {
+    "optimizer-in-backward": {},
+    "activation-checkpointing": {},
+    "tiling": {"num_tiles": 3},
+    "optimizer-implementation": {"implementation": "foreach"},
+    "activation-offload": {"to": "disk", "min_tensor_bytes": 1},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_strategies_keep_their_promises_beside_it(name):
+    other = build_strategy(name, OTHERS[name])
+    job = job_of(Blocks, contrasted, lambda n: (torch.randn(n, 3, WIDTH), torch.randn(n, 3, WIDTH)))
+    flat = job_of(Blocks, contrasted, two_views)
+    for some_job in (flat,) if name != "tiling" else (job_of(Blocks, tokens, job.batch),):
+        found = memfit.verify(some_job, plan_of(4, others=(other,)))
+        assert found.keeps_promise
+        assert found.deciding_error <= EXACT
+
+
+def tokens(model, batch):
+    return info_nce(model(batch[0]).mean(1), model(batch[1]).mean(1))
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("bf16", 5e-2), ("fp16", 5e-2)])
+def test_autocast_is_the_same_inside(name, tolerance):
+    plan = plan_of(4, others=(build_strategy(name, {}),))
+    job = job_of(lambda: Blocks(0.0), contrasted, two_views, 30)
+    found = memfit.verify(job, plan)
+    assert found.keeps_promise
+    alone = memfit.verify(job, Plan(strategies=(build_strategy(name, {}),)))
+    assert found.gradient_error <= max(tolerance, 1.5 * alone.gradient_error)
+
+
+@pytest.mark.parametrize("other", ["micro-batching", "batchnorm-replay"])
+def test_what_cuts_batches_itself_is_refused_beside_it(other):
+    strategy = build_strategy(other, {"micro_batch_size": 2})
+    with pytest.raises(StrategyError, match="both decide how a batch is cut"):
+        memfit.start(job_of(Encoder), plan_of(4, others=(strategy,)))
+
+
+# --- Models of transformers ---
+
+
+def bert(rate: float = 0.0):
+    config = part_of_transformers("BertConfig")(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=rate,
+    )
+    return part_of_transformers("BertModel")(config)
+
+
+def texts(size: int):
+    lengths = torch.randint(3, 9, (size, 1))
+    return {
+        side: {
+            "input_ids": torch.randint(1, 50, (size, 8)),
+            "attention_mask": (torch.arange(8) < lengths).long(),
+        }
+        for side in ("query", "document")
+    }
+
+
+def pooled(model, batch):
+    found = [
+        model(**batch[side], output_hidden_states=True, return_dict=True)
+        for side in ("query", "document")
+    ]
+    first, second = (each.last_hidden_state[:, 0] for each in found)
+    assert found[0].hidden_states[-1] is found[0].last_hidden_state
+    return info_nce(first, second) + found[0].pooler_output.std(0).sum()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_bert_encodes_queries_and_documents_in_pieces(rate):
+    found = memfit.verify(job_of(lambda: bert(rate), pooled, texts, 10), plan_of(3))
+    assert found.keeps_promise
+    assert found.deciding_error <= EXACT
+
+
+def test_a_decoder_that_would_keep_a_cache_is_an_encoder_like_any_other():
+    config = part_of_transformers("GPT2Config")(
+        vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=16
+    )
+
+    def loss(model, batch):
+        sides = (model(**batch[side]).last_hidden_state[:, -1] for side in batch)
+        return info_nce(*sides)
+
+    job = job_of(lambda: part_of_transformers("GPT2Model")(config), loss, texts, 10)
+    found = memfit.verify(job, plan_of(3))
+    assert found.keeps_promise
+    assert found.deciding_error <= EXACT
+
+
+# --- Memory ---
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(WIDTH, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 8)
+        )
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def of_both(model, batch):
+    return whitening(model(batch[0])) + whitening(model(batch[1]))
+
+
+@pytest.mark.parametrize("loss", [contrasted, of_both])
+def test_the_predicted_peak_is_the_measured_one(loss):
+    job = job_of(Wide, loss, two_views, 1024)
+    predicted = memfit.predict(job, plan=plan_of(32))
+    measured = memfit.measure(job, plan_of(32))
+    assert predicted.peak_allocated_bytes == pytest.approx(
+        measured.peak_allocated_bytes, rel=1e-3, abs=64
+    )
+
+
+def test_what_is_kept_between_forward_and_backward_is_that_of_no_piece():
+    job = job_of(Wide, of_both, two_views, 1024)
+    planned, plain = memfit.predict(job, plan=plan_of(32)), memfit.predict(job)
+    assert planned.peak_allocated_bytes < 0.35 * plain.peak_allocated_bytes
+    saved = planned.by_category["saved activations"]
+    assert 0 < saved < 0.1 * plain.by_category["saved activations"]

@@ -70,12 +70,17 @@ class Scope:
 
 
 class Walk:
-    """Walk once; every object is met once, at the first place where it is found."""
+    """Walk once; every object is met once, at the first place where it is found.
 
-    def __init__(self, scope: Scope) -> None:
+    Args:
+        scope: what belongs to the state.
+        met: what an earlier walk has met, by id; it is not met again.
+    """
+
+    def __init__(self, scope: Scope, met: Mapping[int, Any] | None = None) -> None:
         self.found = Found()
         self._scope = scope
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, Any] = dict(met or {})
         self._waiting: collections.deque[tuple[object, Place]] = collections.deque()
         self._names: dict[int, tuple[dict[str, Any], set[str], Place]] = {}
         self._keys: dict[int, str] = {}
@@ -93,6 +98,11 @@ class Walk:
         for namespace, names, place in self._names.values():
             self._hold(kinds.NAMES, NamesIn(tuple(sorted(names)), namespace), place)
         return self.found
+
+    @property
+    def met(self) -> Mapping[int, Any]:
+        """Give everything that was met, by id."""
+        return self._seen
 
     def _later(self, values: Iterable[tuple[Any, Place]]) -> None:
         self._waiting.extend(pair for pair in values if type(pair[0]) not in PLAIN_TYPES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FunctionType
@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.errors import MemfitError
-from memfit.session.live_state.containers import differences
-from memfit.session.live_state.findings import Change, ChangeKind, Obstacle
+from memfit.session.live_state.containers import FUNCTION, differences
+from memfit.session.live_state.findings import Change, ChangeKind, Obstacle, Place
 from memfit.session.live_state.generators import access_to, are_same
 from memfit.session.live_state.ownership import package_of
 from memfit.session.live_state.tensors import keep, put_back, what_differs
@@ -79,6 +79,23 @@ class LiveState:
         """Say what cannot be put back."""
         return tuple(dict.fromkeys(self._found.obstacles))
 
+    def tensors(self) -> Iterator[tuple[torch.Tensor, Place]]:
+        """Yield the tensors that were found, with their places."""
+        return ((tensor, place) for tensor, place, _ in self._found.tensors)
+
+    def generators(self) -> Iterator[tuple[Any, Place]]:
+        """Yield the generators of random numbers that were found, with their places."""
+        return iter(self._found.generators)
+
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """List the optimizers that were found, wrapped ones among them."""
+        return self._found.optimizers
+
+    def functions(self) -> Sequence[FunctionType]:
+        """List the user's functions that were found."""
+        group = self._found.groups.get(FUNCTION)
+        return () if group is None else group.targets
+
     def snapshot(self) -> Snapshot:
         """Keep everything as it is now."""
         with undisturbed():
@@ -129,6 +146,8 @@ class Snapshot:
                 except RuntimeError as error:
                     failed.append(f"{place.text} ({str(error).partition('.')[0]})")
             for array, _, content in self._arrays:
+                if array.shape != content.shape:
+                    array.shape = content.shape
                 array[...] = content
             for access, generator, _, state in self._generators:
                 access.write(generator, state)
@@ -160,8 +179,9 @@ class Snapshot:
         for access, generator, place, state in self._generators:
             if not are_same(access.read(generator), state):
                 yield Change(*place, kind=ChangeKind.GENERATOR, detail="was drawn from")
-        for name in self._globals.moved(self._reader):
-            yield Change(name, "", kind=ChangeKind.GENERATOR, detail="was drawn from")
+        for name, how_far in self._globals.moved(self._reader).items():
+            kind, detail = ChangeKind.GENERATOR, "was drawn from"
+            yield Change(name, "", kind=kind, detail=detail, evidence=how_far)
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.session.live_state import containers as kinds
 from memfit.session.live_state.containers import Kind, NamesIn, SlotsOf
 from memfit.session.live_state.findings import PLAIN_TYPES, Obstacle, Place
 from memfit.session.live_state.generators import access_to
-from memfit.session.live_state.harmless import is_harmless, obstacle_of
+from memfit.session.live_state.harmless import is_harmless, is_made_in_python, obstacle_of
 from memfit.session.live_state.named_globals import imported_modules, names_in
 from memfit.session.live_state.ownership import (
     is_reporting,
@@ -48,6 +49,7 @@ class Found:
     """With the place, and whether their content is to be kept."""
     arrays: list[tuple[Any, Place]] = field(default_factory=list)
     generators: list[tuple[Any, Place]] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     obstacles: list[Obstacle] = field(default_factory=list)
 
 
@@ -84,6 +86,7 @@ class Walk:
         self._waiting: collections.deque[tuple[object, Place]] = collections.deque()
         self._names: dict[int, tuple[dict[str, Any], set[str], Place]] = {}
         self._keys: dict[int, str] = {}
+        self._left_out = set(scope.left_out)
 
     def go(self, roots: Mapping[str, Any]) -> Found:
         """Walk from roots, by name."""
@@ -117,11 +120,13 @@ class Walk:
     def tensor(self, tensor: torch.Tensor, place: Place) -> None:
         """Meet a tensor."""
         scope = self._scope
-        is_left_out = id(tensor) in scope.left_out or (
+        is_left_out = id(tensor) in self._left_out or (
             bool(scope.left_out_storages) and bool(storages_of([tensor]) & scope.left_out_storages)
         )
         self._keys[id(tensor)] = place.text
         self.found.tensors.append((tensor, place, not is_left_out))
+        if isinstance(tensor, FakeTensor):
+            return  # its attributes are those of the mode that made it
         self._namespace(tensor, place)
         for hooks in (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)):
             self._later([(hooks, Place(place.text, "hooks"))])
@@ -145,9 +150,12 @@ class Walk:
     def mapping(self, kind: Kind, target: Any, place: Place) -> None:
         """Meet a dict."""
         self._hold(kind, target, place)
-        for key, value in kind.copy(target).items():
-            name = self._keys.get(id(key))
-            at = place.item(key) if name is None else Place(place.owner, f"{place.name}[{name}]")
+        numbered = "hook" in place.name  # by a count of all hooks there ever were
+        for position, (key, value) in enumerate(kind.copy(target).items()):
+            # Optimizers keep what belongs to a parameter under the parameter, or under its id.
+            name = self._keys.get(key if type(key) is int else id(key))
+            at = place.item(position if numbered else key)
+            at = at if name is None else Place(place.owner, f"{place.name}[{name}]")
             self._later(((value, at), (key, at)))
         self._instance(target, place)
 
@@ -243,7 +251,12 @@ class Walk:
         self._instance(module, place)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, place: Place) -> None:
-        """Meet an optimizer."""
+        """Meet an optimizer: the states of tensors whose content is left out are left out too."""
+        self.found.optimizers.append(optimizer)
+        for parameter, state in getattr(optimizer, "state", {}).items():
+            if id(parameter) in self._scope.left_out and isinstance(state, dict):
+                tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
+                self._left_out.update(map(id, tensors))
         self._instance(optimizer, place)
 
     def instance(self, instance: Any, place: Place) -> None:
@@ -260,7 +273,11 @@ class Walk:
     def _instance(self, instance: Any, place: Place) -> None:
         """Meet an object's attributes, its slots and its class."""
         self._namespace(instance, place)
-        for base in type(instance).__mro__:
+        kind: Any = type(instance)
+        if _can_change_class(kind):
+            self._hold(kinds.CLASS_OF, instance, Place(place.text))
+            self._hold(kinds.NAMESPACE_OF, instance, Place(place.text))
+        for base in kind.__mro__:
             slots = _slots_of(base)
             if slots:
                 target = SlotsOf(
@@ -329,6 +346,16 @@ def _dict_of(instance: Any) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return held if type(held) is dict else None
+
+
+@functools.cache
+def _can_change_class(kind: Any) -> bool:
+    """Say whether a class is an ordinary one, whose objects have a dict and can be asked for it."""
+    return (
+        "__dict__" in dir(kind)
+        and kind.__getattribute__ is object.__getattribute__
+        and is_made_in_python(kind)
+    )
 
 
 @functools.cache

@@ -34,6 +34,8 @@ _LOCAL_LAYERS = (
     _Convolution,
 )
 _LOCAL_KINDS = ("torch.nn.modules.activation", "torch.nn.modules.container")
+_DRAWS_OF_TORCH = (ChangeKind.GENERATOR, "torch")
+"""From torch's global generator, whose state is put back when a tile is computed again."""
 _FEWEST_STEPS = 2
 _MOST_WIDTHS = 4
 _EXTENTS = (5, 7, 11, 13, 17, 19)
@@ -247,11 +249,13 @@ class _Trials:
         except Exception:  # noqa: BLE001, S110 - whatever a module says to such a tensor means no
             pass
         changes = self._before.changes()
-        if not changes:
+        if changes:
+            self._before.restore()
+        effects = [change for change in changes if (change.kind, change.owner) != _DRAWS_OF_TORCH]
+        if not effects:
             return found
-        self._before.restore()
         if found is not None:
-            self.effect = _effect_of(changes[0])
+            self.effect = _effect_of(effects[0])
         return None
 
 

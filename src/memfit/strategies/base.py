@@ -178,5 +178,6 @@ class AbstractSplitting(Strategy):
             yield cls(micro_batch_size=num_samples)
 
     def numerics_for(self, facts: JobFacts) -> Numerics:
-        """Dropout masks differ from those of the whole batch."""
-        return Numerics.SAME_IN_LAW if facts.has_dropout else Numerics.EXACT
+        """Random numbers, such as dropout masks, differ from those of the whole batch."""
+        draws = facts.has_dropout or facts.draws_random
+        return Numerics.SAME_IN_LAW if draws else Numerics.EXACT

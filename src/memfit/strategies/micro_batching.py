@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memfit.session.block_names import first_few
+from memfit.session.carried_effects import CarriedEffects
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractSplitting, Numerics, Undo
@@ -43,10 +44,11 @@ class MicroBatching(AbstractSplitting):
 
     def apply(self, session: Session) -> Undo:
         """Set the size that the session splits batches into."""
-        before = session.micro_batch_size
-        session.micro_batch_size = self.micro_batch_size
+        before = session.micro_batch_size, session.carried_effects
+        carried = CarriedEffects(session, self.name)
+        session.micro_batch_size, session.carried_effects = self.micro_batch_size, carried
 
         def undo() -> None:
-            session.micro_batch_size = before
+            session.micro_batch_size, session.carried_effects = before
 
         return undo

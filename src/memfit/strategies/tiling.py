@@ -82,7 +82,9 @@ class Tiling(Strategy):
         effects = dict(facts.blocks_with_effects)
         for name in unknown:
             if name in effects:
-                return f"{effects[name]}, which it would do once for each tile, and in backward again."
+                return (
+                    f"{effects[name]}, which it would do once for each tile, and in backward again."
+                )
         known = [name or "'' (the whole model)" for name in facts.tileable_blocks]
         return f"{', '.join(unknown)} cannot be tiled; what can is: {first_few(known)}."
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from memfit.session.live_state import containers as kinds
-from memfit.session.live_state.containers import Kind
-from memfit.session.live_state.findings import PLAIN_TYPES, Obstacle, Place
+from memfit.session.live_state.containers import Kind, differences
+from memfit.session.live_state.findings import PLAIN_TYPES, Change, Obstacle, Place
 from memfit.session.live_state.walk import Found, Scope, Walk
 
 _NUM_STANDARD = len(vars(torch.nn.Module()))
@@ -23,8 +23,8 @@ _HOOKS = tuple(
     for name, value in vars(torch.nn.Module()).items()
     if isinstance(value, (dict, set)) and name not in _MEMBERS
 )
-_NOT_WATCHED = (kinds.FUNCTION, kinds.INSTANCE)
-"""Defaults and code of functions, and which dictionary an object keeps its attributes in."""
+_NOT_WATCHED = (kinds.FUNCTION, kinds.CLASS_OF, kinds.NAMESPACE_OF)
+"""Defaults and code of functions, and which class an object is of."""
 _NAMED_ONCE = (kinds.NAMESPACE, kinds.MEMBERS, kinds.ORDERED_MEMBERS)
 """Where a value that stays is not expected to get another name."""
 
@@ -32,7 +32,7 @@ _NAMED_ONCE = (kinds.NAMESPACE, kinds.MEMBERS, kinds.ORDERED_MEMBERS)
 class Held(NamedTuple):
     """What containers held at one moment."""
 
-    copies: Sequence[Sequence[Any]]
+    copies: Sequence[list[Any]]
     """By group, as ``Holders`` lists them."""
     added: Sequence[tuple[Kind, Any, Any]]
     """Containers that were not there when ``Holders`` was made: kind, container, copy."""
@@ -98,12 +98,24 @@ class Holders:
             key: value for key, value in walk.met.items() if not isinstance(value, torch.Tensor)
         }
         self._groups = [*_groups(walk)]
+        self._without_hooks = [
+            hooks
+            for held in _targets(self._found, kinds.NAMESPACE)
+            if _is_of_module(held)
+            for hooks in (held["_forward_hooks"], held["_forward_pre_hooks"])
+            if not hooks
+        ]
         self.tensors = [tensor for tensor, _, _ in self._found.tensors]
         self._arrays = [array for array, _ in self._found.arrays]
         self._generators = [generator for generator, _ in self._found.generators]
         self._known = frozenset(self._met) | frozenset(map(id, self.tensors))
         self._usual: list[list[Any]] = [[] for _ in self._groups]
         """What was held when nothing had come; its objects are kept, so that they stay known."""
+
+    @property
+    def has_new_hooks(self) -> bool:
+        """Say whether modules that had no hooks around their forward have some now."""
+        return any(self._without_hooks)
 
     @property
     def obstacles(self) -> Sequence[Obstacle]:
@@ -143,6 +155,23 @@ class Holders:
                     group.kind.put(target, old)
         for kind, target, copy in then.added:
             kind.put(target, copy)
+
+    def pairs(self, then: Held, now: Held) -> Iterator[tuple[_Group, list[Any], list[Any]]]:
+        """Yield the groups whose containers hold otherwise now, with their copies."""
+        for group, old, new in zip(self._groups, then.copies, now.copies, strict=True):
+            if not group.are_same(new, old):
+                yield group, old, new
+
+    def changes(self, then: Held) -> Iterator[Change]:
+        """Yield what the containers hold otherwise now."""
+        for group, wanted, copies in self.pairs(then, self.held()):
+            for target, old, new, place in zip(
+                group.targets, wanted, copies, group.places, strict=True
+            ):
+                if not group.are_same([old], [new]):
+                    yield from differences(group.kind, target, old, place)
+        for kind, target, copy in then.added:
+            yield from differences(kind, target, copy, Place("an argument"))
 
     def _came(self, group: _Group, copies: Sequence[Any]) -> list[Any]:
         """List what containers hold that was not there when they were found."""

@@ -40,11 +40,18 @@ class KeptTensors:
     memories: Sequence[torch.Tensor]
     """Tensors of the same shapes in that memory."""
     copies: Sequence[torch.Tensor]
+    versions: Sequence[int]
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> KeptTensors:
         """Copy what tensors hold."""
-        return cls(tensors, [tensor.data for tensor in tensors], copies_of(tensors))
+        versions = [tensor._version for tensor in tensors]
+        return cls(tensors, [tensor.data for tensor in tensors], copies_of(tensors), versions)
+
+    def changed(self) -> list[torch.Tensor]:
+        """List the tensors that autograd was told of a change of."""
+        pairs = zip(self.tensors, self.versions, strict=True)
+        return [tensor for tensor, version in pairs if tensor._version != version]
 
     def show(self) -> None:
         """Let the tensors hold what they held, in other memory.
@@ -80,15 +87,6 @@ def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         form = (tensor.size(), tensor.stride(), tensor.storage_offset())
         copies.append(whole[storage].view(tensor.dtype).as_strided(*form))
     return copies
-
-
-def is_equal_to_the_bit(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Compare shape, type and values, NaN being equal to NaN."""
-    if first.shape != second.shape or first.dtype is not second.dtype:
-        return False
-    if first.device != second.device:
-        return False
-    return bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from memfit.session.live_state.generators import access_to
+from memfit.session.live_state.generators import access_to, are_same
+from memfit.session.live_state.state import undisturbed
 
 _WORDS = "i624I"
 _NUM_BYTES = struct.calcsize(_WORDS)
@@ -22,6 +23,8 @@ _python: Any = random._inst  # type: ignore[attr-defined]  # missing in the stub
 
 class _Reader:
     """Read the state of a global generator only if it has moved on since."""
+
+    library: str
 
     def __init__(self) -> None:
         self._content: Any = None
@@ -50,6 +53,8 @@ class _Reader:
 class _Python(_Reader):
     """The generator behind the functions of ``random``."""
 
+    library = "random"
+
     def __init__(self) -> None:
         super().__init__()
         words = struct.unpack(_WORDS, self._memory())
@@ -76,6 +81,8 @@ class _Numpy(_Reader):
     A normal value that was drawn in advance lies elsewhere than the rest; while there is one, the
     state is read every time.
     """
+
+    library = "numpy"
 
     def content(self) -> Any:
         bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in the stubs
@@ -106,16 +113,33 @@ class RandomPositions:
 
     def __init__(self, own: Sequence[Any]) -> None:
         self._global = [reader.here() for reader in _GLOBAL]
-        self._own = [
-            (access, generator, access.read(generator))
-            for generator in own
-            if (access := access_to(type(generator))) is not None
-        ]
+        self._own: list[tuple[Any, Any, Any]] = []
+        if own:
+            with undisturbed():
+                self._own += (
+                    (access, generator, access.read(generator))
+                    for generator in own
+                    if (access := access_to(type(generator))) is not None
+                )
+
+    def first_moved(self) -> str | None:
+        """Name a generator that has been drawn from since; None if there is none."""
+        for reader, state in zip(_GLOBAL, self._global, strict=True):
+            if reader.here() is not state:
+                return reader.library
+        with undisturbed():
+            for access, generator, state in self._own:
+                if not are_same(access.read(generator), state):
+                    kind = type(generator)
+                    return f"a {kind.__module__.partition('.')[0]} {kind.__name__} of its own"
+        return None
 
     def put_back(self) -> None:
         """Set the generators to where they stood."""
         for reader, state in zip(_GLOBAL, self._global, strict=True):
             if reader.here() is not state:
                 reader.put_back(state)
-        for access, generator, state in self._own:
-            access.write(generator, state)
+        if self._own:
+            with undisturbed():
+                for access, generator, state in self._own:
+                    access.write(generator, state)

@@ -35,7 +35,17 @@ def not_repeatable(obstacles: Iterable[Obstacle]) -> str | None:
 class Before:
     """What there was before a forward; made by ``ForwardState.before``."""
 
-    __slots__ = ("_arrays", "_holders", "_positions", "held", "is_watched", "kept", "unkept", "versions")
+    __slots__ = (
+        "_arrays",
+        "held",
+        "holders",
+        "is_watched",
+        "kept",
+        "positions",
+        "unkept",
+        "versions",
+        "written",
+    )
 
     def __init__(
         self,
@@ -46,15 +56,17 @@ class Before:
         *,
         is_watched: bool,
     ) -> None:
-        self._holders = holders
+        self.holders = holders
         self.held = held
         self.is_watched = is_watched
         self.unkept = unkept
         """Tensors whose content was not copied; ``versions`` are theirs."""
         self.kept = [KeptTensors.of(copied)] if copied else []
         self.versions = [*map(_version, unkept)]
+        self.written: list[torch.Tensor] = []
+        """Tensors that operators were seen to write to."""
         self._arrays = [(array, array.copy()) for array in held.arrays]
-        self._positions = RandomPositions(held.generators)
+        self.positions = RandomPositions(held.generators)
 
     @property
     def num_bytes(self) -> int:
@@ -62,10 +74,30 @@ class Before:
         tensors = (tensor for kept in self.kept for tensor in kept.tensors)
         return sum(each.nbytes for each in (*tensors, *(array for array, _ in self._arrays)))
 
+    def first_change(self) -> str | None:
+        """Name what is otherwise now; None if nothing is. What operators wrote is only looked up."""
+        for change in self.holders.changes(self.held):
+            return str(change)
+        if written := self.written_tensors():
+            return self.name_of(written[0])
+        for array, content in self._arrays:
+            if array.shape != content.shape or array.tobytes() != content.tobytes():
+                return "a numpy array"
+        return self.positions.first_moved()
+
+    def written_tensors(self) -> list[torch.Tensor]:
+        """List the tensors that are known to have been written to."""
+        return [*self.written, *(tensor for kept in self.kept for tensor in kept.changed())]
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """Name a tensor by where it was found."""
+        places = (place for each, place in self.held.named_tensors() if each is tensor)
+        return next((place.text for place in places), "a tensor")
+
     def put_back(self) -> None:
         """Put everything back for good, but for random generators."""
         with _without_functions():
-            self._holders.put_back(self.held)
+            self.holders.put_back(self.held)
             for kept in self.kept:
                 kept.put_back()
             for array, content in self._arrays:
@@ -91,22 +123,22 @@ class Shown:
     def __enter__(self) -> None:
         before = self._before
         with _without_functions():
-            held = before._holders.held()
+            held = before.holders.held()
             arrays = [(array, array.copy()) for array in held.arrays]
             memories = [Memories.of(kept.tensors) for kept in before.kept]
             self._now = (held, memories, arrays, RandomPositions(held.generators))
-            before._holders.put_back(before.held, held)
+            before.holders.put_back(before.held, held)
             for kept in before.kept:
                 kept.show()
             for array, content in before._arrays:
                 array[...] = content
-            before._positions.put_back()
+            before.positions.put_back()
 
     def __exit__(self, *exc_info: object) -> None:
         held, memories, arrays, positions = self._now
         self._now = ()
         with _without_functions():
-            self._before._holders.put_back(held)
+            self._before.holders.put_back(held)
             for each in memories:
                 each.put_back()
             for array, content in arrays:
@@ -135,6 +167,7 @@ class ForwardState:
     def __init__(self, roots: Mapping[str, object], strategy: str) -> None:
         with undisturbed():
             self._holders = Holders(roots)
+        self._roots = roots
         self._strategy = strategy
         self._written: set[int] = set()
         """Large tensors that forwards have been seen to change, by id."""
@@ -149,6 +182,10 @@ class ForwardState:
     def before(self, *arguments: Any) -> Before:
         """Keep what there is before a forward with these arguments."""
         self._num_forwards = number = self._num_forwards + 1
+        if self._holders.has_new_hooks:
+            with undisturbed():
+                self._holders = Holders(self._roots)
+            self._usual = self._split(self._holders.tensors)
         with _without_functions():
             held = self._holders.held(arguments)
             is_usual = held.tensors is self._holders.tensors
@@ -163,27 +200,38 @@ class ForwardState:
             StrategyError: if something has changed that cannot be put back.
         """
         if before.is_watched:
-            leaves = [tensor for tensor in before.unkept if tensor.is_leaf and _has_memory(tensor)]
-            with WrittenTensors(leaves) as writes:
-                result = forward()
-            self._learn(before, writes.kept())
+            writes = self._writes(before)
+            try:
+                with writes:
+                    result = forward()
+            finally:  # a forward may be ended half way on purpose
+                self._learn(before, writes)
         else:
             result = forward()
         if before.versions != [*map(_version, before.unkept)]:
             self._check(before)
         return result
 
-    def name_of(self, tensor: torch.Tensor, held: Held) -> str:
-        """Name a tensor by where it was found."""
-        places = (place for each, place in held.named_tensors() if each is tensor)
-        return next((place.text for place in places), "a tensor")
+    def _writes(self, before: Before) -> WrittenTensors:
+        copied = [tensor for kept in before.kept for tensor in kept.tensors]
+        known = {*map(id, copied)}
+        return WrittenTensors(
+            [
+                tensor
+                for tensor in before.unkept
+                if tensor.is_leaf and _has_memory(tensor) and id(tensor) not in known
+            ],
+            copied,
+        )
 
-    def _learn(self, before: Before, kept: list[KeptTensors]) -> None:
+    def _learn(self, before: Before, writes: WrittenTensors) -> None:
         """Copy from now on what a forward has written to.
 
         Raises:
             StrategyError: if it is too much.
         """
+        kept = writes.kept()
+        before.written += writes.written
         if not kept:
             return
         before.kept += kept
@@ -195,7 +243,7 @@ class ForwardState:
         largest = max(tensors, key=lambda tensor: tensor.nbytes)
         reason = (
             f"the forward changes {format_bytes(before.num_bytes)} of tensors, the largest being "
-            f"{self.name_of(largest, before.held)}; no more than {format_bytes(_MOST_BYTES)} are "
+            f"{before.name_of(largest)}; no more than {format_bytes(_MOST_BYTES)} are "
             "copied to be put back."
         )
         raise StrategyError(self._strategy, reason)
@@ -210,7 +258,7 @@ class ForwardState:
         for tensor, version in zip(before.unkept, before.versions, strict=True):
             if tensor._version == version or id(tensor) in copied:
                 continue
-            name = self.name_of(tensor, before.held)
+            name = before.name_of(tensor)
             if not (tensor.is_leaf and _has_memory(tensor)):
                 reason = (
                     f"the forward changes {name} in place as a part of the graph, so it cannot be "
@@ -234,8 +282,7 @@ class ForwardState:
             if tensor.is_inference():
                 continue  # never changed, and without a version
             is_wanted = id(tensor) in self._written or (
-                tensor.nbytes <= _ALWAYS_COPIED_BYTES
-                and not isinstance(tensor, torch.nn.Parameter)
+                tensor.nbytes <= _ALWAYS_COPIED_BYTES and not isinstance(tensor, torch.nn.Parameter)
             )
             can_be = tensor.is_leaf and _has_memory(tensor)
             (copied if is_wanted and can_be else watched).append(tensor)

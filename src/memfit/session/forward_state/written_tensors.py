@@ -20,16 +20,26 @@ class WrittenTensors(TorchDispatchMode):
     Writes through views, through ``.data`` and with ``out=`` are seen, as they are all operators;
     writes by other libraries into memory that they share are not. It costs microseconds per
     operator.
+
+    Args:
+        tensors: of which copies are made.
+        copied_before: others that are only noted if they are written to.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], copied_before: Sequence[torch.Tensor] = ()
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
         self._tensors = tensors
         self._memories = [tensor.data for tensor in tensors]
         self._kept: list[KeptTensors] = []
         self._in_storage: dict[int, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            self._in_storage.setdefault(_storage(tensor), []).append(tensor)
+        self._noted_only: dict[int, list[torch.Tensor]] = {}
+        for each, places in ((tensors, self._in_storage), (copied_before, self._noted_only)):
+            for tensor in each:
+                places.setdefault(_storage(tensor), []).append(tensor)
+        self.written: list[torch.Tensor] = []
+        """Those that were written to."""
 
     def __torch_dispatch__(
         self,
@@ -40,9 +50,11 @@ class WrittenTensors(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         for written in _written(func, args, kwargs):
-            tensors = self._in_storage.pop(_storage(written), None)
-            if tensors is not None:
+            storage = _storage(written)
+            self.written += self._noted_only.pop(storage, ())
+            if tensors := self._in_storage.pop(storage, None):
                 self._kept.append(KeptTensors.of(tensors))
+                self.written += tensors
         return func(*args, **kwargs)
 
     def kept(self) -> list[KeptTensors]:
@@ -57,7 +69,9 @@ class WrittenTensors(TorchDispatchMode):
         if not moved:
             return self._kept
         tensors, memories = zip(*moved, strict=True)
-        return [*self._kept, KeptTensors(tensors, memories, memories)]
+        self.written += tensors
+        versions = [tensor._version for tensor in tensors]
+        return [*self._kept, KeptTensors(tensors, memories, memories, versions)]
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -87,23 +88,27 @@ def sow() -> None:
     np.random.seed(0)
 
 
+POSITIONS = {
+    torch.Generator: torch.Generator.get_state,
+    np.random.Generator: lambda source: repr(source.bit_generator.state),
+    random.Random: lambda source: repr(source.getstate()),
+    torch.Tensor: lambda tensor: tensor.detach().clone(),
+    nn.Parameter: lambda tensor: tensor.detach().clone(),
+    **dict.fromkeys((int, float, str), lambda value: value),
+}
+
+
 def state_of(value, seen=None):
     """Turn all that a module holds into what can be compared; sources by where they stand."""
     seen = {} if seen is None else seen
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, random.Random):
-        return repr(value.getstate())
-    if isinstance(value, (int, float, str, type(None))) or id(value) in seen:
-        return value if isinstance(value, (int, float, str)) else None
+    if type(value) in POSITIONS:
+        return POSITIONS[type(value)](value)
+    if id(value) in seen:
+        return None
     seen[id(value)] = value
     if isinstance(value, dict):
         return {str(key): state_of(each, seen) for key, each in value.items()}
-    if isinstance(value, (list, tuple, set)) or type(value).__name__ == "deque":
+    if isinstance(value, (list, tuple, set, collections.deque)):
         return [state_of(each, seen) for each in value]
     if callable(value) and getattr(value, "__closure__", None):
         return [state_of(cell.cell_contents, seen) for cell in value.__closure__]
@@ -138,12 +143,12 @@ def outcome(job: Job, plan: Plan, num_steps: int = NUM_STEPS) -> list[torch.Tens
         parameters = session.model.parameters()
         found.extend(p.grad.clone() for p in parameters if p.grad is not None)
 
-    for batch in [job.batch(BATCH_SIZE) for _ in range(num_steps)]:
-        found.append(steps.attempt(batch, note_gradients).loss)
+    batches = [job.batch(BATCH_SIZE) for _ in range(num_steps)]
+    losses = [steps.attempt(batch, note_gradients).loss for batch in batches]
     steps.close()
     left = state_of(session.model)
     others = [samples.NUM_GLOBAL_CALLS, samples.TOTALS["calls"]]
-    return [*found, *flat(left), *flat(others)]
+    return [*losses, *found, *flat(left), *flat(others)]
 
 
 def draws_left() -> list[object]:

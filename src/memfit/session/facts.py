@@ -56,7 +56,7 @@ class JobFacts:
     tileable_blocks_with_dropout: tuple[str, ...] = ()
     """Those of them that draw random masks."""
     blocks_with_effects: tuple[tuple[str, str], ...] = ()
-    """Modules that would be tileable, did they not change more than their output: name, sentence."""
+    """Modules that only their effects keep from being tileable: name and sentence."""
     optimizer_package: str = "torch.optim"
     """The package that the optimizer comes from."""
     optimizer_options: tuple[str, ...] = ()

@@ -83,7 +83,7 @@ def find_tileable_blocks(model: nn.Module) -> tuple[TileableBlock, ...]:
 
 
 def judged_blocks(model: nn.Module) -> tuple[TileableBlock | EffectfulBlock, ...]:
-    """Find the outermost blocks that can be tiled, and those that only their effects keep from it."""
+    """Find the outermost blocks that can be tiled, and those that only effects keep from it."""
     judged: dict[Any, tuple[TileableDims | None, str]] = {}
     return tuple(_found(model, "", judged))
 
@@ -248,15 +248,17 @@ class _Trials:
             self.effect = "draws from a torch.Generator of its own"
         except Exception:  # noqa: BLE001, S110 - whatever a module says to such a tensor means no
             pass
+        return None if self._has_effect(is_local=found is not None) else found
+
+    def _has_effect(self, *, is_local: bool) -> bool:
+        """Say whether the trial has changed anything, and put it back."""
         changes = self._before.changes()
         if changes:
             self._before.restore()
         effects = [change for change in changes if (change.kind, change.owner) != _DRAWS_OF_TORCH]
-        if not effects:
-            return found
-        if found is not None:
+        if effects and is_local:
             self.effect = _effect_of(effects[0])
-        return None
+        return bool(effects)
 
 
 def _effect_of(change: Change) -> str:

@@ -57,9 +57,8 @@ class Left:
                 was_named = dict(group.kind.named(target, was))
                 now_named = dict(group.kind.named(target, is_now))
                 for name in {**was_named, **now_named}:
-                    if name not in was_named or name not in now_named:
-                        yield at(group.kind, place, name).text
-                    elif not _is_equal(was_named[name], now_named[name], {}):
+                    is_in_both = name in was_named and name in now_named
+                    if not is_in_both or not _is_equal(was_named[name], now_named[name], {}):
                         yield at(group.kind, place, name).text
         yield from self._written_otherwise()
         for array, content in self._arrays:
@@ -94,7 +93,7 @@ def _is_equal(one: Any, other: Any, met: dict[tuple[int, int], bool]) -> bool:
     if isinstance(one, torch.Tensor):
         return _hold_the_same([(one, other)])
     if isinstance(one, np.ndarray):
-        return one.shape == other.shape and one.tobytes() == other.tobytes()
+        return bool(one.shape == other.shape and one.tobytes() == other.tobytes())
     if access_to(type(one)) is not None:
         return True
     return _parts_are_equal(one, other, met)
@@ -125,9 +124,11 @@ def _hold_the_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
             return False
     for device in {one.device for one, _ in pairs}:
         chosen = [pair for pair in pairs if pair[0].device == device]
-        sides = [[_bits(tensor) for tensor in side] for side in zip(*chosen, strict=True)]
-        sides = [side[0] if len(side) == 1 else torch.cat(side) for side in sides]
-        same = torch.eq(*sides).all()
+        one, other = (
+            torch.cat(side) if len(side) > 1 else side[0]
+            for side in ([_bits(tensor) for tensor in side] for side in zip(*chosen, strict=True))
+        )
+        same = torch.eq(one, other).all()
         if not isinstance(same, FakeTensor) and not bool(same):
             return False
     return True

@@ -18,7 +18,7 @@ _NUM_BYTES = struct.calcsize(_WORDS)
 _HEAD_BYTES = object.__basicsize__
 """What comes before a generator's position and its 624 words (cpython/Modules/_randommodule.c)."""
 _HAS_GAUSS = 3
-_python: Any = random._inst  # type: ignore[attr-defined]  # missing in the stubs
+_python: Any = random._inst
 
 
 class _Reader:

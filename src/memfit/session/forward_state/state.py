@@ -75,7 +75,7 @@ class Before:
         return sum(each.nbytes for each in (*tensors, *(array for array, _ in self._arrays)))
 
     def first_change(self) -> str | None:
-        """Name what is otherwise now; None if nothing is. What operators wrote is only looked up."""
+        """Name what is otherwise now; None if nothing is known to be."""
         for change in self.holders.changes(self.held):
             return str(change)
         if written := self.written_tensors():
@@ -277,7 +277,8 @@ class ForwardState:
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Part tensors that are copied before each forward from those that are watched."""
-        copied, watched = [], []
+        copied: list[torch.Tensor] = []
+        watched: list[torch.Tensor] = []
         for tensor in tensors:
             if tensor.is_inference():
                 continue  # never changed, and without a version

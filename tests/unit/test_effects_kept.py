@@ -6,6 +6,7 @@ import collections
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -15,11 +16,13 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan
+from memfit.analysis.effects import Effect, EffectKind, Effects
 from memfit.errors import StrategyError
 from memfit.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
+from memfit.session.facts import gather_facts
 from memfit.session.forward_state import Before
 from memfit.session.forward_state.kept_tensors import KeptTensors
 from memfit.session.forward_state.random_draws import RandomPositions
@@ -406,3 +409,31 @@ def test_pieces_whose_state_is_not_put_back_are_seen():
     job = job_of(lambda: in_a_row(samples.SpectralParametrized))
     with patch.object(Before, "put_back", lambda self: None), pytest.raises(StrategyError):
         largest_difference(job, MicroBatching(micro_batch_size=3))
+
+
+@pytest.mark.parametrize(
+    ("effect", "is_refused"),
+    [
+        (
+            Effect(owner="model.0", name="state", kind=EffectKind.BINDING, depends_on_batch=True),
+            True,
+        ),
+        (Effect(owner="model.0", name="u", kind=EffectKind.TENSOR), True),
+        (
+            Effect(owner="model.0", name="n", kind=EffectKind.ATTRIBUTE, depends_on_batch=False),
+            False,
+        ),
+        (Effect(owner="torch", name="global generator", kind=EffectKind.GENERATOR), False),
+        (Effect(owner="model.1", name="running_mean", kind=EffectKind.TENSOR), None),
+    ],
+    ids=["depends", "not known", "does not depend", "draws", "batch normalisation"],
+)
+def test_effects_that_are_known_are_refused_by_plans(effect, is_refused):
+    session = open_plain_session(job := job_of(lambda: in_a_row(Block)), "cpu", find_layout(job))
+    facts = replace(gather_facts(session), effects=Effects(effects=(effect,)))
+    if is_refused is not None:
+        sentence = MicroBatching(micro_batch_size=2).obstacle(facts)
+        assert (sentence is not None) == is_refused
+        assert sentence is None or effect.full_name in sentence
+    replayed = BatchNormReplay(micro_batch_size=2).obstacle(replace(facts, batch_norms=("1",)))
+    assert (replayed is not None) == bool(is_refused)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memfit.analysis.effects import Effects
 from memfit.session.attention import find_explicit_attention
 from memfit.session.normalisation import BatchNorm
 from memfit.session.optimizer_facts import (
@@ -72,6 +73,9 @@ class JobFacts:
     draws_random: bool | None = None
     """Whether a step draws random numbers at all, by whatever library; None where no step has been
     seen yet."""
+    effects: Effects | None = None
+    """What a step changes besides gradients and what the optimizer keeps; None where that has not
+    been looked for."""
     attention_may_drop: bool = False
     """Whether those modules may draw random masks over attention weights."""
 

@@ -177,6 +177,20 @@ class AbstractSplitting(Strategy):
             num_samples = -(-num_samples // 2)
             yield cls(micro_batch_size=num_samples)
 
+    @staticmethod
+    def effect_obstacle(facts: JobFacts) -> str | None:
+        """Name what a step changes in a way that depends on the batch; None if nothing is known.
+
+        Running statistics of batch normalisation are the strategies' own matter.
+        """
+        norms = {f"model.{name}" if name else "model" for name in facts.batch_norms}
+        for effect in () if facts.effects is None else facts.effects.writes:
+            if effect.depends_on_batch is False or effect.owner in norms:
+                continue
+            doubt = "" if effect.depends_on_batch else " This may depend on the samples."
+            return f"{effect.sentence()}{doubt} Pieces of a batch would leave something else."
+        return None
+
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Random numbers, such as dropout masks, differ from those of the whole batch."""
         draws = facts.has_dropout or facts.draws_random

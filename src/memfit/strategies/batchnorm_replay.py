@@ -33,7 +33,9 @@ class BatchNormReplay(AbstractSplitting):
     pass then takes them as inputs, so that samples no longer depend on each other; its gradients
     with respect to the statistics are carried back in one more pass per call, last call first.
     Each pass runs only as far as its call. Running statistics are updated once. Each
-    micro-batch's random draws are replayed, so its dropout masks are the same in all passes.
+    micro-batch's random draws are replayed, so its dropout masks are the same in all passes; draws
+    from other generators than torch's global ones are an error. Whatever else the forward changes
+    happens once per step, as under micro-batching.
 
     Limits: about one forward and one backward more per normalisation call, so it suits models
     with few of them. Dropout masks are drawn per micro-batch: same in law as the whole batch.
@@ -48,7 +50,7 @@ class BatchNormReplay(AbstractSplitting):
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models without batch normalisation, where micro-batching does it in one pass."""
         if facts.batch_norms:
-            return None
+            return self.effect_obstacle(facts)
         return "the model has no batch normalisation in training; micro-batching does the same."
 
     def apply(self, session: Session) -> Undo:

@@ -20,6 +20,10 @@ class MicroBatching(AbstractSplitting):
     count over the whole batch, so uneven and partial batches stay exact. Dropout draws other masks
     than the whole batch would: same in law.
 
+    What the forward changes besides its results (the power iteration of spectral norm, counters)
+    happens once per step. Where it depends on the samples, the first step is an error, before
+    anything is updated.
+
     Limits: a loss or layer that couples samples (batch normalisation, in-batch negatives) is not a
     sum over samples. Batch normalisation is refused here. A coupled loss is found by the planner,
     which runs it on a few samples (``memfit.session.coupling``); plans made by hand are unchecked.
@@ -32,9 +36,9 @@ class MicroBatching(AbstractSplitting):
     never_faster: ClassVar[bool] = True
 
     def obstacle(self, facts: JobFacts) -> str | None:
-        """Refuse batch normalisation, whose statistics couple the samples."""
+        """Refuse batch normalisation, and other effects that depend on the samples."""
         if not facts.batch_norms:
-            return None
+            return self.effect_obstacle(facts)
         names = first_few(facts.batch_norms)
         return (
             f"batch normalisation takes its statistics over the whole batch ({names}), so "

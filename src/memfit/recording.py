@@ -22,7 +22,10 @@ from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
 from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_alone
 from memfit.session.facts import JobFacts, gather_facts
+from memfit.session.forward_state import RandomPositions
+from memfit.session.live_state import LiveState
 from memfit.session.separation import Separation
+from memfit.session.session import Session
 from memfit.session.spill import Spill
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.plan import Plan
@@ -229,11 +232,13 @@ def _record_job(
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)
         run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
+        positions = _generators_of(session)
         for _ in range(_NUM_STEPS):
             recorder.begin_step()
             run.step(batch)
             recorder.end_step()
             stack.close()  # one step shows every head
+        draws_random = positions.first_moved() is not None or _draws_in_forward(recorder)
         largest = max(losses, key=lambda loss: loss.num_candidates, default=None)
         run.close()
         found = gather_facts(
@@ -242,6 +247,7 @@ def _record_job(
             streamable_chunk=1 if largest is None else largest.smallest_chunk,
             linear_cross_entropy_classes=max((head.num_classes for head in heads), default=0),
             linear_cross_entropy_rows=max((head.num_rows for head in heads), default=0),
+            draws_random=draws_random,
         )
         return recorder, facts or found, session.spill
 
@@ -256,6 +262,19 @@ def _asked_beforehand(
         if isinstance(strategy, AbstractSplitting):
             strategy.separability(separation)
     return separation
+
+
+def _generators_of(session: Session) -> RandomPositions:
+    """Look where the generators stand that are not torch's global ones."""
+    live = LiveState({"model": session.model, "loss": session.job.loss})
+    return RandomPositions([pair[0] for found in live.found() for pair in found.generators])
+
+
+def _draws_in_forward(recorder: Recorder) -> bool:
+    """Say whether an operator of the last forward has drawn random numbers."""
+    mark = recorder.marks[-1]
+    operations = recorder.history.operations[mark.first_operation : mark.last_operation]
+    return any(each.is_random and each.phase is Phase.FORWARD for each in operations)
 
 
 def _record_code(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memfit.session.tileable import dims_of_call, find_tileable_blocks
+from memfit.session.tileable import (
+    EffectfulBlock,
+    dims_of_call,
+    find_tileable_blocks,
+    judged_blocks,
+)
 from memfit.trace.virtual import virtual_tensors
 
 
@@ -228,3 +236,54 @@ def test_virtual_models_are_judged_like_real_ones():
     with virtual_tensors():
         assert names_in(MLP(POINTWISE["swiglu"])) == [""]
         assert names_in(MLP(MIXING["roll"])) == []
+
+
+class Effectful(nn.Module):
+    """An MLP with an effect."""
+
+    def __init__(self, effect) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6))
+        self.source, self.numbers, self.num_calls = torch.Generator(), np.random.default_rng(1), 0
+        self.seen: list[int] = []
+        self.effect = effect
+
+    def forward(self, x):
+        return self.effect(self, self.layers(x))
+
+
+def counted(block, x):
+    block.num_calls += 1
+    return x
+
+
+def listed(block, x):
+    block.seen.append(len(x))
+    return x
+
+
+EFFECTS = {
+    "changes num_calls": counted,
+    "changes seen": listed,
+    "draws from random": lambda block, x: x * random.random(),
+    "draws from numpy": lambda block, x: x * float(np.random.rand()),
+    "draws from numbers": lambda block, x: x * float(block.numbers.random()),
+    "draws from a torch.Generator": lambda block, x: (
+        x * torch.empty_like(x).bernoulli_(0.5, generator=block.source)
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", EFFECTS)
+def test_blocks_with_effects_are_not_tiled_and_asking_changes_nothing(sentence):
+    block = Effectful(EFFECTS[sentence])
+    before = (random.getstate(), repr(np.random.get_state()), block.source.get_state().tolist())
+    judged = judged_blocks(nn.Sequential(block))
+    told = [each.sentence for each in judged if isinstance(each, EffectfulBlock)]
+    assert any(each.startswith(f"0 {sentence}") for each in told)
+    assert [block.num_calls, block.seen] == [0, []]
+    assert before == (
+        random.getstate(),
+        repr(np.random.get_state()),
+        block.source.get_state().tolist(),
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from memfit.job import Total
+from memfit.session.carried_effects import CarriedEffects
 from memfit.session.pieces import GradientSum
 from memfit.session.session import PhaseListener, Session
 from memfit.trace.events import Phase
@@ -32,11 +34,16 @@ def _in_one_piece(session: Session, batch: Any, enter_phase: PhaseListener) -> t
 def _in_pieces(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
     total = GradientSum(session)
     num_samples = session.layout.num_samples(batch)
+    carried = session.carried_effects or CarriedEffects(session, "micro-batching")
+    carried.begin_step()
     for piece, num_in_piece in session.layout.split(batch, session.micro_batch_size):
         enter_phase(Phase.FORWARD)
-        part = total.weighted(session.loss_of(piece), num_in_piece / num_samples)
+        loss = carried.run(partial(session.loss_of, piece))
+        part = total.weighted(loss, num_in_piece / num_samples)
+        del loss
         enter_phase(Phase.BACKWARD)
         session.backward(part)
         total.add(part)
         del part
+    carried.end_step()
     return total.finish()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memfit.analysis.effects import Effects
 from memfit.session.attention import find_explicit_attention
 from memfit.session.evaluation_mode import modules_in_evaluation
 from memfit.session.normalisation import BatchNorm
@@ -19,7 +20,7 @@ from memfit.session.optimizer_facts import (
 )
 from memfit.session.separation import Separation
 from memfit.session.session import Session
-from memfit.session.tileable import find_tileable_blocks
+from memfit.session.tileable import EffectfulBlock, TileableBlock, judged_blocks
 
 _DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
 
@@ -33,6 +34,7 @@ class JobFacts:
     batch_norms: tuple[str, ...]
     """Modules whose training statistics couple the samples of a batch."""
     has_dropout: bool
+    """Whether a module draws random masks; see ``draws_random`` too."""
     block_levels: tuple[tuple[str, ...], ...]
     """Names of repeated modules: the outermost repetition first, then the ones inside it."""
     optimizer: str
@@ -56,6 +58,8 @@ class JobFacts:
     """The outermost modules that treat positions (tokens, space, time) apart."""
     tileable_blocks_with_dropout: tuple[str, ...] = ()
     """Those of them that draw random masks."""
+    blocks_with_effects: tuple[tuple[str, str], ...] = ()
+    """Modules that only their effects keep from being tileable: name and sentence."""
     optimizer_package: str = "torch.optim"
     """The package that the optimizer comes from."""
     optimizer_options: tuple[str, ...] = ()
@@ -70,6 +74,12 @@ class JobFacts:
     """Modules that are an LSTM, which the CPU does not train in every type."""
     explicit_attention: tuple[str, ...] = ()
     """Modules that may compute attention scores as whole matrices and could do without."""
+    draws_random: bool | None = None
+    """Whether a step draws random numbers at all, by whatever library; None where no step has been
+    seen yet."""
+    effects: Effects | None = None
+    """What a step changes besides gradients and what the optimizer keeps; None where that has not
+    been looked for."""
     attention_may_drop: bool = False
     """Whether those modules may draw random masks over attention weights."""
     separation: Separation | None = field(default=None, compare=False, repr=False)
@@ -83,6 +93,7 @@ def gather_facts(
     streamable_chunk: int | None = None,
     linear_cross_entropy_classes: int | None = None,
     linear_cross_entropy_rows: int = 0,
+    draws_random: bool | None = None,
 ) -> JobFacts:
     """Look at a session's model and optimizer: once, before strategies change them.
 
@@ -95,6 +106,7 @@ def gather_facts(
         "streamable_chunk": streamable_chunk,
         "linear_cross_entropy_classes": linear_cross_entropy_classes,
         "linear_cross_entropy_rows": linear_cross_entropy_rows or None,
+        "draws_random": draws_random,
     }
     return replace(
         session.facts, **{name: value for name, value in seen.items() if value is not None}
@@ -105,7 +117,8 @@ def _gathered(session: Session) -> JobFacts:
     if session.separation is None:
         session.separation = Separation(session.job, session.layout)
     named = dict(session.model.named_modules())
-    tileable = find_tileable_blocks(session.model)
+    judged = judged_blocks(session.model)
+    tileable = [block for block in judged if isinstance(block, TileableBlock)]
     attention = find_explicit_attention(session.model)
     return JobFacts(
         batch_size=session.job.batch_size,
@@ -124,6 +137,9 @@ def _gathered(session: Session) -> JobFacts:
         clips_gradients=session.job.clip_grad_norm is not None,
         tileable_blocks=tuple(block.name for block in tileable),
         tileable_blocks_with_dropout=tuple(block.name for block in tileable if block.draws),
+        blocks_with_effects=tuple(
+            (block.name, block.sentence) for block in judged if isinstance(block, EffectfulBlock)
+        ),
         optimizer_package=package_of(session.optimizer),
         optimizer_options=options_in_use(session.optimizer),
         optimizer_attachments=attachments_of(session.optimizer),

@@ -22,6 +22,7 @@ from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
 
 if TYPE_CHECKING:
+    from memfit.session.carried_effects import CarriedEffects
     from memfit.session.facts import JobFacts
     from memfit.session.separation import Separation
 
@@ -82,6 +83,8 @@ class Session:
     """What the latest loss was divided by, where the job gives a Total."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """What checkpoints must keep besides model and optimizer, by name."""
+    carried_effects: CarriedEffects | None = None
+    """Has what forwards change happen once per step, where batches are carried out in pieces."""
     facts: JobFacts | None = None
     """What has been gathered of the job as it is; see ``gather_facts``."""
     separation: Separation | None = None

@@ -17,7 +17,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.session.forward_state import not_repeatable
+from memfit.session.live_state import Change, LiveState
+from memfit.session.live_state.findings import ChangeKind
 from memfit.trace.locality import Locality, locality
+from memfit.trace.locality_rules import OwnGeneratorError
 
 _Call = Callable[[torch.Tensor], Any]
 _Convolution = nn.modules.conv._ConvNd
@@ -30,6 +34,8 @@ _LOCAL_LAYERS = (
     _Convolution,
 )
 _LOCAL_KINDS = ("torch.nn.modules.activation", "torch.nn.modules.container")
+_DRAWS_OF_TORCH = (ChangeKind.GENERATOR, "torch")
+"""From torch's global generator, whose state is put back when a tile is computed again."""
 _FEWEST_STEPS = 2
 _MOST_WIDTHS = 4
 _EXTENTS = (5, 7, 11, 13, 17, 19)
@@ -60,22 +66,40 @@ class TileableBlock:
     draws: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectfulBlock:
+    """A block that would be tiled, did it not change more than its output.
+
+    ``sentence`` says what it changes.
+    """
+
+    name: str
+    sentence: str
+
+
 def find_tileable_blocks(model: nn.Module) -> tuple[TileableBlock, ...]:
     """Find the outermost blocks that can be tiled; their inputs' sizes are guessed."""
-    judged: dict[Any, TileableDims | None] = {}
+    return tuple(block for block in judged_blocks(model) if isinstance(block, TileableBlock))
+
+
+def judged_blocks(model: nn.Module) -> tuple[TileableBlock | EffectfulBlock, ...]:
+    """Find the outermost blocks that can be tiled, and those that only effects keep from it."""
+    judged: dict[Any, tuple[TileableDims | None, str]] = {}
     return tuple(_found(model, "", judged))
 
 
 def _found(
-    module: nn.Module, name: str, judged: dict[Any, TileableDims | None]
-) -> Iterator[TileableBlock]:
+    module: nn.Module, name: str, judged: dict[Any, tuple[TileableDims | None, str]]
+) -> Iterator[TileableBlock | EffectfulBlock]:
     key = _likeness(module)
     if key not in judged:
         judged[key] = _dims_at_some_size(module)
-    dims = judged[key]
+    dims, effect = judged[key]
     if dims is not None:
         yield TileableBlock(name=name, draws=dims.draws)
         return
+    if effect:
+        yield EffectfulBlock(name=name, sentence=f"{name or 'the model'} {effect}")
     for child_name, child in module.named_children():
         yield from _found(child, f"{name}.{child_name}" if name else child_name, judged)
 
@@ -90,7 +114,8 @@ def dims_of_call(block: nn.Module, call: _Call, shape: Sequence[int]) -> Tileabl
     """
     if len(shape) < 2 or not _may_be_tileable(block):
         return None
-    return _along_tokens(block, call, shape) or _along_space(block, call, shape)
+    trials = _Trials(block)
+    return _along_tokens(trials, call, shape) or _along_space(trials, call, shape)
 
 
 @contextmanager
@@ -113,21 +138,26 @@ def members_replaced(
             members.update(before)
 
 
-def _dims_at_some_size(block: nn.Module) -> TileableDims | None:
-    """Try inputs that fit the sizes of a block's parameters."""
+def _dims_at_some_size(block: nn.Module) -> tuple[TileableDims | None, str]:
+    """Try inputs that fit the sizes of a block's parameters.
+
+    Returns:
+        How the block can be tiled, and otherwise the effect that keeps it from it, or nothing.
+    """
     if not _may_be_tileable(block):
-        return None
+        return None, ""
+    trials = _Trials(block)
     for width in _widths(block):
-        if dims := _along_tokens(block, block.forward, (1, 1, width)):
-            return dims
+        if dims := _along_tokens(trials, block.forward, (1, 1, width)):
+            return dims, ""
     for layer in _convolutions(block)[:_MOST_WIDTHS]:
         shape = (2, layer.in_channels, *_EXTENTS[: len(layer.kernel_size)])
-        if dims := _along_space(block, block.forward, shape):
-            return dims
-    return None
+        if dims := _along_space(trials, block.forward, shape):
+            return dims, ""
+    return None, trials.effect
 
 
-def _along_tokens(block: nn.Module, call: _Call, shape: Sequence[int]) -> TileableDims | None:
+def _along_tokens(trials: _Trials, call: _Call, shape: Sequence[int]) -> TileableDims | None:
     """Try all dimensions but the last, on a few and on a single line of positions."""
     num_dims = len(shape) - 1
     if num_dims > len(_EXTENTS):
@@ -135,15 +165,15 @@ def _along_tokens(block: nn.Module, call: _Call, shape: Sequence[int]) -> Tileab
     line = (1,) * (num_dims - 1) + (_OTHER_EXTENT,)
     shapes = [(*extents, shape[-1]) for extents in (_EXTENTS[:num_dims], line)]
     axes = tuple(range(num_dims))
-    found = _locality_at(block, call, shapes, axes, along=0)
+    found = trials.locality_at(call, shapes, axes, along=0)
     if found is None:
         return None
     return TileableDims(dims=axes, halo=found.halo, draws=found.draws)
 
 
-def _along_space(block: nn.Module, call: _Call, shape: Sequence[int]) -> TileableDims | None:
+def _along_space(trials: _Trials, call: _Call, shape: Sequence[int]) -> TileableDims | None:
     """Try dimensions of space or time, the longest first, where the block has convolutions."""
-    layers = _convolutions(block)
+    layers = _convolutions(trials.block)
     rank = len(layers[0].kernel_size) if layers else 0
     if not rank or len(shape) <= rank:
         return None
@@ -155,61 +185,87 @@ def _along_space(block: nn.Module, call: _Call, shape: Sequence[int]) -> Tileabl
         channels = len(shape) - rank - 1
         everything = tuple(each for each in range(len(shape)) if each != channels)
         for axes in ((dim,), everything):
-            if found := _locality_at(block, call, shapes, axes, along=dim):
+            if found := trials.locality_at(call, shapes, axes, along=dim):
                 return TileableDims(dims=(dim,), halo=found.halo, draws=found.draws)
     return None
 
 
-def _locality_at(
-    block: nn.Module,
-    call: _Call,
-    shapes: Iterable[Sequence[int]],
-    axes: tuple[int, ...],
-    *,
-    along: int,
-) -> Locality | None:
-    """Run a block on meta tensors of several shapes, which must make no difference."""
-    found: Locality | None = None
-    for shape in shapes:
-        other = _locality(block, partial(locality, call, shape, axes, along=along))
-        # A number that follows the extents, such as 1 / number of tokens, would differ in a tile.
-        if other is None or (found is not None and other != found):
+class _Trials:
+    """Run a block on meta tensors, and leave everything that it can reach as it was.
+
+    Attributes:
+        block: the block.
+        effect: what it has changed although it treats positions apart, as the end of a sentence.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.effect = ""
+        members = (*block.parameters(), *block.buffers())
+        state = LiveState({"": block}, leave_out=members)
+        self._may_run = not_repeatable(state.obstacles) is None
+        self._before = state.snapshot()
+
+    def locality_at(
+        self,
+        call: _Call,
+        shapes: Iterable[Sequence[int]],
+        axes: tuple[int, ...],
+        *,
+        along: int,
+    ) -> Locality | None:
+        """Run the block on tensors of several shapes, which must make no difference."""
+        found: Locality | None = None
+        for shape in shapes:
+            other = self._locality(partial(locality, call, shape, axes, along=along))
+            # A number that follows the extents, such as 1 / number of tokens, would differ in a
+            # tile.
+            if other is None or (found is not None and other != found):
+                return None
+            found = other
+        return found if found and found.num_steps >= _FEWEST_STEPS else None
+
+    def _locality(self, trial: Callable[..., Locality]) -> Locality | None:
+        """Run the block; None if it brings positions together, or may do so, or has an effect."""
+        if not self._may_run:
             return None
-        found = other
-    return found if found and found.num_steps >= _FEWEST_STEPS else None
+        stand_ins: dict[int, torch.Tensor] = {}
 
+        def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in stand_ins:
+                dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+                shape = tuple(tensor.shape)
+                stand_ins[id(tensor)] = torch.empty(shape, dtype=dtype, device="meta")
+            return stand_ins[id(tensor)]
 
-def _locality(block: nn.Module, trial: Callable[..., Locality]) -> Locality | None:
-    """Run a block on meta tensors; None if it brings positions together or may do so."""
-    stand_ins: dict[int, torch.Tensor] = {}
-
-    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in stand_ins:
-            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-            stand_ins[id(tensor)] = torch.empty(tuple(tensor.shape), dtype=dtype, device="meta")
-        return stand_ins[id(tensor)]
-
-    before = [dict(vars(module)) for module in block.modules()]
-    try:
-        with _disable_current_modes(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with members_replaced(block, stand_in):
-                found = trial(stand_ins.values())
-    except Exception:  # noqa: BLE001 - whatever a module says to a tensor of this shape means no
         found = None
-    for module, attributes in zip(block.modules(), before, strict=True):
-        if not _is_same(vars(module), attributes):
-            vars(module).clear()
-            vars(module).update(attributes)
-            found = None
-    return found
+        try:
+            with _disable_current_modes(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with members_replaced(self.block, stand_in):
+                    found = trial(stand_ins.values())
+        except OwnGeneratorError:
+            self.effect = "draws from a torch.Generator of its own"
+        except Exception:  # noqa: BLE001, S110 - whatever a module says to such a tensor means no
+            pass
+        return None if self._has_effect(is_local=found is not None) else found
+
+    def _has_effect(self, *, is_local: bool) -> bool:
+        """Say whether the trial has changed anything, and put it back."""
+        changes = self._before.changes()
+        if changes:
+            self._before.restore()
+        effects = [change for change in changes if (change.kind, change.owner) != _DRAWS_OF_TORCH]
+        if effects and is_local:
+            self.effect = _effect_of(effects[0])
+        return bool(effects)
 
 
-def _is_same(attributes: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Compare the attributes of a module with those it had, by identity."""
-    return attributes.keys() == before.keys() and all(
-        attributes[name] is value for name, value in before.items()
-    )
+def _effect_of(change: Change) -> str:
+    """Say what a block does besides computing its output."""
+    if change.kind is ChangeKind.GENERATOR:
+        return f"draws from {change.full_name}"
+    return f"changes {change}"
 
 
 def _may_be_tileable(block: nn.Module) -> bool:

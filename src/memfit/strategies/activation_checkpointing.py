@@ -18,12 +18,11 @@ from torch.utils.checkpoint import (
 
 from memfit.errors import StrategyError
 from memfit.session.facts import JobFacts, gather_facts
+from memfit.session.forward_state import Before, ForwardState
 from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractBlockwise, Numerics, Undo
 from memfit.trace.operators import draws, operator_name
-
-_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +33,13 @@ class ActivationCheckpointing(AbstractBlockwise):
     none at all means the repeated blocks of the outermost level. ``keep`` are calls of operators
     inside each block whose results are kept, so that they are not computed again: ``addmm.1`` is
     the second call of ``aten::addmm``. A plan may hold this strategy several times, for different
-    blocks. Non-reentrant; the random state is kept, so dropout draws the same masks; running
-    statistics of batch normalisation are updated once, not again on recomputation.
+    blocks. Non-reentrant. Whatever else a block changes (running statistics, counters, states kept
+    between steps, generators of any kind) is as it was while it runs again, so that it draws the
+    same masks and computes the same, and afterwards as the first run has left it.
 
     Limits: one block's activations are alive at a time, so a model of one block gains nothing.
+    A block that reads from an iterator or a file is refused, as that cannot be read again, and one
+    that changes more than 64 MiB besides its results.
     What is kept must not be changed in place later; torch refuses that in backward. What draws
     random numbers is never kept: the draws after it would differ from those of the forward.
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174, section 3, for whole blocks;
@@ -68,7 +70,7 @@ class ActivationCheckpointing(AbstractBlockwise):
                 block = session.model.get_submodule(name)
                 if _is_checkpointed(block):
                     raise StrategyError(self.name, f"{name} is named twice; name it once.")
-                undos.callback(_checkpoint_block(block, frozenset(self.keep)))
+                undos.callback(_checkpoint_block(name, block, frozenset(self.keep)))
             return undos.pop_all().close
 
 
@@ -95,39 +97,63 @@ def _is_checkpointed(block: torch.nn.Module) -> bool:
     return isinstance(own, partial) and own.func is _run_checkpointed
 
 
-def _checkpoint_block(block: torch.nn.Module, keep: frozenset[str]) -> Undo:
-    """Have a block's forward recomputed in backward."""
-    norms = [module for module in block.modules() if _keeps_running_statistics(module)]
-    contexts = partial(_contexts, norms, keep) if norms or keep else None
-    return replace_forward(block, partial(_run_checkpointed, block.forward, contexts))
+def _checkpoint_block(name: str, block: torch.nn.Module, keep: frozenset[str]) -> Undo:
+    """Have a block's forward recomputed in backward.
+
+    Raises:
+        StrategyError: if it reads what cannot be read a second time.
+    """
+    effects = ForwardState({name: block}, ActivationCheckpointing.name)
+    if effects.obstacle is not None:
+        reason = (
+            f"{name} would be run a second time, and {effects.obstacle} Leave the block out by "
+            "naming the others, or keep that outside of it."
+        )
+        raise StrategyError(ActivationCheckpointing.name, reason)
+    return replace_forward(block, partial(_run_checkpointed, block.forward, effects, keep))
 
 
 def _run_checkpointed(
-    forward: Callable[..., Any], contexts: Callable[[], Any] | None, *args: Any, **kwargs: Any
+    forward: Callable[..., Any],
+    effects: ForwardState,
+    keep: frozenset[str],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Run a block's forward under checkpointing, when gradients are wanted at all."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    if contexts is not None:
-        kwargs["context_fn"] = contexts
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
-
-
-def _keeps_running_statistics(module: torch.nn.Module) -> bool:
-    return getattr(module, "running_mean", None) is not None
+    before = effects.before(*args, *kwargs.values())
+    run = partial(
+        checkpoint,
+        forward,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=True,
+        context_fn=partial(_contexts, before, keep),
+        **kwargs,
+    )
+    return effects.run(before, run)
 
 
 def _contexts(
-    norms: list[torch.nn.Module], keep: frozenset[str]
+    before: Before, keep: frozenset[str]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Give the contexts of forward and of recomputation."""
+    """Give the contexts of forward and of recomputation.
+
+    What there was before the forward is put back before the cache of what is kept begins to watch,
+    which would take the copies for work of the block.
+    """
     if not keep:
-        return nullcontext(), _spare_running_statistics(norms)
+        return nullcontext(), before.shown()
     forward, recomputation = create_selective_checkpoint_contexts(_Keeping(keep))
-    return (
-        _without_cached_casts(forward),
-        _without_cached_casts(_spare_running_statistics(norms, recomputation)),
-    )
+    return _without_cached_casts(forward), _as_before(before, _without_cached_casts(recomputation))
+
+
+@contextmanager
+def _as_before(before: Before, inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with before.shown(), inner:
+        yield
 
 
 @contextmanager
@@ -160,25 +186,3 @@ class _Keeping:
         if f"{key[1]}.{position}" in self._keep and not draws(func, args, kwargs):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-@contextmanager
-def _spare_running_statistics(
-    norms: list[torch.nn.Module], inner: AbstractContextManager[Any] | None = None
-) -> Iterator[None]:
-    """Let recomputation update copies of the running statistics, so that they count once.
-
-    The copies are made before ``inner`` is entered, which would take them for work of the block.
-    """
-    kept = [
-        {name: norm._buffers[name] for name in _RUNNING if name in norm._buffers} for norm in norms
-    ]
-    for norm, buffers in zip(norms, kept, strict=True):
-        for name, buffer in buffers.items():
-            norm._buffers[name] = None if buffer is None else buffer.clone()
-    try:
-        with inner or nullcontext():
-            yield
-    finally:
-        for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers.update(buffers)

@@ -215,5 +215,5 @@ class AbstractSplitting(Strategy):
         found = self.separability(facts.separation)
         if not found.is_settled:
             return Numerics.UNPROVED
-        draws = found.draws or facts.has_dropout
+        draws = found.draws or facts.has_dropout or bool(facts.draws_random)
         return Numerics.SAME_IN_LAW if draws else Numerics.EXACT

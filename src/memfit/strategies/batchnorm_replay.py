@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.session.carried_effects import CarriedEffects
 from memfit.session.facts import JobFacts
 from memfit.session.normalisation import (
     LayerReachedError,
@@ -31,7 +33,9 @@ class BatchNormReplay(AbstractSplitting):
     pass then takes them as inputs, so that samples no longer depend on each other; its gradients
     with respect to the statistics are carried back in one more pass per call, last call first.
     Each pass runs only as far as its call. Running statistics are updated once. Each
-    micro-batch's random draws are replayed, so its dropout masks are the same in all passes.
+    micro-batch's random draws are replayed, so its dropout masks are the same in all passes; draws
+    from other generators than torch's global ones are an error. Whatever else the forward changes
+    happens once per step, as under micro-batching.
 
     Limits: about one forward and one backward more per normalisation call, so it suits models
     with few of them. Dropout masks are drawn per micro-batch: same in law as the whole batch.
@@ -53,7 +57,8 @@ class BatchNormReplay(AbstractSplitting):
     def apply(self, session: Session) -> Undo:
         """Put the replaying gradient pass in place of the plain one."""
         before = session.gradient_pass
-        session.gradient_pass = _ReplayPass(self.micro_batch_size, before)
+        carried = CarriedEffects(session, self.name, repeats_draws=True)
+        session.gradient_pass = _ReplayPass(self.micro_batch_size, before, carried)
 
         def undo() -> None:
             session.gradient_pass = before
@@ -64,8 +69,11 @@ class BatchNormReplay(AbstractSplitting):
 class _ReplayPass:
     """Compute the gradients of the mean loss over a batch; see BatchNormReplay."""
 
-    def __init__(self, micro_batch_size: int, whole_batch_pass: GradientPass) -> None:
+    def __init__(
+        self, micro_batch_size: int, whole_batch_pass: GradientPass, carried: CarriedEffects
+    ) -> None:
         self._micro_batch_size = micro_batch_size
+        self._carried = carried
         self._whole_batch_pass = whole_batch_pass
         self._num_calls: int | None = None
 
@@ -83,9 +91,11 @@ class _ReplayPass:
                     session.layout.split(batch, self._micro_batch_size)
                 )
             ]
-            passes = _Passes(session, pieces, calls, enter_phase)
+            self._carried.begin_step()
+            passes = _Passes(session, pieces, calls, self._carried, enter_phase)
             passes.find_statistics(self._num_calls)
             loss = passes.main_pass()
+            self._carried.end_step()
         self._num_calls = len(calls.known)
         for statistics in calls.known:
             statistics.update_running()
@@ -109,11 +119,13 @@ class _Passes:
         session: Session,
         pieces: list[_Piece],
         calls: NormalisationCalls,
+        carried: CarriedEffects,
         enter_phase: PhaseListener,
     ) -> None:
         self._session = session
         self._pieces = pieces
         self._calls = calls
+        self._carried = carried
         self._enter_phase = enter_phase
 
     def find_statistics(self, num_calls: int | None) -> None:
@@ -147,7 +159,9 @@ class _Passes:
         total = GradientSum(self._session)
         for piece in self._pieces:
             self._begin(piece, stop_at=None)
-            part = total.weighted(self._session.loss_of(piece.batch), piece.share)
+            loss = self._carried.run(partial(self._session.loss_of, piece.batch))
+            part = total.weighted(loss, piece.share)
+            del loss
             self._enter_phase(Phase.BACKWARD)
             self._session.backward(part)
             total.add(part)
@@ -171,7 +185,7 @@ class _Passes:
         """Run a micro-batch's forward up to a normalisation call; None if it makes fewer."""
         self._begin(piece, stop_at=call)
         try:
-            self._session.loss_of(piece.batch)
+            self._carried.run_part(partial(self._session.loss_of, piece.batch))
         except LayerReachedError as reached:
             # The traceback would keep every activation of the unfinished forward alive.
             return reached.with_traceback(None)

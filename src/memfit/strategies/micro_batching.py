@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memfit.session.block_names import first_few
+from memfit.session.carried_effects import CarriedEffects
 from memfit.session.facts import JobFacts
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractSplitting, Numerics, Undo
@@ -18,6 +19,10 @@ class MicroBatching(AbstractSplitting):
     A mean loss is weighted by the samples of each micro-batch, a ``Total(sum, count)`` by the true
     count over the whole batch, so uneven and partial batches stay exact. Dropout draws other masks
     than the whole batch would: same in law.
+
+    What the forward changes besides its results (the power iteration of spectral norm, counters)
+    happens once per step. Where it depends on the samples, the first step is an error, before
+    anything is updated.
 
     Limits: a loss or layer that couples samples (batch normalisation, in-batch negatives) is not a
     sum over samples. Batch normalisation is refused here. What else the step does with its samples
@@ -44,10 +49,11 @@ class MicroBatching(AbstractSplitting):
 
     def apply(self, session: Session) -> Undo:
         """Set the size that the session splits batches into."""
-        before = session.micro_batch_size
-        session.micro_batch_size = self.micro_batch_size
+        before = session.micro_batch_size, session.carried_effects
+        carried = CarriedEffects(session, self.name)
+        session.micro_batch_size, session.carried_effects = self.micro_batch_size, carried
 
         def undo() -> None:
-            session.micro_batch_size = before
+            session.micro_batch_size, session.carried_effects = before
 
         return undo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from memfit.errors import StrategyError
 from memfit.session.block_names import first_few
 from memfit.session.facts import JobFacts
+from memfit.session.forward_state import ForwardState
 from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
 from memfit.session.surroundings import Surroundings
@@ -66,6 +68,9 @@ class Tiling(Strategy):
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models without such a block, and names of other blocks."""
+        if not facts.tileable_blocks and facts.blocks_with_effects:
+            _, sentence = facts.blocks_with_effects[0]
+            return f"{sentence}, which it would do once for each tile, and in backward again."
         if not facts.tileable_blocks:
             return (
                 "no block of the model treats positions apart (an MLP over tokens, or a chain of "
@@ -74,6 +79,12 @@ class Tiling(Strategy):
         unknown = [name for name in self.blocks if name not in facts.tileable_blocks]
         if not unknown:
             return None
+        effects = dict(facts.blocks_with_effects)
+        for name in unknown:
+            if name in effects:
+                return (
+                    f"{effects[name]}, which it would do once for each tile, and in backward again."
+                )
         known = [name or "'' (the whole model)" for name in facts.tileable_blocks]
         return f"{', '.join(unknown)} cannot be tiled; what can is: {first_few(known)}."
 
@@ -87,7 +98,10 @@ class Tiling(Strategy):
         """Have the chosen blocks computed tile by tile."""
         names = self.blocks or [block.name for block in find_tileable_blocks(session.model)]
         blocks = [session.model.get_submodule(name) for name in names]
-        undos = [replace_forward(block, TiledForward(block, self.num_tiles)) for block in blocks]
+        undos = [
+            replace_forward(block, TiledForward(block, self.num_tiles, name))
+            for name, block in zip(names, blocks, strict=True)
+        ]
 
         def undo() -> None:
             for undo_block in undos:
@@ -131,9 +145,10 @@ def tiles(num_positions: int, num_tiles: int, halo: int) -> Iterator[Tile]:
 class TiledForward:
     """Stand in for the forward of a block."""
 
-    def __init__(self, block: torch.nn.Module, num_tiles: int) -> None:
+    def __init__(self, block: torch.nn.Module, num_tiles: int, name: str = "") -> None:
         self.block = block
         self._forward = block.forward
+        self._effects = ForwardState({name: block}, Tiling.name)
         self._num_tiles = num_tiles
         self._dims: dict[Any, TileableDims | None] = {}
 
@@ -154,7 +169,17 @@ class TiledForward:
         if dims is None:
             return self._forward(*args, **kwargs)
         tiled = TiledCall(self.block, call, dims, self._num_tiles)
-        return _Tiled.apply(tiled, inputs, *self.block.parameters())  # type: ignore[no-untyped-call]
+        before = self._effects.before()
+        out = self._effects.run(
+            before, partial(_Tiled.apply, tiled, inputs, *self.block.parameters())
+        )
+        if change := before.first_change():
+            reason = (
+                f"a forward of a tiled block changes {change}, once for each tile. Leave the block "
+                "out by naming the others, or do without the change."
+            )
+            raise StrategyError(Tiling.name, reason)
+        return out
 
     def _dims_of(
         self, call: Callable[[torch.Tensor], Any], inputs: torch.Tensor, others: Any

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from memfit.trace.locality_rules import (
     Labels,
+    OwnGeneratorError,
     PositionsMixedError,
     Use,
     has_sizes,
@@ -68,6 +69,7 @@ def locality(
         along: the axis whose halo is wanted.
 
     Raises:
+        OwnGeneratorError: if it draws from a generator that is not torch's global one.
         PositionsMixedError: if an operator may bring positions together, if the output has not the
             positions of the input, or if a tensor is changed that must not be.
     """
@@ -110,14 +112,16 @@ class _Follower(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
         arguments = _named(func, args, kwargs or {})
+        is_drawn = torch.Tag.nondeterministic_seeded in func.tags
+        if is_drawn and arguments.get("generator") is not None:
+            raise OwnGeneratorError
+        out = func(*args, **(kwargs or {}))
         operands = tensors_of(arguments)
         self._refuse_changes(func, arguments)
         self._note_foreign(operands)
         self._met.update((_storage(tensor), tensor) for tensor in tensors_of(out))
         labelled = [tensor for tensor in operands if any(self._labels_of(tensor))]
-        is_drawn = torch.Tag.nondeterministic_seeded in func.tags
         rule = rule_of(func)
         # What all positions share may be anything, but not drawn anew for every tile.
         if (labelled and rule is None) or (is_drawn and not labelled):

@@ -20,6 +20,10 @@ class PositionsMixedError(Exception):
     """Say which operator may bring positions together."""
 
 
+class OwnGeneratorError(Exception):
+    """Say that random numbers come from a generator that is not torch's global one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
     """One use of an operator: its arguments by name, one of its results, and what is known.

@@ -38,6 +38,11 @@ def walk_on(scope: Scope, before: Found) -> Found:
     return Walk(scope, _handler_of, None, before).go_on(before.postponed)
 
 
+def walk_beyond(scope: Scope, roots: Mapping[str, Any], met: Mapping[int, Any]) -> Found:
+    """Walk from roots to what an earlier walk has not met, by id."""
+    return Walk(scope, _handler_of, None, Found(seen=dict(met))).go(roots)
+
+
 class Walk(CodeWalk):
     """Meet objects of all kinds."""
 

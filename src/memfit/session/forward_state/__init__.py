@@ -1,0 +1,7 @@
+"""Keeps what a forward changes besides its results, so that it can run again, or in pieces."""
+
+from memfit.session.forward_state.left_behind import Left
+from memfit.session.forward_state.random_draws import RandomPositions
+from memfit.session.forward_state.state import Before, ForwardState, not_repeatable
+
+__all__ = ["Before", "ForwardState", "Left", "RandomPositions", "not_repeatable"]

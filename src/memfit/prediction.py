@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memfit.allocator.settings import AllocatorSettings
@@ -18,6 +18,7 @@ from memfit.allocator.simulate import (
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CUDA, Device
+from memfit.errors import MemfitError
 from memfit.figures import Certainty, Holder, Prediction, Term, Timeline
 from memfit.job import Job
 from memfit.process_memory import CardMemory, card_memory
@@ -58,7 +59,23 @@ def predict(
     spec = load_device(device)
     settings = None if allocator is None else AllocatorSettings.parse(allocator)
     recording = record(job, plan, device=spec)
-    return evaluate(job, recording, spec, plan or Plan(), settings=settings, in_full=True)
+    found = evaluate(job, recording, spec, plan or Plan(), settings=settings, in_full=True)
+    return replace(found, notes=(*found.notes, *effect_notes(recording)))
+
+
+def effect_notes(recording: Recording) -> Sequence[str]:
+    """Say what the step changes besides gradients, parameters and optimizer states.
+
+    Steps that take seconds to record are not looked into.
+    """
+    separation = recording.facts.separation
+    if separation is None or recording.is_long:
+        return ()
+    try:
+        return separation.effects().notes()
+    except MemfitError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        return (f"What else the step changes could not be found out ({reason})",)
 
 
 def predict_step(

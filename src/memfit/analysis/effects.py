@@ -115,6 +115,19 @@ class Effects:
             each for each in self.effects if each.owner == owner or each.owner.startswith(below)
         )
 
+    def notes(self, most: int = 8) -> Sequence[str]:
+        """Say what a step also changes, in clauses without a full stop; draws of torch left out.
+
+        Args:
+            most: how many are named.
+        """
+        told = [each for each in self.effects if not (each.is_global_draw and not each.detail)]
+        found = [each.sentence().rstrip(".").replace("The step", "This step also", 1)
+                 for each in told[:most]]  # fmt: skip
+        if len(told) > most:
+            found.append(f"This step also changes {len(told) - most} things more")
+        return (*found, *(each.rstrip(".") for each in self.unseen[:most]))
+
     def sentences(self) -> Sequence[str]:
         """Say each in a sentence, then what could not be seen."""
         return (*(effect.sentence() for effect in self.effects), *self.unseen)

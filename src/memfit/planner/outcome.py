@@ -13,7 +13,7 @@ from memfit.planner.choices import Choices
 from memfit.planner.explanation import considered_plans, held_at_peak, remedies, removed_alone
 from memfit.planner.ladder import Ladder
 from memfit.planner.search import Search
-from memfit.prediction import rules_of
+from memfit.prediction import effect_notes, rules_of
 from memfit.recording import Recording
 from memfit.session.evaluation_mode import evaluation_notes
 from memfit.strategies.base import Numerics
@@ -50,6 +50,7 @@ class Outcome:
         tried = ladder.tried | search.tried
         approximated, notes = self._approximations(best)
         notes += evaluation_notes(self.plain.facts.modules_in_evaluation)
+        notes += [f"{each}." for each in effect_notes(self.plain)]
         failed = search.refused.items()
         pieces = self.choices.pieces
         refused = (

@@ -11,8 +11,10 @@ import torch
 from memfit.analysis.effects import GLOBAL_GENERATOR, Effect, EffectKind, Effects
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
+from memfit.session.borrowing import borrowed_to_record
 from memfit.session.live_state import Change, ChangeKind, LiveState
 from memfit.session.session import Session, open_session
+from memfit.session.silence import watched
 from memfit.session.source_lines import lines_that_set
 from memfit.session.writes import Draw, Write, WriteNoter
 from memfit.trace.events import Phase
@@ -87,12 +89,15 @@ def _seen_at(job: Job, layout: BatchLayout, batch_size: int) -> _Seen:
 
 def _recorded(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool) -> _Seen:
     shapes = shapes_of(job, batch_size)
-    with virtual_tensors(disguised=disguised) as mode:
-        session = open_session(job, "cpu", layout, _no_gradients)
+    with (
+        virtual_tensors(disguised=disguised) as mode,
+        borrowed_to_record(job, mode) as borrowed_job,
+    ):
+        session = open_session(borrowed_job, "cpu", layout, _no_gradients)
         batch = as_virtual(mode, shapes)
         _step(session, batch, WriteNoter())
         # What is bound to what is looked at for parameters too; their content is fake.
-        state = LiveState.of(session, copies_parameters=True)
+        state = watched(session, job)
         stays, moves = state.found()
         noter = WriteNoter((*stays.generators, *moves.generators))
         optimizers = (*stays.optimizers, *moves.optimizers)

@@ -21,6 +21,7 @@ from memfit.analysis.walk import follow
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.session.batches import BatchLayout, shapes_of
+from memfit.session.borrowing import borrowed_to_record
 from memfit.session.session import Session, open_session
 from memfit.session.silence import no_gradients, undisturbed
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
@@ -82,8 +83,8 @@ def _candidates(
     if level == 0:
         yield ""
         return
-    with undisturbed(), virtual_tensors():
-        model = open_session(job, "cpu", layout, no_gradients).model
+    with undisturbed(), virtual_tensors() as mode, borrowed_to_record(job, mode) as borrowed_job:
+        model = open_session(borrowed_job, "cpu", layout, no_gradients).model
         for parent in parents:
             for name, child in model.get_submodule(parent).named_children():
                 if any(True for _ in child.parameters()):
@@ -156,9 +157,12 @@ def _recorded(job: Job, layout: BatchLayout, name: str, size: int) -> list[_Call
     shapes = shapes_of(job, size)
 
     def recorded(*, disguised: bool) -> list[_CallRecorded]:
-        with virtual_tensors(disguised=disguised) as mode:
+        with (
+            virtual_tensors(disguised=disguised) as mode,
+            borrowed_to_record(job, mode) as borrowed_job,
+        ):
             batch = as_virtual(mode, shapes)
-            session = open_session(job, "cpu", layout, no_gradients)
+            session = open_session(borrowed_job, "cpu", layout, no_gradients)
             with _calls_of(session.model.get_submodule(name)) as calls, one_path():
                 session.loss_of(batch)
             return [_alone(session, name, call, size / job.batch_size) for call in calls]

@@ -21,11 +21,12 @@ from memfit.analysis.walk import follow
 from memfit.errors import JobFunctionError, MemfitError
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
+from memfit.session.borrowing import borrowed_to_record
 from memfit.session.effects import find_effects
 from memfit.session.live_state import Change, ChangeKind, LiveState
 from memfit.session.representations import find_representations, rows_are_apart
 from memfit.session.session import Session, open_session
-from memfit.session.silence import no_gradients, undisturbed
+from memfit.session.silence import no_gradients, undisturbed, watched
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 _SMALL_SIZES = (2, 3)
@@ -162,11 +163,16 @@ class Separation:
             return not_known(_HOOKED.format(whole.hooked))
         if found.is_proved and (whole.changes or part.changes):
             bound = {name: followed.flows[number] for name, number in whole.bound.items()}
-            return judge_effects(found, self._known_effects(), bound)
+            return judge_effects(found, self.effects(), bound)
         return found
 
-    def _known_effects(self) -> Effects:
-        """Find out what else the step changes."""
+    def effects(self) -> Effects:
+        """Say what every step changes besides gradients and optimizer states; found once.
+
+        Raises:
+            RecordingError: if the step cannot be recorded.
+            JobFunctionError: if one of the job's functions fails.
+        """
         if self._effects is None:
             with undisturbed():
                 self._effects = find_effects(self.job, self.layout)
@@ -216,11 +222,14 @@ class Separation:
 
 def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Recorded:
     shapes = shapes_of(job, size)
-    with virtual_tensors(disguised=disguised) as mode:
+    with (
+        virtual_tensors(disguised=disguised) as mode,
+        borrowed_to_record(job, mode) as borrowed_job,
+    ):
         batch = as_virtual(mode, shapes)
-        session = open_session(job, "cpu", layout, no_gradients)
+        session = open_session(borrowed_job, "cpu", layout, no_gradients)
         recorder = DataflowRecorder(session.model)
-        state = LiveState.of(session)
+        state = watched(session, job)
         before = state.snapshot()
         with recorder, one_path():
             leaves = tuple(
@@ -235,8 +244,7 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
             value.backward()
         changes = tuple(c for c in before.changes() if c.kind is not ChangeKind.TENSOR)
         ends = _ends(recorder, session, loss)
-        bound = _bound(recorder, session, changes)
-        before.restore()
+        bound = _bound(recorder, watched(session, job), changes)
         return _Recorded(
             recorder.flow, leaves, lasting, begins, ends, changes, bound, _hooked(session.model)
         )
@@ -249,13 +257,13 @@ def _reached(state: LiveState) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _bound(
-    recorder: DataflowRecorder, session: Session, changes: tuple[Change, ...]
+    recorder: DataflowRecorder, state: LiveState, changes: tuple[Change, ...]
 ) -> dict[str, int]:
     """Number the tensors that names have been set to in the step."""
     names = {change.full_name for change in changes if change.kind is ChangeKind.BINDING}
     if not names:
         return {}
-    found = dict(_reached(LiveState.of(session)))
+    found = dict(_reached(state))
     met = {name: found[name] for name in names if name in found}
     return {name: recorder.number_of(each) for name, each in met.items() if recorder.knows(each)}
 

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.job import Job
+from memfit.session.live_state import LiveState
+from memfit.session.live_state.reading import contents_of
+from memfit.session.session import Session
 from memfit.session.stilled_randomness import untouched_randomness
 
 
@@ -23,3 +27,16 @@ def undisturbed() -> Iterator[None]:
 def no_gradients(*_: object) -> torch.Tensor:
     """Stand in for a gradient pass where none is carried out."""
     raise AssertionError("gradients are computed by hand here")
+
+
+def watched(session: Session, job: Job) -> LiveState:
+    """Watch what a recorded step may bind anew: content is fake, and not looked at."""
+    roots: dict[str, object] = {
+        "model": session.model,
+        "optimizer": session.optimizer,
+        "loss": job.loss,
+        "batch function": job.batch,
+        "model function": job.model,
+        "optimizer function": job.optimizer,
+    }
+    return LiveState(roots, leave_out=contents_of(LiveState(roots)))

@@ -92,7 +92,8 @@ class Alignment:
             if isinstance(written, Ref) and self._canon[written.number] in self._copied:
                 raise RecordingsDifferError(call)
         for one, two in zip(call.results, other.results, strict=True):
-            if (one.number not in self._canon and two.number not in self._other_canon) or self._canon.get(one.number) != self._other_canon.get(two.number):
+            known, other_known = self._canon.get(one.number), self._other_canon.get(two.number)
+            if known is None or known != other_known:
                 self._pair(one.number, two.number)
 
     def _follow_copy(self, call: Call, canon: dict[int, int]) -> None:
@@ -112,8 +113,8 @@ class Alignment:
         if isinstance(one, Ref) and isinstance(other, Ref):
             return self._same_tensor(one.number, other.number)
         if isinstance(one, tuple) and isinstance(other, tuple):
-            if one and other and all(isinstance(each, int) for each in (*one, *other)):
-                return True
+            if one and other and all(type(each) is int for each in (*one, *other)):
+                return True  # sizes; the operators' rules look at them
             return len(one) == len(other) and all(map(self._same, one, other))
         if isinstance(one, bool) or isinstance(other, bool):
             return one is other

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.dataflow import Dataflow, DataflowRecorder
@@ -35,6 +35,7 @@ _SMALL_SIZES = (2, 3)
 class _Recorded:
     """A step at one batch size, and where its ends lie in the recording."""
 
+    size: int
     dataflow: Dataflow
     leaves: tuple[int | None, ...]
     """Numbers of the batch's tensors."""
@@ -121,10 +122,24 @@ class Separation:
             if place is not None:
                 axes[place.dim] = Axis(outer=1, inner=place.per_sample)
                 kind = Kind.EACH
-            elif whole.dataflow.shapes[number].size != part.dataflow.shapes[number].size:
+            if not self._is_laid_out(axes, whole, part, index):
                 continue
             sources = frozenset([index])
             yield number, Flow(kind=kind, axes=tuple(axes), sources=sources)
+
+    def _is_laid_out(
+        self, axes: list[Axis | None], whole: _Recorded, part: _Recorded, index: int
+    ) -> bool:
+        """Say whether only the dimension of a leaf's samples follows the batch size."""
+        numbers = whole.leaves[index], part.leaves[index]
+        if numbers[0] is None or numbers[1] is None:
+            return False
+        size = whole.dataflow.shapes[numbers[0]].size
+        other = part.dataflow.shapes[numbers[1]].size
+        return len(size) == len(other) and all(
+            (one, two) == (axis.extent(whole.size), axis.extent(part.size)) if axis else one == two
+            for axis, one, two in zip(axes, size, other, strict=True)
+        )
 
     def _recording(self, size: int) -> _Recorded | MemfitError:
         if size not in self._recordings:
@@ -161,7 +176,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Recorded:
-    shapes = shapes_of(job, size)
+    shapes = _cut(layout, shapes_of(job, job.batch_size), shapes_of(job, size))
     with virtual_tensors(disguised=disguised) as mode:
         batch = as_virtual(mode, shapes)
         session = open_session(job, "cpu", layout, _no_gradients)
@@ -176,7 +191,19 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
             loss = session.loss_of(batch)
             value = loss.sum if isinstance(loss, Total) else loss * (size / job.batch_size)
             value.backward()
-        return _Recorded(recorder.flow, leaves, lasting, begins, _ends(recorder, session, loss))
+        return _Recorded(size, recorder.flow, leaves, lasting, begins, _ends(recorder, session, loss))
+
+
+def _cut(layout: BatchLayout, whole: Any, part: Any) -> Any:
+    """Give a part of a batch as cutting it does: what has no samples is the whole batch's own."""
+    leaves, others = tree_leaves(whole), tree_leaves(part)
+    if len(leaves) != len(others) or len(leaves) != len(layout.dims):
+        return part
+    found = [
+        leaf if place is None else other
+        for leaf, other, place in zip(leaves, others, layout.dims, strict=True)
+    ]
+    return tree_unflatten(found, layout.spec)
 
 
 def _no_gradients(*_: object) -> torch.Tensor:

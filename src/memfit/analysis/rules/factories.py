@@ -11,6 +11,10 @@ from memfit.analysis.rules.pointwise import any_pointwise
 from memfit.analysis.use import CoupledError, Use
 
 
+_SAFE_BYTES = 4
+"""A type of as many bytes counts as far as batches go."""
+
+
 def _made(use: Use, **known: Any) -> Flow:
     axes = use.varying_axes(use.call.results[0])
     return Flow(kind=Kind.EACH if any(axes) else Kind.FREE, axes=axes, **known)
@@ -62,6 +66,8 @@ def counted(use: Use) -> list[Flow]:
         return [Flow(kind=Kind.FREE, axes=(None,), sources=frozenset())]
     start = use.argument("start") or 0
     step = use.argument("step")
+    if use.name != "arange" or use.shape_of(use.call.results[0]).dtype.itemsize < _SAFE_BYTES:
+        raise CoupledError("numbers the samples of the batch")
     numbers_samples = (size, other) == (use.sizes.first, use.sizes.second)
     if numbers_samples and start == 0 and step in (None, 1):
         axes = (Axis(),)

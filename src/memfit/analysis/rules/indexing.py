@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axes, Axis, Flow, Kind
+from memfit.analysis.flow import Axes, Axis, Flow, Kind, same_ratio
 from memfit.analysis.rules.pointwise import sum_of
 from memfit.analysis.rules.products import product_of
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
@@ -37,6 +37,11 @@ def embedded_back(use: Use) -> list[Flow]:
     """Add the gradients of looked up rows to their table's."""
     gradient, index = use.flows[:2]
     _plain_index(index)
+    if use.argument("scale_grad_by_freq"):
+        raise CoupledError("scales gradients by how often a row is looked up in the whole batch")
+    if gradient.kind is Kind.SUM and index.kind is not Kind.FREE:
+        raise CoupledError("multiplies a sum over the batch by each sample")
+    _check_rows(gradient, index)
     kind = Kind.SUM if Kind.EACH in (gradient.kind, index.kind) else gradient.kind
     return [
         Flow(
@@ -47,6 +52,21 @@ def embedded_back(use: Use) -> list[Flow]:
             is_drawn=gradient.is_drawn or index.is_drawn,
         )
     ]
+
+
+def _check_rows(gradient: Flow, index: Flow) -> None:
+    """Check that gradients belong to the samples by whose numbers they are added up.
+
+    Raises:
+        CoupledError: if they do not.
+    """
+    if gradient.kind is not Kind.EACH and index.kind is not Kind.EACH:
+        return
+    for one, other in zip(gradient.axes, index.axes, strict=False):
+        if (one is None) != (other is None) or (one and other and not one.matches(other)):
+            raise CoupledError("brings samples together with other samples of the batch")
+    if any(gradient.axes[len(index.axes) :]):
+        raise CoupledError("brings samples together with other samples of the batch")
 
 
 def gathered(use: Use) -> list[Flow]:
@@ -101,7 +121,8 @@ def scattered(use: Use) -> list[Flow]:
     assert index is not None
     source = use.flow("src") if use.has("src") else None
     dim = use.argument("dim") % max(1, len(base.axes))
-    is_empty = base.is_uniform and base.value == 0.0
+    is_adding = "add" in use.name or use.name.startswith("scatter") and not use.argument("reduce")
+    is_empty = base.is_uniform and base.value == 0.0 and is_adding
     written = [base, index] if is_empty else [base, index, *([source] if source else [])]
     if any(flow.kind is Kind.SUM or not flow.is_plain for flow in written):
         raise CoupledError("writes sums over the batch by number")
@@ -130,6 +151,10 @@ def _added_up(use: Use, base: Flow, index: Flow, what: tuple[int, Flow | None]) 
     dim, source = what
     scale = source or base
     is_sum = "add" in use.name or use.argument("reduce") in {"sum", "add"}
+    if use.argument("include_self") is False or not index.is_plain:
+        raise CoupledError("writes samples into something that has no samples")
+    if source is not None and source.kind is Kind.EACH:
+        _check_alike(source, index)
     if not is_sum or index.axes[dim] is None:
         raise CoupledError("writes samples into something that has no samples")
     total = Flow(
@@ -139,6 +164,12 @@ def _added_up(use: Use, base: Flow, index: Flow, what: tuple[int, Flow | None]) 
     if base.is_uniform and base.value == 0.0:
         return total
     return sum_of(use, [total, base])
+
+
+def _check_alike(one: Flow, other: Flow) -> None:
+    for axis, its in zip(one.axes, other.axes, strict=True):
+        if (axis is None) != (its is None) or (axis and its and not axis.matches(its)):
+            raise CoupledError("looks up by position in the batch")
 
 
 def selected(use: Use) -> list[Flow]:
@@ -200,9 +231,8 @@ def indexed(use: Use) -> list[Flow]:
         raise CoupledError("uses the positions of samples in the batch")
     elif dim is not None and any(axes):
         raise CoupledError("compares samples of the batch with one another")
-    is_adjacent = places == list(range(places[0], places[-1] + 1))
-    where = places[0] if is_adjacent else 0
-    found = tuple([*rest[:where], *axes, *rest[where:]])
+    where = _place_of_indices(indices)
+    found = (*rest[:where], *axes, *rest[where:])
     is_drawn = values.is_drawn or any(use.flow_of(ref).is_drawn for ref in given)
     kind = Kind.EACH if any(found) else values.kind
     return [
@@ -239,23 +269,85 @@ def put(use: Use) -> list[Flow]:
     given = [ref for ref in indices if isinstance(ref, Ref)]
     if any(_is_mask(use, ref) for ref in given):
         raise NotFollowedError("writes by a mask")
+    if base.is_positions or values.is_positions:
+        raise CoupledError("uses the positions of samples in the batch")
     axes, has_positions = _index_axes(use, given)
+    place = _place_of_indices(indices)
+    kept = [axis for at, axis in enumerate(base.axes) if not _is_given(indices, at)]
+    target = [*kept[:place], *axes, *kept[place:]]
     dim = base.batch_dim
-    places = [place for place, ref in enumerate(indices) if isinstance(ref, Ref)]
-    if dim is not None and dim in places:
+    if dim is not None and _is_given(indices, dim):
         _check_own_row(use, base, indices[dim], axes)
-        return [replace(values, kind=Kind.EACH, axes=base.axes, is_uniform=False, value=None)]
-    if dim is not None and not any(axes):
-        return [replace(base, ratio=values.ratio, is_uniform=False, value=None,
-                        is_scaled=values.is_scaled)]  # fmt: skip
+    elif dim is not None:
+        if any(axes):
+            raise CoupledError("writes to samples by number, across the batch")
+    else:
+        if has_positions:
+            raise CoupledError("uses the positions of samples in the batch")
+        return [_put_into_free(use, base, values, target)]
+    if values.kind is Kind.SUM:
+        raise CoupledError("gives a sum over the batch to each sample")
+    _check_lined_up(use, values, target)
+    return [_one_scale(base, values)]
+
+
+def _is_given(indices: tuple[Any, ...], place: int) -> bool:
+    return place < len(indices) and isinstance(indices[place], Ref)
+
+
+def _place_of_indices(indices: tuple[Any, ...]) -> int:
+    """Say where the dimensions of the index tensors come to lie in what is looked up."""
+    places = [place for place, ref in enumerate(indices) if isinstance(ref, Ref)]
+    is_adjacent = places == list(range(places[0], places[-1] + 1))
+    return places[0] if is_adjacent else 0
+
+
+def _check_lined_up(use: Use, values: Flow, target: list[Axis | None]) -> None:
+    """Check that values, broadcast, meet their own samples' places.
+
+    Raises:
+        CoupledError: if they do not.
+    """
+    size = use.size("values")
+    offset = len(target) - len(size)
+    for dim, extent in enumerate(size):
+        axis, mine = values.axes[dim], target[offset + dim] if offset + dim >= 0 else None
+        if axis is None and (mine is None or extent == 1):
+            continue
+        if axis is None or mine is None or not axis.matches(mine):
+            raise CoupledError("writes to samples by position in the batch")
+
+
+def _one_scale(base: Flow, values: Flow) -> Flow:
+    """Write one tensor into another; both must change alike with the size of the batch."""
+    scale = values if base.is_uniform and base.value == 0.0 else base
+    if not same_ratio(values.ratio, scale.ratio) or values.is_scaled is not scale.is_scaled:
+        raise CoupledError("joins values of which only one changes with the batch size")
+    return Flow(
+        kind=base.kind, axes=base.axes, ratio=scale.ratio, is_scaled=scale.is_scaled,
+        is_drawn=base.is_drawn or values.is_drawn,
+    )  # fmt: skip
+
+
+def _put_into_free(use: Use, base: Flow, values: Flow, target: list[Axis | None]) -> Flow:
+    """Write or add to something that has no samples, such as the gradient of a table."""
     is_sum = bool(use.argument("accumulate"))
-    if dim is not None or has_positions or (any(axes) and not is_sum):
-        raise CoupledError("writes to samples by number, across the batch")
-    kind = Kind.SUM if any(axes) or Kind.EACH is values.kind else values.kind
-    total = replace(values, kind=kind, axes=(None,) * len(base.axes), is_uniform=False, value=None)
-    if base.is_uniform and base.value == 0.0:
-        return [total]
-    return [sum_of(use, [total, base])] if kind is Kind.SUM else [total]
+    if any(target):
+        if not is_sum or values.kind is Kind.SUM:
+            raise CoupledError("writes to samples by number, across the batch")
+        _check_lined_up(use, values, target)
+        if base.kind is Kind.SUM or values.is_scaled:
+            return sum_of(use, [replace(values, kind=Kind.SUM, axes=base.axes), base])
+        total = Flow(kind=Kind.SUM, axes=base.axes, ratio=values.ratio, is_drawn=values.is_drawn)
+        is_zero = base.is_uniform and base.value == 0.0
+        return total if is_zero else sum_of(use, [total, base])
+    if values.kind is Kind.EACH or (Kind.SUM in (base.kind, values.kind) and not is_sum):
+        raise CoupledError("writes samples into something that has no samples")
+    if Kind.SUM not in (base.kind, values.kind):
+        return _one_scale(base, values)
+    is_zero = base.is_uniform and base.value == 0.0
+    total = replace(values, axes=base.axes, is_uniform=False, value=None)
+    return total if is_zero else sum_of(use, [total, base])
 
 
 def index_added(use: Use) -> list[Flow]:
@@ -265,11 +357,18 @@ def index_added(use: Use) -> list[Flow]:
     _plain_index(index)
     if base.kind is not Kind.FREE or source.kind is Kind.SUM or "copy" in use.name:
         raise CoupledError("writes to samples by number, across the batch")
-    if index.kind is Kind.FREE and source.kind is Kind.FREE:
+    if any(not flow.is_plain for flow in (base, source)) and base.value != 0.0:
+        raise CoupledError("adds values of which only one changes with the batch size")
+    if index.kind is Kind.FREE and source.kind is Kind.FREE and base.is_plain and source.is_plain:
         return [replace(base, is_uniform=False, value=None)]
     if not index.axes or index.axes[0] is None or source.axes[dim] is None:
         raise CoupledError("writes samples into something that has no samples")
-    total = replace(source, kind=Kind.SUM, axes=(None,) * len(base.axes))
+    if not source.axes[dim].matches(index.axes[0]) or use.argument("alpha") not in (None, 1):
+        raise CoupledError("brings samples together with other samples of the batch")
+    total = Flow(
+        kind=Kind.SUM, axes=(None,) * len(base.axes), ratio=source.ratio,
+        is_drawn=source.is_drawn or index.is_drawn,
+    )  # fmt: skip
     if base.is_uniform and base.value == 0.0:
         return [total]
     return [sum_of(use, [total, base])]
@@ -281,16 +380,17 @@ def sliced_back(use: Use) -> list[Flow]:
     result = use.call.results[0]
     axes = use.varying_axes(result)
     if flow.kind is not Kind.EACH or not any(axes):
-        kind = Kind.EACH if any(axes) else flow.kind
-        if flow.kind is Kind.SUM and any(axes):
-            raise CoupledError("gives a sum over the batch to some samples")
-        return [replace(flow, kind=kind, axes=axes, is_uniform=False, value=None)]
+        if any(axes):
+            raise CoupledError("gives a gradient to some samples of the batch")
+        _check_same_part(use)
+        return [_among_zeros(flow, axes)]
     dim = use.argument("dim") % len(axes)
     old = list(flow.axes)
     if use.name == "select_backward":
         old.insert(dim, None)
     if axes[dim] is None:
-        return [replace(flow, axes=tuple(old), is_uniform=False, value=None)]
+        _check_same_part(use)
+        return [_among_zeros(flow, tuple(old))]
     if old[dim] is None:
         raise CoupledError("takes one sample out of the batch")
     known, grown = old[dim], axes[dim]
@@ -298,13 +398,32 @@ def sliced_back(use: Use) -> list[Flow]:
     assert grown is not None
     count = grown.outer * grown.inner
     step = use.argument("step") if use.has("step") else 1
-    if step == 1 and count % known.inner == 0:
+    starts = use.arguments("start")
+    whole = [size * known.inner for size in (use.sizes.first, use.sizes.second)]
+    parts = [divmod(start, length) for start, length in zip(starts, whole, strict=True)]
+    if known.wild and not known.outer * known.inner == 1:
+        raise NotFollowedError("takes a part of the samples' dimension")
+    if step == 1 and count % known.inner == 0 and parts[0] == parts[1] and parts[0][1] == 0:
         old[dim] = Axis(outer=count // known.inner, inner=known.inner)
-    elif step == count // known.outer and known.inner == 1:
+    elif step == count // known.outer and known.inner == 1 and starts[0] == starts[1] < step:
         old[dim] = Axis(outer=known.outer, inner=step)
     else:
         raise NotFollowedError("takes a part of the samples' dimension")
-    return [replace(flow, axes=tuple(old), is_uniform=False, value=None)]
+    return [_among_zeros(flow, tuple(old))]
+
+
+def _check_same_part(use: Use) -> None:
+    for name in ("start", "end", "step", "index"):
+        first, second = use.arguments(name) if use.has(name) else (None, None)
+        if first != second:
+            raise CoupledError("takes a part that depends on the batch size")
+
+
+def _among_zeros(flow: Flow, axes: Axes) -> Flow:
+    return replace(
+        flow, axes=axes, is_uniform=False, value=None, is_positions=False, sources=None,
+        has_holes=False,
+    )  # fmt: skip
 
 
 def distances(use: Use) -> list[Flow]:
@@ -325,7 +444,8 @@ def distances_back(use: Use) -> list[Flow]:
         raise CoupledError("multiplies a sum over the batch by each sample")
     result = use.call.results[0]
     if any(use.varying_axes(result)):
-        return [replace(first, ratio=gradient.ratio, is_scaled=gradient.is_scaled)]
+        return [Flow(kind=Kind.EACH, axes=first.axes, ratio=gradient.ratio,
+                     is_drawn=gradient.is_drawn)]  # fmt: skip
     kind = Kind.SUM if Kind.EACH in (gradient.kind, second.kind) else Kind.FREE
     axes = (None,) * len(use.result_size())
     return [Flow(kind=kind, axes=axes, ratio=gradient.ratio, is_scaled=gradient.is_scaled)]

@@ -158,6 +158,7 @@ def batch_normalised(use: Use) -> list[Flow]:
     if flow.kind is not Kind.EACH:
         raise NotFollowedError("normalises something that has no samples")
     if flow.batch_dim == 1:  # statistics of each sample's own channels
+        _check_own_weights(use, flow)
         stats = Flow(kind=Kind.EACH, axes=(flow.axes[1],))
         return [_like(flow), stats, stats, *[stats] * (len(use.call.results) - 3)]
     if _is_training(use) and not use.given_statistics:
@@ -165,6 +166,17 @@ def batch_normalised(use: Use) -> list[Flow]:
     _check_weights(use, "weight", "bias", "running_mean", "running_var")
     given = Flow(kind=Kind.FREE, axes=(None,))
     return [_like(flow), given, given, *[given] * (len(use.call.results) - 3)]
+
+
+def _check_own_weights(use: Use, flow: Flow) -> None:
+    """Check that weights and statistics were repeated for each sample, as the channels are."""
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        given = use.flow(name) if use.has(name) else None
+        axis = flow.axes[1]
+        if given is None:
+            continue
+        if given.kind is not Kind.EACH or axis is None or not axis.matches(given.axes[0] or Axis()):
+            raise NotFollowedError("has weights that are not repeated for each sample")
 
 
 def batch_normalised_back(use: Use) -> list[Flow]:
@@ -225,11 +237,21 @@ def _with_leading(
     )
 
 
+def searched(use: Use) -> list[Flow]:
+    """Look for places in sorted numbers, which no sample may have to itself."""
+    name = "boundaries" if use.has("boundaries") else "sorted_sequence"
+    _check_weights(use, name, "sorter")
+    flow = use.flow("self")
+    if flow is None or len(use.size(name)) != 1:
+        raise NotFollowedError("looks for places in several rows")
+    return [Flow(kind=flow.kind, axes=flow.axes, is_drawn=flow.is_drawn, sources=frozenset())]
+
+
 def spatial(use: Use) -> list[Flow]:
     """Work on space, channel by channel: pooling, resizing, padding."""
     flow = _input(use, "self")
     dim = flow.batch_dim
-    if flow.kind is Kind.EACH and (dim is None or dim > 1):
+    if flow.kind is Kind.EACH and (dim is None or dim >= len(flow.axes) - _spatial_dims(use)):
         raise CoupledError("works along the samples")
     is_linear = not any(word in use.name for word in ("max_pool",))
     if not flow.is_plain and not is_linear:
@@ -237,12 +259,19 @@ def spatial(use: Use) -> list[Flow]:
     return [_like(flow)] * len(use.call.results)
 
 
+def _spatial_dims(use: Use) -> int:
+    """Read the number of dimensions of space from the operator's name (``avg_pool2d``)."""
+    return next(int(place) for place, letter in zip(use.name, use.name[1:], strict=False)
+                if place in "123" and letter == "d")  # fmt: skip
+
+
 def spatial_back(use: Use) -> list[Flow]:
     """Carry a gradient back through work on space."""
     gradient, *others = use.flows
     if gradient.kind is Kind.SUM or any(not flow.is_plain for flow in others):
         raise CoupledError(_NOT_PLAIN)
-    if gradient.kind is Kind.EACH and (gradient.batch_dim or 0) > 1:
+    dim = gradient.batch_dim
+    if dim is not None and dim >= len(gradient.axes) - _spatial_dims(use):
         raise CoupledError("works along the samples")
     _check_same_samples(gradient, *others)
     return [_like(gradient)] * len(use.call.results)
@@ -275,7 +304,8 @@ def _attended(use: Use, result: Ref, like: Flow, *, is_drawn: bool) -> Flow:
     size = use.size_of(result)
     varying = any(use.varying_axes(result))
     axes = (like.axes[0] if varying else None, *(None,) * (len(size) - 1)) if size else ()
-    kind = Kind.EACH if varying else Kind.FREE
+    is_total = "backward" in use.name  # the gradient of a mask that all samples share
+    kind = Kind.EACH if varying else (Kind.SUM if is_total else Kind.FREE)
     return Flow(kind=kind, axes=axes, is_drawn=is_drawn)
 
 
@@ -411,5 +441,5 @@ RULES: Mapping[str, Any] = {
         leading(2),
     ),
     **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), leading(3)),
-    **dict.fromkeys(("bucketize", "searchsorted"), leading(0)),
+    **dict.fromkeys(("bucketize", "searchsorted"), searched),
 }  # fmt: skip

@@ -131,12 +131,12 @@ def times(use: Use, total: Flow, others: Sequence[Flow]) -> Flow:
 
 def added(use: Use) -> list[Flow]:
     """Add tensors, all of which must change alike with the size of the batch."""
-    if isinstance(use.argument("weight"), Ref):
+    if use.name.startswith("lerp"):
         return any_pointwise(use)
     refs = [ref for ref in use.tensors if not _is_zero(use, ref)] or use.tensors[:1]
     flows = [use.flow_of(ref) for ref in refs]
     if len(flows) == 1 and len(use.tensors) > 1:
-        return [_reshaped(use, flows[0], refs[0])]
+        return [replace(_reshaped(use, flows[0], refs[0]), sources=None)]
     numbers = [value for value in _numbers(use) if value[2] not in {"alpha", "value", "weight"}]
     if any(first or second for first, second, _ in numbers):
         flows = [*flows, Flow(kind=Kind.FREE, ratio=_constant_ratio(numbers))]
@@ -232,7 +232,7 @@ def raised(use: Use) -> list[Flow]:
         return any_pointwise(use)
     name = use.name.removesuffix("_")
     degree = use.argument("exponent") if name == "pow" else _DEGREES[name]
-    if flow.is_scaled or not isinstance(degree, (int, float)):
+    if flow.is_scaled or not isinstance(degree, (int, float)) or flow.ratio <= 0:
         return any_pointwise(use)
     _check_numbers(use)
     return [combined(use, [ref], float(flow.ratio) ** float(degree))]
@@ -241,7 +241,15 @@ def raised(use: Use) -> list[Flow]:
 def kept(use: Use) -> list[Flow]:
     """Copy a tensor, perhaps into another type."""
     ref = use.tensors[0]
-    return [replace(_reshaped(use, use.flow_of(ref), ref), value=None)]
+    flow = _reshaped(use, use.flow_of(ref), ref)
+    name = use.name.removesuffix("_")
+    if name == "view_as_real":
+        return [replace(flow, axes=(*flow.axes[1:], None), value=None)]
+    if name == "view_as_complex":
+        return [replace(use.flow_of(ref), axes=use.flow_of(ref).axes[:-1], value=None)]
+    if name not in {"clone", "_to_copy", "contiguous", "positive"}:
+        flow = replace(flow, sources=None, is_uniform=flow.is_uniform and not flow.has_holes)
+    return [replace(flow, value=None)]
 
 
 def copied(use: Use) -> list[Flow]:
@@ -289,12 +297,13 @@ def masked(use: Use) -> list[Flow]:
 def _chosen(use: Use, condition: Flow, values: Sequence[Flow]) -> list[Flow]:
     if not condition.is_plain:
         raise CoupledError("chooses by values that depend on the batch size")
+    values = [flow for flow in values if not (flow.is_uniform and flow.value == 0.0)] or values
     ratio = values[0].ratio
     if not all(same_ratio(flow.ratio, ratio) for flow in values):
         raise CoupledError("chooses among values of which only one changes with the batch size")
     if len({flow.is_scaled for flow in values}) > 1:
         raise CoupledError("chooses among values of which only one depends on the batch's count")
-    return [combined(use, use.tensors, ratio)]
+    return [replace(combined(use, use.tensors, ratio), is_uniform=False)]
 
 
 def compared(use: Use) -> list[Flow]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axes, Axis, Flow, Kind
+from memfit.analysis.dataflow import Ref, Shape
+from memfit.analysis.flow import Axes, Axis, Flow, Kind, same_ratio
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 
@@ -133,7 +133,7 @@ def expanded(use: Use) -> list[Flow]:
     """Repeat a tensor along dimensions of one element, or new ones."""
     ref, flow = _first(use)
     offset = len(use.result_size()) - len(use.size_of(ref))
-    axes: list[Axis | None] = [None] * offset + list(flow.axes)
+    axes: list[Axis | None] = [*(None,) * offset, *flow.axes]
     varying = use.varying_axes(use.call.results[0])
     for dim, axis in enumerate(varying):
         if axis is None or axes[dim] is not None:
@@ -170,8 +170,6 @@ def sliced(use: Use) -> list[Flow]:
     ref, flow = _first(use)
     dim = use.argument("dim") % len(flow.axes)
     axis = flow.axes[dim]
-    if axis is None:
-        return [_moved(flow, flow.axes)]
     ranges = []
     for size, start, end, step in zip(
         (use.size_of(ref)[dim], use.other_size_of(ref)[dim]),
@@ -181,6 +179,10 @@ def sliced(use: Use) -> list[Flow]:
         strict=True,
     ):
         ranges.append(range(size)[slice(start, end, step)])
+    if axis is None:
+        if ranges[0] != ranges[1]:
+            raise CoupledError("takes a part that depends on the batch size")
+        return [_moved(flow, flow.axes)]
     axes = list(flow.axes)
     axes[dim] = _part_of(axis, (ranges[0], ranges[1]), use)
     return [_moved(flow, axes)]
@@ -241,7 +243,7 @@ def joined(use: Use) -> list[Flow]:
     flows = [use.flow_of(ref) for ref in refs]
     if any(flow.kind is Kind.SUM for flow in flows):
         return [_joined_sums(use, flows)]
-    if len({round(flow.ratio, 9) for flow in flows}) > 1 or len({f.is_scaled for f in flows}) > 1:
+    if not all(same_ratio(flow.ratio, flows[0].ratio) for flow in flows) or len({f.is_scaled for f in flows}) > 1:
         raise CoupledError("joins values of which only one changes with the batch size")
     if any(flow.is_positions for flow in flows):
         raise CoupledError("uses the positions of samples in the batch")
@@ -306,8 +308,8 @@ def _joined_sums(use: Use, flows: Sequence[Flow]) -> Flow:
     shrink = use.sizes.shrink
     if any(flow.kind is Kind.EACH for flow in flows):
         raise CoupledError("puts samples beside a sum over the batch")
-    ratios = {round(f.ratio * (shrink if f.kind is Kind.FREE else 1.0), 9) for f in flows}
-    if len(ratios) > 1 or len({flow.is_scaled for flow in flows}) > 1:
+    ratios = [f.ratio * (shrink if f.kind is Kind.FREE else 1.0) for f in flows]
+    if not all(same_ratio(ratio, ratios[0]) for ratio in ratios) or len({flow.is_scaled for flow in flows}) > 1:
         raise CoupledError("joins values of which only one changes with the batch size")
     total = next(flow for flow in flows if flow.kind is Kind.SUM)
     return replace(total, axes=(None,) * len(use.result_size()), value=None)
@@ -316,6 +318,9 @@ def _joined_sums(use: Use, flows: Sequence[Flow]) -> Flow:
 def _joined_sources(flows: Sequence[Flow]) -> frozenset[int] | None:
     """Say where the entries of joined labels come from; constants stand at fixed places."""
     found: frozenset[int] = frozenset()
+    known = [flow.sources for flow in flows if flow.sources is not None]
+    if len({bool(sources) for sources in known}) > 1:
+        return None  # numbers of our own may be any that labels never are
     for flow in flows:
         if flow.sources is None and not flow.is_uniform:
             return None
@@ -357,9 +362,15 @@ def strided(use: Use) -> list[Flow]:
         return [flow]
     if flow.is_uniform:
         return [_moved(flow, use.varying_axes(result))]
-    if flow.kind is not Kind.EACH:
+    if flow.kind is not Kind.EACH and _covers(one, other):
         return [_moved(flow, (None,) * len(other.size))]
     raise NotFollowedError("looks at memory with strides of its own")
+
+
+def _covers(one: Shape, other: Shape) -> bool:
+    """Say whether a tensor without gaps in memory holds all elements of another view."""
+    is_dense = one.last - one.offset + 1 == one.numel
+    return is_dense and one.offset <= other.offset and other.last <= one.last
 
 
 def padded(use: Use) -> list[Flow]:
@@ -371,7 +382,7 @@ def padded(use: Use) -> list[Flow]:
         if is_padded and flow.axes[-1 - number] is not None:
             raise CoupledError("pads the batch with samples of its own")
     value = use.argument("value") if use.has("value") else 0
-    if value and not flow.is_plain:
+    if value and (flow.kind is Kind.SUM or not flow.is_plain):
         raise CoupledError("pads values that depend on the batch size with a constant")
     return [replace(flow, is_uniform=False, value=None, has_holes=True)]
 
@@ -390,7 +401,7 @@ def repeated(use: Use) -> list[Flow]:
     ref, flow = _first(use)
     repeats = use.argument("repeats")
     offset = len(repeats) - len(use.size_of(ref))
-    axes: list[Axis | None] = [None] * offset + list(flow.axes)
+    axes: list[Axis | None] = [*(None,) * offset, *flow.axes]
     varying = use.varying_axes(use.call.results[0])
     for dim, axis in enumerate(axes):
         if axis is not None and repeats[dim] != 1:

@@ -46,7 +46,6 @@ class Shape:
             count *= extent
         return count
 
-
     @property
     def last(self) -> int:
         """Give the place of the last element in memory."""
@@ -184,7 +183,7 @@ class DataflowRecorder(TorchDispatchMode):
 
 def _digest(tensor: torch.Tensor) -> bytes:
     data = tensor.contiguous().cpu().flatten().view(torch.uint8).numpy()
-    return hashlib.blake2b(memoryview(data), digest_size=16).digest()
+    return hashlib.blake2b(data.tobytes(), digest_size=16).digest()
 
 
 def _memory_of(tensor: torch.Tensor) -> Any:

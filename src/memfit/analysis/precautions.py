@@ -5,7 +5,7 @@ A rule that forgets one of these would call a step separable that is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -36,37 +36,40 @@ _LINEAR = _VIEWS | {
     "index_put", "_index_put_impl", "_unsafe_index_put", "as_strided", "constant_pad_nd", "repeat",
     "flip", "roll", "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag",
     "_conj", "conj", "_conj_physical", "flatten", "broadcast_to", "embedding_dense_backward",
-    "slice_backward", "select_backward",
+    "slice_backward", "select_backward", "where", "masked_fill",
 }  # fmt: skip
 """Operators whose rules know what to do with sums over the batch."""
 _SCALING = _LINEAR | {
     "pow", "abs", "relu", "leaky_relu", "square", "sqrt", "rsqrt", "reciprocal", "sgn", "sign",
-    "where", "masked_fill", "native_dropout", "convolution", "embedding", "scatter", "scatter_add",
+    "native_dropout", "convolution", "embedding", "scatter", "scatter_add",
     "scatter_reduce",
 }  # fmt: skip
 """Operators whose rules know what to do with values that change with the batch size."""
-_SIZE_ARGUMENTS = {
+_SIZE_ARGUMENTS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "expand", "broadcast_to", "new_zeros",
                      "new_ones", "new_empty", "zeros", "ones", "empty", "rand", "randn", "randint",
-                     "normal", "lift", "flatten"), {"size", "shape"}),
-    "_reshape_alias": {"size", "stride"},
-    **dict.fromkeys(("full", "new_full"), {"size", "fill_value"}),
-    **dict.fromkeys(("full_like", "fill", "scalar_tensor"), {"fill_value", "value", "s"}),
+                     "normal", "lift", "flatten"), frozenset({"size", "shape"})),
+    "_reshape_alias": frozenset({"size", "stride"}),
+    **dict.fromkeys(("full", "new_full"), frozenset({"size", "fill_value"})),
+    **dict.fromkeys(("full_like", "fill", "scalar_tensor"),
+                    frozenset({"fill_value", "value", "s"})),
     **dict.fromkeys(("empty_strided", "new_empty_strided", "as_strided"),
-                    {"size", "stride", "storage_offset"}),
-    "empty_permuted": {"size"},
-    "repeat": {"repeats"},
-    **dict.fromkeys(("slice", "narrow"), {"start", "end", "length"}),
-    **dict.fromkeys(("split", "split_with_sizes"), {"split_size", "split_sizes"}),
-    "arange": {"end"},
+                    frozenset({"size", "stride", "storage_offset"})),
+    "empty_permuted": frozenset({"size"}),
+    "repeat": frozenset({"repeats"}),
+    **dict.fromkeys(("slice", "narrow"), frozenset({"start", "end", "length"})),
+    **dict.fromkeys(("split", "split_with_sizes"), frozenset({"split_size", "split_sizes"})),
+    "arange": frozenset({"end"}),
+    "sum": frozenset({"dim"}),
     **dict.fromkeys(("mul", "multiply", "div", "true_divide", "add", "sub", "rsub", "subtract"),
-                    {"other"}),
-    **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), {"N"}),
-    "slice_backward": {"input_sizes", "start", "end"},
-    **dict.fromkeys(("select_backward", "unfold_backward", "diagonal_backward"), {"input_sizes"}),
-    "value_selecting_reduction_backward": {"sizes"},
-    "_ctc_loss": {"input_lengths", "target_lengths"},
-    "_ctc_loss_backward": {"input_lengths", "target_lengths"},
+                    frozenset({"other"})),
+    **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), frozenset({"N"})),
+    "slice_backward": frozenset({"input_sizes", "start", "end"}),
+    **dict.fromkeys(("select_backward", "unfold_backward", "diagonal_backward"),
+                    frozenset({"input_sizes"})),
+    "value_selecting_reduction_backward": frozenset({"sizes"}),
+    "_ctc_loss": frozenset({"input_lengths", "target_lengths"}),
+    "_ctc_loss_backward": frozenset({"input_lengths", "target_lengths"}),
 }  # fmt: skip
 """Numbers that may follow the batch size: the operator's rule, or the shapes of its results,
 answer for them. Any other that does is refused."""
@@ -76,6 +79,7 @@ _DRAWS_BY_RULE = _SHAPE_ALONE | {
     "rand", "randn", "randint", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet",
     "native_dropout", "randperm", "multinomial",
 }  # fmt: skip
+_TIMES_SUM = "multiplies a sum over the batch by something that depends on it"
 _TOTAL_WEIGHT = "total_weight"
 
 
@@ -95,7 +99,7 @@ def check_before(use: Use) -> None:
     if _has_out(use.call.func):
         raise NotFollowedError("writes into a tensor that it is given as out")
     differing = differing_numbers(use)
-    if any(each != _GIVEN_BACK for each in differing - _SIZE_ARGUMENTS.get(name, set())):
+    if any(each != _GIVEN_BACK for each in differing - _SIZE_ARGUMENTS.get(name, frozenset())):
         raise CoupledError("is given a number that depends on the batch size")
     flows = use.flows
     if name in _SHAPE_ALONE:
@@ -191,7 +195,7 @@ def _of_sums(use: Use, gradients: Sequence[Flow], others: Sequence[Flow]) -> lis
     total = next(flow for flow in gradients if flow.kind is Kind.SUM)
     is_alone = len(gradients) == 1 and all(flow.kind is Kind.FREE for flow in others)
     if not is_alone or use.call.func._schema.is_mutable:
-        raise CoupledError("multiplies a sum over the batch by something that depends on it")
+        raise CoupledError(_TIMES_SUM)
     found = []
     for ref in use.call.results:
         axes = (None,) * len(use.size_of(ref))

@@ -191,7 +191,8 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
             loss = session.loss_of(batch)
             value = loss.sum if isinstance(loss, Total) else loss * (size / job.batch_size)
             value.backward()
-        return _Recorded(size, recorder.flow, leaves, lasting, begins, _ends(recorder, session, loss))
+        ends = _ends(recorder, session, loss)
+        return _Recorded(size, recorder.flow, leaves, lasting, begins, ends)
 
 
 def _cut(layout: BatchLayout, whole: Any, part: Any) -> Any:

@@ -10,7 +10,6 @@ from memfit.analysis.flow import Axis, Flow, Kind, is_one
 from memfit.analysis.rules.pointwise import any_pointwise
 from memfit.analysis.use import CoupledError, Use
 
-
 _SAFE_BYTES = 4
 """A type of as many bytes counts as far as batches go."""
 

@@ -121,7 +121,7 @@ def scattered(use: Use) -> list[Flow]:
     assert index is not None
     source = use.flow("src") if use.has("src") else None
     dim = use.argument("dim") % max(1, len(base.axes))
-    is_adding = "add" in use.name or use.name.startswith("scatter") and not use.argument("reduce")
+    is_adding = "add" in use.name or not use.argument("reduce")
     is_empty = base.is_uniform and base.value == 0.0 and is_adding
     written = [base, index] if is_empty else [base, index, *([source] if source else [])]
     if any(flow.kind is Kind.SUM or not flow.is_plain for flow in written):
@@ -393,23 +393,30 @@ def sliced_back(use: Use) -> list[Flow]:
         return [_among_zeros(flow, tuple(old))]
     if old[dim] is None:
         raise CoupledError("takes one sample out of the batch")
-    known, grown = old[dim], axes[dim]
+    old[dim] = _back_in_place(use, old[dim], axes[dim])
+    return [_among_zeros(flow, tuple(old))]
+
+
+def _back_in_place(use: Use, known: Axis | None, grown: Axis | None) -> Axis:
+    """Find the samples in a dimension of which a part was taken.
+
+    Raises:
+        NotFollowedError: if the part did not hold all samples.
+    """
     assert known is not None
     assert grown is not None
-    count = grown.outer * grown.inner
-    step = use.argument("step") if use.has("step") else 1
+    if use.name == "select_backward" or (known.wild and known.outer * known.inner != 1):
+        raise NotFollowedError("takes a part of the samples' dimension")
+    count, step = grown.outer * grown.inner, use.argument("step")
     starts = use.arguments("start")
     whole = [size * known.inner for size in (use.sizes.first, use.sizes.second)]
     parts = [divmod(start, length) for start, length in zip(starts, whole, strict=True)]
-    if known.wild and not known.outer * known.inner == 1:
-        raise NotFollowedError("takes a part of the samples' dimension")
-    if step == 1 and count % known.inner == 0 and parts[0] == parts[1] and parts[0][1] == 0:
-        old[dim] = Axis(outer=count // known.inner, inner=known.inner)
-    elif step == count // known.outer and known.inner == 1 and starts[0] == starts[1] < step:
-        old[dim] = Axis(outer=known.outer, inner=step)
-    else:
-        raise NotFollowedError("takes a part of the samples' dimension")
-    return [_among_zeros(flow, tuple(old))]
+    is_whole = parts[0] == parts[1] and parts[0][1] == 0
+    if step == 1 and count % known.inner == 0 and is_whole:
+        return Axis(outer=count // known.inner, inner=known.inner)
+    if step == count // known.outer and known.inner == 1 and starts[0] == starts[1] < step:
+        return Axis(outer=known.outer, inner=step)
+    raise NotFollowedError("takes a part of the samples' dimension")
 
 
 def _check_same_part(use: Use) -> None:
@@ -433,7 +440,7 @@ def distances(use: Use) -> list[Flow]:
     other = (*(None,) * (3 - len(right.axes)), *right.axes)
     if one[2] is not None or other[2] is not None or not (left.is_plain and right.is_plain):
         raise CoupledError("works along the samples")
-    found = product_of(use, left, right, ((one[0], one[1], None), (other[0], None, other[1])))
+    found = product_of(left, right, ((one[0], one[1], None), (other[0], None, other[1])))
     return [replace(found, axes=found.axes[-len(use.result_size()) :])]
 
 

@@ -175,7 +175,8 @@ def _check_own_weights(use: Use, flow: Flow) -> None:
         axis = flow.axes[1]
         if given is None:
             continue
-        if given.kind is not Kind.EACH or axis is None or not axis.matches(given.axes[0] or Axis()):
+        its = given.axes[0] if given.kind is Kind.EACH else None
+        if axis is None or its is None or not axis.matches(its):
             raise NotFollowedError("has weights that are not repeated for each sample")
 
 
@@ -390,8 +391,10 @@ def _spatial_names() -> tuple[list[str], list[str]]:
                      f"reflection_pad{dims}", f"replication_pad{dims}"):  # fmt: skip
             forward.append(name)
             backward.append(f"{name}_backward")
-    for mode in ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d",
-                 "_nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"):  # fmt: skip
+    for mode in (
+        "nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d",
+        "_nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
+    ):  # fmt: skip
         prefix = "_upsample" if mode.startswith("_") else "upsample_"
         name = f"{prefix}{mode}"
         forward += [name, f"{name}_aa", f"_{name}_aa"]

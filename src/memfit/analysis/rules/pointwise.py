@@ -275,7 +275,7 @@ def chosen(use: Use) -> list[Flow]:
     """Choose between two tensors by a condition."""
     condition, *values = [use.flow_of(ref) for ref in use.tensors]
     if condition.kind is Kind.SUM or any(flow.kind is Kind.SUM for flow in values):
-        raise CoupledError("chooses by, or among, sums over the batch")
+        return [_masked_sum(use, condition, values)]
     return _chosen(use, condition, values)
 
 
@@ -289,9 +289,26 @@ def masked(use: Use) -> list[Flow]:
     elif given != 0:
         flows.append(Flow(kind=Kind.FREE))
         _check_numbers(use)
-    if any(flow.kind is Kind.SUM for flow in flows):
-        raise CoupledError("masks a sum over the batch")
+    mask_flow = use.flow_of(mask)
+    if Kind.SUM in (mask_flow.kind, *(flow.kind for flow in flows)):
+        return [_masked_sum(use, mask_flow, flows)]
     return _chosen(use, use.flow_of(mask), flows)
+
+
+def _masked_sum(use: Use, condition: Flow, values: Sequence[Flow]) -> Flow:
+    """Put zeros into a sum over the batch at fixed places.
+
+    Raises:
+        CoupledError: if the places depend on the batch, or it is no zeros that are put there.
+    """
+    given = [flow for flow in values if not (flow.is_uniform and flow.value == 0.0)]
+    if condition.kind is not Kind.FREE or not condition.is_plain or len(given) != 1:
+        raise CoupledError("chooses by, or among, sums over the batch")
+    total = given[0]
+    return Flow(
+        kind=Kind.SUM, axes=(None,) * len(use.result_size()), ratio=total.ratio,
+        is_scaled=total.is_scaled, is_drawn=total.is_drawn,
+    )  # fmt: skip
 
 
 def _chosen(use: Use, condition: Flow, values: Sequence[Flow]) -> list[Flow]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from memfit.analysis.dataflow import Ref
 from memfit.analysis.flow import Axis, Flow, Kind
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
@@ -40,6 +41,8 @@ def summed(use: Use) -> list[Flow]:
     if use.name in {"count_nonzero", "nansum"} and (flow.kind is Kind.SUM or not flow.is_plain):
         raise CoupledError("applies a function to values that depend on the whole batch")
     dims = _dims(use, len(flow.axes))
+    if use.has("dim"):
+        _check_same_dims(use, ref)
     axes = _reduced(use, flow, dims)
     found = replace(flow, axes=axes, is_positions=False, sources=None, has_holes=False, value=None)
     dim = flow.batch_dim
@@ -52,6 +55,22 @@ def summed(use: Use) -> list[Flow]:
         ratio = flow.ratio * shrink / use.sizes.shrink
         return [replace(found, kind=Kind.FREE, ratio=ratio)]
     return [replace(found, kind=Kind.SUM, ratio=flow.ratio * shrink)]
+
+
+def _check_same_dims(use: Use, ref: Ref) -> None:
+    """Check that both sizes sum over the same dimensions, apart from those of one element.
+
+    Raises:
+        CoupledError: if they do not.
+    """
+    first, second = use.arguments("dim")
+    if first == second:
+        return
+    num_dims, other = len(use.size_of(ref)), use.other_size_of(ref)
+    apart = {dim % num_dims for dim in first or ()} - {dim % num_dims for dim in second or ()}
+    is_more = len(first or ()) == len(second or ()) + len(apart)
+    if not is_more or not use.argument("keepdim") or any(other[dim] != 1 for dim in apart):
+        raise CoupledError("sums over dimensions that depend on the batch size")
 
 
 def along(use: Use) -> list[Flow]:

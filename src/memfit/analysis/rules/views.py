@@ -216,7 +216,7 @@ def _part_of(axis: Axis, ranges: tuple[range, range], use: Use) -> Axis:
 
 def parted(use: Use) -> list[Flow]:
     """Cut a tensor into parts along a dimension."""
-    ref, flow = _first(use)
+    _, flow = _first(use)
     if use.name in {"unbind"}:
         return [selected(use)[0]] * len(use.call.results)
     dim = use.argument("dim") % len(flow.axes)
@@ -243,7 +243,10 @@ def joined(use: Use) -> list[Flow]:
     flows = [use.flow_of(ref) for ref in refs]
     if any(flow.kind is Kind.SUM for flow in flows):
         return [_joined_sums(use, flows)]
-    if not all(same_ratio(flow.ratio, flows[0].ratio) for flow in flows) or len({f.is_scaled for f in flows}) > 1:
+    if (
+        not all(same_ratio(flow.ratio, flows[0].ratio) for flow in flows)
+        or len({f.is_scaled for f in flows}) > 1
+    ):
         raise CoupledError("joins values of which only one changes with the batch size")
     if any(flow.is_positions for flow in flows):
         raise CoupledError("uses the positions of samples in the batch")
@@ -309,7 +312,10 @@ def _joined_sums(use: Use, flows: Sequence[Flow]) -> Flow:
     if any(flow.kind is Kind.EACH for flow in flows):
         raise CoupledError("puts samples beside a sum over the batch")
     ratios = [f.ratio * (shrink if f.kind is Kind.FREE else 1.0) for f in flows]
-    if not all(same_ratio(ratio, ratios[0]) for ratio in ratios) or len({flow.is_scaled for flow in flows}) > 1:
+    if (
+        not all(same_ratio(ratio, ratios[0]) for ratio in ratios)
+        or len({flow.is_scaled for flow in flows}) > 1
+    ):
         raise CoupledError("joins values of which only one changes with the batch size")
     total = next(flow for flow in flows if flow.kind is Kind.SUM)
     return replace(total, axes=(None,) * len(use.result_size()), value=None)

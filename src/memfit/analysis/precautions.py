@@ -17,7 +17,8 @@ from memfit.analysis.use import CoupledError, NotFollowedError, Use
 _VIEWS = frozenset({
     "view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze",
     "squeeze", "expand", "select", "slice", "narrow", "split", "split_with_sizes", "chunk",
-    "unbind", "detach", "alias", "lift", "lift_fresh", "requires_grad", "_lazy_clone", "clone",
+    "unbind", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
+    "detach", "alias", "lift", "lift_fresh", "requires_grad", "_lazy_clone", "clone",
     "_to_copy", "contiguous",
 })  # fmt: skip
 _SHAPE_ALONE = frozenset({
@@ -58,7 +59,8 @@ _SIZE_ARGUMENTS: Mapping[str, frozenset[str]] = {
     "empty_permuted": frozenset({"size"}),
     "repeat": frozenset({"repeats"}),
     **dict.fromkeys(("slice", "narrow"), frozenset({"start", "end", "length"})),
-    **dict.fromkeys(("split", "split_with_sizes"), frozenset({"split_size", "split_sizes"})),
+    **dict.fromkeys(("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"),
+                    frozenset({"split_size", "split_sizes"})),
     "arange": frozenset({"end"}),
     "sum": frozenset({"dim"}),
     **dict.fromkeys(("mul", "multiply", "div", "true_divide", "add", "sub", "rsub", "subtract"),

@@ -47,6 +47,8 @@ _LOOKS_AT_NO_VALUE = frozenset({
     "zero", "fill", "ones_like", "zeros_like", "empty_like", "full_like", "new_zeros", "new_ones",
     "new_empty", "new_empty_strided", "new_full",
 })  # fmt: skip
+_TURNED_IN_PLACE = frozenset({"transpose_", "t_", "unsqueeze_", "squeeze_", "swapaxes_"})
+"""Operators that give a tensor other dimensions and leave its memory alone."""
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero_", "zero"})
 
 
@@ -347,6 +349,8 @@ def _storages(recording: Dataflow, lasting: Mapping[int, str]) -> dict[int, str]
 
 
 def _written(use: Use) -> list[Ref]:
+    if use.name in _TURNED_IN_PLACE:
+        return []
     found = [use.call.arguments[place] for place in written_arguments(use.call.func)]
     if not use.given_statistics:
         names = _SILENTLY_WRITTEN.get(operator_name(use.call.func), ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isnan
 from typing import Any
 
 from memfit.analysis.flow import Axis, Flow, Kind, is_one
@@ -29,7 +30,7 @@ def filled(use: Use) -> list[Flow]:
         first, second = use.arguments(name)
         if isinstance(first, (int, float)):
             value = float(first)
-            ratio = 1.0 if first == second else _ratio(first, second)
+            ratio = 1.0 if first == second or isnan(first) else _ratio(first, second)
         else:
             return [replace(_made(use, is_uniform=True), ratio=_free_ratio(use, name))]
     if use.name in {"zero_", "zero"}:

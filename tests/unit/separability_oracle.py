@@ -104,8 +104,8 @@ def compared(
     places = {id(call): place for place, call in enumerate(whole.flow.calls)}
     others = {id(call): place for place, call in enumerate(parts[0].flow.calls)}
     for call, other, flows in log:
-        if "empty" in str(call.func) or id(other) not in others:
-            continue  # holds whatever lies in memory; or torch has left the call out
+        if call.func.is_view or "empty" in str(call.func) or id(other) not in others:
+            continue  # may hold whatever lies in memory; or torch has left the call out
         here, there = places[id(call)], others[id(other)]
         for which, flow in enumerate(flows[: len(call.results)]):
             values = [part.kept[there][which] for part in parts]

@@ -21,7 +21,7 @@ SAMPLE = (
     "add", "mul", "div", "pow", "where", "sum", "mean", "amax", "softmax", "cumsum", "sort", "topk",
     "gather", "scatter_add", "index_select", "index_put", "matmul", "addmm", "cat", "roll",
     "nn.functional.layer_norm", "nn.functional.conv2d", "nn.functional.avg_pool2d",
-    "nn.functional.batch_norm", "nn.functional.embedding", "nn.functional.cross_entropy",
+    "nn.functional.max_pool2d", "nn.functional.batch_norm", "nn.functional.embedding", "nn.functional.cross_entropy",
     "renorm", "nn.functional.grid_sample", "cdist",
 )  # fmt: skip
 CUTS = (

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from memfit.analysis.dataflow import Ref, refs_in
-from memfit.analysis.flow import Flow, Kind
+from memfit.analysis.flow import Axis, Flow, Kind
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 _VIEWS = frozenset({
@@ -37,7 +37,8 @@ _LINEAR = _VIEWS | {
     "index_put", "_index_put_impl", "_unsafe_index_put", "as_strided", "constant_pad_nd", "repeat",
     "flip", "roll", "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag",
     "_conj", "conj", "_conj_physical", "flatten", "broadcast_to", "embedding_dense_backward",
-    "slice_backward", "select_backward", "where", "masked_fill",
+    "slice_backward", "select_backward", "where", "masked_fill", "diagonal_backward",
+    "triu", "tril",
 }  # fmt: skip
 """Operators whose rules know what to do with sums over the batch."""
 _SCALING = _LINEAR | {
@@ -63,6 +64,7 @@ _SIZE_ARGUMENTS: Mapping[str, frozenset[str]] = {
                     frozenset({"split_size", "split_sizes"})),
     "arange": frozenset({"end"}),
     "sum": frozenset({"dim"}),
+    "affine_grid_generator": frozenset({"size"}),
     **dict.fromkeys(("mul", "multiply", "div", "true_divide", "add", "sub", "rsub", "subtract"),
                     frozenset({"other"})),
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), frozenset({"N"})),
@@ -238,7 +240,33 @@ def check_after(use: Use, flows: Sequence[Flow]) -> list[Flow]:
         if not flow.is_bad and not flow.is_opaque:
             _check_shape(use, ref, flow)
             _check_type(use, ref, flow)
+    exact = _exact_axes(use)
+    flows = [_with_exact_axis(flow, exact) for flow in flows]
     return [_as_type_allows(use, *each) for each in zip(results, flows, strict=True)]
+
+
+def _exact_axes(use: Use) -> set[Axis]:
+    """Collect how the samples lie in the tensors that an operator computes with."""
+    if plain_name(use) in _SHAPE_ALONE:
+        return set()
+    axes = (axis for flow in use.flows if not flow.is_opaque for axis in flow.axes)
+    return {axis for axis in axes if axis is not None and not axis.wild}
+
+
+def _with_exact_axis(flow: Flow, exact: set[Axis]) -> Flow:
+    """Let a result not be alike for all samples where what it is computed from is not.
+
+    Raises:
+        NotFollowedError: if it is not clear how its samples lie.
+    """
+    if not exact or flow.is_bad or flow.is_uniform or not any(a and a.wild for a in flow.axes):
+        return flow
+    matching = [axis for axis in exact if any(a is not None and a.matches(axis) for a in flow.axes)]
+    if len(matching) != 1:
+        raise NotFollowedError("lays samples out in a way that is not known")
+    return replace(
+        flow, axes=tuple(matching[0] if axis is not None else None for axis in flow.axes)
+    )
 
 
 def _check_shape(use: Use, ref: Ref, flow: Flow) -> None:

@@ -13,8 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memfit.analysis.alignment import Alignment, culprit_of
-from memfit.analysis.dataflow import Call, Dataflow, Ref, Shape, refs_in
-from memfit.analysis.flow import Flow, Kind, Problem, same_ratio
+from memfit.analysis.dataflow import Call, Dataflow, Ref, refs_in
+from memfit.analysis.flow import Flow, Kind, Problem
+from memfit.analysis.memory import (
+    is_apart,
+    is_compatible,
+    lies_like,
+    stays_like,
+    written_refs,
+    written_to,
+)
 from memfit.analysis.precautions import (
     carried_back,
     check_after,
@@ -31,24 +39,13 @@ from memfit.analysis.use import (
     NotFollowedError,
     Sizes,
     Use,
-    operator_name,
-    written_arguments,
 )
 from memfit.trace.operators import draws
 
-_STATISTICS = ("running_mean", "running_var")
-_SILENTLY_WRITTEN: Mapping[str, tuple[str, ...]] = dict.fromkeys(
-    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats",
-     "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
-    _STATISTICS,
-)  # fmt: skip
-"""Arguments that operators write without saying so in their schemas."""
 _LOOKS_AT_NO_VALUE = frozenset({
     "zero", "fill", "ones_like", "zeros_like", "empty_like", "full_like", "new_zeros", "new_ones",
     "new_empty", "new_empty_strided", "new_full",
 })  # fmt: skip
-_TURNED_IN_PLACE = frozenset({"transpose_", "t_", "unsqueeze_", "squeeze_", "swapaxes_"})
-"""Operators that give a tensor other dimensions and leave its memory alone."""
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero_", "zero"})
 
 
@@ -222,6 +219,9 @@ class _Walk:
             found.append(self._with_values(flow, ref.number, counterpart))
         if use.name in _ZEROS:
             return [replace(flow, is_uniform=True, value=0.0) for flow in found]
+        if use.name == "scalar_tensor" and found[0].value is None:
+            number = float(use.argument("s"))
+            return [replace(found[0], is_uniform=True, value=number)]
         return found
 
     def _bad(self, use: Use, kind: Kind, sentence: str) -> list[Flow]:
@@ -237,11 +237,11 @@ class _Walk:
 
     def _keep(self, use: Use, flows: Sequence[Flow]) -> None:
         """Note results, and what was written in place."""
-        written = _written(use)
-        before = {ref.number: self._found.flows[ref.number] for ref in written}
+        refs = written_refs(use)
+        before = {ref.number: self._found.flows[ref.number] for ref in refs}
         for ref, flow in zip(use.call.results, flows, strict=False):
             self._set(ref.number, flow)
-        for ref in written:
+        for ref in refs:
             flow = self._after_writing(use, ref, flows)
             self._set(ref.number, flow)
             self._spread(use, ref, before[ref.number], flow)
@@ -272,18 +272,18 @@ class _Walk:
     def _spread(self, use: Use, ref: Ref, before: Flow, after: Flow) -> None:
         """Say of other views of the same memory what was written there."""
         written = self._first.shapes[ref.number]
-        is_like = _stays_like(before, after)
+        is_like = stays_like(before, after)
         for number in self._of_storage[written.storage]:
             if number == ref.number:
                 continue
             flow, shape = self._found.flows[number], self._first.shapes[number]
-            if flow.is_bad or _is_apart(shape, written):
+            if flow.is_bad or is_apart(shape, written):
                 continue
             if after.is_bad:
                 self._found.flows[number] = replace(after, axes=(None,) * len(shape.size))
-            elif (is_like or _is_compatible(flow, after)) and not flow.is_positions:
-                self._found.flows[number] = _written_to(flow, after)
-            elif _lies_like(shape, written):
+            elif (is_like or is_compatible(flow, after)) and not flow.is_positions:
+                self._found.flows[number] = written_to(flow, after)
+            elif lies_like(shape, written):
                 self._found.flows[number] = after
             else:
                 sentence = "writes samples into memory that is seen in other ways as well"
@@ -292,77 +292,8 @@ class _Walk:
                 self._found.flows[number] = _bad(kind, sentence, culprit, len(shape.size))
 
 
-def _written_to(flow: Flow, after: Flow) -> Flow:
-    """Say what is known of a view after another view of its memory was written."""
-    is_same = flow.value is not None and flow.value == after.value
-    axis = next((axis for axis in after.axes if axis is not None), None)
-    axes = flow.axes
-    if axis is not None and not axis.wild:
-        axes = tuple(axis if mine is not None and mine.wild else mine for mine in axes)
-    return replace(
-        flow,
-        axes=axes,
-        is_uniform=flow.is_uniform and after.is_uniform and is_same,
-        is_positions=False,
-        value=flow.value if is_same else None,
-        is_drawn=flow.is_drawn or after.is_drawn,
-        sources=None,
-    )
-
-
-def _stays_like(before: Flow, after: Flow) -> bool:
-    """Say whether what is written counts its samples as what was there."""
-    if before.kind is not after.kind or not same_ratio(before.ratio, after.ratio):
-        return False
-    if before.axes == after.axes:
-        return True
-    return len(before.axes) == len(after.axes) and all(
-        one is other
-        or (one is not None and other is not None and not one.wild and one.matches(other))
-        for one, other in zip(before.axes, after.axes, strict=True)
-    )
-
-
-def _lies_like(one: Shape, other: Shape) -> bool:
-    return (one.size, one.stride, one.offset) == (other.size, other.stride, other.offset)
-
-
-def _is_apart(one: Shape, other: Shape) -> bool:
-    """Say whether two views of the same memory have no element in common, by where they end."""
-    if one.dtype != other.dtype or not one.numel or not other.numel:
-        return False
-    return one.last < other.offset or other.last < one.offset
-
-
-def _is_compatible(flow: Flow, after: Flow) -> bool:
-    """Say whether a view keeps what is known of it when another view of its memory is written."""
-    if flow.kind is not after.kind or not same_ratio(flow.ratio, after.ratio):
-        return False
-    if flow.kind is not Kind.EACH:
-        return True
-    mine, its = [a for a in flow.axes if a], [a for a in after.axes if a]
-    return len(mine) == len(its) == 1 and mine[0].matches(its[0])
-
-
 def _storages(recording: Dataflow, lasting: Mapping[int, str]) -> dict[int, str]:
     return {recording.shapes[number].storage: name for number, name in lasting.items()}
-
-
-def _written(use: Use) -> list[Ref]:
-    if use.name in _TURNED_IN_PLACE:
-        return []
-    found = [use.call.arguments[place] for place in written_arguments(use.call.func)]
-    if not use.given_statistics:
-        names = _SILENTLY_WRITTEN.get(operator_name(use.call.func), ())
-        if names and (use.argument("training") or not use.has("training")):
-            found += [use.argument(name) for name in names]
-    refs = []
-    for each in found:
-        if isinstance(each, Ref):
-            refs.append(each)
-        elif isinstance(each, tuple):
-            refs += [ref for ref in each if isinstance(ref, Ref)]
-    return refs
 
 
 def _with_values(flow: Flow, values: tuple[Any, Any]) -> Flow:

@@ -53,7 +53,7 @@ def _ratio(first: float, second: float) -> float:
 
 def uninitialised(use: Use) -> list[Flow]:
     """Make a tensor that is written later."""
-    return [_made(use, is_uniform=True)]
+    return [_made(use)]
 
 
 def counted(use: Use) -> list[Flow]:

@@ -225,6 +225,19 @@ def test_the_rows_of_a_square_tensor_are_not_taken_for_its_columns():
     assert not found.is_proved
 
 
+def test_a_layer_computed_in_another_way_for_one_sample_is_not_known_to_couple():
+    job = Job(
+        model=lambda: nn.GRU(6, 6, 1),
+        batch=lambda size: (torch.randn(3, size, 6),),
+        loss=lambda m, b: m(b[0])[0].square().mean(),
+        optimizer=builders.sgd,
+        batch_size=4,
+    )
+    separation = Separation(job, find_layout(job))
+    assert separation.of(2).is_proved
+    assert not separation.of(1).is_refuted
+
+
 def test_a_number_in_the_batch_stays_that_of_the_whole_batch():
     def counted(size):
         return *rows(size), size

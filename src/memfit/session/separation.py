@@ -110,6 +110,8 @@ class Separation:
                 given_statistics=given_statistics,
             )
         except RecordingsDifferError as error:
+            if size == 1:  # torch takes other ways for one sample, which need not mean anything
+                return not_known(_ALONE.format(error.culprit.place()), error.culprit)
             return refuted(_differs(size, error.culprit.place()), error.culprit)
         return judge(followed, whole.ends, part.ends, sizes)
 
@@ -272,6 +274,12 @@ def _fails_on_parts(size: int, error: MemfitError) -> str:
         f"the step fails on {size} samples of its batch ({_short(error)}), so the batch cannot be "
         "cut into such pieces."
     )
+
+
+_ALONE = (
+    "a single sample is computed in another way than several ({}), so that nothing is known of "
+    "micro-batches of one; choose larger ones."
+)
 
 
 def _differs(size: int, place: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from memfit.analysis.dataflow import Call, Dataflow, Ref
 from memfit.analysis.separability import Culprit
-from memfit.analysis.use import operator_name, written_arguments
+from memfit.analysis.use import argument_names, operator_name, written_arguments
 
 _COPIES = frozenset({"clone", "contiguous", "_lazy_clone"})
 """What torch puts in where the layout of a tensor asks for it: sizes decide that, values do not."""
@@ -71,6 +72,9 @@ class Alignment:
                 self._pair_results(call, other)
                 here, there = here + 1, there + 1
                 yield call, other
+            elif call is not None and (like := self._sum_over_one(call)) is not None:
+                here += 1
+                yield call, like
             elif call is not None and (_is_copy(call) or self._repeats_nothing(call)):
                 self._follow_copy(call, self._canon)
                 source = call.arguments[0].number
@@ -85,6 +89,24 @@ class Alignment:
                 assert culprit is not None, "one of the recordings goes on"
                 raise RecordingsDifferError(culprit)
 
+    def _sum_over_one(self, call: Call) -> Call | None:
+        """Give the second recording's sum over one element, where torch has left it out.
+
+        The gradient of what is broadcast is added up over the samples, unless there is one alone.
+        """
+        names = argument_names(call.func)
+        source = call.arguments[0] if operator_name(call.func) == "sum" else None
+        dims = call.arguments[names["dim"]] if source is not None and "dim" in names else None
+        if not isinstance(source, Ref) or not dims or not call.arguments[names["keepdim"]]:
+            return None
+        number = self.other_of.get(source.number)
+        if number is None or any(self._second.shapes[number].size[dim] != 1 for dim in dims):
+            return None
+        self._follow_copy(call, self._canon)
+        self.other_of[call.results[0].number] = number
+        arguments = (Ref(number), *call.arguments[1:])
+        return replace(call, arguments=arguments, results=(Ref(number),))
+
     def _pair(self, one: int, other: int) -> None:
         self._canon[one] = one
         self._other_canon[other] = one
@@ -96,9 +118,8 @@ class Alignment:
             if isinstance(written, Ref) and self._canon[written.number] in self._copied:
                 raise RecordingsDifferError(call)
         for one, two in zip(call.results, other.results, strict=True):
-            if (
-                one.number not in self._canon and two.number not in self._other_canon
-            ) or self._canon.get(one.number) != self._other_canon.get(two.number):
+            known, other_known = self._canon.get(one.number), self._other_canon.get(two.number)
+            if known is None or known != other_known:
                 self._pair(one.number, two.number)
 
     def _follow_copy(self, call: Call, canon: dict[int, int]) -> None:
@@ -140,8 +161,8 @@ class Alignment:
         if isinstance(one, Ref) and isinstance(other, Ref):
             return self._same_tensor(one.number, other.number)
         if isinstance(one, tuple) and isinstance(other, tuple):
-            if one and other and all(isinstance(each, int) for each in (*one, *other)):
-                return True
+            if one and other and all(type(each) is int for each in (*one, *other)):
+                return True  # sizes; the operators' rules look at them
             return len(one) == len(other) and all(map(self._same, one, other))
         if isinstance(one, bool) or isinstance(other, bool):
             return one is other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -45,6 +46,12 @@ class Shape:
             count *= extent
         return count
 
+    @property
+    def last(self) -> int:
+        """Give the place of the last element in memory."""
+        steps = zip(self.size, self.stride, strict=True)
+        return self.offset + sum((extent - 1) * stride for extent, stride in steps)
+
 
 @dataclass(slots=True)
 class Call:
@@ -66,10 +73,12 @@ class Dataflow:
     shapes: list[Shape] = field(default_factory=list)
     values: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """Of small tensors whose numbers are known."""
+    digests: dict[int, bytes] = field(default_factory=dict)
+    """Of the contents of larger tensors that no operator has made, where they are there."""
     foreign: list[int] = field(default_factory=list)
     """Tensors that no operator has made, in the order in which they were met."""
-    objects: list[torch.Tensor] = field(default_factory=list)
-    """The tensors themselves, kept so that an address means one tensor."""
+    objects: list[Any] = field(default_factory=list)
+    """The tensors and their memory, kept so that an address means one tensor."""
 
 
 class DataflowRecorder(TorchDispatchMode):
@@ -80,19 +89,21 @@ class DataflowRecorder(TorchDispatchMode):
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flow = Dataflow()
         self._numbers: dict[tuple[Any, ...], int] = {}
+        self._contents: dict[int, tuple[float, ...] | bytes | None] = {}
+        self._seen: dict[int, tuple[int, int]] = {}
         self._modules = ModuleTracker()
         self._modules.name_modules(model)
 
     def __enter__(self) -> Self:
         self._modules.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
-        super().__exit__(exc_type, exc, traceback)
+        super().__exit__(exc_type, exc, traceback)  # type: ignore[no-untyped-call]
         self._modules.__exit__(exc_type, exc, traceback)
 
     def number_of(self, tensor: torch.Tensor) -> int:
@@ -136,24 +147,51 @@ class DataflowRecorder(TorchDispatchMode):
             number = len(self.flow.shapes)
             self._numbers[key] = number
             self.flow.shapes.append(shape)
-            self.flow.objects.append(tensor)
+            self.flow.objects.append((tensor, _memory_of(tensor)))
             if not is_made:
                 self.flow.foreign.append(number)
         self._note_values(tensor, number)
         return number
 
     def _note_values(self, tensor: torch.Tensor, number: int) -> None:
-        """Keep the numbers of a small tensor that is here."""
-        known = getattr(tensor, "constant", None) if _is_fake(tensor) else tensor
-        if known is None or known.numel() > _SMALL or known.device.type == "meta":
-            self.flow.values.pop(number, None)
+        """Keep the numbers of a small tensor that is here, and a digest of a larger one."""
+        is_fake = _is_fake(tensor)
+        known = getattr(tensor, "constant", None) if is_fake else tensor
+        if known is None or known.device.type == "meta" or known.layout is not torch.strided:
+            self._note_contents(number, None)
             return
-        if number in self.flow.values and not _is_fake(tensor):
+        seen = (id(known), known._version)
+        if self._seen.get(number) == seen:
             return
+        self._seen[number] = seen
         with torch.utils._python_dispatch._disable_current_modes():
-            values = known.detach().flatten().tolist()
+            known = known.detach()
+            if known.numel() > _SMALL:
+                self._note_contents(number, _digest(known))
+                return
+            values = known.flatten().tolist()
         if all(isinstance(value, (int, float)) for value in values):
-            self.flow.values[number] = tuple(float(value) for value in values)
+            self._note_contents(number, tuple(float(value) for value in values))
+
+    def _note_contents(self, number: int, contents: tuple[float, ...] | bytes | None) -> None:
+        """Keep what a tensor holds, unless it holds something else at another time."""
+        if self._contents.setdefault(number, contents) != contents:
+            self._contents[number] = contents = None
+        self.flow.values.pop(number, None)
+        self.flow.digests.pop(number, None)
+        if isinstance(contents, bytes):
+            self.flow.digests[number] = contents
+        elif contents is not None:
+            self.flow.values[number] = contents
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    data = tensor.contiguous().cpu().flatten().view(torch.uint8).numpy()
+    return hashlib.blake2b(data.tobytes(), digest_size=16).digest()
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage() if tensor.layout is torch.strided else None
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
@@ -184,7 +222,7 @@ def _shape_of(tensor: torch.Tensor) -> Shape:
     return Shape(
         tuple(tensor.shape),
         tuple(tensor.stride()),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tensor.untyped_storage()._cdata,
         tensor.dtype,
     )

@@ -80,6 +80,7 @@ def _judged_loss(followed: Followed, ends: Ends, sizes: Sizes) -> Separability |
     flow = followed.flows[ends.loss]
     if flow.problem is not None:
         return _bad(flow, flow.problem, "the loss")
+    assert not flow.is_bad, "what is bad says why"
     if flow.kind is Kind.EACH:
         return not_known("the loss belongs to one sample, so the batch has none to spare.")
     if ends.is_total:

@@ -1,4 +1,4 @@
-"""Has torch take the same path for tensors of every layout, while a step is recorded to be compared.
+"""Has torch take the same path for tensors of every layout, while a step is recorded.
 
 A linear layer is one operator for contiguous inputs and two for others, and a batch of one sample
 is contiguous where a larger one is not.

@@ -2,14 +2,221 @@
 
 from __future__ import annotations
 
-from memfit.analysis.flow import Flow
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.analysis.dataflow import Ref, tensors_in
+from memfit.analysis.flow import Axes, Axis, Flow, Kind
 from memfit.analysis.use import NotFollowedError, Use
+
+_CUTS = (
+    (4, ((0,), (1, 2, 3))),
+    (4, ((0, 2), (1, 3))),
+    (4, ((0,), (1,), (2,), (3,))),
+    (6, ((5, 0, 1), (2, 3), (4,))),
+    (6, ((0, 1, 2, 3, 4), (5,))),
+)
+"""Numbers of samples, and how they are cut."""
+_SCALES = (1.0, 0.1, 30.0)
+_MOST_ELEMENTS = 1 << 20
+_MOST_INDEX = 2
+"""Whole numbers are drawn below this, so that they may be indices."""
+_REFUSED_TAGS = (
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+)
+_NOT_KNOWN = "is not known to keep samples apart"
+_tried: dict[Any, tuple[Kind, ...] | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What the pieces of a result may be to the whole of it."""
+
+    kind: Kind
+    axes: Axes
+    weighs: bool = False
+    """Whether pieces count by their numbers of samples, as those of a mean do."""
 
 
 def split_alone(use: Use) -> list[Flow]:
     """Say what an operator does with samples by running it on pieces of small tensors.
 
+    That can show that samples meet; that they do not, it makes very likely: all pieces agree, for
+    several cuts of several draws of different scales.
+
     Raises:
         NotFollowedError: if that shows nothing.
     """
-    raise NotFollowedError("is not known to keep samples apart")
+    flows = use.flows
+    _check_kind(use, flows)
+    is_drawn = any(flow.is_drawn for flow in flows)
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            trials = list(_trials(use))
+            found = [_agreed(use, which, trials) for which in range(len(use.call.results))]
+    except NotFollowedError:
+        raise
+    except Exception as error:  # whatever an operator may raise for tensors that it does not like
+        raise NotFollowedError(_NOT_KNOWN) from error
+    shrink = use.sizes.shrink
+    return [
+        Flow(kind=each.kind, axes=each.axes, ratio=shrink if each.weighs else 1.0,
+             is_drawn=is_drawn)
+        for each in found
+    ]  # fmt: skip
+
+
+def _check_kind(use: Use, flows: Sequence[Flow]) -> None:
+    """Refuse operators that cannot be tried.
+
+    Raises:
+        NotFollowedError: if this is one.
+    """
+    func = use.call.func
+    is_refused = func._schema.is_mutable or any(tag in func.tags for tag in _REFUSED_TAGS)
+    if is_refused or not use.call.results or not any(f.kind is Kind.EACH for f in flows):
+        raise NotFollowedError(_NOT_KNOWN)
+    for flow in flows:
+        is_usual = flow.is_plain and not flow.is_opaque and not flow.is_positions
+        if (
+            flow.kind is Kind.SUM
+            or not is_usual
+            or any(a is not None and a.wild for a in flow.axes)
+        ):
+            raise NotFollowedError(_NOT_KNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One draw and cut: the results for all samples, and for each piece."""
+
+    size: int
+    pieces: tuple[tuple[int, ...], ...]
+    whole: list[torch.Tensor]
+    parts: list[list[torch.Tensor]]
+
+
+def _trials(use: Use) -> Iterator[_Trial]:
+    generator = torch.Generator().manual_seed(0)
+    for size, pieces in _CUTS:
+        for scale in _SCALES:
+            drawn = {ref: _drawn(use, ref, size, scale, generator) for ref in use.tensors}
+            whole = _results(use, drawn.__getitem__)
+            parts = []
+            for piece in pieces:
+                cut = {ref: _cut(use, ref, value, piece, size) for ref, value in drawn.items()}
+                parts.append(_results(use, cut.__getitem__))
+            yield _Trial(size, pieces, whole, parts)
+
+
+def _drawn(use: Use, ref: Ref, size: int, scale: float, generator: torch.Generator) -> torch.Tensor:
+    shape = use.shape_of(ref)
+    flow = use.flow_of(ref)
+    sizes = [
+        extent if axis is None else axis.extent(size)
+        for extent, axis in zip(shape.size, flow.axes, strict=True)
+    ]
+    count = 1
+    for extent in sizes:
+        count *= extent
+    if count > _MOST_ELEMENTS:
+        raise NotFollowedError(_NOT_KNOWN)
+    if shape.dtype.is_floating_point or shape.dtype.is_complex:
+        dtype = torch.complex128 if shape.dtype.is_complex else torch.float64
+        return torch.randn(sizes, dtype=dtype, generator=generator) * scale
+    return torch.randint(_MOST_INDEX, sizes, generator=generator).to(shape.dtype)
+
+
+def _cut(use: Use, ref: Ref, value: torch.Tensor, piece: Sequence[int], size: int) -> torch.Tensor:
+    flow = use.flow_of(ref)
+    dim = flow.batch_dim
+    if dim is None:
+        return value
+    axis = flow.axes[dim]
+    assert axis is not None
+    return value.index_select(dim, _rows(axis, piece, size))
+
+
+def _rows(axis: Axis, piece: Sequence[int], size: int) -> torch.Tensor:
+    """Give the indices of some samples along their dimension."""
+    index = torch.arange(axis.extent(size)).view(axis.outer, size, axis.inner)
+    return index[:, list(piece)].flatten()
+
+
+def _results(use: Use, value_of: Callable[[Ref], torch.Tensor]) -> list[torch.Tensor]:
+    def given(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return value_of(value)
+        return [given(each) for each in value] if isinstance(value, tuple) else value
+
+    positional, named = [], {}
+    for value, argument in zip(use.call.arguments, use.call.func._schema.arguments, strict=True):
+        if argument.kwarg_only:
+            named[argument.name] = given(value)
+        else:
+            positional.append(given(value))
+    return list(tensors_in(use.call.func(*positional, **named)))
+
+
+def _agreed(use: Use, which: int, trials: Sequence[_Trial]) -> _Result:
+    """Find what all trials say of one result.
+
+    Raises:
+        NotFollowedError: if nothing is true of all of them, or too much is.
+    """
+    found = [
+        each for each in _candidates(use, which) if all(_holds(each, which, t) for t in trials)
+    ]
+    if len(found) != 1:
+        raise NotFollowedError(_NOT_KNOWN)
+    return found[0]
+
+
+def _candidates(use: Use, which: int) -> Iterator[_Result]:
+    ref = use.call.results[which]
+    varying = use.varying_axes(ref)
+    places = [place for place, axis in enumerate(varying) if axis is not None]
+    if not places:
+        for weighs in (False, True):
+            yield _Result(Kind.SUM, (None,) * len(varying), weighs)
+        return
+    if len(places) > 1:
+        return
+    axis = varying[places[0]]
+    assert axis is not None
+    for outer in range(1, axis.inner + 1):
+        if axis.inner % outer == 0:
+            mine = Axis(outer=outer, inner=axis.inner // outer)
+            axes = tuple(mine if place == places[0] else None for place in range(len(varying)))
+            yield _Result(Kind.EACH, axes)
+
+
+def _holds(result: _Result, which: int, trial: _Trial) -> bool:
+    whole, parts = trial.whole[which], [part[which] for part in trial.parts]
+    if result.kind is Kind.SUM:
+        weights = [len(piece) / trial.size if result.weighs else 1.0 for piece in trial.pieces]
+        total = sum(part * weight for part, weight in zip(parts, weights, strict=True))
+        assert isinstance(total, torch.Tensor)
+        return _equal(total, whole)
+    dim = next(place for place, axis in enumerate(result.axes) if axis is not None)
+    axis = result.axes[dim]
+    assert axis is not None
+    if whole.dim() <= dim or whole.shape[dim] != axis.extent(trial.size):
+        return False
+    return all(
+        _equal(part, whole.index_select(dim, _rows(axis, piece, trial.size)))
+        for piece, part in zip(trial.pieces, parts, strict=True)
+    )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.is_complex() != other.is_complex():
+        return False
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    return torch.allclose(one.to(wide), other.to(wide), rtol=1e-7, atol=1e-9, equal_nan=True)

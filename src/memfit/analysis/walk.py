@@ -15,6 +15,22 @@ from typing import Any
 from memfit.analysis.alignment import Alignment, culprit_of
 from memfit.analysis.dataflow import Call, Dataflow, Ref, refs_in
 from memfit.analysis.flow import Flow, Kind, Problem
+from memfit.analysis.memory import (
+    is_apart,
+    is_compatible,
+    lies_like,
+    stays_like,
+    written_refs,
+    written_to,
+)
+from memfit.analysis.precautions import (
+    carried_back,
+    check_after,
+    check_before,
+    check_random,
+    differing_numbers,
+    is_backward,
+)
 from memfit.analysis.rules import rule_of
 from memfit.analysis.separability import Culprit, NeverHolds
 from memfit.analysis.splitting import split_alone
@@ -23,16 +39,14 @@ from memfit.analysis.use import (
     NotFollowedError,
     Sizes,
     Use,
-    operator_name,
-    written_arguments,
 )
 from memfit.trace.operators import draws
 
-_SILENTLY_WRITTEN: Mapping[str, tuple[str, ...]] = {
-    "native_batch_norm": ("running_mean", "running_var"),
-    "cudnn_batch_norm": ("running_mean", "running_var"),
-}
-"""Arguments that operators write without saying so in their schemas."""
+_LOOKS_AT_NO_VALUE = frozenset({
+    "zero", "fill", "ones_like", "zeros_like", "empty_like", "full_like", "new_zeros", "new_ones",
+    "new_empty", "new_empty_strided", "new_full",
+})  # fmt: skip
+_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero_", "zero"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +131,8 @@ class _Walk:
         for ref in refs_in(call.arguments):
             if ref.number not in self._found.flows:
                 self._set(ref.number, self._foreign(ref.number))
+                storage = self._first.shapes[ref.number].storage
+                self._lasting.setdefault(storage, "a tensor made before the step")
 
     def _flow_of(self, ref: Ref) -> Flow:
         return self._found.flows[ref.number]
@@ -136,8 +152,15 @@ class _Walk:
         if one.size != other.size:
             culprit = Culprit(operator="a tensor made outside torch's operators")
             return _bad(Kind.UNKNOWN, "has a shape that follows the batch size", culprit, num_dims)
-        values = self._first.values.get(number), self._second.values.get(counterpart)
         flow = Flow(kind=Kind.FREE, axes=(None,) * num_dims)
+        return self._with_values(flow, number, counterpart)
+
+    def _with_values(self, flow: Flow, number: int, counterpart: int) -> Flow:
+        """Compare the numbers that a tensor holds at both sizes, where they are known."""
+        one, other = self._first.digests.get(number), self._second.digests.get(counterpart)
+        if one != other:
+            return _differing(flow)
+        values = self._first.values.get(number), self._second.values.get(counterpart)
         return _with_values(flow, values)
 
     def _follow(self, call: Call, other: Call) -> None:
@@ -160,17 +183,26 @@ class _Walk:
     def _results(self, use: Use) -> list[Flow]:
         flows = use.flows
         bad = next((flow for flow in flows if flow.is_bad), None)
-        if bad is not None and use.name.removesuffix("_") not in {"zero", "fill", "ones_like",
-                                                                  "zeros_like", "empty_like"}:  # fmt: skip
+        if bad is not None and use.name.removesuffix("_") not in _LOOKS_AT_NO_VALUE:
             mixed = next((flow for flow in flows if flow.kind is Kind.MIXED), bad)
-            return [_like_bad(use, ref, mixed) for ref in use.call.results]
+            return [_like_bad(use, ref, mixed) for ref in use.call.results] or [mixed]
         if all(flow.kind is Kind.FREE and flow.is_plain for flow in flows):
             free = self._free_results(use)
             if free is not None:
                 return free
+        check_random(use, is_drawing=_is_drawing(use.call))
+        check_before(use)
+        back = carried_back(use) if is_backward(use) else None
+        return check_after(use, back or self._by_rule(use))
+
+    def _by_rule(self, use: Use) -> list[Flow]:
         rule = rule_of(use.call.func)
-        found = self._unruled(use) if rule is None else rule(use)
-        return self._checked(use, found)
+        try:
+            return split_alone(use) if rule is None else rule(use)
+        except (CoupledError, NotFollowedError):
+            raise
+        except Exception as error:  # a rule that was not made for such arguments
+            raise NotFollowedError("could not be followed") from error
 
     def _free_results(self, use: Use) -> list[Flow] | None:
         """Say what comes of tensors that do not depend on the batch; None if that is not clear."""
@@ -182,42 +214,14 @@ class _Walk:
         found = []
         for ref in use.call.results:
             counterpart = self._alignment.other_of[ref.number]
-            values = self._first.values.get(ref.number), self._second.values.get(counterpart)
             flow = Flow(kind=Kind.FREE, axes=(None,) * len(use.size_of(ref)))
-            found.append(_with_values(flow, values))
-        rule = rule_of(use.call.func)
-        if use.name in {"zeros", "zeros_like", "new_zeros", "zero_"} and rule is not None:
-            return rule(use)
+            found.append(self._with_values(flow, ref.number, counterpart))
+        if use.name in _ZEROS:
+            return [replace(flow, is_uniform=True, value=0.0) for flow in found]
+        if use.name == "scalar_tensor" and found[0].value is None:
+            number = float(use.argument("s"))
+            return [replace(found[0], is_uniform=True, value=number)]
         return found
-
-    def _unruled(self, use: Use) -> list[Flow]:
-        """Try an operator that has no rule on small tensors."""
-        return split_alone(use)
-
-    def _checked(self, use: Use, flows: Sequence[Flow]) -> list[Flow]:
-        """Check what a rule says of shapes against both recordings.
-
-        Raises:
-            NotFollowedError: if it is not so.
-        """
-        results = use.call.results
-        if len(flows) != len(results):
-            raise NotFollowedError("gives another number of results than expected")
-        for ref, flow in zip(results, flows, strict=True):
-            if flow.is_bad or flow.is_opaque:
-                continue
-            size, other = use.size_of(ref), use.other_size_of(ref)
-            if len(flow.axes) != len(size):
-                raise NotFollowedError("gives another number of dimensions than expected")
-            for axis, one, two in zip(flow.axes, size, other, strict=True):
-                wanted = (
-                    (one, one)
-                    if axis is None
-                    else (axis.extent(self._sizes.first), axis.extent(self._sizes.second))
-                )
-                if (one, two) != wanted:
-                    raise NotFollowedError("gives a shape that was not expected")
-        return list(flows)
 
     def _bad(self, use: Use, kind: Kind, sentence: str) -> list[Flow]:
         culprit = culprit_of(use.call)
@@ -232,17 +236,32 @@ class _Walk:
 
     def _keep(self, use: Use, flows: Sequence[Flow]) -> None:
         """Note results, and what was written in place."""
-        written = list(_written(use))
-        before = {ref.number: self._found.flows[ref.number] for ref in written}
+        refs = written_refs(use)
+        before = {ref.number: self._found.flows[ref.number] for ref in refs}
         for ref, flow in zip(use.call.results, flows, strict=False):
             self._set(ref.number, flow)
-        for place, ref in enumerate(written):
-            flow = flows[min(place, len(flows) - 1)] if flows else Flow(kind=Kind.UNKNOWN)
-            if flow.axes and len(flow.axes) != len(use.size_of(ref)):
-                flow = self._bad(use, Kind.UNKNOWN, "writes in another shape")[0]
+        for ref in refs:
+            flow = self._after_writing(use, ref, flows)
             self._set(ref.number, flow)
             self._spread(use, ref, before[ref.number], flow)
             self._note_write(use, ref, flow)
+
+    def _after_writing(self, use: Use, ref: Ref, flows: Sequence[Flow]) -> Flow:
+        """Say what a tensor holds after it was written: what the result does that is this tensor.
+
+        An operator that gives nothing back, or another tensor, keeps what does not depend on the
+        batch as it is if nothing that it was given does.
+        """
+        for result, flow in zip(use.call.results, flows, strict=False):
+            if result == ref:
+                return flow
+        num_dims = len(use.size_of(ref))
+        bad = next((flow for flow in flows if flow.is_bad), None)
+        if bad is not None:
+            return replace(bad, axes=(None,) * num_dims)
+        if all(flow.kind is Kind.FREE and flow.is_plain for flow in use.flows):
+            return Flow(kind=Kind.FREE, axes=(None,) * num_dims)
+        return self._bad(use, Kind.UNKNOWN, "writes into another tensor")[0]
 
     def _note_write(self, use: Use, ref: Ref, flow: Flow) -> None:
         if self._first.shapes[ref.number].storage in self._lasting:
@@ -252,19 +271,18 @@ class _Walk:
     def _spread(self, use: Use, ref: Ref, before: Flow, after: Flow) -> None:
         """Say of other views of the same memory what was written there."""
         written = self._first.shapes[ref.number]
-        is_like = before.kind is after.kind and before.axes == after.axes
-        is_like = is_like and abs(before.ratio - after.ratio) < 1e-12
+        is_like = stays_like(before, after)
         for number in self._of_storage[written.storage]:
             if number == ref.number:
                 continue
             flow, shape = self._found.flows[number], self._first.shapes[number]
-            if flow.is_bad:
+            if flow.is_bad or is_apart(shape, written):
                 continue
             if after.is_bad:
                 self._found.flows[number] = replace(after, axes=(None,) * len(shape.size))
-            elif is_like or _is_compatible(flow, after):
-                self._found.flows[number] = _written_to(flow, after)
-            elif shape.numel == written.numel and shape.size == written.size:
+            elif (is_like or is_compatible(flow, after)) and not flow.is_positions:
+                self._found.flows[number] = written_to(flow, after)
+            elif lies_like(shape, written):
                 self._found.flows[number] = after
             else:
                 sentence = "writes samples into memory that is seen in other ways as well"
@@ -273,55 +291,25 @@ class _Walk:
                 self._found.flows[number] = _bad(kind, sentence, culprit, len(shape.size))
 
 
-def _written_to(flow: Flow, after: Flow) -> Flow:
-    return replace(
-        flow,
-        is_uniform=flow.is_uniform and after.is_uniform and flow.value == after.value,
-        value=flow.value if flow.value == after.value else None,
-        is_drawn=flow.is_drawn or after.is_drawn,
-        sources=None,
-    )
-
-
-def _is_compatible(flow: Flow, after: Flow) -> bool:
-    """Say whether a view keeps what is known of it when another view of its memory is written."""
-    if flow.kind is not after.kind or abs(flow.ratio - after.ratio) > 1e-12:
-        return False
-    if flow.kind is not Kind.EACH:
-        return True
-    mine, its = [a for a in flow.axes if a], [a for a in after.axes if a]
-    return len(mine) == len(its) == 1 and mine[0].matches(its[0])
-
-
 def _storages(recording: Dataflow, lasting: Mapping[int, str]) -> dict[int, str]:
     return {recording.shapes[number].storage: name for number, name in lasting.items()}
-
-
-def _written(use: Use) -> list[Ref]:
-    found = [use.call.arguments[place] for place in written_arguments(use.call.func)]
-    if not use.given_statistics:
-        names = _SILENTLY_WRITTEN.get(operator_name(use.call.func), ())
-        if names and use.argument("training"):
-            found += [use.argument(name) for name in names]
-    refs = []
-    for each in found:
-        if isinstance(each, Ref):
-            refs.append(each)
-        elif isinstance(each, tuple):
-            refs += [ref for ref in each if isinstance(ref, Ref)]
-    return refs
 
 
 def _with_values(flow: Flow, values: tuple[Any, Any]) -> Flow:
     """Compare the numbers that a tensor holds at both sizes."""
     first, second = values
-    if first is None or second is None or first == second:
-        is_whole = first is not None and first == second and len(set(first)) == 1
-        if is_whole and first is not None:
+    if first == second:
+        if first and len(set(first)) == 1:
             return replace(flow, value=first[0], is_uniform=True)
         return flow
+    if first is None or second is None:
+        return _differing(flow)
     if len(first) == len(second) == 1 and first[0] and second[0]:
         return replace(flow, ratio=second[0] / first[0])
+    return _differing(flow)
+
+
+def _differing(flow: Flow) -> Flow:
     culprit = Culprit(operator="a tensor of numbers")
     return _bad(Kind.MIXED, "holds numbers that depend on the batch size", culprit, len(flow.axes))
 
@@ -340,7 +328,4 @@ def _is_drawing(call: Call) -> bool:
 
 
 def _same_numbers(use: Use) -> bool:
-    return all(
-        one == other or isinstance(one, Ref)
-        for one, other in zip(use.call.arguments, use.other.arguments, strict=True)
-    )
+    return not differing_numbers(use)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.dataflow import Dataflow, DataflowRecorder
@@ -31,12 +31,15 @@ from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 _SMALL_SIZES = (2, 3)
 """Sizes that are looked at besides those that are asked for: thresholds on the batch size."""
+_MANY_CALLS = 5000
+"""Steps of more operators are looked at in the sizes that are asked for alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     """A step at one batch size, and where its ends lie in the recording."""
 
+    size: int
     dataflow: Dataflow
     leaves: tuple[int | None, ...]
     """Numbers of the batch's tensors."""
@@ -122,7 +125,7 @@ class Separation:
             return PROVED
         if isinstance(self._recording(whole), MemfitError):
             return not_known(_not_recorded(self._recording(whole)))
-        small = next((n for n in _SMALL_SIZES if n < whole and self._runs(n)), None)
+        small = None if self._is_long() else self._small_size()
         wanted = dict.fromkeys((small, micro_batch_size, whole % micro_batch_size))
         found: list[Separability] = []
         for size in filter(None, wanted):
@@ -130,6 +133,18 @@ class Separation:
             if found[-1].is_refuted:
                 break  # a few samples refute every size, and need not be looked at again
         return _worst(found)
+
+    def _is_long(self) -> bool:
+        """Say whether recording the step takes seconds, so that each size more is dear."""
+        recording = self._recording(self.job.batch_size)
+        return not isinstance(recording, MemfitError) and (
+            len(recording.dataflow.calls) > _MANY_CALLS
+        )
+
+    def _small_size(self) -> int | None:
+        """Give a size of a few samples at which the step runs."""
+        whole = self.job.batch_size
+        return next((n for n in _SMALL_SIZES if n < whole and self._runs(n)), None)
 
     def _runs(self, size: int) -> bool:
         return not isinstance(self._recording(size), MemfitError)
@@ -145,6 +160,8 @@ class Separation:
         assert not isinstance(whole, MemfitError)
         if isinstance(part, MemfitError):
             return refuted(_fails_on_parts(size, part))
+        if len(whole.begins) != len(part.begins):
+            return not_known(_OTHER_STATE.format(size))
         sizes = Sizes(self.job.batch_size, size)
         known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
         known.update(self._batch_flows(whole, part))
@@ -157,6 +174,8 @@ class Separation:
                 given_statistics=given_statistics,
             )
         except RecordingsDifferError as error:
+            if size == 1:  # torch takes other ways for one sample, which need not mean anything
+                return not_known(_ALONE.format(error.culprit.place()), error.culprit)
             return refuted(_differs(size, error.culprit.place()), error.culprit)
         found = judge(followed, whole.ends, part.ends, sizes)
         if found.is_proved and whole.hooked:
@@ -189,10 +208,24 @@ class Separation:
             if place is not None:
                 axes[place.dim] = Axis(outer=1, inner=place.per_sample)
                 kind = Kind.EACH
-            elif whole.dataflow.shapes[number].size != part.dataflow.shapes[number].size:
+            if not self._is_laid_out(axes, whole, part, index):
                 continue
             sources = frozenset([index])
             yield number, Flow(kind=kind, axes=tuple(axes), sources=sources)
+
+    def _is_laid_out(
+        self, axes: list[Axis | None], whole: _Recorded, part: _Recorded, index: int
+    ) -> bool:
+        """Say whether only the dimension of a leaf's samples follows the batch size."""
+        numbers = whole.leaves[index], part.leaves[index]
+        if numbers[0] is None or numbers[1] is None:
+            return False
+        size = whole.dataflow.shapes[numbers[0]].size
+        other = part.dataflow.shapes[numbers[1]].size
+        return len(size) == len(other) and all(
+            (one, two) == (axis.extent(whole.size), axis.extent(part.size)) if axis else one == two
+            for axis, one, two in zip(axes, size, other, strict=True)
+        )
 
     def _recording(self, size: int) -> _Recorded | MemfitError:
         if size not in self._recordings:
@@ -221,7 +254,7 @@ class Separation:
 
 
 def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Recorded:
-    shapes = shapes_of(job, size)
+    shapes = _cut(layout, shapes_of(job, job.batch_size), shapes_of(job, size))
     with (
         virtual_tensors(disguised=disguised) as mode,
         borrowed_to_record(job, mode) as borrowed_job,
@@ -246,8 +279,28 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
         ends = _ends(recorder, session, loss)
         bound = _bound(recorder, watched(session, job), changes)
         return _Recorded(
-            recorder.flow, leaves, lasting, begins, ends, changes, bound, _hooked(session.model)
+            size,
+            recorder.flow,
+            leaves,
+            lasting,
+            begins,
+            ends,
+            changes,
+            bound,
+            _hooked(session.model),
         )
+
+
+def _cut(layout: BatchLayout, whole: Any, part: Any) -> Any:
+    """Give a part of a batch as cutting it does: what has no samples is the whole batch's own."""
+    leaves, others = tree_leaves(whole), tree_leaves(part)
+    if len(leaves) != len(others) or len(leaves) != len(layout.dims):
+        return part
+    found = [
+        leaf if place is None else other
+        for leaf, other, place in zip(leaves, others, layout.dims, strict=True)
+    ]
+    return tree_unflatten(found, layout.spec)
 
 
 def _reached(state: LiveState) -> Iterator[tuple[str, torch.Tensor]]:
@@ -334,6 +387,12 @@ def _fails_on_parts(size: int, error: MemfitError) -> str:
     )
 
 
+_ALONE = (
+    "a single sample is computed in another way than several ({}), so that nothing is known of "
+    "micro-batches of one; choose larger ones."
+)
+
+
 def _differs(size: int, place: str) -> str:
     return (
         f"the step does something else for a batch of {size} samples ({place}), so micro-batches "
@@ -345,3 +404,4 @@ _HOOKED = (
     "{} has a hook that is called once its gradient is accumulated; in pieces it would be called "
     "for each, with the sum so far. A hook on the gradient itself (register_hook) is followed."
 )
+_OTHER_STATE = "the job's code reaches other tensors when it is built for a batch of {} samples."

@@ -8,14 +8,18 @@ import torch
 
 from memfit.analysis.flow import Flow
 from memfit.analysis.rules import (
+    choosing,
     factories,
     indexing,
+    joining,
     layers,
     losses,
     pointwise,
     products,
     reductions,
+    sequences,
     views,
+    writing,
 )
 from memfit.analysis.use import Use, operator_name
 
@@ -31,6 +35,10 @@ _RULES: Mapping[str, Rule] = {
     **layers.RULES,
     **losses.RULES,
     **indexing.RULES,
+    **choosing.RULES,
+    **joining.RULES,
+    **sequences.RULES,
+    **writing.RULES,
 }
 
 

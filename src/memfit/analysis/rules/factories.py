@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isnan
 from typing import Any
 
 from memfit.analysis.flow import Axis, Flow, Kind, is_one
 from memfit.analysis.rules.pointwise import any_pointwise
 from memfit.analysis.use import CoupledError, Use
+
+_SAFE_BYTES = 4
+"""A type of as many bytes counts as far as batches go."""
 
 
 def _made(use: Use, **known: Any) -> Flow:
@@ -26,7 +30,7 @@ def filled(use: Use) -> list[Flow]:
         first, second = use.arguments(name)
         if isinstance(first, (int, float)):
             value = float(first)
-            ratio = 1.0 if first == second else _ratio(first, second)
+            ratio = 1.0 if first == second or isnan(first) else _ratio(first, second)
         else:
             return [replace(_made(use, is_uniform=True), ratio=_free_ratio(use, name))]
     if use.name in {"zero_", "zero"}:
@@ -49,7 +53,7 @@ def _ratio(first: float, second: float) -> float:
 
 def uninitialised(use: Use) -> list[Flow]:
     """Make a tensor that is written later."""
-    return [_made(use, is_uniform=True)]
+    return [_made(use)]
 
 
 def counted(use: Use) -> list[Flow]:
@@ -62,6 +66,8 @@ def counted(use: Use) -> list[Flow]:
         return [Flow(kind=Kind.FREE, axes=(None,), sources=frozenset())]
     start = use.argument("start") or 0
     step = use.argument("step")
+    if use.name != "arange" or use.shape_of(use.call.results[0]).dtype.itemsize < _SAFE_BYTES:
+        raise CoupledError("numbers the samples of the batch")
     numbers_samples = (size, other) == (use.sizes.first, use.sizes.second)
     if numbers_samples and start == 0 and step in (None, 1):
         axes = (Axis(),)

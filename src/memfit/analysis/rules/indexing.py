@@ -8,14 +8,18 @@ from typing import Any
 
 from memfit.analysis.dataflow import Ref
 from memfit.analysis.flow import Axes, Axis, Flow, Kind
-from memfit.analysis.rules.pointwise import sum_of
 from memfit.analysis.rules.products import product_of
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 _ACROSS = "looks samples up by number, across the batch"
 
 
-def _plain_index(flow: Flow) -> None:
+def plain_index(flow: Flow) -> None:
+    """Check that the numbers by which is looked up are the same at every size.
+
+    Raises:
+        CoupledError: if they are not.
+    """
     if flow.kind is Kind.SUM or not flow.is_plain:
         raise CoupledError("looks up by numbers that depend on the whole batch")
 
@@ -23,7 +27,7 @@ def _plain_index(flow: Flow) -> None:
 def embedded(use: Use) -> list[Flow]:
     """Look rows of a table up, for each sample its own."""
     table, index = use.flows[:2]
-    _plain_index(index)
+    plain_index(index)
     if table.kind is not Kind.FREE:
         raise CoupledError(_ACROSS)
     if index.is_positions:
@@ -36,7 +40,12 @@ def embedded(use: Use) -> list[Flow]:
 def embedded_back(use: Use) -> list[Flow]:
     """Add the gradients of looked up rows to their table's."""
     gradient, index = use.flows[:2]
-    _plain_index(index)
+    plain_index(index)
+    if use.argument("scale_grad_by_freq"):
+        raise CoupledError("scales gradients by how often a row is looked up in the whole batch")
+    if gradient.kind is Kind.SUM and index.kind is not Kind.FREE:
+        raise CoupledError("multiplies a sum over the batch by each sample")
+    _check_rows(gradient, index)
     kind = Kind.SUM if Kind.EACH in (gradient.kind, index.kind) else gradient.kind
     return [
         Flow(
@@ -49,12 +58,27 @@ def embedded_back(use: Use) -> list[Flow]:
     ]
 
 
+def _check_rows(gradient: Flow, index: Flow) -> None:
+    """Check that gradients belong to the samples by whose numbers they are added up.
+
+    Raises:
+        CoupledError: if they do not.
+    """
+    if gradient.kind is not Kind.EACH and index.kind is not Kind.EACH:
+        return
+    for one, other in zip(gradient.axes, index.axes, strict=False):
+        if (one is None) != (other is None) or (one and other and not one.matches(other)):
+            raise CoupledError("brings samples together with other samples of the batch")
+    if any(gradient.axes[len(index.axes) :]):
+        raise CoupledError("brings samples together with other samples of the batch")
+
+
 def gathered(use: Use) -> list[Flow]:
     """Take elements along a dimension by number; all other dimensions keep their places."""
     values, index = use.flow("self"), use.flow("index")
     assert values is not None
     assert index is not None
-    _plain_index(index)
+    plain_index(index)
     if values.kind is Kind.SUM and index.kind is Kind.FREE:
         return [replace(values, axes=index.axes)]
     if values.kind is Kind.SUM:
@@ -62,7 +86,7 @@ def gathered(use: Use) -> list[Flow]:
     dim = use.argument("dim") % max(1, len(values.axes))
     if values.axes[dim] is not None or (index.axes[dim] is not None and values.kind is Kind.EACH):
         raise CoupledError(_ACROSS)
-    axes = _in_step(values, index, dim)
+    axes = in_step(values, index, dim)
     kind = Kind.EACH if any(axes) else Kind.FREE
     return [
         Flow(
@@ -75,7 +99,7 @@ def gathered(use: Use) -> list[Flow]:
     ]
 
 
-def _in_step(values: Flow, index: Flow, dim: int) -> Axes:
+def in_step(values: Flow, index: Flow, dim: int) -> Axes:
     """Check that samples look up in their own rows.
 
     Raises:
@@ -94,59 +118,12 @@ def _in_step(values: Flow, index: Flow, dim: int) -> Axes:
     return tuple(found)
 
 
-def scattered(use: Use) -> list[Flow]:
-    """Write or add elements along a dimension by number."""
-    base, index = use.flow("self"), use.flow("index")
-    assert base is not None
-    assert index is not None
-    source = use.flow("src") if use.has("src") else None
-    dim = use.argument("dim") % max(1, len(base.axes))
-    is_empty = base.is_uniform and base.value == 0.0
-    written = [base, index] if is_empty else [base, index, *([source] if source else [])]
-    if any(flow.kind is Kind.SUM or not flow.is_plain for flow in written):
-        raise CoupledError("writes sums over the batch by number")
-    if source is not None and source.kind is Kind.SUM:
-        raise CoupledError("writes sums over the batch by number")
-    if base.axes[dim] is not None or (base.kind is Kind.EACH and index.axes[dim] is not None):
-        raise CoupledError("writes to samples by number, across the batch")
-    if base.kind is Kind.FREE and index.kind is Kind.EACH:
-        return [_added_up(use, base, index, (dim, source))]
-    axes = _in_step(base, index, dim)
-    if source is not None and source.axes and not source.is_uniform:
-        _in_step(source, index, dim)
-    is_drawn = index.is_drawn or base.is_drawn or (source is not None and source.is_drawn)
-    kept = tuple(base.axes[place] if place == dim else axis for place, axis in enumerate(axes))
-    scale = source or base
-    return [
-        Flow(
-            kind=Kind.EACH if any(kept) else Kind.FREE, axes=kept, is_drawn=is_drawn,
-            ratio=scale.ratio, is_scaled=scale.is_scaled,
-        )
-    ]  # fmt: skip
-
-
-def _added_up(use: Use, base: Flow, index: Flow, what: tuple[int, Flow | None]) -> Flow:
-    """Add samples up into something that has no samples, such as counts of classes."""
-    dim, source = what
-    scale = source or base
-    is_sum = "add" in use.name or use.argument("reduce") in {"sum", "add"}
-    if not is_sum or index.axes[dim] is None:
-        raise CoupledError("writes samples into something that has no samples")
-    total = Flow(
-        kind=Kind.SUM, axes=(None,) * len(base.axes), is_drawn=index.is_drawn,
-        ratio=scale.ratio, is_scaled=scale.is_scaled,
-    )  # fmt: skip
-    if base.is_uniform and base.value == 0.0:
-        return total
-    return sum_of(use, [total, base])
-
-
 def selected(use: Use) -> list[Flow]:
     """Take whole slices of a dimension by number."""
     values, index = use.flow("self"), use.flow("index")
     assert values is not None
     assert index is not None
-    _plain_index(index)
+    plain_index(index)
     dim = use.argument("dim") % max(1, len(values.axes))
     if values.kind is Kind.SUM and index.kind is Kind.EACH:
         raise CoupledError("looks a sum over the batch up for each sample")
@@ -163,13 +140,13 @@ def selected(use: Use) -> list[Flow]:
     return [replace(values, kind=kind, axes=tuple(axes), is_drawn=is_drawn, sources=None)]
 
 
-def _index_axes(use: Use, indices: list[Ref]) -> tuple[list[Axis | None], bool]:
+def index_axes(use: Use, indices: list[Ref]) -> tuple[list[Axis | None], bool]:
     """Broadcast index tensors; give the samples' dimension and whether positions are among them."""
     num_dims = max(len(use.size_of(ref)) for ref in indices)
     axes: list[Axis | None] = [None] * num_dims
     for ref in indices:
         flow = use.flow_of(ref)
-        _plain_index(flow)
+        plain_index(flow)
         offset = num_dims - len(flow.axes)
         for dim, axis in enumerate(flow.axes):
             mine = axes[offset + dim]
@@ -186,23 +163,22 @@ def indexed(use: Use) -> list[Flow]:
     values, indices = use.flow("self"), use.argument("indices")
     assert values is not None
     given = [ref for ref in indices if isinstance(ref, Ref)]
-    if any(use.shape_of(ref).dtype.is_floating_point or _is_mask(use, ref) for ref in given):
+    if any(use.shape_of(ref).dtype.is_floating_point or is_mask(use, ref) for ref in given):
         raise NotFollowedError("selects by a mask, so that shapes depend on values")
-    axes, has_positions = _index_axes(use, given)
+    axes, has_positions = index_axes(use, given)
     places = [place for place, ref in enumerate(indices) if isinstance(ref, Ref)]
     dim = values.batch_dim
     rest = [axis for place, axis in enumerate(values.axes) if place not in places]
     if values.kind is Kind.SUM and any(axes):
         raise CoupledError("looks a sum over the batch up for each sample")
     if dim is not None and dim in places:
-        _check_own_row(use, values, indices[dim], axes)
+        check_own_row(use, values, indices[dim], axes)
     elif has_positions:
         raise CoupledError("uses the positions of samples in the batch")
     elif dim is not None and any(axes):
         raise CoupledError("compares samples of the batch with one another")
-    is_adjacent = places == list(range(places[0], places[-1] + 1))
-    where = places[0] if is_adjacent else 0
-    found = tuple([*rest[:where], *axes, *rest[where:]])
+    where = place_of_indices(indices)
+    found = (*rest[:where], *axes, *rest[where:])
     is_drawn = values.is_drawn or any(use.flow_of(ref).is_drawn for ref in given)
     kind = Kind.EACH if any(found) else values.kind
     return [
@@ -213,11 +189,12 @@ def indexed(use: Use) -> list[Flow]:
     ]  # fmt: skip
 
 
-def _is_mask(use: Use, ref: Ref) -> bool:
+def is_mask(use: Use, ref: Ref) -> bool:
+    """Say whether an index tensor tells which elements are meant, not their numbers."""
     return str(use.shape_of(ref).dtype) in {"torch.bool", "torch.uint8"}
 
 
-def _check_own_row(use: Use, values: Flow, ref: Ref, axes: list[Axis | None]) -> None:
+def check_own_row(use: Use, values: Flow, ref: Ref, axes: list[Axis | None]) -> None:
     """Check that each sample is looked up by its own position.
 
     Raises:
@@ -230,81 +207,16 @@ def _check_own_row(use: Use, values: Flow, ref: Ref, axes: list[Axis | None]) ->
         raise CoupledError(_ACROSS)
 
 
-def put(use: Use) -> list[Flow]:
-    """Write or add at places given by tensors of numbers."""
-    base, values = use.flow("self"), use.flow("values")
-    assert base is not None
-    assert values is not None
-    indices = use.argument("indices")
-    given = [ref for ref in indices if isinstance(ref, Ref)]
-    if any(_is_mask(use, ref) for ref in given):
-        raise NotFollowedError("writes by a mask")
-    axes, has_positions = _index_axes(use, given)
-    dim = base.batch_dim
+def is_given(indices: tuple[Any, ...], place: int) -> bool:
+    """Say whether a dimension is looked up by a tensor of numbers."""
+    return place < len(indices) and isinstance(indices[place], Ref)
+
+
+def place_of_indices(indices: tuple[Any, ...]) -> int:
+    """Say where the dimensions of the index tensors come to lie in what is looked up."""
     places = [place for place, ref in enumerate(indices) if isinstance(ref, Ref)]
-    if dim is not None and dim in places:
-        _check_own_row(use, base, indices[dim], axes)
-        return [replace(values, kind=Kind.EACH, axes=base.axes, is_uniform=False, value=None)]
-    if dim is not None and not any(axes):
-        return [replace(base, ratio=values.ratio, is_uniform=False, value=None,
-                        is_scaled=values.is_scaled)]  # fmt: skip
-    is_sum = bool(use.argument("accumulate"))
-    if dim is not None or has_positions or (any(axes) and not is_sum):
-        raise CoupledError("writes to samples by number, across the batch")
-    kind = Kind.SUM if any(axes) or Kind.EACH is values.kind else values.kind
-    total = replace(values, kind=kind, axes=(None,) * len(base.axes), is_uniform=False, value=None)
-    if base.is_uniform and base.value == 0.0:
-        return [total]
-    return [sum_of(use, [total, base])] if kind is Kind.SUM else [total]
-
-
-def index_added(use: Use) -> list[Flow]:
-    """Add slices where numbers say."""
-    base, index, source = use.flows[:3]
-    dim = use.argument("dim") % max(1, len(base.axes))
-    _plain_index(index)
-    if base.kind is not Kind.FREE or source.kind is Kind.SUM or "copy" in use.name:
-        raise CoupledError("writes to samples by number, across the batch")
-    if index.kind is Kind.FREE and source.kind is Kind.FREE:
-        return [replace(base, is_uniform=False, value=None)]
-    if not index.axes or index.axes[0] is None or source.axes[dim] is None:
-        raise CoupledError("writes samples into something that has no samples")
-    total = replace(source, kind=Kind.SUM, axes=(None,) * len(base.axes))
-    if base.is_uniform and base.value == 0.0:
-        return [total]
-    return [sum_of(use, [total, base])]
-
-
-def sliced_back(use: Use) -> list[Flow]:
-    """Put a gradient back where it was taken from, among zeros."""
-    flow = use.flows[0]
-    result = use.call.results[0]
-    axes = use.varying_axes(result)
-    if flow.kind is not Kind.EACH or not any(axes):
-        kind = Kind.EACH if any(axes) else flow.kind
-        if flow.kind is Kind.SUM and any(axes):
-            raise CoupledError("gives a sum over the batch to some samples")
-        return [replace(flow, kind=kind, axes=axes, is_uniform=False, value=None)]
-    dim = use.argument("dim") % len(axes)
-    old = list(flow.axes)
-    if use.name == "select_backward":
-        old.insert(dim, None)
-    if axes[dim] is None:
-        return [replace(flow, axes=tuple(old), is_uniform=False, value=None)]
-    if old[dim] is None:
-        raise CoupledError("takes one sample out of the batch")
-    known, grown = old[dim], axes[dim]
-    assert known is not None
-    assert grown is not None
-    count = grown.outer * grown.inner
-    step = use.argument("step") if use.has("step") else 1
-    if step == 1 and count % known.inner == 0:
-        old[dim] = Axis(outer=count // known.inner, inner=known.inner)
-    elif step == count // known.outer and known.inner == 1:
-        old[dim] = Axis(outer=known.outer, inner=step)
-    else:
-        raise NotFollowedError("takes a part of the samples' dimension")
-    return [replace(flow, axes=tuple(old), is_uniform=False, value=None)]
+    is_adjacent = places == list(range(places[0], places[-1] + 1))
+    return places[0] if is_adjacent else 0
 
 
 def distances(use: Use) -> list[Flow]:
@@ -314,7 +226,7 @@ def distances(use: Use) -> list[Flow]:
     other = (*(None,) * (3 - len(right.axes)), *right.axes)
     if one[2] is not None or other[2] is not None or not (left.is_plain and right.is_plain):
         raise CoupledError("works along the samples")
-    found = product_of(use, left, right, ((one[0], one[1], None), (other[0], None, other[1])))
+    found = product_of(left, right, ((one[0], one[1], None), (other[0], None, other[1])))
     return [replace(found, axes=found.axes[-len(use.result_size()) :])]
 
 
@@ -325,7 +237,8 @@ def distances_back(use: Use) -> list[Flow]:
         raise CoupledError("multiplies a sum over the batch by each sample")
     result = use.call.results[0]
     if any(use.varying_axes(result)):
-        return [replace(first, ratio=gradient.ratio, is_scaled=gradient.is_scaled)]
+        return [Flow(kind=Kind.EACH, axes=first.axes, ratio=gradient.ratio,
+                     is_drawn=gradient.is_drawn)]  # fmt: skip
     kind = Kind.SUM if Kind.EACH in (gradient.kind, second.kind) else Kind.FREE
     axes = (None,) * len(use.result_size())
     return [Flow(kind=kind, axes=axes, ratio=gradient.ratio, is_scaled=gradient.is_scaled)]
@@ -335,12 +248,8 @@ RULES: Mapping[str, Any] = {
     "embedding": embedded,
     "embedding_dense_backward": embedded_back,
     "gather": gathered,
-    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), scattered),
     "index_select": selected,
     **dict.fromkeys(("index", "_unsafe_index"), indexed),
-    **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), put),
-    **dict.fromkeys(("index_add", "index_copy"), index_added),
-    **dict.fromkeys(("slice_backward", "select_backward"), sliced_back),
     "_cdist_forward": distances,
     "_cdist_backward": distances_back,
 }

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axes, Axis, Flow, Kind
+from memfit.analysis.flow import Axis, Flow, Kind
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
-_NOT_PLAIN = "applies a layer to values that depend on the batch size"
+NOT_PLAIN = "applies a layer to values that depend on the batch size"
 
 
 def _input(use: Use, name: str = "input") -> Flow:
@@ -25,7 +25,7 @@ def _input(use: Use, name: str = "input") -> Flow:
     return flow
 
 
-def _check_weights(use: Use, *names: str) -> None:
+def check_weights(use: Use, *names: str) -> None:
     """Refuse weights that depend on the batch."""
     for name in names:
         flow = use.flow(name) if use.has(name) else None
@@ -59,9 +59,9 @@ def _results_of(use: Use, flows: Sequence[Flow]) -> list[Flow]:
 def convolved(use: Use) -> list[Flow]:
     """Convolve each sample."""
     flow = _input(use)
-    _check_weights(use, "weight", "bias")
+    check_weights(use, "weight", "bias")
     if not flow.is_plain and use.argument("bias") is not None:
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     if flow.kind is Kind.EACH and flow.batch_dim != 0:
         raise NotFollowedError("convolves over the dimension of the samples")
     return [_like(flow)]
@@ -79,18 +79,23 @@ def _like(flow: Flow, num_dims: int | None = None) -> Flow:
 def convolved_back(use: Use) -> list[Flow]:
     """Carry a gradient back through a convolution."""
     gradient, inputs = use.flows[:2]
-    _check_weights(use, "weight")
+    check_weights(use, "weight")
     for flow in (gradient, inputs):
         if flow.kind is Kind.EACH and flow.batch_dim != 0:
             raise NotFollowedError("convolves over the dimension of the samples")
     if gradient.kind is Kind.SUM or not inputs.is_plain or inputs.kind is Kind.SUM:
-        raise CoupledError(_NOT_PLAIN)
-    _check_same_samples(gradient, inputs)
+        raise CoupledError(NOT_PLAIN)
+    check_same_samples(gradient, inputs)
     weight = _total(len(use.size("weight")), gradient, inputs)
     return _results_of(use, [_like(gradient), weight, _total(1, gradient)])
 
 
-def _check_same_samples(*flows: Flow) -> None:
+def check_same_samples(*flows: Flow) -> None:
+    """Check that samples lie alike in the first dimension of all tensors.
+
+    Raises:
+        CoupledError: if they do not.
+    """
     axes = [flow.axes[0] for flow in flows if flow.axes and flow.axes[0] is not None]
     if any(not axis.matches(axes[0]) for axis in axes):
         raise CoupledError("brings samples together with other samples of the batch")
@@ -99,12 +104,12 @@ def _check_same_samples(*flows: Flow) -> None:
 def layer_normalised(use: Use) -> list[Flow]:
     """Normalise over the last dimensions."""
     flow = _input(use)
-    _check_weights(use, "weight", "bias")
+    check_weights(use, "weight", "bias")
     num_normalised = len(use.argument("normalized_shape"))
     if any(flow.axes[len(flow.axes) - num_normalised :]):
         raise CoupledError("normalises over the samples")
     if not flow.is_plain:
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     return [_like(flow)] * len(use.call.results)
 
 
@@ -113,7 +118,7 @@ def layer_normalised_back(use: Use) -> list[Flow]:
     gradient, inputs = use.flows[:2]
     num_normalised = len(use.argument("normalized_shape"))
     if gradient.kind is Kind.SUM or not inputs.is_plain:
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     if any(inputs.axes[len(inputs.axes) - num_normalised :]):
         raise CoupledError("normalises over the samples")
     of_weight = _total(num_normalised, gradient, inputs)
@@ -126,9 +131,9 @@ def layer_normalised_back(use: Use) -> list[Flow]:
 def group_normalised(use: Use) -> list[Flow]:
     """Normalise groups of channels of each sample; gives mean and scale per group as well."""
     flow = _input(use)
-    _check_weights(use, "weight", "bias")
+    check_weights(use, "weight", "bias")
     if not flow.is_plain or (flow.kind is Kind.EACH and flow.batch_dim != 0):
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     return [_like(flow), _like(flow, 2), _like(flow, 2)]
 
 
@@ -136,7 +141,7 @@ def group_normalised_back(use: Use) -> list[Flow]:
     """Carry a gradient back through group normalisation."""
     gradient, inputs = use.flows[:2]
     if gradient.kind is Kind.SUM or not inputs.is_plain:
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     if any(f.kind is Kind.EACH and f.batch_dim != 0 for f in (gradient, inputs)):
         raise CoupledError("normalises over the samples")
     total = _total(1, gradient, inputs)
@@ -154,17 +159,30 @@ def batch_normalised(use: Use) -> list[Flow]:
     """Normalise by statistics over all dimensions but the second, or by given ones."""
     flow = _input(use)
     if not flow.is_plain:
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     if flow.kind is not Kind.EACH:
         raise NotFollowedError("normalises something that has no samples")
     if flow.batch_dim == 1:  # statistics of each sample's own channels
+        _check_own_weights(use, flow)
         stats = Flow(kind=Kind.EACH, axes=(flow.axes[1],))
         return [_like(flow), stats, stats, *[stats] * (len(use.call.results) - 3)]
     if _is_training(use) and not use.given_statistics:
         raise CoupledError("takes its statistics over the whole batch (batch normalisation)")
-    _check_weights(use, "weight", "bias", "running_mean", "running_var")
+    check_weights(use, "weight", "bias", "running_mean", "running_var")
     given = Flow(kind=Kind.FREE, axes=(None,))
     return [_like(flow), given, given, *[given] * (len(use.call.results) - 3)]
+
+
+def _check_own_weights(use: Use, flow: Flow) -> None:
+    """Check that weights and statistics were repeated for each sample, as the channels are."""
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        given = use.flow(name) if use.has(name) else None
+        axis = flow.axes[1]
+        if given is None:
+            continue
+        its = given.axes[0] if given.kind is Kind.EACH else None
+        if axis is None or its is None or not axis.matches(its):
+            raise NotFollowedError("has weights that are not repeated for each sample")
 
 
 def batch_normalised_back(use: Use) -> list[Flow]:
@@ -173,7 +191,7 @@ def batch_normalised_back(use: Use) -> list[Flow]:
     found = [use.flow(name) for name in names if use.has(name)]
     gradient, inputs = [flow for flow in found if flow is not None]
     if gradient.kind is Kind.SUM or not inputs.is_plain:
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     if inputs.batch_dim == 1:
         each = Flow(kind=Kind.EACH, axes=(inputs.axes[1],), ratio=gradient.ratio)
         return _results_of(use, [_like(gradient), each, each])
@@ -183,17 +201,22 @@ def batch_normalised_back(use: Use) -> list[Flow]:
     return _results_of(use, [_like(gradient), total, total])
 
 
+_LINEAR = ("triu", "tril")
+
+
 def leading(num_dims: int) -> Callable[[Use], list[Flow]]:
     """Give the rule of operators that work on the last dimensions alone."""
 
     def rule(use: Use) -> list[Flow]:
         flows = [use.flow_of(ref) for ref in use.tensors]
+        if use.name in _LINEAR and flows[0].kind is Kind.SUM:
+            return [_like(flows[0])]
         axes = _common_leading(use, num_dims)
         for flow in flows:
             if flow.kind is Kind.SUM or (not flow.is_plain and len(flows) > 1):
-                raise CoupledError(_NOT_PLAIN)
+                raise CoupledError(NOT_PLAIN)
         if not flows[0].is_plain:
-            raise CoupledError(_NOT_PLAIN)
+            raise CoupledError(NOT_PLAIN)
         return [_with_leading(use, result, axes, flows) for result in use.call.results]
 
     return rule
@@ -225,128 +248,44 @@ def _with_leading(
     )
 
 
+def searched(use: Use) -> list[Flow]:
+    """Look for places in sorted numbers, which no sample may have to itself."""
+    name = "boundaries" if use.has("boundaries") else "sorted_sequence"
+    check_weights(use, name, "sorter")
+    flow = use.flow("self")
+    if flow is None or len(use.size(name)) != 1:
+        raise NotFollowedError("looks for places in several rows")
+    return [Flow(kind=flow.kind, axes=flow.axes, is_drawn=flow.is_drawn, sources=frozenset())]
+
+
 def spatial(use: Use) -> list[Flow]:
     """Work on space, channel by channel: pooling, resizing, padding."""
     flow = _input(use, "self")
     dim = flow.batch_dim
-    if flow.kind is Kind.EACH and (dim is None or dim > 1):
+    if flow.kind is Kind.EACH and (dim is None or dim >= len(flow.axes) - _spatial_dims(use)):
         raise CoupledError("works along the samples")
     is_linear = not any(word in use.name for word in ("max_pool",))
     if not flow.is_plain and not is_linear:
-        raise CoupledError(_NOT_PLAIN)
+        raise CoupledError(NOT_PLAIN)
     return [_like(flow)] * len(use.call.results)
+
+
+def _spatial_dims(use: Use) -> int:
+    """Read the number of dimensions of space from the operator's name (``avg_pool2d``)."""
+    return next(int(place) for place, letter in zip(use.name, use.name[1:], strict=False)
+                if place in "123" and letter == "d")  # fmt: skip
 
 
 def spatial_back(use: Use) -> list[Flow]:
     """Carry a gradient back through work on space."""
     gradient, *others = use.flows
     if gradient.kind is Kind.SUM or any(not flow.is_plain for flow in others):
-        raise CoupledError(_NOT_PLAIN)
-    if gradient.kind is Kind.EACH and (gradient.batch_dim or 0) > 1:
+        raise CoupledError(NOT_PLAIN)
+    dim = gradient.batch_dim
+    if dim is not None and dim >= len(gradient.axes) - _spatial_dims(use):
         raise CoupledError("works along the samples")
-    _check_same_samples(gradient, *others)
+    check_same_samples(gradient, *others)
     return [_like(gradient)] * len(use.call.results)
-
-
-def attended(use: Use) -> list[Flow]:
-    """Attend within each sample."""
-    query, key, value = (use.flow(name) for name in ("query", "key", "value"))
-    if query is None or key is None or value is None:
-        raise NotFollowedError("attends in another way than expected")
-    flows = [query, key, value]
-    for name in ("attn_mask", "attn_bias"):
-        flow = use.flow(name) if use.has(name) else None
-        flows += [flow] if flow is not None and any(flow.axes) else []
-    _check_attention(flows)
-    is_drawn = any(flow.is_drawn for flow in flows) or bool(use.argument("dropout_p"))
-    return [_attended(use, result, query, is_drawn=is_drawn) for result in use.call.results]
-
-
-def _check_attention(flows: Sequence[Flow]) -> None:
-    for flow in flows:
-        if flow.kind is Kind.SUM or not flow.is_plain:
-            raise CoupledError(_NOT_PLAIN)
-        if flow.kind is not Kind.EACH or flow.batch_dim != 0:
-            raise CoupledError("attends to other samples of the batch")
-    _check_same_samples(*flows)
-
-
-def _attended(use: Use, result: Ref, like: Flow, *, is_drawn: bool) -> Flow:
-    size = use.size_of(result)
-    varying = any(use.varying_axes(result))
-    axes = (like.axes[0] if varying else None, *(None,) * (len(size) - 1)) if size else ()
-    kind = Kind.EACH if varying else Kind.FREE
-    return Flow(kind=kind, axes=axes, is_drawn=is_drawn)
-
-
-def attended_back(use: Use) -> list[Flow]:
-    """Carry a gradient back through attention."""
-    gradient, *others = use.flows
-    tensors = [flow for flow in others if any(flow.axes)]
-    if gradient.kind is not Kind.EACH or gradient.batch_dim != 0:
-        raise CoupledError("attends to other samples of the batch")
-    _check_attention(tensors)
-    _check_same_samples(gradient, *tensors)
-    found = []
-    for result in use.call.results:
-        flow = _attended(use, result, gradient, is_drawn=gradient.is_drawn)
-        found.append(replace(flow, ratio=gradient.ratio, is_scaled=gradient.is_scaled))
-    return found
-
-
-def _recurrent_axis(flow: Flow | None) -> Axis | None:
-    """Give the samples' dimension of steps x samples x width, or of samples x width."""
-    if flow is None:
-        raise NotFollowedError("recurs in another way than expected")
-    if flow.kind is Kind.SUM or flow.batch_dim not in (None, len(flow.axes) - 2):
-        raise CoupledError("recurs over the samples")
-    return None if flow.batch_dim is None else flow.axes[-2]
-
-
-def recurred(use: Use) -> list[Flow]:
-    """Run a recurrent layer over time, steps x samples x width."""
-    inputs = use.flow("input")
-    axis = _recurrent_axis(inputs)
-    assert inputs is not None
-    _check_weights(use, "weight0", "weight1", "weight2", "weight3")
-    if not inputs.is_plain:
-        raise CoupledError(_NOT_PLAIN)
-    for name in ("hx_", "cx_"):
-        if use.flow(name) is not None:
-            _recurrent_axis(use.flow(name))
-    found = [
-        Flow(kind=Kind.EACH, axes=_before_width(axis, use.size_of(result)))
-        for result in use.call.results
-    ]
-    return [replace(flow, is_drawn=inputs.is_drawn) for flow in (*found[:3], use.opaque(found[3]))]
-
-
-def _before_width(axis: Axis | None, size: Sequence[int]) -> Axes:
-    """Put the samples in the dimension before the last."""
-    axes: list[Axis | None] = [None] * len(size)
-    if len(size) > 1:
-        axes[-2] = axis
-    return tuple(axes)
-
-
-def recurred_back(use: Use) -> list[Flow]:
-    """Carry gradients back through a recurrent layer."""
-    gradients = [use.flow(name) for name in ("grad_output", "grad_hy", "grad_cy")]
-    found = [flow for flow in gradients if flow is not None]
-    axis = _recurrent_axis(use.flow("input"))
-    ratios = {round(flow.ratio, 9) for flow in found if not flow.is_uniform or flow.value != 0.0}
-    if len(ratios) > 1 or any(flow.is_scaled for flow in found):
-        raise CoupledError(_NOT_PLAIN)
-    ratio = next(iter(ratios), 1.0)
-    results = []
-    for result in use.call.results:
-        size = use.size_of(result)
-        if any(use.varying_axes(result)):
-            flow = Flow(kind=Kind.EACH, axes=_before_width(axis, size), ratio=ratio)
-        else:
-            flow = Flow(kind=Kind.SUM, axes=(None,) * len(size), ratio=ratio)
-        results.append(flow)
-    return results
 
 
 _SPATIAL = ("pool", "upsample", "reflection_pad", "replication_pad", "_pdist")
@@ -360,8 +299,10 @@ def _spatial_names() -> tuple[list[str], list[str]]:
                      f"reflection_pad{dims}", f"replication_pad{dims}"):  # fmt: skip
             forward.append(name)
             backward.append(f"{name}_backward")
-    for mode in ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d",
-                 "_nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"):  # fmt: skip
+    for mode in (
+        "nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d",
+        "_nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
+    ):  # fmt: skip
         prefix = "_upsample" if mode.startswith("_") else "upsample_"
         name = f"{prefix}{mode}"
         forward += [name, f"{name}_aa", f"_{name}_aa"]
@@ -370,13 +311,6 @@ def _spatial_names() -> tuple[list[str], list[str]]:
 
 
 _FORWARD, _BACKWARD = _spatial_names()
-_ATTENTION = (
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
 _BATCH_NORMS = (
     "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "batch_norm",
     "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
@@ -399,17 +333,14 @@ RULES: Mapping[str, Any] = {
     ),
     **dict.fromkeys(_FORWARD, spatial),
     **dict.fromkeys(_BACKWARD, spatial_back),
-    **dict.fromkeys(_ATTENTION, attended),
-    **dict.fromkeys([f"{name}_backward" for name in _ATTENTION], attended_back),
-    "mkldnn_rnn_layer": recurred,
-    "mkldnn_rnn_layer_backward": recurred_back,
     **dict.fromkeys(
         ("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr",
          "_linalg_det", "_linalg_slogdet", "triu", "tril", "linalg_lu_factor_ex", "cholesky",
          "_linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve", "cholesky_inverse",
-         "linalg_matrix_exp", "matrix_exp"),
+         "linalg_matrix_exp", "matrix_exp", "linalg_lu_solve", "linalg_lu",
+         "affine_grid_generator"),
         leading(2),
     ),
     **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), leading(3)),
-    **dict.fromkeys(("bucketize", "searchsorted"), leading(0)),
+    **dict.fromkeys(("bucketize", "searchsorted"), searched),
 }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from memfit.analysis.flow import Flow, Kind
@@ -165,7 +164,7 @@ def aligned_sequences_back(use: Use) -> list[Flow]:
 def distances(use: Use) -> list[Flow]:
     """Refuse distances between all rows of one tensor."""
     ref = use.tensors[0]
-    if use.flow_of(ref).kind is Kind.FREE and prod(use.size_of(ref)):
+    if use.flow_of(ref).kind is Kind.FREE:
         return [Flow(kind=Kind.FREE, axes=(None,))]
     raise CoupledError("compares samples of the batch with one another")
 

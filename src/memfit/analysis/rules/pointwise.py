@@ -84,7 +84,7 @@ def _is_number(flow: Flow) -> bool:
 
 def any_pointwise(use: Use) -> list[Flow]:
     """Let a function of elements work on values that are the same at every size."""
-    _check_numbers(use)
+    check_numbers(use)
     for flow in use.flows:
         if flow.kind is Kind.SUM:
             raise CoupledError("applies a function to a sum over the batch")
@@ -131,12 +131,12 @@ def times(use: Use, total: Flow, others: Sequence[Flow]) -> Flow:
 
 def added(use: Use) -> list[Flow]:
     """Add tensors, all of which must change alike with the size of the batch."""
-    if isinstance(use.argument("weight"), Ref):
+    if use.name.startswith("lerp"):
         return any_pointwise(use)
     refs = [ref for ref in use.tensors if not _is_zero(use, ref)] or use.tensors[:1]
     flows = [use.flow_of(ref) for ref in refs]
     if len(flows) == 1 and len(use.tensors) > 1:
-        return [_reshaped(use, flows[0], refs[0])]
+        return [replace(_reshaped(use, flows[0], refs[0]), sources=None)]
     numbers = [value for value in _numbers(use) if value[2] not in {"alpha", "value", "weight"}]
     if any(first or second for first, second, _ in numbers):
         flows = [*flows, Flow(kind=Kind.FREE, ratio=_constant_ratio(numbers))]
@@ -232,83 +232,24 @@ def raised(use: Use) -> list[Flow]:
         return any_pointwise(use)
     name = use.name.removesuffix("_")
     degree = use.argument("exponent") if name == "pow" else _DEGREES[name]
-    if flow.is_scaled or not isinstance(degree, (int, float)):
+    if flow.is_scaled or not isinstance(degree, (int, float)) or flow.ratio <= 0:
         return any_pointwise(use)
-    _check_numbers(use)
+    check_numbers(use)
     return [combined(use, [ref], float(flow.ratio) ** float(degree))]
 
 
 def kept(use: Use) -> list[Flow]:
     """Copy a tensor, perhaps into another type."""
     ref = use.tensors[0]
-    return [replace(_reshaped(use, use.flow_of(ref), ref), value=None)]
-
-
-def copied(use: Use) -> list[Flow]:
-    """Write one tensor over another, broadcast to its shape."""
-    source = use.argument("src")
-    flow = use.flow_of(source)
-    axes: list[Axis | None] = [None] * len(use.result_size())
-    offset = len(axes) - len(use.size_of(source))
-    for dim, axis in enumerate(flow.axes):
-        axes[offset + dim] = axis
-    target = use.varying_axes(use.call.results[0])
-    if flow.kind is Kind.SUM and any(target):
-        raise CoupledError("gives a sum over the batch to each sample")
-    for dim, axis in enumerate(target):
-        if axes[dim] is None and axis is not None:
-            axes[dim] = axis
-    if flow.kind is Kind.SUM:
-        return [replace(flow, axes=tuple(axes), is_positions=False)]
-    return [replace(flow.with_axes(tuple(axes)), sources=flow.sources, is_uniform=flow.is_uniform)]
-
-
-def chosen(use: Use) -> list[Flow]:
-    """Choose between two tensors by a condition."""
-    condition, *values = [use.flow_of(ref) for ref in use.tensors]
-    if condition.kind is Kind.SUM or any(flow.kind is Kind.SUM for flow in values):
-        raise CoupledError("chooses by, or among, sums over the batch")
-    return _chosen(use, condition, values)
-
-
-def masked(use: Use) -> list[Flow]:
-    """Fill in a number where a mask says so."""
-    values, mask = use.argument("self"), use.argument("mask")
-    given = use.argument("value")
-    flows = [use.flow_of(values)]
-    if isinstance(given, Ref):
-        flows.append(use.flow_of(given))
-    elif given != 0:
-        flows.append(Flow(kind=Kind.FREE))
-        _check_numbers(use)
-    if any(flow.kind is Kind.SUM for flow in flows):
-        raise CoupledError("masks a sum over the batch")
-    return _chosen(use, use.flow_of(mask), flows)
-
-
-def _chosen(use: Use, condition: Flow, values: Sequence[Flow]) -> list[Flow]:
-    if not condition.is_plain:
-        raise CoupledError("chooses by values that depend on the batch size")
-    ratio = values[0].ratio
-    if not all(same_ratio(flow.ratio, ratio) for flow in values):
-        raise CoupledError("chooses among values of which only one changes with the batch size")
-    if len({flow.is_scaled for flow in values}) > 1:
-        raise CoupledError("chooses among values of which only one depends on the batch's count")
-    return [combined(use, use.tensors, ratio)]
-
-
-def compared(use: Use) -> list[Flow]:
-    """Compare with a number. A label that is never ignored never equals the ignored one."""
-    found = any_pointwise(use)[0]
-    ref, *others = use.tensors
-    other = use.argument("other")
-    if others or not isinstance(other, (int, float)) or other >= 0:
-        return [found]
-    sources = use.flow_of(ref).sources
-    if sources is None:
-        return [found]
-    use.rely_on(sources, int(other))
-    return [replace(found, is_uniform=not use.flow_of(ref).has_holes)]
+    flow = _reshaped(use, use.flow_of(ref), ref)
+    name = use.name.removesuffix("_")
+    if name == "view_as_real":
+        return [replace(flow, axes=(*flow.axes[1:], None), value=None)]
+    if name == "view_as_complex":
+        return [replace(use.flow_of(ref), axes=use.flow_of(ref).axes[:-1], value=None)]
+    if name not in {"clone", "_to_copy", "contiguous", "positive"}:
+        flow = replace(flow, sources=None, is_uniform=flow.is_uniform and not flow.has_holes)
+    return [replace(flow, value=None)]
 
 
 def _reshaped(use: Use, flow: Flow, ref: Ref) -> Flow:
@@ -364,7 +305,7 @@ def _check_factors(use: Use) -> None:
             raise CoupledError("weights its terms by a number that depends on the batch size")
 
 
-def _check_numbers(use: Use) -> None:
+def check_numbers(use: Use) -> None:
     """Refuse numbers that change with the batch size."""
     if any(first != second for first, second, _ in _numbers(use)):
         raise CoupledError("is given a number that depends on the batch size")
@@ -375,7 +316,7 @@ def _added_products(use: Use) -> list[Flow]:
     base, first, second = [use.flow_of(ref) for ref in use.tensors]
     if any(not flow.is_plain or flow.kind is Kind.SUM for flow in (base, first, second)):
         raise CoupledError("combines sums over the batch")
-    _check_numbers(use)
+    check_numbers(use)
     return [combined(use, use.tensors, 1.0)]
 
 
@@ -387,11 +328,7 @@ RULES: Mapping[str, Any] = {
     **dict.fromkeys(("neg", "clone", "_to_copy", "positive", "contiguous", "_conj",
                      "_conj_physical", "real", "imag", "view_as_real", "view_as_complex"),
                     kept),
-    "copy": copied,
-    "where": chosen,
-    "masked_fill": masked,
     **dict.fromkeys(("addcmul", "addcdiv"), _added_products),
-    **dict.fromkeys(("eq", "ne"), compared),
     **dict.fromkeys(
         ("threshold_backward", "gelu_backward", "tanh_backward", "sigmoid_backward",
          "silu_backward", "elu_backward", "leaky_relu_backward", "hardtanh_backward",

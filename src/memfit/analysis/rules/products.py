@@ -12,11 +12,10 @@ from memfit.analysis.rules.pointwise import sum_of
 from memfit.analysis.use import CoupledError, Use
 
 
-def product_of(use: Use, left: Flow, right: Flow, dims: tuple[Axes, Axes]) -> Flow:
+def product_of(left: Flow, right: Flow, dims: tuple[Axes, Axes]) -> Flow:
     """Multiply along one dimension.
 
     Args:
-        use: the operator.
         left: the first factor.
         right: the second factor.
         dims: the samples' dimensions of both, written as (batch, rows, contracted) and (batch,
@@ -66,13 +65,14 @@ def _matrix(flow: Flow) -> Axes:
 def _multiplied(use: Use, first: Ref, second: Ref) -> Flow:
     left, right = use.flow_of(first), use.flow_of(second)
     num_dims = (len(left.axes), len(right.axes))
+    dims: tuple[Axes, Axes]
     if num_dims == (1, 1):
         dims = ((None, None, left.axes[0]), (None, right.axes[0], None))
     elif num_dims[1] == 1:
         dims = (_matrix(left), (None, right.axes[0], None))
     else:
         dims = (_matrix(left), _matrix(right))
-    found = product_of(use, left, right, dims)
+    found = product_of(left, right, dims)
     axes = {(1, 1): (), (2, 1): found.axes[1:2], (2, 2): found.axes[1:]}.get(num_dims, found.axes)
     return replace(found, axes=axes)
 
@@ -108,7 +108,7 @@ def outer(use: Use) -> list[Flow]:
     """Multiply every element of one vector by every one of another."""
     first, second = use.flows[:2]
     dims = ((None, first.axes[0], None), (None, None, second.axes[0]))
-    found = product_of(use, first, second, dims)
+    found = product_of(first, second, dims)
     return [replace(found, axes=found.axes[1:])]
 
 

@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from memfit.analysis.dataflow import Ref
 from memfit.analysis.flow import Axis, Flow, Kind
-from memfit.analysis.use import CoupledError, Use
+from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 _INDICES = frozenset({"argmax", "argmin", "argsort"})
+_WITH_INDICES = frozenset({"max", "min", "sort", "topk", "kthvalue", "median", "nanmedian", "mode",
+                           "cummax", "cummin"})  # fmt: skip
+_LIKE_ONE = frozenset({"amax", "amin", "any", "all"})
+"""Of equal numbers these give the number, however many there are."""
 _TAKES_ALL = "works on the whole batch at once"
 
 
@@ -33,7 +38,11 @@ def summed(use: Use) -> list[Flow]:
     """Add up along dimensions; over the samples this gives a sum over the batch."""
     ref = use.tensors[0]
     flow = use.flow_of(ref)
+    if use.name in {"count_nonzero", "nansum"} and (flow.kind is Kind.SUM or not flow.is_plain):
+        raise CoupledError("applies a function to values that depend on the whole batch")
     dims = _dims(use, len(flow.axes))
+    if use.has("dim"):
+        _check_same_dims(use, ref)
     axes = _reduced(use, flow, dims)
     found = replace(flow, axes=axes, is_positions=False, sources=None, has_holes=False, value=None)
     dim = flow.batch_dim
@@ -48,13 +57,31 @@ def summed(use: Use) -> list[Flow]:
     return [replace(found, kind=Kind.SUM, ratio=flow.ratio * shrink)]
 
 
+def _check_same_dims(use: Use, ref: Ref) -> None:
+    """Check that both sizes sum over the same dimensions, apart from those of one element.
+
+    Raises:
+        CoupledError: if they do not.
+    """
+    first, second = use.arguments("dim")
+    if first == second:
+        return
+    num_dims, other = len(use.size_of(ref)), use.other_size_of(ref)
+    apart = {dim % num_dims for dim in first or ()} - {dim % num_dims for dim in second or ()}
+    is_more = len(first or ()) == len(second or ()) + len(apart)
+    if not is_more or not use.argument("keepdim") or any(other[dim] != 1 for dim in apart):
+        raise CoupledError("sums over dimensions that depend on the batch size")
+
+
 def along(use: Use) -> list[Flow]:
     """Work along dimensions in a way that is no sum; they must not be the samples'."""
+    if len(use.tensors) != 1:
+        raise NotFollowedError("is given more than one tensor")
     ref = use.tensors[0]
     flow = use.flow_of(ref)
     dims = _dims(use, len(flow.axes))
     if any(flow.axes[dim] is not None for dim in dims if dim < len(flow.axes)):
-        if not flow.is_uniform:
+        if not flow.is_uniform or use.name not in _LIKE_ONE:
             raise CoupledError(_TAKES_ALL)
         return [replace(f, kind=Kind.FREE) for f in _results(use, flow, dims)]
     if flow.kind is Kind.SUM:
@@ -72,7 +99,7 @@ def _results(use: Use, flow: Flow, dims: Sequence[int]) -> list[Flow]:
         axes = flow.axes if len(size) == len(flow.axes) else _reduced(use, flow, dims)
         if use.argument("keepdim"):
             axes = _reduced(use, flow, dims)
-        is_index = use.name in _INDICES or number == 1
+        is_index = use.name in _INDICES or (number == 1 and use.name in _WITH_INDICES)
         found.append(
             Flow(
                 kind=Kind.EACH if any(axes) else flow.kind,
@@ -100,7 +127,8 @@ def gradient_along(use: Use) -> list[Flow]:
     dims = _dims(use, len(gradient.axes))
     if any(flow.kind is Kind.SUM for flow in others) or any(not f.is_plain for f in others):
         raise CoupledError("applies a function to values that depend on the batch size")
-    if any(gradient.axes[dim] is not None for dim in dims):
+    dims_of = [flow.axes for flow in use.flows if flow.axes]
+    if any(axes[dim] is not None for axes in dims_of for dim in dims):
         raise CoupledError(_TAKES_ALL)
     return [replace(gradient, is_uniform=False, value=None, is_drawn=_is_drawn(use))]
 
@@ -116,7 +144,7 @@ RULES: Mapping[str, Any] = {
          "any", "all", "argmax", "argmin", "norm", "linalg_vector_norm", "softmax", "_softmax",
          "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "cummax", "cummin",
          "logcumsumexp", "glu", "aminmax", "nanmedian", "sort", "argsort", "median", "mode",
-         "renorm", "cumulative_trapezoid"),
+         "cumulative_trapezoid"),
         along,
     ),
     **dict.fromkeys(("topk", "kthvalue"), selected_values),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from memfit.analysis.dataflow import Ref
+from memfit.analysis.dataflow import Ref, Shape
 from memfit.analysis.flow import Axes, Axis, Flow, Kind
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
@@ -133,7 +133,7 @@ def expanded(use: Use) -> list[Flow]:
     """Repeat a tensor along dimensions of one element, or new ones."""
     ref, flow = _first(use)
     offset = len(use.result_size()) - len(use.size_of(ref))
-    axes: list[Axis | None] = [None] * offset + list(flow.axes)
+    axes: list[Axis | None] = [*(None,) * offset, *flow.axes]
     varying = use.varying_axes(use.call.results[0])
     for dim, axis in enumerate(varying):
         if axis is None or axes[dim] is not None:
@@ -170,8 +170,6 @@ def sliced(use: Use) -> list[Flow]:
     ref, flow = _first(use)
     dim = use.argument("dim") % len(flow.axes)
     axis = flow.axes[dim]
-    if axis is None:
-        return [_moved(flow, flow.axes)]
     ranges = []
     for size, start, end, step in zip(
         (use.size_of(ref)[dim], use.other_size_of(ref)[dim]),
@@ -181,6 +179,10 @@ def sliced(use: Use) -> list[Flow]:
         strict=True,
     ):
         ranges.append(range(size)[slice(start, end, step)])
+    if axis is None:
+        if ranges[0] != ranges[1]:
+            raise CoupledError("takes a part that depends on the batch size")
+        return [_moved(flow, flow.axes)]
     axes = list(flow.axes)
     axes[dim] = _part_of(axis, (ranges[0], ranges[1]), use)
     return [_moved(flow, axes)]
@@ -214,7 +216,7 @@ def _part_of(axis: Axis, ranges: tuple[range, range], use: Use) -> Axis:
 
 def parted(use: Use) -> list[Flow]:
     """Cut a tensor into parts along a dimension."""
-    ref, flow = _first(use)
+    _, flow = _first(use)
     if use.name in {"unbind"}:
         return [selected(use)[0]] * len(use.call.results)
     dim = use.argument("dim") % len(flow.axes)
@@ -230,96 +232,6 @@ def parted(use: Use) -> list[Flow]:
             axes[dim] = _part_of(axis, (ranges[0], ranges[1]), use)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
         found.append(_moved(flow, axes))
-    return found
-
-
-def joined(use: Use) -> list[Flow]:
-    """Put tensors behind one another, or on top of one another."""
-    refs = use.tensors
-    if use.name == "cat":  # an empty tensor of one dimension is left out, as torch does
-        refs = [ref for ref in refs if use.size_of(ref) != (0,)] or refs
-    flows = [use.flow_of(ref) for ref in refs]
-    if any(flow.kind is Kind.SUM for flow in flows):
-        return [_joined_sums(use, flows)]
-    if len({round(flow.ratio, 9) for flow in flows}) > 1 or len({f.is_scaled for f in flows}) > 1:
-        raise CoupledError("joins values of which only one changes with the batch size")
-    if any(flow.is_positions for flow in flows):
-        raise CoupledError("uses the positions of samples in the batch")
-    num_dims = len(use.result_size())
-    dim = use.argument("dim") % num_dims
-    rows = [list(flow.axes) for flow in flows]
-    if use.name == "stack":
-        for row in rows:
-            row.insert(dim, None)
-    axes = _joined_axes(rows, dim)
-    return [
-        Flow(
-            kind=Kind.EACH if any(axes) else Kind.FREE,
-            axes=axes,
-            ratio=flows[0].ratio,
-            is_scaled=flows[0].is_scaled,
-            is_drawn=any(flow.is_drawn for flow in flows),
-            sources=_joined_sources(flows),
-            has_holes=any(flow.has_holes or flow.is_uniform for flow in flows),
-        )
-    ]
-
-
-def _joined_axes(rows: Sequence[Sequence[Axis | None]], dim: int) -> Axes:
-    """Find the samples' dimension of joined tensors.
-
-    Raises:
-        CoupledError: if samples are joined with something that has none, or with other samples.
-    """
-    axes: list[Axis | None] = []
-    for place in range(len(rows[0])):
-        found = [row[place] for row in rows]
-        known = [axis for axis in found if axis is not None]
-        if not known:
-            axes.append(None)
-            continue
-        if len(known) < len(found):
-            raise CoupledError("puts samples beside something that has no samples")
-        axes.append(_one_after_another(known) if place == dim else _common(known))
-    if sum(axis is not None for axis in axes) > 1:
-        raise CoupledError("compares samples of the batch with one another")
-    return tuple(axes)
-
-
-def _one_after_another(axes: Sequence[Axis]) -> Axis:
-    inner = {axis.inner for axis in axes if not axis.wild or axis.outer * axis.inner == 1}
-    if len(inner) == 1 and all(not axis.wild or axis.outer * axis.inner == 1 for axis in axes):
-        return Axis(outer=sum(axis.outer for axis in axes), inner=next(iter(inner)))
-    if all(axis.wild for axis in axes):
-        return Axis(outer=1, inner=sum(axis.outer * axis.inner for axis in axes), wild=True)
-    raise NotFollowedError("joins samples that are laid out in different ways")
-
-
-def _common(axes: Sequence[Axis]) -> Axis:
-    exact = next((axis for axis in axes if not axis.wild), axes[0])
-    if not all(axis.matches(exact) for axis in axes):
-        raise CoupledError("brings samples together with other samples of the batch")
-    return exact
-
-
-def _joined_sums(use: Use, flows: Sequence[Flow]) -> Flow:
-    shrink = use.sizes.shrink
-    if any(flow.kind is Kind.EACH for flow in flows):
-        raise CoupledError("puts samples beside a sum over the batch")
-    ratios = {round(f.ratio * (shrink if f.kind is Kind.FREE else 1.0), 9) for f in flows}
-    if len(ratios) > 1 or len({flow.is_scaled for flow in flows}) > 1:
-        raise CoupledError("joins values of which only one changes with the batch size")
-    total = next(flow for flow in flows if flow.kind is Kind.SUM)
-    return replace(total, axes=(None,) * len(use.result_size()), value=None)
-
-
-def _joined_sources(flows: Sequence[Flow]) -> frozenset[int] | None:
-    """Say where the entries of joined labels come from; constants stand at fixed places."""
-    found: frozenset[int] = frozenset()
-    for flow in flows:
-        if flow.sources is None and not flow.is_uniform:
-            return None
-        found |= flow.sources or frozenset()
     return found
 
 
@@ -357,9 +269,15 @@ def strided(use: Use) -> list[Flow]:
         return [flow]
     if flow.is_uniform:
         return [_moved(flow, use.varying_axes(result))]
-    if flow.kind is not Kind.EACH:
+    if flow.kind is not Kind.EACH and _covers(one, other):
         return [_moved(flow, (None,) * len(other.size))]
     raise NotFollowedError("looks at memory with strides of its own")
+
+
+def _covers(one: Shape, other: Shape) -> bool:
+    """Say whether a tensor without gaps in memory holds all elements of another view."""
+    is_dense = one.last - one.offset + 1 == one.numel
+    return is_dense and one.offset <= other.offset and other.last <= one.last
 
 
 def padded(use: Use) -> list[Flow]:
@@ -371,7 +289,7 @@ def padded(use: Use) -> list[Flow]:
         if is_padded and flow.axes[-1 - number] is not None:
             raise CoupledError("pads the batch with samples of its own")
     value = use.argument("value") if use.has("value") else 0
-    if value and not flow.is_plain:
+    if value and (flow.kind is Kind.SUM or not flow.is_plain):
         raise CoupledError("pads values that depend on the batch size with a constant")
     return [replace(flow, is_uniform=False, value=None, has_holes=True)]
 
@@ -390,7 +308,7 @@ def repeated(use: Use) -> list[Flow]:
     ref, flow = _first(use)
     repeats = use.argument("repeats")
     offset = len(repeats) - len(use.size_of(ref))
-    axes: list[Axis | None] = [None] * offset + list(flow.axes)
+    axes: list[Axis | None] = [*(None,) * offset, *flow.axes]
     varying = use.varying_axes(use.call.results[0])
     for dim, axis in enumerate(axes):
         if axis is not None and repeats[dim] != 1:
@@ -418,8 +336,8 @@ RULES: Mapping[str, Any] = {
     **dict.fromkeys(("expand", "broadcast_to"), expanded),
     "select": selected,
     **dict.fromkeys(("slice", "narrow"), sliced),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind", "tensor_split"), parted),
-    **dict.fromkeys(("cat", "stack"), joined),
+    **dict.fromkeys(("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes",
+         "unsafe_chunk", "chunk", "unbind", "tensor_split"), parted),
     **dict.fromkeys(("flip", "roll"), turned),
     **dict.fromkeys(("detach", "alias", "lift", "lift_fresh", "_to_dense", "view_of",
                      "requires_grad", "_lazy_clone"), same),

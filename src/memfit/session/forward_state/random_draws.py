@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memfit.session.live_state.generators import access_to, are_same
-from memfit.session.live_state.state import undisturbed
+from memfit.session.live_state.snapshot import undisturbed
 
 _WORDS = "i624I"
 _NUM_BYTES = struct.calcsize(_WORDS)

@@ -15,7 +15,7 @@ from memfit.session.forward_state.kept_tensors import KeptTensors, Memories
 from memfit.session.forward_state.random_draws import RandomPositions
 from memfit.session.forward_state.written_tensors import WrittenTensors
 from memfit.session.live_state.findings import Obstacle
-from memfit.session.live_state.state import undisturbed
+from memfit.session.live_state.snapshot import undisturbed
 from memfit.units import MIB, format_bytes
 
 _ALWAYS_COPIED_BYTES = 64 * 1024

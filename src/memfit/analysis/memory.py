@@ -1,0 +1,99 @@
+"""Which memory an operator writes, and what that does to other views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from memfit.analysis.dataflow import Ref, Shape
+from memfit.analysis.flow import Flow, Kind, same_ratio
+from memfit.analysis.use import (
+    Use,
+    operator_name,
+    written_arguments,
+)
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+_SILENTLY_WRITTEN: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats",
+     "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
+    _STATISTICS,
+)  # fmt: skip
+"""Arguments that operators write without saying so in their schemas."""
+
+
+_TURNED_IN_PLACE = frozenset({"transpose_", "t_", "unsqueeze_", "squeeze_", "swapaxes_"})
+"""Operators that give a tensor other dimensions and leave its memory alone."""
+
+
+def written_to(flow: Flow, after: Flow) -> Flow:
+    """Say what is known of a view after another view of its memory was written."""
+    is_same = flow.value is not None and flow.value == after.value
+    axis = next((axis for axis in after.axes if axis is not None), None)
+    axes = flow.axes
+    if axis is not None and not axis.wild:
+        axes = tuple(axis if mine is not None and mine.wild else mine for mine in axes)
+    return replace(
+        flow,
+        axes=axes,
+        is_uniform=flow.is_uniform and after.is_uniform and is_same,
+        is_positions=False,
+        value=flow.value if is_same else None,
+        is_drawn=flow.is_drawn or after.is_drawn,
+        sources=None,
+    )
+
+
+def stays_like(before: Flow, after: Flow) -> bool:
+    """Say whether what is written counts its samples as what was there."""
+    if before.kind is not after.kind or not same_ratio(before.ratio, after.ratio):
+        return False
+    if before.axes == after.axes:
+        return True
+    return len(before.axes) == len(after.axes) and all(
+        one is other
+        or (one is not None and other is not None and not one.wild and one.matches(other))
+        for one, other in zip(before.axes, after.axes, strict=True)
+    )
+
+
+def lies_like(one: Shape, other: Shape) -> bool:
+    """Say whether two views have the same elements in the same order."""
+    return (one.size, one.stride, one.offset) == (other.size, other.stride, other.offset)
+
+
+def is_apart(one: Shape, other: Shape) -> bool:
+    """Say whether two views of the same memory have no element in common, by where they end."""
+    if one.dtype != other.dtype or not one.numel or not other.numel:
+        return False
+    return one.last < other.offset or other.last < one.offset
+
+
+def is_compatible(flow: Flow, after: Flow) -> bool:
+    """Say whether a view keeps what is known of it when another view of its memory is written."""
+    if flow.kind is not after.kind or not same_ratio(flow.ratio, after.ratio):
+        return False
+    if flow.kind is not Kind.EACH:
+        return True
+    mine, its = [a for a in flow.axes if a], [a for a in after.axes if a]
+    return len(mine) == len(its) == 1 and mine[0].matches(its[0])
+
+
+def written_refs(use: Use) -> list[Ref]:
+    """List the tensors whose memory an operator writes, silently or not."""
+    if use.name in _TURNED_IN_PLACE:
+        return []
+    found = [use.call.arguments[place] for place in written_arguments(use.call.func)]
+    if not use.given_statistics:
+        names = _SILENTLY_WRITTEN.get(operator_name(use.call.func), ())
+        if names and (use.argument("training") or not use.has("training")):
+            found += [use.argument(name) for name in names]
+    refs = []
+    for each in found:
+        if isinstance(each, Ref):
+            refs.append(each)
+        elif isinstance(each, tuple):
+            refs += [ref for ref in each if isinstance(ref, Ref)]
+    return refs

@@ -12,10 +12,15 @@ from memfit.devices.detect import free_memory_bytes
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.recording import Recording
+from memfit.runtime.first_step_check import (
+    compared_with,
+    difference,
+    equality,
+    other_size,
+)
 from memfit.runtime.run import open_plain_session
-from memfit.runtime.split_comparison import SplitComparison, compare_splits, other_split
+from memfit.runtime.split_comparison import SplitComparison
 from memfit.session.batches import BatchLayout, real_batch
-from memfit.session.conversion import convert_model, converted, default_dtype
 from memfit.session.stilled_randomness import untouched_randomness
 from memfit.strategies.base import AbstractSplitting
 
@@ -24,6 +29,7 @@ _MOST_FLOPS = 1e11
 _MEMORY_SHARE = 0.5
 _NUM_TIMES = 2
 """How many times larger tensors are in fp64."""
+_KEEP_WHOLE = "Micro-batches would train something else; keep the batch whole."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +53,19 @@ class BatchTrial:
 
     def __call__(self, split: AbstractSplitting, found: Separability) -> Separability:
         """Say what a real batch shows of pieces that could not be followed."""
-        whole = self._fits(self.job.batch_size)
-        other = other_split(split, self.job.batch_size, whole=whole)
-        if not whole and not self._fits(max(split.micro_batch_size, other.micro_batch_size)):
+        size = self.job.batch_size if self._fits(self.job.batch_size) else other_size(split)
+        if not self._fits(max(split.micro_batch_size, size)):
             return _untold(found, "its pieces do not fit the free memory here")
         try:
-            compared = self._compared(split, other)
+            compared = self._compared(split, size)
         except (MemfitError, RuntimeError, TypeError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            return _untold(found, reason)
+            return _untold(found, str(error).partition("\n")[0].rstrip("."))
         if compared.unstilled:
             names = ", ".join(compared.unstilled)
             return _untold(found, f"it depends on random draws that cannot be stilled ({names})")
-        if not compared.is_equal:
-            return refuted(_differs(split, other, compared), found.culprit)
-        return replace(found, draws=compared.num_draws > 0, trial=_equal(other, compared))
+        if not compared.agrees:
+            return refuted(f"{difference(split, compared)} {_KEEP_WHOLE}", found.culprit)
+        return replace(found, draws=compared.num_draws > 0, trial=equality(split, compared))
 
     def _fits(self, num_samples: int) -> bool:
         """Say whether so many samples at once fit, by their share of the whole step's peak."""
@@ -71,38 +75,16 @@ class BatchTrial:
         peak = peak_bytes(self.plain.steady, CPU_RULES) * num_samples / self.job.batch_size
         return _NUM_TIMES * peak <= _MEMORY_SHARE * free_bytes
 
-    def _compared(self, split: AbstractSplitting, other: AbstractSplitting) -> SplitComparison:
-        try:
-            return self._compared_in(torch.float64, split, other)
-        except (MemfitError, RuntimeError, TypeError, NotImplementedError):
-            return self._compared_in(torch.float32, split, other)
-
-    def _compared_in(
-        self, dtype: torch.dtype, split: AbstractSplitting, other: AbstractSplitting
-    ) -> SplitComparison:
+    def _compared(self, split: AbstractSplitting, size: int) -> SplitComparison:
         with untouched_randomness():
             torch.manual_seed(0)
             session = open_plain_session(self.job, "cpu", self.layout)
-            convert_model(session.model, dtype)
-            batch = converted(real_batch(self.job, self.job.batch_size), dtype)
-            with default_dtype(dtype):
-                return compare_splits(session, batch, split, other)
+            batch = real_batch(self.job, self.job.batch_size)
+            try:
+                return compared_with(session, split, batch, size, torch.float64)
+            except (MemfitError, RuntimeError, TypeError, NotImplementedError):
+                return compared_with(session, split, batch, size)
 
 
 def _untold(found: Separability, reason: str) -> Separability:
     return replace(found, sentence=f"{found.sentence} A real batch could not tell: {reason}.")
-
-
-def _equal(other: AbstractSplitting, compared: SplitComparison) -> str:
-    return (
-        f"on one batch its gradients are those of {other.label()} (largest relative error "
-        f"{compared.error:.1g}, {compared.dtype})."
-    )
-
-
-def _differs(split: AbstractSplitting, other: AbstractSplitting, compared: SplitComparison) -> str:
-    return (
-        f"on a real batch the gradients of {split.label()} are not those of {other.label()}: that "
-        f"of {compared.worst} differs by {compared.error:.2g} (relative, {compared.dtype}). "
-        "Micro-batches would train something else; keep the batch whole."
-    )

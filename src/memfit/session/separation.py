@@ -178,7 +178,12 @@ class Separation:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Keep other modes, random states and warnings out of it."""
-    with _disable_current_modes(), untouched_randomness(), warnings.catch_warnings():
+    with (
+        _disable_current_modes(),
+        untouched_randomness(),
+        torch.enable_grad(),  # an evaluation asks without
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # code for whole batches may warn about small ones
         yield
 

@@ -95,7 +95,7 @@ def test_what_is_proved_is_not_tried(monkeypatch):
     def no_trial(*_args):
         raise AssertionError("it was proved")
 
-    monkeypatch.setattr("memfit.planner.trial.compare_splits", no_trial)
+    monkeypatch.setattr("memfit.planner.trial.compared_with", no_trial)
     assert planned(wide(torch.sin), prove=True).proof is Evidence.PROVED
 
 

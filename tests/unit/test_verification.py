@@ -16,11 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Job, Plan, proof
+from memfit.analysis.separability import PROVED
 from memfit.cli.main import main
 from memfit.errors import PromiseBrokenError, RecordingError, TooLargeToVerifyError
 from memfit.proof import affordable_batch_size, applicable, micro_batch_size, prove, scaled
 from memfit.runtime.comparison import relative_errors
 from memfit.session.facts import gather_facts
+from memfit.session.separation import Separation
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
@@ -392,7 +394,9 @@ def test_the_command_shows_what_each_strategy_earns(job_file, capsys):
     assert "exact" in shown
 
 
-def test_the_command_refuses_what_claims_too_much(job_file, tmp_path, capsys):
+def test_the_command_refuses_what_claims_too_much(job_file, tmp_path, capsys, monkeypatch):
+    # As if the proof that pieces keep the results were wrong: otherwise the plan is refused.
+    monkeypatch.setattr(Separation, "of", lambda *_args, **_wanted: PROVED)
     plan = tmp_path / "plan.yaml"
     plan_of(MicroBatching(micro_batch_size=4)).save(plan)
     assert main(["verify", f"{job_file}:coupled", "--plan", str(plan), "--json"]) == 1

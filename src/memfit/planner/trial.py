@@ -12,9 +12,14 @@ from memfit.devices.detect import free_memory_bytes
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.recording import Recording
+from memfit.runtime.first_step_check import (
+    compared_with,
+    difference,
+    equality,
+    other_size,
+)
 from memfit.runtime.run import open_plain_session
-from memfit.runtime.split_comparison import SplitComparison, compare_splits
-from memfit.runtime.split_pass import difference_of, other_split, split_pass
+from memfit.runtime.split_comparison import SplitComparison
 from memfit.session.batches import BatchLayout, real_batch
 from memfit.session.borrowing import borrowed_to_run
 from memfit.session.stilled_randomness import untouched_randomness
@@ -25,6 +30,7 @@ _MOST_FLOPS = 1e11
 _MEMORY_SHARE = 0.5
 _NUM_TIMES = 2
 """How many times larger tensors are in fp64."""
+_KEEP_WHOLE = "Micro-batches would train something else; keep the batch whole."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +54,19 @@ class BatchTrial:
 
     def __call__(self, split: AbstractSplitting, found: Separability) -> Separability:
         """Say what a real batch shows of pieces that could not be followed."""
-        whole = self._fits(self.job.batch_size)
-        other = other_split(split, self.job.batch_size, whole=whole)
-        if not whole and not self._fits(max(split.micro_batch_size, other.micro_batch_size)):
+        size = self.job.batch_size if self._fits(self.job.batch_size) else other_size(split)
+        if not self._fits(max(split.micro_batch_size, size)):
             return _untold(found, "its pieces do not fit the free memory here")
         try:
-            compared = self._compared(split, other)
+            compared = self._compared(split, size)
         except (MemfitError, RuntimeError, TypeError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            return _untold(found, reason)
+            return _untold(found, str(error).partition("\n")[0].rstrip("."))
         if compared.unstilled:
             names = ", ".join(compared.unstilled)
             return _untold(found, f"it depends on random draws that cannot be stilled ({names})")
         if not compared.agrees:
-            return refuted(_differs(split, other, compared), found.culprit)
-        return replace(found, draws=compared.num_draws > 0, trial=_equal(other, compared))
+            return refuted(f"{difference(split, compared)} {_KEEP_WHOLE}", found.culprit)
+        return replace(found, draws=compared.num_draws > 0, trial=equality(split, compared))
 
     def _fits(self, num_samples: int) -> bool:
         """Say whether so many samples at once fit, by their share of the whole step's peak."""
@@ -72,42 +76,17 @@ class BatchTrial:
         peak = peak_bytes(self.plain.steady, CPU_RULES) * num_samples / self.job.batch_size
         return _NUM_TIMES * peak <= _MEMORY_SHARE * free_bytes
 
-    def _compared(self, split: AbstractSplitting, other: AbstractSplitting) -> SplitComparison:
-        try:
-            return self._compared_in(torch.float64, split, other)
-        except (MemfitError, RuntimeError, TypeError, NotImplementedError):
-            return self._compared_in(torch.float32, split, other)
-
-    def _compared_in(
-        self, dtype: torch.dtype, split: AbstractSplitting, other: AbstractSplitting
-    ) -> SplitComparison:
+    def _compared(self, split: AbstractSplitting, size: int) -> SplitComparison:
         with untouched_randomness():
             torch.manual_seed(0)
             with borrowed_to_run(self.job) as job:
                 session = open_plain_session(job, "cpu", self.layout)
-                return compare_splits(
-                    session,
-                    real_batch(job, job.batch_size),
-                    (other.micro_batch_size, split.micro_batch_size),
-                    dtype=dtype,
-                    gradient_pass=split_pass(split),
-                )
+                batch = real_batch(job, job.batch_size)
+                try:
+                    return compared_with(session, split, batch, size, torch.float64)
+                except (MemfitError, RuntimeError, TypeError, NotImplementedError):
+                    return compared_with(session, split, batch, size)
 
 
 def _untold(found: Separability, reason: str) -> Separability:
     return replace(found, sentence=f"{found.sentence} A real batch could not tell: {reason}.")
-
-
-def _equal(other: AbstractSplitting, compared: SplitComparison) -> str:
-    return (
-        f"on one batch its gradients are those of {other.label()} (largest relative error "
-        f"{compared.largest_error:.1g}, {compared.dtype})."
-    )
-
-
-def _differs(split: AbstractSplitting, other: AbstractSplitting, compared: SplitComparison) -> str:
-    return (
-        f"on a real batch {split.label()} does not do what {other.label()} does: "
-        f"{difference_of(compared)}. Micro-batches would train something else; keep the batch "
-        "whole."
-    )

@@ -1,13 +1,15 @@
-"""Tries on a run's own batch whether its gradients depend on how the batch is cut."""
+"""Tries on a real batch whether gradients depend on how it is cut."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from memfit.errors import NotSeparableError
-from memfit.runtime.split_comparison import compare_splits
-from memfit.runtime.split_pass import difference_of, other_split, split_pass
-from memfit.session.session import Session
+from memfit.runtime.split_comparison import SplitComparison, compare_splits
+from memfit.session.session import GradientPass, PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting
 
 
@@ -24,26 +26,76 @@ def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
     Raises:
         NotSeparableError: if the gradients differ; nothing was changed.
     """
-    other = other_split(split, session.layout.num_samples(batch), whole=False)
-    compared = compare_splits(
-        session,
-        batch,
-        (other.micro_batch_size, split.micro_batch_size),
-        gradient_pass=split_pass(split),
-        copies_parameters=False,
-    )
+    compared = compared_with(session, split, batch, other_size(split))
     if compared.unstilled:
         return (
-            f"this batch could not tell, since the step depends on random draws that cannot be "
+            "this batch could not tell, since the step depends on random draws that cannot be "
             f"stilled ({', '.join(compared.unstilled)})."
         )
     if not compared.agrees:
-        raise NotSeparableError(
-            split.label(),
-            f"on this batch it does not do what {other.label()} does: {difference_of(compared)} "
-            f"(rounding explains {compared.bound:.0e}).",
+        raise NotSeparableError(split.label(), difference(split, compared))
+    return equality(split, compared)
+
+
+def compared_with(
+    session: Session,
+    split: AbstractSplitting,
+    batch: Any,
+    size: int,
+    dtype: torch.dtype | None = None,
+) -> SplitComparison:
+    """Compare a plan's pieces with pieces of another size.
+
+    Args:
+        session: with the plan's strategies applied, or without any.
+        split: how the plan cuts batches.
+        batch: on the session's device.
+        size: of the other pieces, in samples; the reference.
+        dtype: the type to compute in; None takes the session's own.
+    """
+    sizes = (size, split.micro_batch_size)
+    return compare_splits(session, batch, sizes, dtype=dtype, gradient_pass=_pass_of(split))
+
+
+def other_size(split: AbstractSplitting) -> int:
+    """Give half the size of a plan's pieces; pieces of one sample are held against two."""
+    return max(1, split.micro_batch_size // 2) if split.micro_batch_size > 1 else 2
+
+
+def equality(split: AbstractSplitting, compared: SplitComparison) -> str:
+    """Say that the pieces of both sizes have the same gradients, and how closely."""
+    return (
+        f"on one batch its gradients are those of {_other(split, compared)} (largest relative "
+        f"error {compared.largest_error:.1g}, {compared.dtype})."
+    )
+
+
+def difference(split: AbstractSplitting, compared: SplitComparison) -> str:
+    """Say how far the gradients of the pieces of both sizes are apart, and where."""
+    if compared.largest_error <= compared.bound:
+        return (
+            f"on a real batch it leaves something else than {_other(split, compared)} does: "
+            f"{'; '.join(compared.effects)}."
         )
     return (
-        f"on this batch its gradients are those of {other.label()} (largest relative error "
-        f"{compared.largest_error:.1g}, {compared.dtype})."
+        f"on a real batch its gradients are not those of {_other(split, compared)}: that of "
+        f"{compared.worst_parameter} differs by {compared.largest_error:.2g} (relative, "
+        f"{compared.dtype}; rounding explains {compared.bound:.0e})."
     )
+
+
+def _other(split: AbstractSplitting, compared: SplitComparison) -> str:
+    return replace(split, micro_batch_size=compared.sizes[0]).label()
+
+
+def _pass_of(split: AbstractSplitting) -> GradientPass:
+    """Give a gradient pass that cuts batches as a strategy does, in the session's size."""
+
+    def gradient_pass(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
+        undo = replace(split, micro_batch_size=session.micro_batch_size).apply(session)
+        try:
+            return session.gradient_pass(session, batch, enter_phase)
+        finally:
+            undo()
+
+    return gradient_pass

@@ -21,7 +21,12 @@ from memfit.session.stilled_randomness import untouched_randomness
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Keep other modes, random states and warnings out of it."""
-    with _disable_current_modes(), untouched_randomness(), warnings.catch_warnings():
+    with (
+        _disable_current_modes(),
+        untouched_randomness(),
+        torch.enable_grad(),  # an evaluation asks without
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # code for whole batches may warn about small ones
         with patch.object(Distribution, "_validate_args", new=False):  # that looks at values
             yield

@@ -86,7 +86,7 @@ def written_refs(use: Use) -> list[Ref]:
     if use.name in _TURNED_IN_PLACE:
         return []
     found = [use.call.arguments[place] for place in written_arguments(use.call.func)]
-    if not use.given_statistics:
+    if not use.given.statistics:
         names = _SILENTLY_WRITTEN.get(operator_name(use.call.func), ())
         if names and (use.argument("training") or not use.has("training")):
             found += [use.argument(name) for name in names]

@@ -33,6 +33,23 @@ class Sizes:
         return self.first / self.second
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a walk takes for granted.
+
+    Attributes:
+        statistics: batch normalisation gets the statistics of the whole batch.
+        all_labels_count: labels of the batch never equal a negative number that code compares them
+            with; becomes a condition of the proof.
+    """
+
+    statistics: bool = False
+    all_labels_count: bool = False
+
+
+NOTHING_GIVEN = Given()
+
+
 class Use:
     """One call of an operator, recorded at both sizes, with what is known of its operands.
 
@@ -57,8 +74,7 @@ class Use:
         self._flow_of = flow_of
         self.sizes = sizes
         self._names = argument_names(self.call.func)
-        self.given_statistics = False
-        """Whether the statistics of batch normalisation are taken as given."""
+        self.given = NOTHING_GIVEN
         self.relied_on: list[NeverHolds] = []
         """What the batch must keep to for a rule to hold."""
 

@@ -35,7 +35,9 @@ from memfit.analysis.rules import rule_of
 from memfit.analysis.separability import Culprit, NeverHolds
 from memfit.analysis.splitting import split_alone
 from memfit.analysis.use import (
+    NOTHING_GIVEN,
     CoupledError,
+    Given,
     NotFollowedError,
     Sizes,
     Use,
@@ -78,7 +80,7 @@ def follow(
     known: Mapping[int, Flow | None],
     lasting: Mapping[int, str],
     *,
-    given_statistics: bool = False,
+    given: Given = NOTHING_GIVEN,
 ) -> Followed:
     """Follow the samples through a step.
 
@@ -89,12 +91,12 @@ def follow(
             None, and others that no operator has made, do not depend on the batch if their shapes
             do not.
         lasting: names of the tensors that outlive the step, by number.
-        given_statistics: whether the statistics of batch normalisation are taken as given.
+        given: what is taken for granted.
 
     Raises:
         RecordingsDifferError: if the recordings part.
     """
-    return _Walk(recordings, sizes, known, lasting, given_statistics=given_statistics).run()
+    return _Walk(recordings, sizes, known, lasting, given=given).run()
 
 
 class _Walk:
@@ -105,12 +107,12 @@ class _Walk:
         known: Mapping[int, Flow | None],
         lasting: Mapping[int, str],
         *,
-        given_statistics: bool,
+        given: Given,
     ) -> None:
         self._first, self._second = recordings
         self._sizes = sizes
         self._lasting = _storages(self._first, lasting)
-        self._given_statistics = given_statistics
+        self._given = given
         self._of_storage: dict[int, list[int]] = {}
         self._found = Followed(flows={})
         num_known = len(known)
@@ -166,7 +168,7 @@ class _Walk:
     def _follow(self, call: Call, other: Call) -> None:
         use = Use((call, other), (self._first, self._second), self._flow_of, self._sizes)
         use.other_of = self._alignment.other_of
-        use.given_statistics = self._given_statistics
+        use.given = self._given
         if _is_drawing(call):
             self._found.draws = True
         try:

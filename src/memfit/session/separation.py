@@ -16,7 +16,7 @@ from memfit.analysis.flow import Axis, Flow, Kind
 from memfit.analysis.judgement import Ends, judge, judge_effects
 from memfit.analysis.layouts import one_path
 from memfit.analysis.separability import PROVED, Separability, not_known, refuted
-from memfit.analysis.use import Sizes
+from memfit.analysis.use import Given, Sizes
 from memfit.analysis.walk import follow
 from memfit.errors import JobFunctionError, MemfitError
 from memfit.job import Job, Total
@@ -162,16 +162,23 @@ class Separation:
             return refuted(_fails_on_parts(size, part))
         if len(whole.begins) != len(part.begins):
             return not_known(_OTHER_STATE.format(size))
+        given = Given(statistics=given_statistics)
+        found = self._judged(whole, part, given)
+        if found.is_proved:
+            return found
+        # As a mean over labels does, code may count those that are not to be ignored.
+        conditional = self._judged(whole, part, replace(given, all_labels_count=True))
+        return conditional if conditional.is_proved else found
+
+    def _judged(self, whole: _Recorded, part: _Recorded, given: Given) -> Separability:
+        """Follow a step recorded at two sizes, and judge it."""
+        size = part.size
         sizes = Sizes(self.job.batch_size, size)
         known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
         known.update(self._batch_flows(whole, part))
         try:
             followed = follow(
-                (whole.dataflow, part.dataflow),
-                sizes,
-                known,
-                whole.lasting,
-                given_statistics=given_statistics,
+                (whole.dataflow, part.dataflow), sizes, known, whole.lasting, given=given
             )
         except RecordingsDifferError as error:
             if size == 1:  # torch takes other ways for one sample, which need not mean anything

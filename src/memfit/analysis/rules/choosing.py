@@ -88,7 +88,8 @@ def compared(use: Use) -> list[Flow]:
     found = any_pointwise(use)[0]
     ref, *others = use.tensors
     other = use.argument("other")
-    if others or not isinstance(other, (int, float)) or other >= 0:
+    is_asked = use.given.all_labels_count and not others
+    if not is_asked or not isinstance(other, (int, float)) or other >= 0:
         return [found]
     sources = use.flow_of(ref).sources
     if sources is None:

@@ -166,7 +166,7 @@ def batch_normalised(use: Use) -> list[Flow]:
         _check_own_weights(use, flow)
         stats = Flow(kind=Kind.EACH, axes=(flow.axes[1],))
         return [_like(flow), stats, stats, *[stats] * (len(use.call.results) - 3)]
-    if _is_training(use) and not use.given_statistics:
+    if _is_training(use) and not use.given.statistics:
         raise CoupledError("takes its statistics over the whole batch (batch normalisation)")
     check_weights(use, "weight", "bias", "running_mean", "running_var")
     given = Flow(kind=Kind.FREE, axes=(None,))
@@ -195,7 +195,7 @@ def batch_normalised_back(use: Use) -> list[Flow]:
     if inputs.batch_dim == 1:
         each = Flow(kind=Kind.EACH, axes=(inputs.axes[1],), ratio=gradient.ratio)
         return _results_of(use, [_like(gradient), each, each])
-    if _is_training(use) and not use.given_statistics:
+    if _is_training(use) and not use.given.statistics:
         raise CoupledError("takes its statistics over the whole batch (batch normalisation)")
     total = _total(1, gradient, inputs)
     return _results_of(use, [_like(gradient), total, total])

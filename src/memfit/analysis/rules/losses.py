@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.analysis.flow import Flow, Kind
-from memfit.analysis.rules.pointwise import combined
+from memfit.analysis.rules.pointwise import aligned, combined
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -31,7 +31,7 @@ def _total(use: Use, flow: Flow, num_dims: int, *, is_mean: bool) -> Flow:
 
 
 def elementwise(use: Use) -> list[Flow]:
-    """Compare element by element, then reduce as asked."""
+    """Compare element by element, then reduce as asked; weights may be broadcast."""
     flows = use.flows
     if any(flow.kind is Kind.SUM for flow in flows):
         raise CoupledError("compares a sum over the batch")
@@ -40,21 +40,16 @@ def elementwise(use: Use) -> list[Flow]:
     reduction = use.argument("reduction")
     if reduction == _NONE:
         return [combined(use, use.tensors, 1.0)]
-    sizes = {use.size_of(ref) for ref in use.tensors}
-    if len(sizes) > 1:
+    size = use.size_of(use.tensors[0])
+    if use.size_of(use.tensors[1]) != size:
         raise NotFollowedError("compares tensors of different shapes")
-    axes = [flow.axes for flow in flows if any(flow.axes)]
-    if len(axes) < len(flows) or any(not _matches(axes[0], each) for each in axes):
-        raise CoupledError("brings samples together with something else, by position")
-    each = replace(flows[0], kind=Kind.EACH, is_drawn=any(flow.is_drawn for flow in flows))
+    if any(flow.is_positions for flow in flows):
+        raise CoupledError("uses the positions of samples in the batch")
+    axes = aligned(use, use.tensors, len(size))
+    is_drawn = any(flow.is_drawn for flow in flows)
+    kind = Kind.EACH if any(axes) else Kind.FREE
+    each = Flow(kind=kind, axes=axes, is_drawn=is_drawn)
     return [_total(use, each, 0, is_mean=reduction == _MEAN)]
-
-
-def _matches(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return all(
-        (a is None) == (b is None) and (a is None or a.matches(b))
-        for a, b in zip(one, other, strict=True)
-    )
 
 
 def elementwise_back(use: Use) -> list[Flow]:
@@ -171,6 +166,7 @@ def distances(use: Use) -> list[Flow]:
 
 _ELEMENTWISE = (
     "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
 )  # fmt: skip
 
 RULES: Mapping[str, Any] = {

@@ -117,6 +117,10 @@ class Flow:
         """Say whether its values are those of the same formula at every size."""
         return not self.is_scaled and is_one(self.ratio)
 
+    def with_sources(self, sources: frozenset[int]) -> Flow:
+        """Give the same with its elements copied from other leaves of the batch."""
+        return replace(self, sources=sources)
+
     def with_axes(self, axes: Axes) -> Flow:
         """Give the same with other dimensions."""
         kind = self.kind

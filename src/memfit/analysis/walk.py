@@ -33,6 +33,7 @@ from memfit.analysis.precautions import (
 )
 from memfit.analysis.rules import rule_of
 from memfit.analysis.separability import Culprit, NeverHolds
+from memfit.analysis.signs import with_sign
 from memfit.analysis.splitting import split_alone
 from memfit.analysis.use import (
     NOTHING_GIVEN,
@@ -177,6 +178,8 @@ class _Walk:
             flows = self._bad(use, Kind.MIXED, str(error))
         except NotFollowedError as error:
             flows = self._bad(use, Kind.UNKNOWN, str(error))
+        pairs = zip(call.results, flows, strict=False)
+        flows = [with_sign(use, ref, flow) for ref, flow in pairs] or flows
         self._note_module(call, flows)
         for condition in use.relied_on:
             self._found.conditions[condition] = None

@@ -20,6 +20,11 @@ class Claim:
     numerics: str
     """``exact``, ``same-in-law``, ``unproved``, or ``different`` where a coupling was shown."""
     reason: str = ""
+    earned: str = ""
+    """The class that memfit's own run of the plan showed beside the plain step; empty where it
+    promises nothing."""
+    run_error: float | None = None
+    """The largest relative error of that run, in fp64, draws held still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +43,16 @@ class Row:
     worst_error: float
     """Of the gradient of one parameter, accumulated the usual way over four equal pieces."""
     reads_values: bool
+    earned: str = ""
+    run_error: float | None = None
 
 
-def verdict(case: Case, numerics: str) -> str:
+def verdict(case: Case, numerics: str, earned: str = "") -> str:
     """Say what a claim is worth.
 
-    ``false``: it promises more than is true. ``sum``: it promises the results of a loss that adds
+    ``false``: it promises more than is true. ``carried``: accumulating gradients would not keep the
+    results, since forward changes something; memfit's own run puts that back between pieces and
+    earns what was promised. ``sum``: it promises the results of a loss that adds
     up without weights, which is right only if pieces are summed so. ``proved``: it promises what
     is true. ``refuted``: it says rightly that results differ. ``too timid``: it says so wrongly.
     ``not known``: it promises nothing.
@@ -52,6 +61,8 @@ def verdict(case: Case, numerics: str) -> str:
     if numerics in KEEPS:
         if case.adds == "sum" and case.draws == "none" and case.leaves != "different":
             return "sum"
+        if true_class not in KEEPS and case.effects and earned in ("exact", numerics):
+            return "carried"
         is_kept = true_class in KEEPS and (numerics, true_class) != ("exact", "same-in-law")
         return "proved" if is_kept else "false"
     if numerics == "unproved":
@@ -70,7 +81,9 @@ def row(case: Case, claim: Claim, truth: Truth) -> Row:
         true_class=case.best_true_class,
         claimed=claim.numerics,
         reason=claim.reason,
-        verdict=verdict(case, claim.numerics),
+        verdict=verdict(case, claim.numerics, claim.earned),
+        earned=claim.earned,
+        run_error=claim.run_error,
         worst_error=truth.cuts[0].worst_error,
         reads_values=truth.reads_values,
     )
@@ -95,6 +108,11 @@ def _half(rows: list[Row]) -> dict[str, Any]:
         "num_different": len(other),
         "num_different_refuted": sum(each.verdict == "refuted" for each in other),
         "num_different_not_known": sum(each.verdict == "not known" for each in other),
+        "num_carried": sum(each.verdict == "carried" for each in rows),
+        "num_kept_recordable": sum(not each.reads_values for each in kept),
+        "broken": [
+            each.name for each in rows if each.earned and each.earned not in ("exact", each.claimed)
+        ],
         "false": [each.name for each in rows if each.verdict == "false"],
         "sums": [each.name for each in rows if each.verdict == "sum"],
         "too_timid": [each.name for each in rows if each.verdict == "too timid"],

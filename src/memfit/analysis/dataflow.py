@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -18,6 +18,9 @@ _ASKS_NOTHING = (
     torch.ops.aten.is_same_size.default,
     torch.ops.aten.sym_size.int,
 )
+_NEW = torch.ops.aten.new_empty_strided.default
+_COPY = torch.ops.aten.copy_.default
+_CLONE = torch.ops.aten.clone.default
 _SMALL = 64
 
 
@@ -129,8 +132,21 @@ class DataflowRecorder(TorchDispatchMode):
         given = tuple(self._noted(value) for value in _in_order(func, args, kwargs))
         out = func(*args, **kwargs)
         results = tuple(Ref(self._number(each, is_made=True)) for each in tensors_in(out))
-        self.flow.calls.append(Call(func, given, results, place, is_backward))
+        self._add(Call(func, given, results, place, is_backward))
         return out
+
+    def _add(self, call: Call) -> None:
+        """Note a call; a copy into memory that was just made for it counts as a clone.
+
+        Autograd copies a gradient so where somebody else holds it or where it lies otherwise than
+        its parameter, which is no matter of what is computed.
+        """
+        before = self.flow.calls[-1] if self.flow.calls else None
+        is_copy = call.func is _COPY and before is not None and before.func is _NEW
+        if is_copy and before is not None and before.results == (call.arguments[0],):
+            self.flow.calls[-1] = replace(call, func=_CLONE, arguments=(call.arguments[1], None))
+            return
+        self.flow.calls.append(call)
 
     def _noted(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

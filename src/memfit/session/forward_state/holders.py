@@ -41,6 +41,8 @@ class Held(NamedTuple):
     arrays: Sequence[Any]
     generators: Sequence[Any]
     found: Sequence[Found]
+    hooks: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
+    """Hooks of modules that had none when ``Holders`` was made, with copies."""
 
     def named_tensors(self) -> Iterator[tuple[torch.Tensor, Place]]:
         """Yield the tensors with their places."""
@@ -135,7 +137,14 @@ class Holders:
             fresh += came
         if fresh:
             return self._with_fresh(copies, fresh)
-        return Held(copies, (), self.tensors, self._arrays, self._generators, (self._found,))
+        found = (self._found,)
+        hooks = self._new_hooks()
+        return Held(copies, (), self.tensors, self._arrays, self._generators, found, hooks)
+
+    def _new_hooks(self) -> Sequence[tuple[dict[Any, Any], dict[Any, Any]]]:
+        if not self.has_new_hooks:
+            return ()
+        return [(hooks, dict(hooks)) for hooks in self._without_hooks if hooks]
 
     def put_back(self, then: Held, now: Held | None = None) -> None:
         """Have the containers hold what they held then.
@@ -154,6 +163,11 @@ class Holders:
                     group.kind.put(target, old)
         for kind, target, copy in then.added:
             kind.put(target, copy)
+        if then.hooks or self.has_new_hooks:
+            wanted_hooks = {id(hooks): copy for hooks, copy in then.hooks}
+            for hooks in self._without_hooks:
+                hooks.clear()
+                hooks.update(wanted_hooks.get(id(hooks), {}))
 
     def pairs(self, then: Held, now: Held) -> Iterator[tuple[_Group, list[Any], list[Any]]]:
         """Yield the groups whose containers hold otherwise now, with their copies."""
@@ -196,6 +210,7 @@ class Holders:
             [*self._arrays, *(array for array, _ in found.arrays)],
             [*self._generators, *(generator for generator, _ in found.generators)],
             (self._found, found),
+            self._new_hooks(),
         )
 
 

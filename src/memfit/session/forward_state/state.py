@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -102,6 +103,12 @@ class Before:
                 kept.put_back()
             for array, content in self._arrays:
                 array[...] = content
+
+    def with_generators_here(self) -> Before:
+        """Give the same, with random generators where they are now; what is learnt is shared."""
+        twin = copy.copy(self)
+        twin.positions = RandomPositions(self.held.generators)
+        return twin
 
     def shown(self) -> Shown:
         """Give a context, to be entered as often as wanted, in which everything is as it was."""

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import StrategyError
 from memfit.session.abridgement import left_out
-from memfit.strategies.cached_gradients.draws import DrawSources
-from memfit.strategies.cached_gradients.effects import CallEffects, Effects
+from memfit.session.forward_state import Before, ForwardState
+from memfit.strategies.cached_gradients.effects import CallEffects, carried_out_and_undone
 from memfit.strategies.cached_gradients.rows import (
     CannotCutError,
     ResultForm,
@@ -94,8 +94,7 @@ class PiecewiseForward:
         self._forward = module.forward
         self._step = step
         self._is_named = is_named
-        self._effects = Effects(module)
-        self._draws = DrawSources(module)
+        self._state = ForwardState({self.name: module}, NAME)
         self._forms: dict[Any, ResultForm | str] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,21 +153,26 @@ class PiecewiseForward:
         """Find the form of results; the reason where there is none."""
 
         def call(some: Sequence[Any]) -> Any:
-            with self._step.inside(), self._effects.spared():
+            with self._step.inside():
                 args, kwargs = structure.filled(some)
                 return self._forward(*args, **kwargs)
 
+        def checked() -> ResultForm:
+            return checked_form(
+                call,
+                leaves,
+                rows,
+                self._step.micro_batch_size,
+                needs_rows_everywhere=not self._is_named,
+            )
+
+        if self._state.obstacle is not None:
+            return f"pieces would run it several times, and {self._state.obstacle}".rstrip(".")
         if watched := _module_that_watches_gradients(self._module):
             return f"hooks of its {watched} would see the gradients of pieces"
         try:
-            with self._draws.again(self._draws.here()):
-                return checked_form(
-                    call,
-                    leaves,
-                    rows,
-                    self._step.micro_batch_size,
-                    needs_rows_everywhere=not self._is_named,
-                )
+            found: ResultForm = carried_out_and_undone(self._state, leaves, checked)
+            return found
         except RowsMixedError as reason:
             # Recorded on tensors without values, the same call is taken for one that can be cut.
             raise StrategyError(NAME, self._refusal(reason)) from reason
@@ -178,7 +182,7 @@ class PiecewiseForward:
     def _in_pieces(
         self, leaves: Sequence[Any], structure: Structure, rows: RowDims, form: ResultForm
     ) -> Any:
-        effects = CallEffects(self._effects)
+        effects = CallEffects(self._state, leaves)
         size = self._step.micro_batch_size
         skipped = left_out(-(-rows.num_rows // size)) if _has_fake(leaves) else range(0)
         results: list[Any] = []
@@ -189,7 +193,6 @@ class PiecewiseForward:
                 kept.append(torch.get_rng_state())  # as it is kept with every piece
             else:
                 results.append(self._checkpointed(piece, structure, effects, kept))
-        effects.finish()
         self._step.num_cut += 1
         return form.joined(results)
 
@@ -211,23 +214,23 @@ class PiecewiseForward:
             args, kwargs = structure.filled(filled)
             return self._forward(*args, **kwargs)
 
-        return checkpoint(
-            run,
-            *(piece[place] for place in places),
-            use_reentrant=False,
-            preserve_rng_state=True,
-            context_fn=lambda: self._contexts(effects),
-        )
+        def checkpointed(before: Before) -> Any:
+            return checkpoint(
+                run,
+                *(piece[place] for place in places),
+                use_reentrant=False,
+                preserve_rng_state=True,
+                context_fn=partial(self._contexts, before),
+            )
+
+        return effects.piece(checkpointed)
 
     def _contexts(
-        self, effects: CallEffects
+        self, before: Before
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Give the contexts of a piece in forward, and of the same piece in backward."""
-        states, inside = self._draws.here(), self._step.inside
-        return (
-            _Nested(inside, effects.piece),
-            _Nested(inside, effects.again, partial(self._draws.again, states)),
-        )
+        inside = self._step.inside
+        return _Nested(inside), _Nested(inside, before.shown)
 
     def _refusal(self, reason: CannotCutError) -> str:
         return (

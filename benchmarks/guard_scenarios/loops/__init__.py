@@ -1,0 +1,23 @@
+"""The loops, by what they keep from step to step."""
+
+from guard_scenarios.loops import (
+    batches,
+    draws,
+    layers,
+    optimizers,
+    plans,
+    python_state,
+    unrestorable,
+    weights,
+)
+
+__all__ = [
+    "batches",
+    "draws",
+    "layers",
+    "optimizers",
+    "plans",
+    "python_state",
+    "unrestorable",
+    "weights",
+]

@@ -17,8 +17,8 @@ import memfit
 from memfit.runtime.batch_file import BatchFile
 from memfit.runtime.fingerprint import Fingerprint, RepeatedFingerprint
 from memfit.runtime.model_tensors import ModelTensors
-from memfit.runtime.random_sources import RandomSourcesReader
 from memfit.session.leaves import leaves_of
+from memfit.session.random_sources import RandomSourcesReader
 
 Pair = namedtuple("Pair", "first second")
 A, B = torch.zeros(2), torch.ones(3)

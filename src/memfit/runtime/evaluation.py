@@ -14,8 +14,8 @@ from memfit.journal.records import Event, OutOfMemoryEvent
 from memfit.runtime.insistence import free_memory
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import PlannedSteps
-from memfit.runtime.random_sources import RandomSourcesReader
 from memfit.session.coupling import find_coupling
+from memfit.session.random_sources import RandomSourcesReader
 
 EVALUATION = "evaluation"
 

@@ -13,8 +13,8 @@ from memfit.devices.spec import CPU
 from memfit.runtime.batch_file import StoredBatch
 from memfit.runtime.fingerprint import Fingerprint, places_of
 from memfit.runtime.model_tensors import ModelTensors
-from memfit.runtime.random_sources import RandomSources, RandomSourcesReader
 from memfit.session.leaves import tensors_in
+from memfit.session.random_sources import RandomSources, RandomSourcesReader
 from memfit.session.session import Session
 from memfit.units import MIB
 

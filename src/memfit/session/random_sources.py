@@ -33,6 +33,52 @@ class RandomSources:
         np.random.set_state(self.numpy)
 
 
+@dataclass(frozen=True, slots=True)
+class GlobalRandomness:
+    """The states of all generators that belong to nobody: those of the CPU and of every GPU."""
+
+    sources: RandomSources
+    """Of the CPU."""
+    cards: list[torch.Tensor]
+    """Of the GPUs, in their order; none where CUDA has not been started."""
+
+    @classmethod
+    def here(cls, reader: RandomSourcesReader) -> GlobalRandomness:
+        """Take the states as they are."""
+        return cls(reader.here(), torch.cuda.get_rng_state_all() if _has_cards() else [])
+
+    def put_back(self) -> None:
+        """Set the generators to these states."""
+        self.sources.put_back("cpu")
+        if self.cards:
+            torch.cuda.set_rng_state_all(self.cards)
+
+    def moved(self, reader: RandomSourcesReader) -> list[str]:
+        """Name the libraries whose generators have moved on since."""
+        now = self.here(reader)
+        cards = zip(self.cards, now.cards, strict=False)
+        found = {
+            "torch": not torch.equal(now.sources.torch.cpu, self.sources.torch.cpu)
+            or any(not torch.equal(one, other) for one, other in cards),
+            "numpy": _words(now.sources.numpy) != _words(self.sources.numpy),
+            "random": now.sources.python != self.sources.python,
+        }
+        return [name for name, has_moved in found.items() if has_moved]
+
+
+def _has_cards() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def _words(state: Any) -> Any:
+    """Turn a state of numpy's generator into what can be compared."""
+    if isinstance(state, np.ndarray):
+        return state.tobytes()
+    if isinstance(state, dict):
+        return {name: _words(value) for name, value in state.items()}
+    return tuple(map(_words, state)) if isinstance(state, tuple) else state
+
+
 class RandomSourcesReader:
     """Read the states again and again."""
 

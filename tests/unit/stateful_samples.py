@@ -381,7 +381,7 @@ SETTINGS: dict[str, Any] = {"seen": 0}
 
 
 def _count_globally(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    global STEP
+    global STEP  # noqa: PLW0603 - this is what is tested
     STEP += 1
     SETTINGS["seen"] += len(x)
     return model(x).square().mean() * 0.5**STEP

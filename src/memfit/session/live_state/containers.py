@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import CellType, FunctionType
 from typing import Any, Final
 
@@ -61,7 +62,7 @@ def differences(kind: Kind, target: Any, old: Any, place: Place) -> Iterator[Cha
     if kind.is_namespace:
         for was, now, _ in changed:
             name = (now if was is MISSING else was)[0]
-            yield _told(place, name, _value(was), _value(now))
+            yield _told(at(kind, place, name), _value(was), _value(now))
     elif changed:
         is_hook = "hook" in place.name
         yield Change(
@@ -83,11 +84,17 @@ def _value(entry: Any) -> Any:
     return MISSING if entry is MISSING else entry[1]
 
 
-def _told(place: Place, name: str, was: Any, now: Any) -> Change:
-    at = place.attribute(name)
+def at(kind: Kind, place: Place, name: Any) -> Place:
+    """Give the place of what a container that lies somewhere holds under a name."""
+    if kind is CELL:
+        return place
+    return place.attribute(name) if kind.is_namespace else place.item(name)
+
+
+def _told(place: Place, was: Any, now: Any) -> Change:
     plain = all(value is MISSING or is_plain(value) for value in (was, now))
     kind = ChangeKind.ATTRIBUTE if plain else ChangeKind.BINDING
-    return Change(*at, kind=kind, detail=_was_and_is(was, now))
+    return Change(*place, kind=kind, detail=_was_and_is(was, now))
 
 
 def _was_and_is(was: Any, now: Any) -> str:
@@ -240,13 +247,14 @@ def _put_function(target: FunctionType, copy: tuple[Any, ...]) -> None:
     target.__defaults__, target.__kwdefaults__, target.__code__ = copy
 
 
-def _copy_namespace_of(instance: Any) -> tuple[Any]:
-    return (instance.__dict__,)
+def _put_class_of(instance: Any, copy: type) -> None:
+    if type(instance) is not copy:
+        object.__setattr__(instance, "__class__", copy)
 
 
-def _put_namespace_of(instance: Any, copy: tuple[Any]) -> None:
-    if instance.__dict__ is not copy[0]:
-        object.__setattr__(instance, "__dict__", copy[0])
+def _put_namespace_of(instance: Any, copy: Any) -> None:
+    if instance.__dict__ is not copy:
+        object.__setattr__(instance, "__dict__", copy)
 
 
 def _itself(copy: Any) -> Any:
@@ -281,6 +289,10 @@ def _content(_target: Any, copy: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
     return (("", value) for value in copy if value is not MISSING)
 
 
+def _only(name: str) -> Callable[[Any, Any], Iterable[tuple[Any, Any]]]:
+    return lambda _target, copy: ((name, copy),)
+
+
 DICT = Kind("dict", dict.copy, dict.values, _put_dict, _items)
 NAMESPACE = Kind("namespace", dict.copy, dict.values, _put_dict, _items, is_namespace=True)
 ORDERED_DICT = Kind("ordered dict", _copy_ordered, dict.values, _put_ordered, _items)
@@ -297,4 +309,9 @@ CLASS = Kind("class", _copy_class, dict.values, _put_class, _items, is_namespace
 FUNCTION = Kind(
     "function", _copy_function, _itself, _put_function, _by_function_part, is_namespace=True
 )
-INSTANCE = Kind("instance", _copy_namespace_of, _itself, _put_namespace_of, _content, True)
+CLASS_OF = Kind("class of", type, _nothing, _put_class_of, _only("__class__"), is_namespace=True)
+"""Which class an object is of: parametrizations give a module another one."""
+NAMESPACE_OF = Kind(
+    "namespace of", attrgetter("__dict__"), _nothing, _put_namespace_of, _only("__dict__"), True
+)
+"""Which dict an object has its attributes in."""

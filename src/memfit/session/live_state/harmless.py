@@ -91,17 +91,19 @@ def _named(kind: type) -> str:
 
 @functools.cache
 def _obstacle_of_type(kind: type[Any]) -> tuple[str, str] | None:
+    if kind is types.SimpleNamespace:
+        return None
     for types_of_kind, name, what in _OBSTACLES:
         if issubclass(kind, types_of_kind):
             return name, what
-    if not _is_made_in_python(kind):
+    if not is_made_in_python(kind):
         if issubclass(kind, Iterator):
             return "iterator", "how far it has come"
         return "extension", "what it keeps outside Python"
     return None
 
 
-def _is_made_in_python(kind: type) -> bool:
+def is_made_in_python(kind: type) -> bool:
     """Say whether a class and all its bases were written in Python, apart from ``object``."""
     return all(
         bool(base.__flags__ & _IS_HEAP_TYPE) and _metaclass_is_known(base)

@@ -129,6 +129,8 @@ class Snapshot:
                 except RuntimeError as error:
                     failed.append(f"{place.text} ({str(error).partition('.')[0]})")
             for array, _, content in self._arrays:
+                if array.shape != content.shape:
+                    array.shape = content.shape
                 array[...] = content
             for access, generator, _, state in self._generators:
                 access.write(generator, state)

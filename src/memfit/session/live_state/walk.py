@@ -18,7 +18,7 @@ from memfit.session.live_state import containers as kinds
 from memfit.session.live_state.containers import Kind, NamesIn, SlotsOf
 from memfit.session.live_state.findings import PLAIN_TYPES, Obstacle, Place
 from memfit.session.live_state.generators import access_to
-from memfit.session.live_state.harmless import is_harmless, obstacle_of
+from memfit.session.live_state.harmless import is_harmless, is_made_in_python, obstacle_of
 from memfit.session.live_state.named_globals import imported_modules, names_in
 from memfit.session.live_state.ownership import (
     is_reporting,
@@ -250,7 +250,11 @@ class Walk:
     def _instance(self, instance: Any, place: Place) -> None:
         """Meet an object's attributes, its slots and its class."""
         self._namespace(instance, place)
-        for base in type(instance).__mro__:
+        kind: Any = type(instance)
+        if _can_change_class(kind):
+            self._hold(kinds.CLASS_OF, instance, Place(place.text))
+            self._hold(kinds.NAMESPACE_OF, instance, Place(place.text))
+        for base in kind.__mro__:
             slots = _slots_of(base)
             if slots:
                 target = SlotsOf(
@@ -319,6 +323,16 @@ def _dict_of(instance: Any) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return held if type(held) is dict else None
+
+
+@functools.cache
+def _can_change_class(kind: Any) -> bool:
+    """Say whether a class is an ordinary one, whose objects have a dict and can be asked for it."""
+    return (
+        "__dict__" in dir(kind)
+        and kind.__getattribute__ is object.__getattribute__
+        and is_made_in_python(kind)
+    )
 
 
 @functools.cache

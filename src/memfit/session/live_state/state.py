@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.errors import MemfitError
-from memfit.session.live_state.containers import differences
+from memfit.session.live_state.containers import CLASS, FUNCTION, differences
 from memfit.session.live_state.findings import Change, ChangeKind, Obstacle
 from memfit.session.live_state.generators import access_to, are_same
 from memfit.session.live_state.ownership import package_of
@@ -61,18 +61,22 @@ class LiveState:
             copies_parameters: whether to keep the content of parameters and optimizer states too.
             gradients: whether ``.grad`` belongs to the state.
         """
-        job = session.job
-        roots: dict[str, object] = {
-            "model": session.model,
-            "optimizer": session.optimizer,
-            "loss": job.loss,
-            "batch function": job.batch,
-            "model function": job.model,
-            "optimizer function": job.optimizer,
-            **session.stateful,
-        }
         left_out = () if copies_parameters else [*_kept_by_others(session)]
-        return cls(roots, leave_out=left_out, gradients=gradients)
+        return cls(roots_of(session), leave_out=left_out, gradients=gradients)
+
+    def copied_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """List the tensors whose content is copied, with their places."""
+        tensors = self._found.tensors
+        return [(place.text, tensor) for tensor, place, is_copied in tensors if is_copied]
+
+    def code(self) -> Iterator[CodeType]:
+        """Yield the code of the user's functions and classes that can be reached."""
+        for kind, group in self._found.groups.items():
+            if kind is FUNCTION:
+                yield from (function.__code__ for function in group.targets)
+            elif kind is CLASS:
+                for owner in group.targets:
+                    yield from _code_of_class(owner)
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
@@ -132,8 +136,7 @@ class Snapshot:
                 if array.shape != content.shape:
                     array.shape = content.shape
                 array[...] = content
-            for access, generator, _, state in self._generators:
-                access.write(generator, state)
+            put_generators_back(self._generators)
             self._globals.put_back()
         if failed:
             msg = (
@@ -141,6 +144,16 @@ class Snapshot:
                 "Continue from a checkpoint, or keep them detached from the graph."
             )
             raise MemfitError(msg)
+
+    @property
+    def generators(self) -> Sequence[Any]:
+        """Give the states of the users' own generators; see ``put_generators_back``."""
+        return self._generators
+
+    @property
+    def randomness(self) -> GlobalRandomness:
+        """Give the states of the global generators."""
+        return self._globals
 
     def changes(self) -> tuple[Change, ...]:
         """Say what differs now."""
@@ -166,6 +179,12 @@ class Snapshot:
             yield Change(name, "", kind=ChangeKind.GENERATOR, detail="was drawn from")
 
 
+def put_generators_back(generators: Iterable[Any]) -> None:
+    """Set generators to states that ``Snapshot.generators`` has given."""
+    for access, generator, _, state in generators:
+        access.write(generator, state)
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Leave all modes for a while, so that nothing done inside is recorded or made fake."""
@@ -189,6 +208,30 @@ def _packages_of(roots: Mapping[str, Any]) -> frozenset[str]:
     """Name the packages that the roots' functions come from: they are the user's."""
     functions = (value for value in roots.values() if isinstance(value, FunctionType))
     return frozenset(package_of(function.__module__ or "") for function in functions)
+
+
+def roots_of(session: Session) -> dict[str, object]:
+    """Name what a session's code is reached from."""
+    job = session.job
+    return {
+        "model": session.model,
+        "optimizer": session.optimizer,
+        "loss": job.loss,
+        "batch function": job.batch,
+        "model function": job.model,
+        "optimizer function": job.optimizer,
+        **session.stateful,
+    }
+
+
+def _code_of_class(owner: type) -> Iterator[CodeType]:
+    for value in vars(owner).values():
+        for function in (value, *(getattr(value, name, None) for name in _WRAPPED)):
+            if isinstance(function, FunctionType):
+                yield function.__code__
+
+
+_WRAPPED = ("__func__", "fget", "fset", "func", "__wrapped__")
 
 
 def _kept_by_others(session: Session) -> Iterator[torch.Tensor]:

@@ -58,7 +58,7 @@ def test_steps_taken_again_after_a_restore_are_the_same_to_the_bit(name: str) ->
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_a_step_changes_is_named(name: str) -> None:
     session = opened(SAMPLES[name])
-    state = LiveState.of(session)
+    state = LiveState.of(session, copies_parameters=True)
     snapshot = state.snapshot()
     train(session, 3)
     told = [change.full_name for change in snapshot.changes()]

@@ -231,7 +231,7 @@ def hard_examples():
     return training_of(classifier(), loss=Mining())
 
 
-@scenario("records of the caller's, with an average that the loss reads")
+@scenario("records of the caller's, with an average that the loss reads", may_end="between steps")
 def caller_records():
     class Record:
         def __init__(self):

@@ -229,7 +229,7 @@ def tied():
     return training_of(Tied())
 
 
-@scenario("frozen layers, thawed by the caller on the way")
+@scenario("frozen layers, thawed by the caller on the way", may_end=BETWEEN)
 def thawed():
     model = classifier()
     model[0].requires_grad_(False)

@@ -14,7 +14,7 @@ from memfit.runtime.fingerprint import Fingerprint, places_of
 from memfit.session.leaves import tensors_in
 from memfit.session.live_state import LiveState, Obstacle, Snapshot
 from memfit.session.live_state.findings import PLAIN_TYPES
-from memfit.session.live_state.tensors import KeptTensor, keep, put_back
+from memfit.session.live_state.tensors import KeptGrad, KeptTensor, keep, put_back
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class BatchRecord:
     fingerprint: Fingerprint
     tensors: list[KeptTensor]
     """Their forms and flags."""
+    grads: list[KeptGrad | None]
     containers: tuple[tuple[Any, Any], ...]
     """Lists and dicts of the batch, with copies."""
     whole: Snapshot | None
@@ -42,8 +43,8 @@ class BatchRecord:
             _refill(container, copy)
         if self.whole is not None:
             self.whole.restore()
-        for kept in self.tensors:
-            put_back(kept, with_grad=True)
+        for kept, grad in zip(self.tensors, self.grads, strict=True):
+            _put_form_back(kept, grad)
         if self.stored is not None and file is not None:
             file.put_back(self.stored, [kept.tensor for kept in self.tensors])
             return True
@@ -68,7 +69,7 @@ class BatchRecord:
     def drop_what_is_stored(self) -> None:
         """Hold on to nothing but what repeating takes."""
         if self.stored is not None:
-            self.batch, self.tensors = None, []
+            self.batch, self.tensors, self.grads = None, [], []
         self.containers, self.whole = (), None
 
 
@@ -90,12 +91,25 @@ class BatchRecorder:
             batch=batch,
             stored=self._store(batch),
             fingerprint=Fingerprint.of_batch(tensors),
-            tensors=[keep(tensor, with_content=False, with_grad=True) for tensor in tensors],
+            tensors=[keep(tensor, with_form=True) for tensor in tensors],
+            grads=[None if each.grad is None else KeptGrad.of(each.grad) for each in tensors],
             containers=containers if is_known else (),
             whole=whole.snapshot() if whole is not None else None,
             objects=objects.snapshot() if objects is not None else None,
             obstacles=objects.obstacles if objects is not None else (),
         )
+
+
+def _put_form_back(kept: KeptTensor, grad: KeptGrad | None) -> None:
+    """Give a tensor its form, flags and gradient; its content comes from the file."""
+    tensor = kept.tensor
+    if not tensor.is_inference():
+        kept.version = tensor._version
+    put_back(kept)
+    if tensor.is_leaf:
+        tensor.grad = None if grad is None else grad.grad
+    if grad is not None:
+        grad.put_back()
 
 
 def has_been_told_of_change(record: BatchRecord) -> bool:

@@ -104,8 +104,7 @@ class Repetition:
         """Carry logged steps out again from the file; say whether memory sufficed."""
         self._insist(self._log.roll_back)
         for entry in entries:
-            batch = self._insist(partial(self._log.batch_of, entry))
-            self._insist(partial(entry.restore_for_repeating, self._steps.session))
+            batch = self._insist(partial(self._log.prepare, entry))
             if not isinstance(self._attempts.tried(batch, lambda: True), Attempt):
                 return False
         return True

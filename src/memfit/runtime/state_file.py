@@ -75,7 +75,11 @@ class StateFile:
     def read_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the content of the file into the tensors of the same names."""
         for name, value in self.content()["large"].items():
-            tensors[name].copy_(value)
+            tensor = tensors[name]
+            if (tensor.shape, tensor.dtype) == (value.shape, value.dtype):
+                tensor.copy_(value)
+            else:
+                tensor.data = value.to(tensor.device)
 
     def close(self) -> None:
         """Drop the file."""

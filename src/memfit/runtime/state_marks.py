@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memfit.session.live_state.state import undisturbed
+from memfit.session.live_state.snapshot import undisturbed
 from memfit.units import MIB
 
 Tensors = Mapping[str, torch.Tensor | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -16,13 +16,15 @@ from memfit.runtime.fingerprint import places_of
 from memfit.runtime.large_tensors import LargeTensors, options_of, state_tensors
 from memfit.runtime.model_tensors import ModelTensors
 from memfit.session.live_state import LiveState, Obstacle, Snapshot
-from memfit.session.live_state.state import put_generators_back, roots_of
+from memfit.session.live_state.snapshot import put_generators_back
+from memfit.session.live_state.state import roots_of
 from memfit.session.random_sources import GlobalRandomness
 from memfit.session.session import Session
 from memfit.units import MIB
 
 _MOST_COPIED_BYTES = 16 * MIB
 """Beside parameters and optimizer states no more is copied before every step."""
+_ALL = 2**63
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class StepEntry:
     """The optimizer's settings per group, such as learning rates."""
     places: tuple[int, ...]
     """Addresses and versions of the large tensors."""
-    gradients: StoredBatch | dict[str, torch.Tensor] | None
-    """Those that the caller has set before the step; None where there were none."""
+    gradients: Any
+    """Those that the caller has set before the step, as they were stored."""
     others: dict[str, torch.Tensor]
     """Large tensors beside parameters and optimizer states."""
 
@@ -53,8 +55,15 @@ class StepEntry:
         assert self.snapshot is not None, "only the latest step is undone"
         self.snapshot.restore()
 
-    def restore_for_repeating(self, session: Session) -> None:
-        """Put back what the caller may change between steps as a matter of course."""
+    def restore_for_repeating(self, session: Session, gradients: Mapping[int, Any]) -> None:
+        """Put back what the caller may change between steps as a matter of course.
+
+        Args:
+            session: whose step is to be repeated.
+            gradients: that the caller had set before it, by the parameter's number.
+        """
+        for number, parameter in enumerate(session.model.parameters()):
+            parameter.grad = gradients.get(number)
         groups = session.optimizer.param_groups
         for group, options in zip(groups, self.options, strict=False):
             group.update(copy.deepcopy(options))
@@ -76,10 +85,14 @@ class StepEntries:
     ) -> None:
         self._session = session
         self._large = large
+        self._store = store
         self._model_tensors = ModelTensors(session.model)
         self._batches = BatchRecorder(store)
         self._left_out: list[torch.Tensor] = []
-        self._live = self._looked()
+        self._live = LiveState(
+            roots_of(session), leave_out=[*large.named().values()], gradients=True, most_bytes=_ALL
+        )
+        self._tell_large_from_small()
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
@@ -102,8 +115,17 @@ class StepEntries:
             generators=snapshot.generators,
             options=[options_of(group) for group in self._session.optimizer.param_groups],
             places=self.places(),
+            gradients=self._gradients(),
             others=self._large.others,
         )
+
+    def _gradients(self) -> Any:
+        """Keep gradients that are there before the step has begun."""
+        parameters = self._session.model.parameters()
+        found = {n: p.grad for n, p in enumerate(parameters) if p.grad is not None}
+        if not found:
+            return None
+        return self._store(found) or {n: grad.clone() for n, grad in found.items()}
 
     def places(self) -> tuple[int, ...]:
         """Give addresses and versions of the large tensors, as far as they are known."""
@@ -117,24 +139,20 @@ class StepEntries:
         self._model_tensors.look()
         now = [*self._model_tensors.all, *state_tensors(self._session.optimizer)]
         if len(now) != len(self._seen) or not all(map(is_, now, self._seen)):
-            self._live = self._looked()
+            self._tell_large_from_small()
 
-    def _looked(self) -> LiveState:
-        """Tell large tensors from small ones anew."""
+    def _tell_large_from_small(self) -> None:
+        """Choose anew what is too large to be copied before every step."""
         session = self._session
         self._model_tensors.look()
         states = [*state_tensors(session.optimizer)]
         self._seen = [*self._model_tensors.all, *states]
         self._left_out = [*self._large.parameters().values(), *states]
-        live = self._live_state()
-        self._large.others = _too_large(live)
+        self._live.leave_out(self._left_out)
+        self._large.others = _too_large(self._live)
         if self._large.others:
             self._left_out += self._large.others.values()
-            live = self._live_state()
-        return live
-
-    def _live_state(self) -> LiveState:
-        return LiveState(roots_of(self._session), leave_out=self._left_out, gradients=True)
+            self._live.leave_out(self._left_out)
 
 
 def _too_large(live: LiveState) -> dict[str, torch.Tensor]:

@@ -151,9 +151,15 @@ class StepLog:
         """Make a batch what it was; say whether that was possible."""
         return entry.batch.put_back(self._batches)
 
-    def batch_of(self, entry: StepEntry) -> Any:
-        """Give the batch of a logged step."""
-        return entry.batch.for_repeating(self._batches)
+    def prepare(self, entry: StepEntry) -> Any:
+        """Put back what a logged step began with besides large tensors; give its batch."""
+        batch = entry.batch.for_repeating(self._batches)
+        gradients = entry.gradients or {}
+        if isinstance(gradients, StoredBatch):
+            assert self._batches is not None, "gradients are stored in a file"
+            gradients = self._batches.load(gradients)
+        entry.restore_for_repeating(self._session, gradients)
+        return batch
 
     def write(self, num_steps: int, entry: StepEntry) -> None:
         """Write the file anew after some number of steps, and forget the steps before it.

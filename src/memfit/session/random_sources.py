@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,17 +54,23 @@ class GlobalRandomness:
         if self.cards:
             torch.cuda.set_rng_state_all(self.cards)
 
-    def moved(self, reader: RandomSourcesReader) -> list[str]:
-        """Name the libraries whose generators have moved on since."""
+    def moved(self, reader: RandomSourcesReader) -> dict[str, str]:
+        """Name the libraries whose generators have moved on since, each with what tells how far."""
         now = self.here(reader)
         cards = zip(self.cards, now.cards, strict=False)
-        found = {
-            "torch": not torch.equal(now.sources.torch.cpu, self.sources.torch.cpu)
-            or any(not torch.equal(one, other) for one, other in cards),
-            "numpy": _words(now.sources.numpy) != _words(self.sources.numpy),
-            "random": now.sources.python != self.sources.python,
-        }
-        return [name for name, has_moved in found.items() if has_moved]
+        old, new = self.sources, now.sources
+        moved = {}
+        if not torch.equal(new.torch.cpu, old.torch.cpu) or any(
+            not torch.equal(one, other) for one, other in cards
+        ):
+            moved["torch"] = ""
+        for name, was, is_ in (
+            ("numpy", _words(old.numpy), _words(new.numpy)),
+            ("random", old.python, new.python),
+        ):
+            if was != is_:
+                moved[name] = f"{zlib.crc32(repr((was, is_)).encode())}"
+        return moved
 
 
 def _has_cards() -> bool:

@@ -86,7 +86,7 @@ class ModuleTracker:
 
     def in_forward(self) -> Place:
         """Tell the running module and line, and note them for the autograd node just made."""
-        place = Place(self._stack[-1] if self._stack else "", _line_of_caller())
+        place = Place(self._stack[-1] if self._stack else "", line_of_caller())
         # The node was made before the operator was dispatched, so its number is one behind.
         self._place_of_node[torch._C._autograd._get_sequence_nr() - 1] = place
         return place
@@ -121,11 +121,11 @@ class ModuleTracker:
                 self._tell_left()
 
 
-def _line_of_caller() -> str:
+def line_of_caller() -> str:
     """Name the innermost line that belongs neither to torch nor to memfit."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = _name_of_file(frame.f_code.co_filename)
+        file = name_of_file(frame.f_code.co_filename)
         if file:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
@@ -139,7 +139,7 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 @functools.cache
-def _name_of_file(path: str) -> str:
+def name_of_file(path: str) -> str:
     """Shorten a path to its last folder and name; empty for torch's and memfit's own files."""
     if path.startswith(OWN_FOLDERS):
         return ""

@@ -69,6 +69,7 @@ def differences(kind: Kind, target: Any, old: Any, place: Place) -> Iterator[Cha
             *place,
             kind=ChangeKind.HOOK if is_hook else ChangeKind.CONTAINER,
             detail=_told_in_container(before, after, changed),
+            evidence=_evidence(changed),
         )
     elif kind is ORDERED_DICT and [*map(id, old)] != [*map(id, new)]:
         yield Change(*place, kind=ChangeKind.CONTAINER, detail="its order changed")
@@ -94,7 +95,20 @@ def at(kind: Kind, place: Place, name: Any) -> Place:
 def _told(place: Place, was: Any, now: Any) -> Change:
     plain = all(value is MISSING or is_plain(value) for value in (was, now))
     kind = ChangeKind.ATTRIBUTE if plain else ChangeKind.BINDING
-    return Change(*place, kind=kind, detail=_was_and_is(was, now))
+    evidence = repr((was, now)) if plain else ""
+    return Change(*place, kind=kind, detail=_was_and_is(was, now), evidence=evidence)
+
+
+_MOST_EVIDENCE = 1000
+
+
+def _evidence(changed: Sequence[Any]) -> str:
+    """Write all that changed in a container, where all of it is plain."""
+    if len(changed) > _MOST_EVIDENCE:
+        return ""
+    entries = [entry for was, now, _ in changed for entry in (was, now)]
+    plain = all(entry is MISSING or all(map(is_plain, entry)) for entry in entries)
+    return repr(entries) if plain else ""
 
 
 def _was_and_is(was: Any, now: Any) -> str:
@@ -257,6 +271,21 @@ def _put_namespace_of(instance: Any, copy: Any) -> None:
         object.__setattr__(instance, "__dict__", copy)
 
 
+def identity(kind: Kind, target: Any) -> tuple[Kind, int]:
+    """Give what stays the same however often a container is met."""
+    if kind is NAMES:
+        return kind, id(target.namespace)
+    return kind, id(target.instance if kind is SLOTS else target)
+
+
+def names_of(kind: Kind, target: Any, copy: Any) -> Iterable[Any]:
+    """List the names of a copy of a container, in the order of its values."""
+    if kind is NAMES or kind is SLOTS:
+        names: Iterable[Any] = target.names
+        return names
+    return [""] if kind is CELL else copy
+
+
 def _itself(copy: Any) -> Any:
     return copy
 
@@ -315,3 +344,5 @@ NAMESPACE_OF = Kind(
     "namespace of", attrgetter("__dict__"), _nothing, _put_namespace_of, _only("__dict__"), True
 )
 """Which dict an object has its attributes in."""
+BY_NAME = frozenset((NAMESPACE, MEMBERS, ORDERED_MEMBERS, CELL, NAMES, SLOTS, CLASS))
+"""Kinds of which a single name can be looked at apart from the others."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -34,6 +34,8 @@ class Change:
     kind: ChangeKind
     detail: str = ""
     """What it was and what it is, where that can be said in a few words."""
+    evidence: str = field(default="", compare=False, repr=False)
+    """All that it was and is, to be compared with another change; empty where not all is plain."""
 
     @property
     def full_name(self) -> str:

@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class _Access:
+class Access:
     """How the state of one type of generator is read, set and compared."""
 
     kind: type
@@ -29,23 +29,23 @@ def _write_python(generator: Any, state: Any) -> None:
 
 
 _ACCESS = (
-    _Access(torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
-    _Access(
+    Access(torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    Access(
         np.random.Generator,
         lambda generator: generator.bit_generator.state,
         lambda generator, state: _write_bits(generator.bit_generator, state),
     ),
-    _Access(
+    Access(
         np.random.RandomState,
         lambda generator: generator.get_state(legacy=False),
         lambda generator, state: generator.set_state(state),
     ),
-    _Access(np.random.BitGenerator, lambda bits: bits.state, _write_bits),
-    _Access(random.Random, random.Random.getstate, _write_python),
+    Access(np.random.BitGenerator, lambda bits: bits.state, _write_bits),
+    Access(random.Random, random.Random.getstate, _write_python),
 )
 
 
-def access_to(kind: type) -> _Access | None:
+def access_to(kind: type) -> Access | None:
     """Find out how the state of a type of generator is read and set; None if it is none."""
     if issubclass(kind, random.SystemRandom):
         return None  # the operating system's, which has no state

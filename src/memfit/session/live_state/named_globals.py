@@ -21,7 +21,7 @@ def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[
     Code that is nested in it (inner functions, comprehensions) counts as well.
     """
     found: tuple[set[str], set[str], set[str]] = (set(), set(), set())
-    for part in _parts(code):
+    for part in parts_of(code):
         for instruction in dis.get_instructions(part):
             for names, kinds in zip(found, (_GLOBAL, _ATTRIBUTE, _IMPORTS), strict=True):
                 if instruction.opname in kinds and isinstance(instruction.argval, str):
@@ -29,11 +29,12 @@ def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[
     return frozenset(found[0]), frozenset(found[1]), frozenset(found[2])
 
 
-def _parts(code: CodeType) -> Iterator[CodeType]:
+def parts_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield code and all code that is nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _parts(constant)
+            yield from parts_of(constant)
 
 
 def imported_modules(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[ModuleType]:

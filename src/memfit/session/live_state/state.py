@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from memfit.errors import MemfitError
-from memfit.session.live_state.containers import CLASS, FUNCTION, differences
-from memfit.session.live_state.findings import Change, ChangeKind, Obstacle
-from memfit.session.live_state.generators import access_to, are_same
+from memfit.session.live_state.containers import CLASS, Kind
+from memfit.session.live_state.findings import Obstacle
 from memfit.session.live_state.ownership import package_of
-from memfit.session.live_state.tensors import keep, put_back, what_differs
-from memfit.session.live_state.walk import Found, Scope, Walk
+from memfit.session.live_state.reach import Found, Scope
+from memfit.session.live_state.snapshot import Part, Snapshot, Values, undisturbed
+from memfit.session.live_state.tensor_watch import MOST_BYTES, TensorWatch
+from memfit.session.live_state.walk import walk, walk_on
+from memfit.session.live_state.watch import Slot, Watch
 from memfit.session.random_sources import GlobalRandomness, RandomSourcesReader
 
 if TYPE_CHECKING:
@@ -34,6 +32,8 @@ class LiveState:
         leave_out: tensors whose content the caller keeps himself: what they are bound to is
             watched, their content is not copied.
         gradients: whether ``.grad`` of tensors belongs to the state.
+        most_bytes: how much content of tensors is copied at most. The largest are left out beyond
+            that, and said to be obstacles.
     """
 
     def __init__(
@@ -42,17 +42,26 @@ class LiveState:
         *,
         leave_out: Iterable[torch.Tensor] = (),
         gradients: bool = False,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._roots = dict(roots)
-        self._scope = replace(
-            Scope.of(leave_out, gradients=gradients), own_packages=_packages_of(self._roots)
-        )
+        self._scope = replace(Scope.of(leave_out), own_packages=_packages_of(self._roots))
         self._random = RandomSourcesReader()
-        self._found = self._walked()
+        self._most_bytes = most_bytes
+        self._gradients = gradients
+        self._volatile: dict[tuple[Kind, int], frozenset[Any] | None] = {}
+        self._came: Counter[Slot] = Counter()
+        with undisturbed():
+            self._walk()
 
     @classmethod
     def of(
-        cls, session: Session, *, copies_parameters: bool = False, gradients: bool = False
+        cls,
+        session: Session,
+        *,
+        copies_parameters: bool = False,
+        gradients: bool = False,
+        most_bytes: int = MOST_BYTES,
     ) -> LiveState:
         """Watch a session: model, optimizer, the job's functions and what is stateful besides.
 
@@ -60,148 +69,102 @@ class LiveState:
             session: of the job.
             copies_parameters: whether to keep the content of parameters and optimizer states too.
             gradients: whether ``.grad`` belongs to the state.
+            most_bytes: how much content of tensors is copied at most.
         """
         left_out = () if copies_parameters else [*_kept_by_others(session)]
-        return cls(roots_of(session), leave_out=left_out, gradients=gradients)
+        roots = roots_of(session)
+        return cls(roots, leave_out=left_out, gradients=gradients, most_bytes=most_bytes)
+
+    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Leave out the content of these tensors from now on, and of no others."""
+        own = self._scope.own_packages
+        self._scope = replace(Scope.of(tensors), own_packages=own)
+        with undisturbed():
+            self._walk()
 
     def copied_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """List the tensors whose content is copied, with their places."""
-        tensors = self._found.tensors
+        tensors = [each for found in self.found() for each in found.tensors]
         return [(place.text, tensor) for tensor, place, is_copied in tensors if is_copied]
 
     def code(self) -> Iterator[CodeType]:
         """Yield the code of the user's functions and classes that can be reached."""
-        for kind, group in self._found.groups.items():
-            if kind is FUNCTION:
-                yield from (function.__code__ for function in group.targets)
-            elif kind is CLASS:
-                for owner in group.targets:
-                    yield from _code_of_class(owner)
+        for found in self.found():
+            yield from (function.__code__ for function in found.functions)
+            classes = found.groups.get(CLASS)
+            for owner in classes.targets if classes is not None else ():
+                yield from _code_of_class(owner)
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
         """Say what cannot be put back."""
-        return tuple(dict.fromkeys(self._found.obstacles))
+        return tuple(dict.fromkeys((*self._found.obstacles, *self._tensor_watch.obstacles)))
+
+    def found(self) -> Sequence[Found]:
+        """Give all that can be reached now: what stays, and what is found anew every time."""
+        with undisturbed():
+            self._look()
+            return self._found, walk_on(self._scope, self._found)
 
     def snapshot(self) -> Snapshot:
-        """Keep everything as it is now."""
-        with undisturbed():
-            self._found = self._walked()
-            return Snapshot(self._found, self._random, gradients=self._scope.gradients)
+        """Keep everything as it is now.
 
-    def _walked(self) -> Found:
-        with undisturbed():
-            return Walk(self._scope).go(self._roots)
-
-
-class Snapshot:
-    """Everything as it was at one moment; made by ``LiveState.snapshot``."""
-
-    def __init__(self, found: Found, reader: RandomSourcesReader, *, gradients: bool) -> None:
-        self._gradients = gradients
-        self._copies = [
-            (kind, target, place, kind.copy(target))
-            for kind, group in found.groups.items()
-            for target, place in zip(group.targets, group.places, strict=True)
-        ]
-        self._tensors = [
-            (keep(tensor, with_content=with_content, with_grad=gradients), place)
-            for tensor, place, with_content in found.tensors
-        ]
-        self._arrays = [(array, place, array.copy()) for array, place in found.arrays]
-        self._generators = [
-            (access, generator, place, access.read(generator))
-            for generator, place in found.generators
-            if (access := access_to(type(generator))) is not None
-        ]
-        self._reader = reader
-        self._globals = GlobalRandomness.here(reader)
-
-    def restore(self) -> None:
-        """Put everything back: the same objects, the same bindings, the same content.
-
-        Raises:
-            MemfitError: if something could not be put back; everything else has been.
+        Walks again only where something holds other objects than before. What does so again and
+        again, such as a hidden state or a queue of features, is walked anew every time.
         """
-        failed: list[str] = []
         with undisturbed():
-            for kind, target, _, copy in self._copies:
-                kind.put(target, copy)
-            for kept, place in self._tensors:
-                try:
-                    put_back(kept, with_grad=self._gradients)
-                except RuntimeError as error:
-                    failed.append(f"{place.text} ({str(error).partition('.')[0]})")
-            for array, _, content in self._arrays:
-                if array.shape != content.shape:
-                    array.shape = content.shape
-                array[...] = content
-            put_generators_back(self._generators)
-            self._globals.put_back()
-        if failed:
-            msg = (
-                f"These could not be put back as they were before the step: {', '.join(failed)}. "
-                "Continue from a checkpoint, or keep them detached from the graph."
-            )
-            raise MemfitError(msg)
+            self._look()
+            parts = [
+                Part(
+                    watch=self._watch,
+                    copies=self._watch.copies,
+                    places=self._tensor_watch.places,
+                    tensors=self._tensor_watch.look(),
+                    values=Values.of(self._found),
+                )
+            ]
+            if self._found.postponed:
+                parts.append(self._postponed_part())
+            randomness = GlobalRandomness.here(self._random)
+            return Snapshot(parts, randomness, self._random)
 
-    @property
-    def generators(self) -> Sequence[Any]:
-        """Give the states of the users' own generators; see ``put_generators_back``."""
-        return self._generators
+    def _postponed_part(self) -> Part:
+        found = walk_on(self._scope, self._found)
+        watch = Watch(found, {})
+        tensors = self._watched_tensors(found)
+        return Part(
+            watch=watch,
+            copies=watch.copies,
+            places=tensors.places,
+            tensors=tensors.look(),
+            values=Values.of(found),
+        )
 
-    @property
-    def randomness(self) -> GlobalRandomness:
-        """Give the states of the global generators."""
-        return self._globals
+    def _watched_tensors(self, found: Found) -> TensorWatch:
+        return TensorWatch(found.tensors, with_grad=self._gradients, most_bytes=self._most_bytes)
 
-    def changes(self) -> tuple[Change, ...]:
-        """Say what differs now."""
-        with undisturbed():
-            return tuple(self._changes())
+    def _walk(self) -> None:
+        self._found = walk(self._scope, self._roots, self._volatile)
+        self._watch = Watch(self._found, self._volatile)
+        self._tensor_watch = self._watched_tensors(self._found)
 
-    def _changes(self) -> Iterator[Change]:
-        for kind, target, place, copy in self._copies:
-            yield from differences(kind, target, copy, place)
-        for kept, place in self._tensors:
-            if detail := what_differs(kept, with_grad=self._gradients):
-                yield Change(*place, kind=ChangeKind.TENSOR, detail=detail)
-        yield from self._changes_of_values()
-
-    def _changes_of_values(self) -> Iterator[Change]:
-        for array, place, content in self._arrays:
-            if not _have_same_bytes(array, content):
-                yield Change(*place, kind=ChangeKind.TENSOR, detail="has other values")
-        for access, generator, place, state in self._generators:
-            if not are_same(access.read(generator), state):
-                yield Change(*place, kind=ChangeKind.GENERATOR, detail="was drawn from")
-        for name in self._globals.moved(self._reader):
-            yield Change(name, "", kind=ChangeKind.GENERATOR, detail="was drawn from")
+    def _look(self) -> None:
+        """Look at the containers, and walk again if they hold other objects."""
+        changed = self._watch.look()
+        if changed is None and not self._tensor_watch.has_new_hooks():
+            return
+        for slot in changed or ():
+            self._came[slot] += 1
+            (container, name) = slot
+            by_name = name is not None and self._volatile.get(container, frozenset()) is not None
+            if self._came[slot] >= _OFTEN:
+                known = self._volatile.get(container) or frozenset()
+                self._volatile[container] = known | {name} if by_name else None
+        self._walk()
 
 
-def put_generators_back(generators: Iterable[Any]) -> None:
-    """Set generators to states that ``Snapshot.generators`` has given."""
-    for access, generator, _, state in generators:
-        access.write(generator, state)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave all modes for a while, so that nothing done inside is recorded or made fake."""
-    with contextlib.ExitStack() as stack:
-        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(torch.no_grad())
-        yield
-
-
-def _have_same_bytes(array: Any, content: Any) -> bool:
-    if array.shape != content.shape or array.dtype != content.dtype:
-        return False
-    if array.dtype.hasobject:
-        return all(one is other for one, other in zip(array.flat, content.flat, strict=True))
-    return bool(np.ascontiguousarray(array).tobytes() == content.tobytes())
+_OFTEN = 2
+"""How often a name has to mean another object until it is expected to do so in every step."""
 
 
 def _packages_of(roots: Mapping[str, Any]) -> frozenset[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,9 +26,9 @@ class Flags(NamedTuple):
     """What a tensor says to autograd."""
 
     requires_grad: bool
-    grad: torch.Tensor | None
     hooks: Any
-    accumulated_hooks: Any
+    late_hooks: Any
+    """Of gradients that have been accumulated."""
     is_leaf: bool
 
 
@@ -48,16 +48,10 @@ def form_of(tensor: torch.Tensor) -> Form | None:
     )
 
 
-def flags_of(tensor: torch.Tensor, *, with_grad: bool) -> Flags:
+def flags_of(tensor: torch.Tensor) -> Flags:
     """Read what a tensor says to autograd."""
-    is_leaf = tensor.is_leaf
-    return Flags(
-        tensor.requires_grad,
-        tensor.grad if with_grad and is_leaf else None,
-        tensor._backward_hooks,
-        getattr(tensor, "_post_accumulate_grad_hooks", None),
-        is_leaf,
-    )
+    late_hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return Flags(tensor.requires_grad, tensor._backward_hooks, late_hooks, tensor.is_leaf)
 
 
 def has_content(tensor: torch.Tensor) -> bool:
@@ -87,30 +81,62 @@ class KeptTensor:
     """One tensor as it was."""
 
     tensor: torch.Tensor
-    form: Form | None
     flags: Flags
+    form: Form | None
+    """None where it is not kept."""
     twin: torch.Tensor | None
     """The same memory under the same form; None for tensors without content."""
+    version: int = 0
+    """How often it had been written to, so far as autograd was told."""
+    num_bytes: int = 0
+    """Of its content, where that is kept."""
+    content: torch.Tensor | None = None
+
+    def with_content(self, content: torch.Tensor) -> KeptTensor:
+        """Give the same with the bytes that it had."""
+        return replace(self, content=content)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGrad:
+    """A gradient as it was."""
+
+    grad: torch.Tensor
     content: torch.Tensor | None
 
+    @classmethod
+    def of(cls, grad: torch.Tensor) -> Self:
+        """Keep a gradient as it is."""
+        return cls(grad, bytes_of(grad).clone() if has_content(grad) else None)
 
-def keep(tensor: torch.Tensor, *, with_content: bool, with_grad: bool) -> KeptTensor:
-    """Keep a tensor as it is."""
-    has = has_content(tensor)
+    def put_back(self) -> None:
+        """Give a gradient the values that it had."""
+        if self.content is not None and not self.has_same_values():
+            bytes_of(self.grad).copy_(self.content)
+
+    def has_same_values(self) -> bool:
+        """Say whether a gradient has the values that it had."""
+        return self.content is None or torch.equal(bytes_of(self.grad), self.content)
+
+
+def keep(tensor: torch.Tensor, *, with_form: bool) -> KeptTensor:
+    """Keep a tensor as it is, but for its content."""
+    has = with_form and has_content(tensor)
     return KeptTensor(
         tensor,
-        form_of(tensor),
-        flags_of(tensor, with_grad=with_grad),
+        flags_of(tensor),
+        form_of(tensor) if with_form else None,
         tensor.detach() if has else None,
-        bytes_of(tensor).clone() if has and with_content else None,
+        tensor._version if has and not tensor.is_inference() else 0,
     )
 
 
-def put_back(kept: KeptTensor, *, with_grad: bool) -> None:
+def put_back(kept: KeptTensor) -> None:
     """Make a tensor what it was.
 
     Raises:
-        RuntimeError: if it has become part of an autograd graph and cannot leave it.
+        RuntimeError: if it cannot leave the autograd graph that it has become a part of, or if it
+            was written to and its content was too large to be kept.
     """
     tensor, flags = kept.tensor, kept.flags
     if flags.is_leaf and not tensor.is_leaf:
@@ -119,13 +145,20 @@ def put_back(kept: KeptTensor, *, with_grad: bool) -> None:
         _put_form_back(kept, kept.twin)
     if tensor.is_leaf and tensor.requires_grad != flags.requires_grad:
         tensor.requires_grad_(flags.requires_grad)
+    _put_hooks_back(tensor, flags)
     if kept.content is not None:
         now = bytes_of(tensor)
         if not torch.equal(now, kept.content):
             now.copy_(kept.content)
-    _put_hooks_back(tensor, flags)
-    if with_grad and flags.is_leaf and tensor.grad is not flags.grad:
-        tensor.grad = flags.grad
+    elif _was_written(kept):
+        msg = "its content is too large to be copied before every step"
+        raise RuntimeError(msg)
+
+
+def _was_written(kept: KeptTensor) -> bool:
+    """Say whether autograd was told that a tensor without kept content was written to."""
+    has = kept.twin is not None and not kept.tensor.is_inference()
+    return has and kept.tensor._version != kept.version
 
 
 def _put_form_back(kept: KeptTensor, twin: torch.Tensor) -> None:
@@ -139,23 +172,21 @@ def _put_form_back(kept: KeptTensor, twin: torch.Tensor) -> None:
 def _put_hooks_back(tensor: torch.Tensor, flags: Flags) -> None:
     if tensor._backward_hooks is not flags.hooks:
         tensor._backward_hooks = flags.hooks
-    if getattr(tensor, "_post_accumulate_grad_hooks", None) is not flags.accumulated_hooks:
-        tensor._post_accumulate_grad_hooks = flags.accumulated_hooks
+    if getattr(tensor, "_post_accumulate_grad_hooks", None) is not flags.late_hooks:
+        tensor._post_accumulate_grad_hooks = flags.late_hooks
 
 
-def what_differs(kept: KeptTensor, *, with_grad: bool) -> str:
+def what_differs(kept: KeptTensor) -> str:
     """Say in which respect a tensor is not what it was; empty if in none."""
     tensor = kept.tensor
-    flags = flags_of(tensor, with_grad=with_grad)
+    flags = flags_of(tensor)
     if kept.flags.is_leaf != flags.is_leaf:
         return "it became part of an autograd graph"
     if kept.flags.requires_grad != flags.requires_grad:
         return f"requires_grad was {kept.flags.requires_grad}, is {flags.requires_grad}"
-    if kept.flags.grad is not flags.grad:
-        return "has another gradient"
     if flags.hooks is not kept.flags.hooks:
         return "has other hooks"
-    if flags.accumulated_hooks is not kept.flags.accumulated_hooks:
+    if flags.late_hooks is not kept.flags.late_hooks:
         return "has other hooks"
     return _difference_in_form(kept, form_of(tensor)) or _difference_in_content(kept)
 
@@ -169,12 +200,12 @@ def _difference_in_form(kept: KeptTensor, now: Form | None) -> str:
         if old != new:
             old, new = (tuple(each) if word != "dtype" else each for each in (old, new))
             return f"{word} was {old}, is {new}"
-    return "lies in other memory" if kept.content is None or kept.twin is None else ""
+    return "lies in other memory" if kept.content is None else ""
 
 
 def _difference_in_content(kept: KeptTensor) -> str:
     if kept.content is None:
-        return ""
+        return "was written to" if _was_written(kept) else ""
     now = bytes_of(kept.tensor)
     if now.numel() == kept.content.numel() and torch.equal(now, kept.content):
         return ""

@@ -2,121 +2,58 @@
 
 from __future__ import annotations
 
-import builtins
 import collections
 import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.session.live_state import containers as kinds
-from memfit.session.live_state.containers import Kind, NamesIn, SlotsOf
-from memfit.session.live_state.findings import PLAIN_TYPES, Obstacle, Place
+from memfit.session.live_state.containers import Kind, SlotsOf
+from memfit.session.live_state.findings import Place
 from memfit.session.live_state.generators import access_to
 from memfit.session.live_state.harmless import is_harmless, is_made_in_python, obstacle_of
-from memfit.session.live_state.named_globals import imported_modules, names_in
-from memfit.session.live_state.ownership import (
-    is_reporting,
-    is_users_module,
-    is_users_namespace,
-    package_of,
-)
+from memfit.session.live_state.ownership import is_reporting, package_of
+from memfit.session.live_state.reach import Found, Scope, Volatile
 from memfit.session.live_state.tensors import storages_of
-
-_LEFT_OUT_PARTS = frozenset(("state",))
-
-
-@dataclass(slots=True)
-class Group:
-    """All containers of one kind."""
-
-    targets: list[Any] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+from memfit.session.live_state.walk_code import CodeWalk
 
 
-@dataclass(slots=True)
-class Found:
-    """What a walk has found."""
-
-    groups: dict[Kind, Group] = field(default_factory=dict)
-    tensors: list[tuple[torch.Tensor, Place, bool]] = field(default_factory=list)
-    """With the place, and whether their content is to be kept."""
-    arrays: list[tuple[Any, Place]] = field(default_factory=list)
-    generators: list[tuple[Any, Place]] = field(default_factory=list)
-    obstacles: list[Obstacle] = field(default_factory=list)
+def walk(
+    scope: Scope,
+    roots: Mapping[str, Any],
+    volatile: Volatile | None = None,
+) -> Found:
+    """Walk from roots, by name, to all that can be reached but what is volatile."""
+    return Walk(scope, _handler_of, volatile).go(roots)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What belongs to the state, and what does not."""
-
-    own_packages: frozenset[str]
-    left_out: frozenset[int]
-    """Tensors whose content is kept elsewhere, by id."""
-    left_out_storages: frozenset[int]
-    gradients: bool = False
-
-    @classmethod
-    def of(cls, leave_out: Iterable[torch.Tensor], *, gradients: bool) -> Scope:
-        """Leave out tensors, and all that share memory with them."""
-        tensors = [*leave_out]
-        ids, storages = frozenset(map(id, tensors)), frozenset(storages_of(tensors))
-        return cls(frozenset(), ids, storages, gradients)
+def walk_on(scope: Scope, before: Found) -> Found:
+    """Walk to what an earlier walk has postponed, as it is now."""
+    return Walk(scope, _handler_of, None, before).go_on(before.postponed)
 
 
-class Walk:
-    """Walk once; every object is met once, at the first place where it is found."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.found = Found()
-        self._scope = scope
-        self._seen: dict[int, Any] = {}
-        self._waiting: collections.deque[tuple[object, Place]] = collections.deque()
-        self._names: dict[int, tuple[dict[str, Any], set[str], Place]] = {}
-        self._keys: dict[int, str] = {}
-
-    def go(self, roots: Mapping[str, Any]) -> Found:
-        """Walk from roots, by name."""
-        self._waiting.extend((value, Place(name)) for name, value in roots.items())
-        while self._waiting:
-            value, place = self._waiting.popleft()
-            kind: Any = type(value)
-            if kind in PLAIN_TYPES or id(value) in self._seen:
-                continue
-            self._seen[id(value)] = value
-            _handler_of(kind)(self, value, place)
-        for namespace, names, place in self._names.values():
-            self._hold(kinds.NAMES, NamesIn(tuple(sorted(names)), namespace), place)
-        return self.found
-
-    def _later(self, values: Iterable[tuple[Any, Place]]) -> None:
-        self._waiting.extend(pair for pair in values if type(pair[0]) not in PLAIN_TYPES)
-
-    def _hold(self, kind: Kind, target: Any, place: Place) -> None:
-        group = self.found.groups.get(kind)
-        if group is None:
-            group = self.found.groups[kind] = Group()
-        group.targets.append(target)
-        group.places.append(place)
+class Walk(CodeWalk):
+    """Meet objects of all kinds."""
 
     def tensor(self, tensor: torch.Tensor, place: Place) -> None:
         """Meet a tensor."""
         scope = self._scope
-        is_left_out = id(tensor) in scope.left_out or (
+        is_left_out = id(tensor) in self._left_out or (
             bool(scope.left_out_storages) and bool(storages_of([tensor]) & scope.left_out_storages)
         )
-        self._keys[id(tensor)] = place.text
+        self.found.names[id(tensor)] = place.text
         self.found.tensors.append((tensor, place, not is_left_out))
+        if isinstance(tensor, FakeTensor):
+            return  # its attributes are those of the mode that made it
         self._namespace(tensor, place)
         for hooks in (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)):
             self._later([(hooks, Place(place.text, "hooks"))])
-        if scope.gradients and tensor.is_leaf:
-            self._later([(tensor.grad, Place(place.text, "grad"))])
         if hasattr(tensor, "__tensor_flatten__"):
             names, _ = tensor.__tensor_flatten__()
             self._later((getattr(tensor, name), place.attribute(name)) for name in names)
@@ -134,17 +71,23 @@ class Walk:
 
     def mapping(self, kind: Kind, target: Any, place: Place) -> None:
         """Meet a dict."""
-        self._hold(kind, target, place)
-        for key, value in kind.copy(target).items():
-            name = self._keys.get(id(key))
-            at = place.item(key) if name is None else Place(place.owner, f"{place.name}[{name}]")
-            self._later(((value, at), (key, at)))
+        self._hold(kind, target, place, self._entries(kind, target, place))
         self._instance(target, place)
+
+    def _entries(self, kind: Kind, target: Any, place: Place) -> Iterator[tuple[Any, Any, Place]]:
+        numbered = "hook" in place.name  # by a count of all hooks there ever were
+        for position, (key, value) in enumerate(kind.copy(target).items()):
+            # Optimizers keep what belongs to a parameter under the parameter, or under its id.
+            name = self.found.names.get(key if type(key) is int else id(key))
+            at = place.item(position if numbered else key)
+            at = at if name is None else Place(place.owner, f"{place.name}[{name}]")
+            yield position, value, at
+            yield position, key, at
 
     def sequence(self, kind: Kind, target: Any, place: Place) -> None:
         """Meet a list, a deque or a set."""
-        self._hold(kind, target, place)
-        self._later((each, place.item(at)) for at, each in enumerate(kind.copy(target)))
+        values = enumerate(kind.copy(target))
+        self._hold(kind, target, place, ((at, each, place.item(at)) for at, each in values))
         self._instance(target, place)
 
     def members(self, values: Iterable[Any], place: Place) -> None:
@@ -156,68 +99,6 @@ class Walk:
         self.members(tuple.__iter__(values), place)
         self._instance(values, place)
 
-    def cell(self, cell: types.CellType, place: Place) -> None:
-        """Meet a closure variable."""
-        self._hold(kinds.CELL, cell, place)
-        self._later((value, place) for value in kinds.CELL.copy(cell))
-
-    def function(self, function: types.FunctionType, place: Place) -> None:
-        """Meet a function: its closure, its defaults, and the globals that its code names."""
-        namespace = function.__globals__
-        is_users = is_users_namespace(namespace, self._scope.own_packages)
-        owner = Place(place.text)
-        names = function.__code__.co_freevars
-        for name, cell in zip(names, function.__closure__ or (), strict=True):
-            at = owner.attribute(name)
-            self._later([(cell, at)] if is_users else ((v, at) for v in kinds.CELL.copy(cell)))
-        self._later(
-            (part, owner.attribute(name))
-            for name, part in (
-                ("__defaults__", function.__defaults__),
-                ("__kwdefaults__", function.__kwdefaults__),
-            )
-        )
-        if package_of(function.__module__ or "") != "memfit":
-            self._namespace(function, owner)
-        if is_users:
-            self._hold(kinds.FUNCTION, function, owner)
-            self._globals(function, namespace)
-
-    def _globals(self, function: types.FunctionType, namespace: dict[str, Any]) -> None:
-        named, attributes, imported = names_in(function.__code__)
-        self._watch_names(namespace, named)
-        modules = [namespace[name] for name in named if name in namespace]
-        modules += imported_modules(function.__code__, namespace)
-        seen: set[int] = set()
-        while modules:
-            module = modules.pop()
-            if not isinstance(module, types.ModuleType) or id(module) in seen:
-                continue
-            seen.add(id(module))
-            inside = module.__dict__
-            if is_users_namespace(inside, self._scope.own_packages):
-                self._watch_names(inside, attributes | imported)
-                modules += [inside[name] for name in attributes if name in inside]
-
-    def _watch_names(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
-        place = Place(str(namespace.get("__name__", "a module")).removeprefix("memfit_job_"))
-        _, watched, _ = self._names.setdefault(id(namespace), (namespace, set(), place))
-        for name in names:
-            if name in watched or (name not in namespace and name in _BUILTINS):
-                continue
-            watched.add(name)
-            if name in namespace:
-                self._later([(namespace[name], place.attribute(name))])
-
-    def kind_of_object(self, kind: type, _place: Place) -> None:
-        """Meet a class."""
-        if not is_users_module(kind.__module__, self._scope.own_packages):
-            return
-        self._hold(kinds.CLASS, kind, Place(kind.__qualname__))
-        for name, value in kinds.CLASS.copy(kind).items():
-            self._later([(value, Place(kind.__qualname__, name))])
-        self._later((base, Place(base.__qualname__)) for base in kind.__mro__[1:-1])
-
     def module(self, module: torch.nn.Module, place: Place) -> None:
         """Meet a torch module: its parts have the names that they have in ``named_modules``."""
         held = module.__dict__
@@ -228,12 +109,16 @@ class Walk:
                 self._seen[id(named)] = named
                 ordered = isinstance(named, collections.OrderedDict)
                 kind = kinds.ORDERED_MEMBERS if ordered else kinds.MEMBERS
-                self._hold(kind, named, here)
-                self._later((value, here.attribute(name)) for name, value in named.items())
+                self._hold(kind, named, here, _attributes(named, here))
         self._instance(module, place)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, place: Place) -> None:
-        """Meet an optimizer."""
+        """Meet an optimizer: the states of tensors whose content is left out are left out too."""
+        self.found.optimizers.append(optimizer)
+        for parameter, state in getattr(optimizer, "state", {}).items():
+            if id(parameter) in self._scope.left_out and isinstance(state, dict):
+                tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
+                self._left_out.update(map(id, tensors))
         self._instance(optimizer, place)
 
     def instance(self, instance: Any, place: Place) -> None:
@@ -261,11 +146,8 @@ class Walk:
                     tuple(name for name, _ in slots), tuple(s for _, s in slots), instance
                 )
                 here = Place(place.text)
-                self._hold(kinds.SLOTS, target, here)
-                self._later(
-                    (value, here.attribute(name))
-                    for name, value in zip(target.names, kinds.SLOTS.copy(target), strict=True)
-                )
+                held = dict(zip(target.names, kinds.SLOTS.copy(target), strict=True))
+                self._hold(kinds.SLOTS, target, here, _attributes(held, here))
         self._later([(type(instance), place)])
 
     def _namespace(self, instance: Any, place: Place) -> None:
@@ -275,35 +157,7 @@ class Walk:
             return
         self._seen[id(held)] = held
         here = Place(place.text)
-        self._hold(kinds.NAMESPACE, held, here)
-        self._later((value, here.attribute(name)) for name, value in held.items())
-
-    def method(self, method: Any, place: Place) -> None:
-        """Meet a bound method."""
-        self._later(((method.__self__, Place(place.text)), (method.__func__, place)))
-
-    def built_in(self, function: Any, place: Place) -> None:
-        """Meet a function of Python's own, which may be an object's method."""
-        owner = function.__self__
-        if owner is not None and not isinstance(owner, types.ModuleType):
-            self._later([(owner, Place(place.text))])
-
-    def partial(self, partial: functools.partial[Any], place: Place) -> None:
-        """Meet a function with some arguments given."""
-        here = Place(place.text)
-        self._later(
-            (
-                (partial.func, place),
-                (partial.args, here.attribute("args")),
-                (partial.keywords, here.attribute("keywords")),
-            )
-        )
-        self._namespace(partial, place)
-
-    def wrapper(self, wrapper: Any, place: Place) -> None:
-        """Meet what wraps functions: a property, a static method, a cache."""
-        for name in ("__func__", "fget", "fset", "fdel", "func", "__wrapped__"):
-            self._later([(getattr(wrapper, name, None), place)])
+        self._hold(kinds.NAMESPACE, held, here, _attributes(held, here))
 
     def reference(self, reference: Any, place: Place) -> None:
         """Meet a weak reference."""
@@ -314,7 +168,8 @@ class Walk:
         """Meet something that has no state."""
 
 
-_BUILTINS = frozenset(dir(builtins))
+def _attributes(held: Mapping[str, Any], place: Place) -> Iterator[tuple[Any, Any, Place]]:
+    return ((name, value, place.attribute(name)) for name, value in held.items())
 
 
 def _dict_of(instance: Any) -> dict[str, Any] | None:
@@ -404,8 +259,3 @@ def _handler_of(kind: type) -> _Handler:
     if access_to(kind) is not None:
         return Walk.generator
     return next((handler for base, handler in _HANDLERS if issubclass(kind, base)), Walk.instance)
-
-
-def obstacles_in(found: Found) -> Iterator[Obstacle]:
-    """Yield the obstacles, each once."""
-    yield from dict.fromkeys(found.obstacles)

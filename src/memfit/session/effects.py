@@ -1,0 +1,186 @@
+"""Finds out what a job's step changes, by recording two steps on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from memfit.analysis.effects import GLOBAL_GENERATOR, Effect, EffectKind, Effects
+from memfit.job import Job, Total
+from memfit.session.batches import BatchLayout, shapes_of
+from memfit.session.live_state import Change, ChangeKind, LiveState
+from memfit.session.session import Session, open_session
+from memfit.session.source_lines import lines_that_set
+from memfit.session.writes import Draw, Write, WriteNoter
+from memfit.trace.events import Phase
+from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
+
+_MOST_SAMPLES = 6
+"""Larger batches take longer and show nothing more."""
+
+
+def find_effects(job: Job, layout: BatchLayout) -> Effects:
+    """Find out what every step of a job changes besides gradients and what the optimizer keeps.
+
+    Two steps are recorded on fake tensors, at two batch sizes, and the second is looked at. All
+    that the job's code changes meanwhile is put back, so that asking changes nothing.
+
+    Args:
+        job: whose functions may build new objects, or give objects that are there already.
+        layout: of its batches.
+
+    Raises:
+        RecordingError: if the step needs the values of tensors, or an operator has no fake version.
+        JobFunctionError: if one of the job's functions fails.
+    """
+    sizes = _two_sizes(job)
+    one, other = (_seen_at(job, layout, size) for size in sizes)
+    return Effects(effects=tuple(_compared(one, other)), unseen=one.unseen)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one recorded step has changed."""
+
+    effects: dict[tuple[str, str, EffectKind], Effect]
+    evidence: dict[tuple[str, str, EffectKind], str | None]
+    """What tells whether two steps changed a thing in the same way; None: nothing does."""
+    unseen: tuple[str, ...] = ()
+
+    def add(self, effect: Effect, evidence: str | None) -> None:
+        """Add an effect; the first place is kept, evidence adds up."""
+        key = (effect.owner, effect.name, effect.kind)
+        known = self.effects.setdefault(key, effect)
+        if not known.source_line and effect.source_line:
+            self.effects[key] = replace(known, source_line=effect.source_line)
+        if key in self.evidence and (evidence is None or self.evidence[key] is None):
+            self.evidence[key] = None
+        else:
+            self.evidence[key] = f"{self.evidence.get(key) or ''}{evidence}" if evidence else None
+
+
+def _two_sizes(job: Job) -> tuple[int, int]:
+    size = job.batch_size
+    return size, size - 1 if size > 1 else 2
+
+
+def _seen_at(job: Job, layout: BatchLayout, batch_size: int) -> _Seen:
+    outside = {
+        "loss": job.loss,
+        "batch function": job.batch,
+        "model function": job.model,
+        "optimizer function": job.optimizer,
+    }
+    before = LiveState(outside, gradients=True).snapshot()
+    try:
+        try:
+            return _recorded(job, layout, batch_size, disguised=True)
+        except ValuesNeededError:
+            before.restore()
+            return _recorded(job, layout, batch_size, disguised=False)
+    finally:
+        before.restore()
+
+
+def _recorded(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool) -> _Seen:
+    shapes = shapes_of(job, batch_size)
+    with virtual_tensors(disguised=disguised) as mode:
+        session = open_session(job, "cpu", layout, _no_gradients)
+        batch = as_virtual(mode, shapes)
+        _step(session, batch, WriteNoter())
+        # What is bound to what is looked at for parameters too; their content is fake.
+        state = LiveState.of(session, copies_parameters=True)
+        stays, moves = state.found()
+        noter = WriteNoter((*stays.generators, *moves.generators))
+        optimizers = (*stays.optimizers, *moves.optimizers)
+        noter.watch((*stays.tensors, *moves.tensors), _optimizers_own(session, optimizers))
+        snapshot = state.snapshot()
+        with noter:
+            _step(session, batch, noter)
+        changes = snapshot.changes()
+        functions = stays.functions
+    seen = _Seen({}, {}, tuple(str(obstacle) for obstacle in state.obstacles))
+    for write in noter.writes:
+        seen.add(_effect_of_write(write), None)
+    for draw in noter.draws:
+        seen.add(_effect_of_draw(draw), f"{draw.num_elements},")
+    for change in _without_shadows(changes):
+        found = lines_that_set(change.name, change.owner, functions)
+        seen.add(_effect_of_change(change, found), change.evidence or None)
+    return seen
+
+
+def _no_gradients(*_: object) -> torch.Tensor:
+    raise AssertionError("the step is carried out here")
+
+
+def _step(session: Session, batch: Any, noter: WriteNoter) -> None:
+    """Carry out one plain step."""
+    session.optimizer.zero_grad(set_to_none=True)
+    noter.phase = Phase.FORWARD
+    loss = session.loss_of(batch)
+    mean = loss.sum / loss.count if isinstance(loss, Total) else loss
+    noter.phase = Phase.BACKWARD
+    session.backward(mean)
+    noter.phase = Phase.OPTIMIZER
+    session.update(session)
+    session.optimizer.zero_grad(set_to_none=True)
+
+
+def _optimizers_own(
+    session: Session, optimizers: Iterable[torch.optim.Optimizer]
+) -> Iterator[torch.Tensor]:
+    """Yield what an optimizer, and those that it wraps, write in every update."""
+    yield from session.model.parameters()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _without_shadows(changes: Iterable[Change]) -> Iterator[Change]:
+    """Leave out the generators whose draws are seen as operators are."""
+    return (change for change in changes if (change.owner, change.kind) != _TORCH_DRAWS)
+
+
+_TORCH_DRAWS = ("torch", ChangeKind.GENERATOR)
+
+
+def _effect_of_write(write: Write) -> Effect:
+    place = write.place
+    return Effect(
+        owner=place.owner, name=place.name, kind=EffectKind.TENSOR, source_line=write.source_line
+    )
+
+
+def _effect_of_draw(draw: Draw) -> Effect:
+    owner, name = ("torch", GLOBAL_GENERATOR) if draw.place is None else draw.place
+    return Effect(owner=owner, name=name, kind=EffectKind.GENERATOR, source_line=draw.source_line)
+
+
+def _effect_of_change(change: Change, source_line: str) -> Effect:
+    kind = EffectKind(change.kind.value)
+    is_global = kind is EffectKind.GENERATOR and not change.name
+    return Effect(
+        owner=change.owner,
+        name=GLOBAL_GENERATOR if is_global else change.name,
+        kind=kind,
+        source_line=source_line,
+        detail=change.detail,
+    )
+
+
+def _compared(one: _Seen, other: _Seen) -> Iterator[Effect]:
+    """Yield the effects, with whether they differ between two batch sizes."""
+    for key, effect in {**other.effects, **one.effects}.items():
+        if key not in one.effects or key not in other.effects:
+            yield replace(effect, depends_on_batch=True)
+            continue
+        told = one.evidence[key], other.evidence[key]
+        depends = None if None in told else told[0] != told[1]
+        yield replace(effect, depends_on_batch=depends)

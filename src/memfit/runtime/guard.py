@@ -86,8 +86,9 @@ class Guard:
             LostContextError: if nothing can be computed on the card any more.
         """
         self._climb_if_due(number)
-        entry = self._insist(lambda: self._log.begin(batch))
+        entry = self._insist(self._log.begin)
         self._write_if_due(number, entry)
+        self._insist(lambda: self._log.take_batch(entry, batch))
         done, seconds = self._carried_out(entry, number)
         self._insist(partial(self._log.done, entry, seconds))
         self._climbing.note_step()
@@ -99,8 +100,9 @@ class Guard:
         Raises:
             MemfitError: if it could not be undone.
         """
-        entry = self._insist(lambda: self._log.begin(batch))
+        entry = self._insist(self._log.begin)
         self._insist(lambda: self._log.write(number - 1, entry))
+        self._insist(lambda: self._log.take_batch(entry, batch))
         obstacle = self._log.obstacle or " ".join(map(str, self._log.fatal_obstacles))
         if obstacle:
             msg = f"A step cannot be rehearsed, as it could not be undone: {obstacle.rstrip('.')}."
@@ -184,6 +186,7 @@ class Guard:
         # Another plan has other hooks, and the logged steps were carried out under the one before.
         self._insist(lambda: self._log.begin_again(entry))
         self._insist(lambda: self._log.write(number - 1, entry))
+        self._insist(lambda: self._log.take_batch(entry, entry.batch.batch))
         event = OutOfMemoryEvent(
             step=number,
             phase=failure.place,

@@ -22,6 +22,8 @@ class LargeTensors:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.optimizers: list[torch.optim.Optimizer] = [session.optimizer]
+        """All that can be reached: one may hold another."""
         self.others: dict[str, torch.Tensor] = {}
         """Large buffers and the like, by the place where they are held."""
 
@@ -43,13 +45,15 @@ class LargeTensors:
         return named
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Give what the optimizer keeps for each parameter, by its number."""
-        state = self._session.optimizer.state
+        """Give what optimizers keep for each parameter, by the parameter's name."""
+        names = {id(each): name for name, each in self._session.model.named_parameters()}
+        states = {id(each.state): each.state for each in self.optimizers}  # some share one
         return {
-            f"{number}{place}": tensor
-            for number, parameter in enumerate(parameters_of(self._session.optimizer))
-            if parameter in state
-            for place, tensor in _tensors_in(state[parameter])
+            f"{'' if not which else f'({which + 1}) '}{names.get(id(key), number)}{place}": tensor
+            for which, state in enumerate(states.values())
+            for number, (key, held) in enumerate(state.items())
+            if isinstance(key, torch.Tensor)
+            for place, tensor in _tensors_in(held)
         }
 
     def gradients(self) -> dict[str, torch.Tensor | None]:

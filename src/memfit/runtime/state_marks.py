@@ -99,22 +99,23 @@ class PassedState(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.was_passed:
             return func(*args, **kwargs)
-        with undisturbed():
-            self.look()
-            if self.was_passed or not func._schema.is_mutable:
-                before = frozenset[str]()
-            else:
+        self.look()
+        before = frozenset[str]()
+        if func._schema.is_mutable and not self.was_passed:
+            with undisturbed():
                 before = self._held_by(_storages((args, kwargs)))
         try:
             return func(*args, **kwargs)
         finally:
-            with undisturbed():
-                self.look(before)
+            self.look(before)
 
     def look(self, before: frozenset[str] = frozenset()) -> None:
         """See whether all tensors are as they were, or those named were so before."""
-        if self.was_passed:
-            return
+        if not self.was_passed:
+            with undisturbed():
+                self._look(before)
+
+    def _look(self, before: frozenset[str]) -> None:
         now = self._tensors()
         others = [
             name

@@ -31,7 +31,8 @@ _ALL = 2**63
 class StepEntry:
     """What one step began with."""
 
-    batch: BatchRecord
+    record: BatchRecord | None = None
+    """Of its batch; None until the batch was taken."""
     snapshot: Snapshot | None
     """Everything but the content of large tensors; dropped once the step is done."""
     random: GlobalRandomness
@@ -41,10 +42,16 @@ class StepEntry:
     """The optimizer's settings per group, such as learning rates."""
     places: tuple[int, ...]
     """Addresses and versions of the large tensors."""
-    gradients: Any
+    gradients: Any = None
     """Those that the caller has set before the step, as they were stored."""
     others: dict[str, torch.Tensor]
     """Large tensors beside parameters and optimizer states."""
+
+    @property
+    def batch(self) -> BatchRecord:
+        """Give the record of its batch."""
+        assert self.record is not None, "a batch is taken before anything else is done with it"
+        return self.record
 
     def restore(self) -> None:
         """Put back everything but the content of large tensors and the batch.
@@ -104,20 +111,23 @@ class StepEntries:
         """Give what the job's code can reach."""
         return self._live
 
-    def begun(self, batch: Any) -> StepEntry:
-        """Copy what a step begins with."""
+    def begun(self) -> StepEntry:
+        """Copy what a step begins with, but for its batch."""
         self._look()
         snapshot = self._live.snapshot()
         return StepEntry(
-            batch=self._batches.recorded(batch),
             snapshot=snapshot,
             random=snapshot.randomness,
             generators=snapshot.generators,
             options=[options_of(group) for group in self._session.optimizer.param_groups],
             places=self.places(),
-            gradients=self._gradients(),
             others=self._large.others,
         )
+
+    def take_batch(self, entry: StepEntry, batch: Any) -> None:
+        """Record the batch of a step, and gradients that are there before it."""
+        entry.record = self._batches.recorded(batch)
+        entry.gradients = self._gradients()
 
     def _gradients(self) -> Any:
         """Keep gradients that are there before the step has begun."""
@@ -137,15 +147,22 @@ class StepEntries:
 
     def _look(self) -> None:
         self._model_tensors.look()
-        now = [*self._model_tensors.all, *state_tensors(self._session.optimizer)]
+        states = [t for each in self._large.optimizers for t in state_tensors(each)]
+        now = [*self._model_tensors.all, *states]
         if len(now) != len(self._seen) or not all(map(is_, now, self._seen)):
             self._tell_large_from_small()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """List all optimizers that can be reached, the session's first."""
+        found = [each for part in self._live.found() for each in part.optimizers]
+        return [*{id(each): each for each in (self._session.optimizer, *found)}.values()]
 
     def _tell_large_from_small(self) -> None:
         """Choose anew what is too large to be copied before every step."""
         session = self._session
         self._model_tensors.look()
-        states = [*state_tensors(session.optimizer)]
+        self._large.optimizers = self._optimizers()
+        states = [t for each in self._large.optimizers for t in state_tensors(each)]
         self._seen = [*self._model_tensors.all, *states]
         self._left_out = [*self._large.parameters().values(), *states]
         self._live.leave_out(self._left_out)
@@ -155,12 +172,17 @@ class StepEntries:
             self._live.leave_out(self._left_out)
 
 
+def _num_bytes(tensor: torch.Tensor) -> int:
+    """Count a tensor's bytes; a sparse one counts as if it were dense."""
+    return tensor.numel() * tensor.element_size()
+
+
 def _too_large(live: LiveState) -> dict[str, torch.Tensor]:
     """Choose tensors that are too large to be copied before every step, by place."""
-    copied = sorted(live.copied_tensors(), key=lambda pair: pair[1].nbytes)
+    copied = sorted(live.copied_tensors(), key=lambda pair: _num_bytes(pair[1]))
     num_bytes, chosen = 0, {}
     for place, tensor in copied:
-        num_bytes += tensor.nbytes
+        num_bytes += _num_bytes(tensor)
         if num_bytes > _MOST_COPIED_BYTES:
             chosen[place] = tensor
     return chosen

@@ -102,21 +102,23 @@ class StepLog:
         """Say whether there is something to go back to."""
         return self.obstacle is None
 
-    def begin(self, batch: Any) -> StepEntry:
-        """Note what a step begins with."""
-        entry = self._entries.begun(batch)
+    def begin(self) -> StepEntry:
+        """Note what a step begins with, but for its batch."""
+        entry = self._entries.begun()
         if self._left is not None and self._left != entry.places:
             self._note_outside_change()
         self._left = None
-        found = self._entries.obstacles
-        if found is not self.not_put_back or entry.batch.obstacles:
-            self._say_obstacles((*found, *entry.batch.obstacles))
         return entry
+
+    def take_batch(self, entry: StepEntry, batch: Any) -> None:
+        """Note a step's batch; the file is not written after that until the step is done."""
+        self._entries.take_batch(entry, batch)
+        if found := (*self._entries.obstacles, *entry.batch.obstacles):
+            self._say_obstacles(found)
 
     def begin_again(self, entry: StepEntry) -> None:
         """Note what a step begins with under another plan, which may have other hooks."""
-        fresh = self._entries.begun(entry.batch.batch)
-        self._forget_batch(fresh)
+        fresh = self._entries.begun()
         entry.snapshot, entry.places = fresh.snapshot, fresh.places
 
     def done(self, entry: StepEntry, seconds: float) -> None:
@@ -161,7 +163,7 @@ class StepLog:
         entry.restore_for_repeating(self._session, gradients)
         return batch
 
-    def write(self, num_steps: int, entry: StepEntry) -> None:
+    def write(self, num_steps: int, entry: StepEntry, *, keeps_batches: bool = False) -> None:
         """Write the file anew after some number of steps, and forget the steps before it.
 
         Training is not stopped for a file that cannot be written: ``obstacle`` then says why.
@@ -169,19 +171,18 @@ class StepLog:
         Args:
             num_steps: that have been done.
             entry: what the next step begins with.
+            keeps_batches: whether batches that were stored before can be read still.
         """
         started = time.perf_counter()
-        keeps_batch = entry.batch.stored
-        self._drop("memory ran out while the file was written", keep=entry)
+        self._drop("memory ran out while the file was written", keeps_batches)
         try:
             self._file.write()
         except (OSError, RuntimeError, *_NOT_PICKLED) as error:
             if is_out_of_memory(error):
                 raise
-            self._drop(str(error).partition("\n")[0], keep=entry)
+            self._drop(str(error).partition("\n")[0], keeps_batches)
             self._has_given_up = True
             return
-        assert keeps_batch is entry.batch.stored, "the next step's batch stays"
         self._write_seconds = time.perf_counter() - started
         self._seconds, self._batch_bytes = 0.0, 0
         self._base, self._base_tensors = entry, self.large.named()
@@ -206,7 +207,7 @@ class StepLog:
         """
         self._entries.look()
         names = self.large.named().keys()
-        self.write(num_steps, entry)
+        self.write(num_steps, entry, keeps_batches=True)
         entry.restore()
         self._entries.look()
         self.large.others = entry.others
@@ -288,13 +289,13 @@ class StepLog:
         if self._batches is not None and entry.batch.stored is not None:
             self._batches.forget_from(entry.batch.stored)
 
-    def _drop(self, reason: str, keep: StepEntry | None = None) -> None:
-        self._forget_steps(keep)
+    def _drop(self, reason: str, keeps_batches: bool = False) -> None:
+        self._forget_steps(keeps_batches)
         self.obstacle = reason
 
-    def _forget_steps(self, keep: StepEntry | None = None) -> None:
+    def _forget_steps(self, keeps_batches: bool = False) -> None:
         """Go back to nothing; the files stay, since to write over them is much quicker."""
         self.entries.clear()
         self._base, self._base_tensors = None, {}
-        if self._batches is not None and (keep is None or keep.batch.stored is None):
+        if self._batches is not None and not keeps_batches:
             self._batches.clear()

@@ -394,6 +394,120 @@ def test_names_that_code_imports_while_it_runs_are_found(monkeypatch: pytest.Mon
     assert module.step == 0
 
 
+def test_a_tensor_too_large_to_copy_is_an_obstacle_and_its_change_is_told() -> None:
+    thing = Thing(small=torch.zeros(2), large=torch.zeros(100), count=0)
+    state = LiveState({"model": thing}, most_bytes=100)
+    (obstacle,) = state.obstacles
+    assert obstacle.kind == "size"
+    assert "model.large" in obstacle.sentence
+    snapshot = state.snapshot()
+    thing.small += 1
+    thing.count += 1
+    snapshot.restore()
+    thing.large += 1
+    thing.count += 1
+    assert {change.name for change in snapshot.changes()} == {"large", "count"}
+    with pytest.raises(MemfitError, match="too large"):
+        snapshot.restore()
+    assert thing.count == 0
+    assert float(thing.small.sum()) == 0
+
+
+def test_states_that_the_optimizer_makes_later_are_bound_but_not_copied() -> None:
+    model = nn.Linear(100, 100)
+    optimizer = torch.optim.Adam(model.parameters())
+    roots = {"model": model, "optimizer": optimizer}
+    state = LiveState(roots, leave_out=model.parameters(), most_bytes=1000)
+    before = state.snapshot()
+    model(torch.ones(1, 100)).sum().backward()
+    optimizer.step()
+    assert {change.name for change in before.changes()} == {"state"}
+    after = state.snapshot()
+    assert state.obstacles == ()
+    optimizer.step()
+    assert after.changes() == ()
+    before.restore()
+    assert dict(optimizer.state) == {}
+
+
+def test_a_hook_on_a_parameter_that_comes_later_stays_where_it_was_there() -> None:
+    model = nn.Linear(2, 2)
+    state = LiveState({"model": model}, leave_out=model.parameters())
+    state.snapshot()
+    seen: list[int] = []
+    model.weight.register_hook(lambda _: seen.append(1))
+    snapshot = state.snapshot()
+    model.bias.register_hook(lambda _: seen.append(2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert seen
+    snapshot.restore()
+    assert seen == []
+    model(torch.ones(1, 2)).sum().backward()
+    assert seen == [1]
+
+
+def test_hooks_that_a_restore_puts_back_are_seen_by_later_snapshots() -> None:
+    model = nn.Linear(2, 2)
+    handle = model.register_forward_hook(print)
+    state = LiveState({"model": model})
+    old = state.snapshot()
+    handle.remove()
+    state.snapshot()
+    old.restore()
+    new = state.snapshot()
+    handle.remove()
+    assert [change.kind.value for change in new.changes()] == ["hook"]
+
+
+def test_flags_that_change_between_steps_are_those_that_are_put_back() -> None:
+    model = nn.Linear(2, 2)
+    state = LiveState({"model": model}, leave_out=model.parameters())
+    state.snapshot()
+    model.weight.requires_grad_(False)
+    snapshot = state.snapshot()
+    model.bias.requires_grad_(False)
+    snapshot.restore()
+    assert not model.weight.requires_grad
+    assert model.bias.requires_grad
+
+
+def test_what_is_replaced_in_every_step_is_walked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Thing(hidden=torch.zeros(2), queue=collections.deque(maxlen=3), calls=0, me=None)
+    model.me = model
+    state = LiveState({"model": model})
+
+    def step() -> None:
+        model.hidden = torch.ones(2)
+        model.queue.append(torch.ones(1))
+        model.queue.append(model)
+        model.queue.append(torch.ones(1))
+        model.calls += 1
+
+    for _ in range(4):
+        step()
+        state.snapshot()
+    stays, moves = state.found()
+    assert not moves.seen.keys() & stays.seen.keys()
+    monkeypatch.setattr(LiveState, "_walk", lambda _: pytest.fail("everything was walked again"))
+    for _ in range(3):
+        step()
+        snapshot = state.snapshot()
+        model.hidden += 1
+        model.queue[-1].add_(1)
+        assert {change.full_name for change in snapshot.changes()} >= {"model.hidden"}
+        snapshot.restore()
+        assert float(model.hidden[0]) == float(model.queue[-1]) == 1
+
+
+def test_what_both_model_and_optimizer_hold_is_named_after_the_model() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(2, 2))))
+    roots = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
+    snapshot = LiveState(roots).snapshot()
+    with torch.no_grad():
+        model[0][0][0].bias.add_(1)
+    assert [change.full_name for change in snapshot.changes()] == ["model.0.0.0.bias"]
+
+
 def test_the_whole_of_torch_is_not_walked() -> None:
     def loss(model: Any, x: Any) -> Any:
         return torch.nn.functional.mse_loss(model(x), np.asarray(x))

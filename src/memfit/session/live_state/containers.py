@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import CellType, FunctionType
 from typing import Any, Final
 
@@ -49,9 +49,26 @@ class Kind:
     is_namespace: bool = False
     """Whether names are names of attributes, each of which is told of."""
 
+    @property
+    def has_values(self) -> bool:
+        """Say whether it holds objects that are met by way of it."""
+        return self.values is not _nothing
+
+
+def is_as_copied(kind: Kind, target: Any, copy: Any) -> bool:
+    """Say whether a container holds the very objects that it held, in the same order."""
+    now = kind.copy(target)
+    if not kind.has_values:
+        return now is copy
+    if len(now) != len(copy) or not all(map(is_, kind.values(now), kind.values(copy))):
+        return False
+    return not isinstance(now, dict) or all(map(is_, now, copy))
+
 
 def differences(kind: Kind, target: Any, old: Any, place: Place) -> Iterator[Change]:
     """Yield what a container holds now that it did not hold when it was copied, or the reverse."""
+    if is_as_copied(kind, target, old):
+        return
     new = kind.copy(target)
     before, after = dict(_keyed(kind, target, old)), dict(_keyed(kind, target, new))
     changed = [

@@ -100,12 +100,14 @@ class Reach:
         self._seen_before: Mapping[int, Any] = {} if before is None else before.seen
         self._waiting: collections.deque[tuple[object, Place]] = collections.deque()
         self._globals: dict[int, tuple[dict[str, Any], set[str], Place]] = {}
-        self._left_out = set(scope.left_out)
+        self._optimizers_states: set[int] = set()
 
     def go(self, roots: Mapping[str, Any]) -> Found:
-        """Walk from roots, by name."""
-        self._later((value, Place(name)) for name, value in roots.items())
-        return self._all_met()
+        """Walk from roots, by name; what several lead to is named after the first."""
+        for name, value in roots.items():
+            self._later([(value, Place(name))])
+            self._meet_all()
+        return self._finished()
 
     def go_on(self, postponed: Iterable[Postponed]) -> Found:
         """Walk what an earlier walk has postponed."""
@@ -117,15 +119,18 @@ class Reach:
                 for name, value in part.kind.named(part.target, part.kind.copy(part.target))
                 if part.names is None or name in part.names
             )
-        return self._all_met()
+        self._meet_all()
+        return self._finished()
 
-    def _all_met(self) -> Found:
+    def _meet_all(self) -> None:
         handler_of, seen, before = self._handler_of, self._seen, self._seen_before
         while self._waiting:
             value, place = self._waiting.popleft()
             if id(value) not in seen and id(value) not in before:
                 seen[id(value)] = value
                 handler_of(type(value))(self, value, place)
+
+    def _finished(self) -> Found:
         for namespace, names, place in self._globals.values():
             self._hold(kinds.NAMES, NamesIn(tuple(sorted(names)), namespace), place)
         return self.found

@@ -13,13 +13,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.errors import MemfitError
-from memfit.session.live_state.containers import differences
+from memfit.session.live_state.containers import differences, is_as_copied
 from memfit.session.live_state.findings import Change, ChangeKind, Place
 from memfit.session.live_state.generators import Access, access_to, are_same
 from memfit.session.live_state.reach import Found
 from memfit.session.live_state.tensor_watch import TensorsThen
 from memfit.session.live_state.tensors import put_back, what_differs
-from memfit.session.live_state.watch import Watch
+from memfit.session.live_state.watch import Watch, note_restore
 from memfit.session.random_sources import GlobalRandomness, RandomSourcesReader
 
 
@@ -75,7 +75,8 @@ class Part:
     def put_back(self) -> Iterator[str]:
         """Make everything what it was; yield what could not be."""
         for kind, target, _, copy in self.watch.kept(self.copies):
-            kind.put(target, copy)
+            if not is_as_copied(kind, target, copy):
+                kind.put(target, copy)
         for kept, place in zip(self.tensors.each(), self.places, strict=True):
             try:
                 put_back(kept)
@@ -115,6 +116,7 @@ class Snapshot:
         Raises:
             MemfitError: if something could not be put back; everything else has been.
         """
+        note_restore()
         with undisturbed():
             failed = [each for part in self._parts for each in part.put_back()]
             self._randomness.put_back()

@@ -25,7 +25,6 @@ MOST_BYTES = 64 * MIB
 
 _Tensors = Sequence[tuple[torch.Tensor, Place, bool]]
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_FORMS = (torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, attrgetter("dtype"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,7 @@ class TensorWatch:
         self.places = [place for _, place, _ in tensors]
         self.obstacles: list[Obstacle] = []
         self._with_grad = with_grad
+        self._most_bytes = most_bytes
         self._formed: list[int] = []
         self._loose: list[int] = []
         self._left_out: set[int] = set()
@@ -92,6 +92,7 @@ class TensorWatch:
                 (self._formed if has_content(tensor) else self._loose).append(index)
         self._copied = self._that_fit(most_bytes)
         self._formed_tensors = [self._all[index] for index in self._formed]
+        self._with_strides = [tensor for tensor in self._formed_tensors if tensor.dim() > 1]
         self._kept = [self._keep(index) for index in range(len(self._all))]
         self._seen = self._flags(), self._forms()
         self._aliases = self._aliased()
@@ -100,7 +101,7 @@ class TensorWatch:
         """Keep the tensors as they are now."""
         flags, forms = self._flags(), self._forms()
         if (flags, forms) != self._seen:
-            self._refresh(flags, forms)
+            self._refresh(flags)
         if self._loose:
             self._kept = [*self._kept]
             for index in self._loose:
@@ -113,7 +114,7 @@ class TensorWatch:
         if RemovableHandle.next_id == self._seen[0][-1]:
             return False
         before = [kept.flags for kept in self._kept]
-        self._refresh(self._flags(), self._forms())
+        self._refresh(self._flags())
         return any(
             old.hooks is not kept.flags.hooks or old.late_hooks is not kept.flags.late_hooks
             for old, kept in zip(before, self._kept, strict=True)
@@ -121,7 +122,9 @@ class TensorWatch:
 
     def _grads(self) -> list[KeptGrad | None]:
         grads = [tensor.grad if tensor.is_leaf else None for tensor in self._all]
-        return [None if grad is None else KeptGrad.of(grad) for grad in grads]
+        num_bytes = sum(grad.nbytes for grad in grads if grad is not None)
+        fits = num_bytes <= self._most_bytes
+        return [None if grad is None else KeptGrad.of(grad, fits=fits) for grad in grads]
 
     def _that_fit(self, most_bytes: int) -> list[int]:
         """List the tensors whose content is small enough to be copied, smallest first."""
@@ -150,12 +153,18 @@ class TensorWatch:
         return [*map(_REQUIRES_GRAD, self._all), RemovableHandle.next_id]
 
     def _forms(self) -> list[Any]:
-        return [[*map(read, self._formed_tensors)] for read in _FORMS]
+        tensors = self._formed_tensors
+        return [
+            [*map(torch.Tensor.data_ptr, tensors)],
+            [*map(torch.Tensor.size, tensors)],
+            [tensor.stride() for tensor in self._with_strides],
+        ]
 
-    def _refresh(self, flags: list[Any], forms: list[Any]) -> None:
+    def _refresh(self, flags: list[Any]) -> None:
         """Keep all tensors anew: some have another form, other flags or other hooks."""
         self._kept = [self._keep(index) for index in range(len(self._all))]
-        self._seen = flags, forms
+        self._with_strides = [tensor for tensor in self._formed_tensors if tensor.dim() > 1]
+        self._seen = flags, self._forms()
         self._aliases = self._aliased()
 
     def _aliased(self) -> list[tuple[list[int], list[torch.Tensor]]]:

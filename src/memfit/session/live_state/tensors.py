@@ -105,9 +105,9 @@ class KeptGrad:
     content: torch.Tensor | None
 
     @classmethod
-    def of(cls, grad: torch.Tensor) -> Self:
-        """Keep a gradient as it is."""
-        return cls(grad, bytes_of(grad).clone() if has_content(grad) else None)
+    def of(cls, grad: torch.Tensor, *, fits: bool) -> Self:
+        """Keep a gradient as it is, with its values if they fit and are there."""
+        return cls(grad, bytes_of(grad).clone() if fits and has_content(grad) else None)
 
     def put_back(self) -> None:
         """Give a gradient the values that it had."""

@@ -43,11 +43,13 @@ class Walk(CodeWalk):
 
     def tensor(self, tensor: torch.Tensor, place: Place) -> None:
         """Meet a tensor."""
+        self.found.names[id(tensor)] = place.text
+        if id(tensor) in self._optimizers_states:
+            return  # the caller keeps it, and nobody else knows it
         scope = self._scope
-        is_left_out = id(tensor) in self._left_out or (
+        is_left_out = id(tensor) in scope.left_out or (
             bool(scope.left_out_storages) and bool(storages_of([tensor]) & scope.left_out_storages)
         )
-        self.found.names[id(tensor)] = place.text
         self.found.tensors.append((tensor, place, not is_left_out))
         if isinstance(tensor, FakeTensor):
             return  # its attributes are those of the mode that made it
@@ -72,7 +74,7 @@ class Walk(CodeWalk):
     def mapping(self, kind: Kind, target: Any, place: Place) -> None:
         """Meet a dict."""
         self._hold(kind, target, place, self._entries(kind, target, place))
-        self._instance(target, place)
+        self._of_subclass(target, place)
 
     def _entries(self, kind: Kind, target: Any, place: Place) -> Iterator[tuple[Any, Any, Place]]:
         numbered = "hook" in place.name  # by a count of all hooks there ever were
@@ -88,7 +90,12 @@ class Walk(CodeWalk):
         """Meet a list, a deque or a set."""
         values = enumerate(kind.copy(target))
         self._hold(kind, target, place, ((at, each, place.item(at)) for at, each in values))
-        self._instance(target, place)
+        self._of_subclass(target, place)
+
+    def _of_subclass(self, target: Any, place: Place) -> None:
+        """Meet what a container has besides its content; Python's own have nothing."""
+        if type(target).__module__ not in ("builtins", "collections"):
+            self._instance(target, place)
 
     def members(self, values: Iterable[Any], place: Place) -> None:
         """Meet something that cannot change itself, but holds others."""
@@ -97,7 +104,7 @@ class Walk(CodeWalk):
     def named_members(self, values: tuple[Any, ...], place: Place) -> None:
         """Meet a tuple, whose subclass may have attributes."""
         self.members(tuple.__iter__(values), place)
-        self._instance(values, place)
+        self._of_subclass(values, place)
 
     def module(self, module: torch.nn.Module, place: Place) -> None:
         """Meet a torch module: its parts have the names that they have in ``named_modules``."""
@@ -118,7 +125,7 @@ class Walk(CodeWalk):
         for parameter, state in getattr(optimizer, "state", {}).items():
             if id(parameter) in self._scope.left_out and isinstance(state, dict):
                 tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
-                self._left_out.update(map(id, tensors))
+                self._optimizers_states.update(map(id, tensors))
         self._instance(optimizer, place)
 
     def instance(self, instance: Any, place: Place) -> None:
@@ -138,7 +145,8 @@ class Walk(CodeWalk):
         kind: Any = type(instance)
         if _can_change_class(kind):
             self._hold(kinds.CLASS_OF, instance, Place(place.text))
-            self._hold(kinds.NAMESPACE_OF, instance, Place(place.text))
+            if not isinstance(instance, torch.nn.Module):  # nobody exchanges all that torch set up
+                self._hold(kinds.NAMESPACE_OF, instance, Place(place.text))
         for base in kind.__mro__:
             slots = _slots_of(base)
             if slots:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from torch.utils.hooks import RemovableHandle
 
 from memfit.session.live_state.containers import BY_NAME, Kind, identity, names_of
 from memfit.session.live_state.findings import PLAIN_TYPES, Place, is_plain
@@ -38,6 +39,8 @@ class Watch:
 
     def __init__(self, found: Found, volatile: Volatile) -> None:
         self._idle: list[Any] = []
+        self._idle_hooks: list[Any] = []
+        self._hooks_then = _hooks_now()
         self.idle: list[tuple[Kind, Any, Place, Any]] = []
         """Containers that were empty, with their copies."""
         self._groups: list[_Group] = []
@@ -45,7 +48,7 @@ class Watch:
             busy = _Group(kind, volatile)
             for target, place in zip(group.targets, group.places, strict=True):
                 if type(target) in _CAN_IDLE and not target:
-                    self._idle.append(target)
+                    (self._idle_hooks if "hook" in place.name else self._idle).append(target)
                     self.idle.append((kind, target, place, kind.copy(target)))
                 else:
                     busy.targets.append(target)
@@ -57,11 +60,15 @@ class Watch:
 
     def look(self) -> list[Slot] | None:
         """Copy the containers; give what holds other objects now; None if nothing does."""
-        changed = [_slot_of(*each) for each in self.idle if each[1]] if any(self._idle) else []
+        changed: list[Slot] = []
+        if any(self._idle) or (_hooks_now() != self._hooks_then and any(self._idle_hooks)):
+            changed += ((identity(each[0], each[1]), None) for each in self.idle if each[1])
+        self._hooks_then = _hooks_now()
         self.copies = copies = []
         for group in self._groups:
             copies.append(group.copied())
-            changed += group.changed()
+            if group.kind.has_values:
+                changed += group.changed()
         return changed or None
 
     def kept(self, copies: Sequence[Sequence[Any]]) -> Iterator[tuple[Kind, Any, Place, Any]]:
@@ -72,8 +79,21 @@ class Watch:
         yield from self.idle
 
 
-def _slot_of(kind: Kind, target: Any, _place: Place, _copy: Any) -> Slot:
-    return identity(kind, target), None
+_NUM_RESTORES = [0]
+
+
+def note_restore() -> None:
+    """Say that containers have been put back, hooks perhaps among them."""
+    _NUM_RESTORES[0] += 1
+
+
+def _hooks_now() -> tuple[int, int]:
+    """Give what changes whenever a hook may have come.
+
+    Every hook takes a number from one counter (torch/utils/hooks.py), so the many dicts that are
+    there for hooks need not be looked at in every step.
+    """
+    return RemovableHandle.next_id, _NUM_RESTORES[0]
 
 
 class _Group:
@@ -89,6 +109,7 @@ class _Group:
         self._copies: list[Any] = []
         self._lengths: list[int] = []
         self._held: tuple[Any, ...] = ()
+        self._held_lengths: list[int] = []
         self._addresses = b""
 
     def begin(self) -> list[Any]:
@@ -98,7 +119,10 @@ class _Group:
             if names:
                 self._masked.append((index, names))
         copies = self.copied()
-        self._note(self._values())
+        if self.kind.has_values:
+            self._held = self._values()
+            self._addresses = _addresses_in(self._held)
+            self._held_lengths = [*map(len, copies)]
         return copies
 
     def copied(self) -> list[Any]:
@@ -113,7 +137,8 @@ class _Group:
         if addresses == self._addresses:
             return []
         found = [] if self._only_plain_differ(held, addresses) else [*self._new_in_each(held)]
-        self._note(held)
+        self._held_lengths = [*map(len, self._copies)]
+        self._held, self._addresses = held, addresses
         return found
 
     def _values(self) -> tuple[Any, ...]:
@@ -136,10 +161,6 @@ class _Group:
                 if name in names:
                     yield starts[index] + position
 
-    def _note(self, held: tuple[Any, ...]) -> None:
-        self._held, self._addresses = held, _addresses_in(held)
-        self._held_lengths = [sum(1 for _ in self.kind.values(copy)) for copy in self._copies]
-
     def _only_plain_differ(self, held: tuple[Any, ...], addresses: bytes) -> bool:
         if len(held) != len(self._held):
             return False
@@ -151,7 +172,7 @@ class _Group:
 
     def _new_in_each(self, held: tuple[Any, ...]) -> Iterator[Slot]:
         """Yield the containers, with names, that hold other objects than before."""
-        lengths = [sum(1 for _ in self.kind.values(copy)) for copy in self._copies]
+        lengths = [*map(len, self._copies)]
         old_start = new_start = 0
         for index, (target, copy) in enumerate(zip(self.targets, self._copies, strict=True)):
             old_end, new_end = old_start + self._held_lengths[index], new_start + lengths[index]

@@ -92,7 +92,9 @@ class BatchRecorder:
             stored=self._store(batch),
             fingerprint=Fingerprint.of_batch(tensors),
             tensors=[keep(tensor, with_form=True) for tensor in tensors],
-            grads=[None if each.grad is None else KeptGrad.of(each.grad) for each in tensors],
+            grads=[
+                None if each.grad is None else KeptGrad.of(each.grad, fits=True) for each in tensors
+            ],
             containers=containers if is_known else (),
             whole=whole.snapshot() if whole is not None else None,
             objects=objects.snapshot() if objects is not None else None,

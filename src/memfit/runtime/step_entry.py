@@ -159,7 +159,6 @@ class StepEntries:
 
     def _tell_large_from_small(self) -> None:
         """Choose anew what is too large to be copied before every step."""
-        session = self._session
         self._model_tensors.look()
         self._large.optimizers = self._optimizers()
         states = [t for each in self._large.optimizers for t in state_tensors(each)]

@@ -3,6 +3,7 @@
 from guard_scenarios.loops import (
     batches,
     draws,
+    held_out,
     layers,
     optimizers,
     plans,
@@ -14,6 +15,7 @@ from guard_scenarios.loops import (
 __all__ = [
     "batches",
     "draws",
+    "held_out",
     "layers",
     "optimizers",
     "plans",

@@ -181,7 +181,10 @@ def swapped_in():
     return training_of(model, after=after, watched=[average, looks])
 
 
-@scenario("held out: Adagrad, noise from a numpy generator spawned anew, and an argument bytearray")
+@scenario(
+    "held out: Adagrad, and noise from numpy generators that a sequence of seeds spawns",
+    must_say="seeds",
+)
 def spawned():
     seeds = np.random.SeedSequence(7)
     flags = bytearray(4)

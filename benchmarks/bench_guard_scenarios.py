@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import guard_scenarios.loops  # noqa: F401 - fills the collection
@@ -23,6 +24,7 @@ from guard_scenarios.training import SCENARIOS, Scenario
 from results_file import RESULTS, load_result, save_result
 
 _NAME = "guard_scenarios"
+_HELD_OUT = "held out"
 _BAD = ("different-unsaid", "ended-wrong-reason")
 
 
@@ -36,19 +38,27 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     chosen = [each for name, each in SCENARIOS.items() if arguments.only in name]
-    rows = [row_of(each, arguments.each, arguments.seed) for each in chosen]
+    later = [each for each in chosen if each.name.startswith(_HELD_OUT)]
+    figures = _figures([each for each in chosen if each not in later], arguments)
+    if arguments.only:
+        return
+    kept = load_result(_NAME) if (RESULTS / f"{_NAME}.json").exists() else {}
+    if arguments.as_before:
+        save_result(_NAME, {**kept, "before": figures})
+        return
+    notes = {name: kept[name] for name in ("before", "held_out_first_try") if name in kept}
+    save_result(_NAME, {**figures, "held_out": _figures(later, arguments), **notes})
+
+
+def _figures(scenarios: Sequence[Scenario], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Carry scenarios out and count how they end."""
+    rows = [row_of(each, arguments.each, arguments.seed) for each in scenarios]
     outcomes = Counter[str]()
     for row in rows:
         outcomes.update(row["outcomes"])
     print(dict(outcomes), len(rows))
-    if arguments.only:
-        return
-    figures = {"num_scenarios": len(rows), "num_errors": outcomes.total(), "outcomes": outcomes}
-    if arguments.as_before:
-        save_result(_NAME, {"before": {**figures, "rows": rows}})
-        return
-    before = load_result(_NAME).get("before") if (RESULTS / f"{_NAME}.json").exists() else None
-    save_result(_NAME, {**figures, "rows": rows, "before": before})
+    figures = {"num_scenarios": len(rows), "num_errors": outcomes.total()}
+    return {**figures, "outcomes": dict(sorted(outcomes.items())), "rows": rows}
 
 
 def row_of(scenario: Scenario, count: int, seed: str) -> dict[str, Any]:

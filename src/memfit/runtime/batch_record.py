@@ -25,7 +25,8 @@ class BatchRecord:
     """The object that was given; None once only its stored content is needed."""
     stored: StoredBatch | None
     """Where the tensors' content lies; None where it was not stored."""
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint | None
+    """Where the content was not stored."""
     tensors: list[KeptTensor]
     """Their forms and flags."""
     grads: list[KeptGrad | None]
@@ -87,10 +88,11 @@ class BatchRecorder:
         objects = LiveState({"batch": others}) if others else None
         is_known = _is_known(batch)
         whole = None if is_known else LiveState({"batch": batch}, leave_out=tensors)
+        stored = self._store(batch)
         return BatchRecord(
             batch=batch,
-            stored=self._store(batch),
-            fingerprint=Fingerprint.of_batch(tensors),
+            stored=stored,
+            fingerprint=Fingerprint.of_batch(tensors) if stored is None else None,
             tensors=[keep(tensor, with_form=True) for tensor in tensors],
             grads=[
                 None if each.grad is None else KeptGrad.of(each.grad, fits=True) for each in tensors
@@ -117,7 +119,7 @@ def _put_form_back(kept: KeptTensor, grad: KeptGrad | None) -> None:
 def has_been_told_of_change(record: BatchRecord) -> bool:
     """Say whether autograd was told of a change since the step began."""
     tensors = [kept.tensor for kept in record.tensors]
-    return record.fingerprint.places != places_of(tensors)
+    return record.fingerprint is not None and record.fingerprint.places != places_of(tensors)
 
 
 def _containers(batch: Any) -> Iterator[tuple[Any, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from memfit.runtime.batch_file import StoredBatch
 from memfit.runtime.batch_record import BatchRecord, BatchRecorder
 from memfit.runtime.fingerprint import places_of
 from memfit.runtime.large_tensors import LargeTensors, options_of, state_tensors
-from memfit.runtime.model_tensors import ModelTensors
 from memfit.session.live_state import LiveState, Obstacle, Snapshot
 from memfit.session.live_state.snapshot import put_generators_back
 from memfit.session.live_state.state import roots_of
@@ -62,14 +60,17 @@ class StepEntry:
         assert self.snapshot is not None, "only the latest step is undone"
         self.snapshot.restore()
 
-    def restore_for_repeating(self, session: Session, gradients: Mapping[int, Any]) -> None:
+    def restore_for_repeating(
+        self, session: Session, parameters: Sequence[torch.Tensor], gradients: Mapping[int, Any]
+    ) -> None:
         """Put back what the caller may change between steps as a matter of course.
 
         Args:
             session: whose step is to be repeated.
+            parameters: of the session, as they were listed when gradients were kept.
             gradients: that the caller had set before it, by the parameter's number.
         """
-        for number, parameter in enumerate(session.model.parameters()):
+        for number, parameter in enumerate(parameters):
             parameter.grad = gradients.get(number)
         groups = session.optimizer.param_groups
         for group, options in zip(groups, self.options, strict=False):
@@ -93,13 +94,16 @@ class StepEntries:
         self._session = session
         self._large = large
         self._store = store
-        self._model_tensors = ModelTensors(session.model)
         self._batches = BatchRecorder(store)
         self._left_out: list[torch.Tensor] = []
         self._live = LiveState(
             roots_of(session), leave_out=[*large.named().values()], gradients=True, most_bytes=_ALL
         )
-        self._tell_large_from_small()
+        self._num_walks = 0
+        self.has_other_parameters = False
+        """Whether parameters came or went when this was looked at last."""
+        self._parameters: list[torch.Tensor] = []
+        self.look()
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
@@ -111,16 +115,22 @@ class StepEntries:
         """Give what the job's code can reach."""
         return self._live
 
-    def begun(self) -> StepEntry:
-        """Copy what a step begins with, but for its batch."""
-        self._look()
+    def begun(self, places: tuple[int, ...]) -> StepEntry:
+        """Copy what a step begins with, but for its batch.
+
+        Args:
+            places: of the large tensors, as ``places`` gives them now.
+        """
         snapshot = self._live.snapshot()
+        if self._live.num_walks != self._num_walks:
+            self.look()
+            snapshot, places = self._live.snapshot(), self.places()
         return StepEntry(
             snapshot=snapshot,
             random=snapshot.randomness,
             generators=snapshot.generators,
             options=[options_of(group) for group in self._session.optimizer.param_groups],
-            places=self.places(),
+            places=places,
             others=self._large.others,
         )
 
@@ -131,44 +141,39 @@ class StepEntries:
 
     def _gradients(self) -> Any:
         """Keep gradients that are there before the step has begun."""
-        parameters = self._session.model.parameters()
-        found = {n: p.grad for n, p in enumerate(parameters) if p.grad is not None}
+        found = {n: p.grad for n, p in enumerate(self._parameters) if p.grad is not None}
         if not found:
             return None
         return self._store(found) or {n: grad.clone() for n, grad in found.items()}
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """List the parameters."""
+        return self._parameters
 
     def places(self) -> tuple[int, ...]:
         """Give addresses and versions of the large tensors, as far as they are known."""
         return places_of(self._left_out)
 
     def look(self) -> None:
-        """Look for large tensors that have come or gone."""
-        self._look()
-
-    def _look(self) -> None:
-        self._model_tensors.look()
-        states = [t for each in self._large.optimizers for t in state_tensors(each)]
-        now = [*self._model_tensors.all, *states]
-        if len(now) != len(self._seen) or not all(map(is_, now, self._seen)):
-            self._tell_large_from_small()
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """List all optimizers that can be reached, the session's first."""
-        found = [each for part in self._live.found() for each in part.optimizers]
-        return [*{id(each): each for each in (self._session.optimizer, *found)}.values()]
-
-    def _tell_large_from_small(self) -> None:
         """Choose anew what is too large to be copied before every step."""
-        self._model_tensors.look()
         self._large.optimizers = self._optimizers()
         states = [t for each in self._large.optimizers for t in state_tensors(each)]
-        self._seen = [*self._model_tensors.all, *states]
-        self._left_out = [*self._large.parameters().values(), *states]
+        parameters = [*self._large.parameters().values()]
+        self.has_other_parameters = [*map(id, parameters)] != [*map(id, self._parameters)]
+        self._parameters = parameters
+        self._left_out = [*parameters, *states]
         self._live.leave_out(self._left_out)
         self._large.others = _too_large(self._live)
         if self._large.others:
             self._left_out += self._large.others.values()
             self._live.leave_out(self._left_out)
+        self._num_walks = self._live.num_walks
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """List all optimizers that can be reached, the session's first."""
+        found = [each for part in self._live.found() for each in part.optimizers]
+        return [*{id(each): each for each in (self._session.optimizer, *found)}.values()]
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:

@@ -104,8 +104,11 @@ class StepLog:
 
     def begin(self) -> StepEntry:
         """Note what a step begins with, but for its batch."""
-        entry = self._entries.begun()
-        if self._left is not None and self._left != entry.places:
+        places = self._entries.places()
+        is_told = self._left is not None and self._left != places
+        self._entries.has_other_parameters = False
+        entry = self._entries.begun(places)
+        if is_told or (self._left is not None and self._entries.has_other_parameters):
             self._note_outside_change()
         self._left = None
         return entry
@@ -118,12 +121,11 @@ class StepLog:
 
     def begin_again(self, entry: StepEntry) -> None:
         """Note what a step begins with under another plan, which may have other hooks."""
-        fresh = self._entries.begun()
+        fresh = self._entries.begun(self._entries.places())
         entry.snapshot, entry.places = fresh.snapshot, fresh.places
 
     def done(self, entry: StepEntry, seconds: float) -> None:
         """Log a step that was carried out."""
-        self._entries.look()
         self._left = self._entries.places()
         self._seconds += seconds
         self._run_seconds += seconds
@@ -160,7 +162,7 @@ class StepLog:
         if isinstance(gradients, StoredBatch):
             assert self._batches is not None, "gradients are stored in a file"
             gradients = self._batches.load(gradients)
-        entry.restore_for_repeating(self._session, gradients)
+        entry.restore_for_repeating(self._session, self._entries.parameters, gradients)
         return batch
 
     def write(self, num_steps: int, entry: StepEntry, *, keeps_batches: bool = False) -> None:

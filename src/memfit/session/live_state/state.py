@@ -51,6 +51,8 @@ class LiveState:
         self._gradients = gradients
         self._volatile: dict[tuple[Kind, int], frozenset[Any] | None] = {}
         self._came: Counter[Slot] = Counter()
+        self.num_walks = 0
+        """How often everything was walked; where it stays, the same objects are held as before."""
         with undisturbed():
             self._walk()
 
@@ -144,6 +146,7 @@ class LiveState:
         return TensorWatch(found.tensors, with_grad=self._gradients, most_bytes=self._most_bytes)
 
     def _walk(self) -> None:
+        self.num_walks += 1
         self._found = walk(self._scope, self._roots, self._volatile)
         self._watch = Watch(self._found, self._volatile)
         self._tensor_watch = self._watched_tensors(self._found)

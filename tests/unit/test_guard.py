@@ -234,7 +234,7 @@ def test_where_nothing_is_smaller_logged_steps_have_been_repeated(most):
     before = everything(run)
     fault = OutOfMemoryAt(name="addcdiv", most=most)
     if most is None:  # not even the steps before it can be repeated
-        with pytest.raises(UpdateCutError, match="Step 2.*ran out again while"), fault:
+        with pytest.raises(UpdateCutError, match=r"Step 2.*ran out again while"), fault:
             run.step(batches[1])
     else:
         with pytest.raises(OutOfMemoryAfterAllError, match="Step 2 "), fault:

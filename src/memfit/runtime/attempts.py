@@ -72,7 +72,8 @@ class Attempts:
         self._average = average
         self.is_updating = False
         """Whether the latest attempt has come to its update."""
-        self._is_averaging = False
+        self.is_averaging = False
+        """Whether it was cut while gradients were averaged over the ranks."""
         self._said: list[tuple[int, ...]] = []
 
     def tried(self, batch: Any, has_touched: Callable[[], bool]) -> Attempt | Failure:
@@ -85,7 +86,7 @@ class Attempts:
         Raises:
             OtherRankError: if another rank has failed otherwise, or died.
         """
-        self.is_updating, self._is_averaging, self._said = False, False, []
+        self.is_updating, self.is_averaging, self._said = False, False, []
         self._ranks.begin_step()
         done, own = None, _Said(_Status.FINE)
         try:
@@ -126,15 +127,15 @@ class Attempts:
                     "adding 0 * sum of the unused ones."
                 )
                 raise MemfitError(msg)
-            self._is_averaging = True
+            self.is_averaging = True
             self._average()
-            self._is_averaging = False
+            self.is_averaging = False
 
     def _speak(self, own: _Said, has_touched: Callable[[], bool]) -> None:
         """Tell the other ranks how the attempt stands here, and hear how it stands there."""
         has_failed = own.status is not _Status.FINE
-        if has_failed and (self._is_averaging or not self.is_updating):
-            self._ranks.leave_training(for_sure=self._is_averaging)
+        if has_failed and (self.is_averaging or not self.is_updating):
+            self._ranks.leave_training(for_sure=self.is_averaging)
         updates = self.is_updating or self._steps.session.updates_in_backward
         self._said = self._ranks.exchange(
             own.status,

@@ -17,7 +17,7 @@ from memfit.runtime.attempts import Attempts, Failure
 from memfit.runtime.insistence import free_memory, insist
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.runtime.ranks import Ranks
-from memfit.runtime.state_marks import Mark, PassedState, marks_of
+from memfit.runtime.state_marks import Mark, PassedState, Tensors, marks_of
 from memfit.runtime.step_entry import StepEntry
 from memfit.runtime.step_log import StepLog
 from memfit.session.live_state.findings import Change, ChangeKind
@@ -50,11 +50,13 @@ class Repetition:
         self._log = log
         self._device_type = steps.session.device_type
         self._marks: dict[str, Mark] | None = None
+        self._tensors: Callable[[], Tensors] = log.large.now
+        """Gives what was marked."""
         steps.on_failure = self._mark
 
     def begin(self) -> None:
         """Forget what an attempt before has left."""
-        self._marks = None
+        self._marks, self._tensors = None, self._log.large.now
 
     def go_back(self, entry: StepEntry, number: int, failure: Failure) -> int:
         """Go back to the beginning of a step; give how many steps were repeated.
@@ -64,14 +66,15 @@ class Repetition:
         """
         entries = [*self._log.entries]
         self._check(number, failure)
-        marks = self._marks or self._insist(lambda: marks_of(self._log.large.now()))
+        tensors = self._tensors
+        marks = self._marks or self._insist(lambda: marks_of(tensors()))
         if not self._any_try(lambda: self._repeated(entries)):
             raise UpdateCutError(number, failure.cause, _AGAIN)
         changes = entry.snapshot.changes() if entry.snapshot is not None else ()
         if not self._all(self._insist(lambda: self._log.move_up(number - 1, entry))):
             reason = self._log.obstacle or _CHANGED.format("there are other tensors than before")
             raise UpdateCutError(number, failure.cause, reason)
-        passed = PassedState(marks, self._log.large.now)
+        passed = PassedState(marks, tensors)
         is_done = self._any_try(lambda: self._passed(entry, passed))
         self._steps.on_failure = self._mark
         if not self._all(passed.was_passed):
@@ -141,7 +144,9 @@ class Repetition:
         """Note what a failed attempt has left."""
         session = self._steps.session
         if self._marks is None and (self._attempts.is_updating or session.updates_in_backward):
-            self._marks = self._insist(lambda: marks_of(self._log.large.now()))
+            if self._attempts.is_averaging:  # gradients may be half averaged, and nothing else is
+                self._tensors = self._log.large.named
+            self._marks = self._insist(lambda: marks_of(self._tensors()))
 
     def _all(self, is_fine: bool) -> bool:
         """Say whether something holds on every rank."""

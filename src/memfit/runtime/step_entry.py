@@ -39,7 +39,7 @@ class StepEntry:
     options: Sequence[dict[str, Any]]
     """The optimizer's settings per group, such as learning rates."""
     places: tuple[int, ...]
-    """Addresses and versions of the large tensors."""
+    """Addresses and versions of the large tensors, and how many states optimizers have."""
     gradients: Any = None
     """Those that the caller has set before the step, as they were stored."""
     others: dict[str, torch.Tensor]
@@ -152,8 +152,12 @@ class StepEntries:
         return self._parameters
 
     def places(self) -> tuple[int, ...]:
-        """Give addresses and versions of the large tensors, as far as they are known."""
-        return places_of(self._left_out)
+        """Give addresses and versions of the large tensors known, and how many states there are."""
+        counts = [
+            sum(len(held) for held in each.state.values() if type(held) is dict)
+            for each in self._large.optimizers
+        ]
+        return (*places_of(self._left_out), *counts)
 
     def look(self) -> None:
         """Choose anew what is too large to be copied before every step."""

@@ -267,6 +267,19 @@ class UpdateCutError(MemfitError):
         )
 
 
+class NotPutBackError(MemfitError):
+    """Say that a step cannot be carried out again, because it reaches what nobody can put back."""
+
+    exit_code = 4
+
+    def __init__(self, step: int, cause: str, sentences: str) -> None:
+        super().__init__(
+            f"Step {step} ran out of memory ({cause}) and cannot be carried out again as if it had "
+            f"not been tried: {sentences} Continue from a checkpoint with a plan for a smaller "
+            "budget, or keep this out of what the model, the loss and the optimizer reach."
+        )
+
+
 class BatchChangedError(MemfitError):
     """Say that a step cannot be carried out again, because it has changed its own batch."""
 

@@ -13,7 +13,7 @@ import torch
 import memfit
 from memfit import Plan
 from memfit.errors import OutOfMemoryAfterAllError, UpdateCutError
-from memfit.runtime import step_entry, step_log
+from memfit.runtime import state_file, step_entry, step_log
 from memfit.runtime.enforced_budget import EnforcedBudget
 from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -27,6 +27,7 @@ from .guard_faults import (
     OutOfMemoryAt,
     batches_of,
     build_job,
+    everything,
     ladder_of,
     same,
     trained,
@@ -62,7 +63,7 @@ def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
 
 
 def test_buffers_that_are_too_large_to_copy_come_back_with_the_file(monkeypatch):
-    monkeypatch.setattr(step_entry, "_MOST_BUFFER_BYTES", 0)
+    monkeypatch.setattr(step_entry, "_MOST_COPIED_BYTES", 0)
     job, plan = build_job(), ladder_of()
     _, wanted, operators = trained(job, plan)
     (place,) = [n for n, name in enumerate(operators, 1) if "log_softmax_backward" in name][3:4]
@@ -72,8 +73,15 @@ def test_buffers_that_are_too_large_to_copy_come_back_with_the_file(monkeypatch)
     run.close()
 
 
-@pytest.mark.parametrize("name", ["_MOST_STEPS", "_MOST_BATCH_BYTES", "_FREE_SECONDS"])
-def test_when_more_was_done_than_is_kept_a_cut_update_is_said(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("_MOST_STEPS", "more than 0 steps"),
+        ("_MOST_BATCH_BYTES", "batches since the file was written take more"),
+        ("_FREE_SECONDS", "storing the batches .* takes too much time"),
+    ],
+)
+def test_when_more_was_done_than_is_kept_a_cut_update_is_said(monkeypatch, name, reason):
     monkeypatch.setattr(step_log, name, -1e9 if name == "_FREE_SECONDS" else 0)
     job = build_job()
     run = memfit.start(job, ladder_of())
@@ -83,7 +91,7 @@ def test_when_more_was_done_than_is_kept_a_cut_update_is_said(monkeypatch, name)
     run.step(second)
     with (
         OutOfMemoryAt(name="addcdiv", most=1),
-        pytest.raises(UpdateCutError, match="too many to keep"),
+        pytest.raises(UpdateCutError, match=reason),
     ):
         run.step(third)
     run.close()
@@ -215,26 +223,28 @@ def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
     first.close()
 
 
-def test_where_steps_cannot_be_repeated_the_state_is_that_of_before_them():
+@pytest.mark.parametrize("most", [2, None])
+def test_where_nothing_is_smaller_logged_steps_have_been_repeated(most):
     job = build_job(batch_norm=False)
     run = memfit.start(job, Plan(strategies=(MicroBatching(micro_batch_size=1),)), guard=True)
     batches = batches_of(job)
     torch.manual_seed(5)
-    before, draws = copy.deepcopy(run.model.state_dict()), torch.get_rng_state()
     run.step(batches[0])
     run.optimizer.param_groups[0]["lr"] = 0.01
-    fault = OutOfMemoryAt(name="addcdiv", most=2)
-    with pytest.raises(OutOfMemoryAfterAllError, match="Step 1 "), fault:
-        run.step(batches[1])
-    same(run.model.state_dict(), before)
-    assert not run.optimizer.state
-    assert run.optimizer.param_groups[0]["lr"] == 0.05
-    assert torch.equal(torch.get_rng_state(), draws)
+    before = everything(run)
+    fault = OutOfMemoryAt(name="addcdiv", most=most)
+    if most is None:  # not even the steps before it can be repeated
+        with pytest.raises(UpdateCutError, match=r"Step 2.*ran out again while"), fault:
+            run.step(batches[1])
+    else:
+        with pytest.raises(OutOfMemoryAfterAllError, match="Step 2 "), fault:
+            run.step(batches[1])
+        same(everything(run), before)
     run.close()
 
 
 def test_without_room_for_the_file_training_goes_on_and_a_cut_update_is_said(monkeypatch):
-    monkeypatch.setattr(step_log, "_MOST_DISK_FRACTION", 1e-12)
+    monkeypatch.setattr(state_file, "_MOST_DISK_FRACTION", 1e-12)
     job, plan = build_job(), ladder_of()
     run = memfit.start(job, plan, guard=True)
     batch = job.batch(BATCH_SIZE)

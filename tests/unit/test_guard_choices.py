@@ -223,12 +223,30 @@ def test_running_out_while_the_batch_is_moved_is_recovered_from(monkeypatch: Any
     run.close()
 
 
-def test_a_step_that_changes_its_batch_is_not_done_over() -> None:
+def doubling_job() -> memfit.Job:
+    """Give a job whose loss changes its batch in place."""
+
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         return nn.functional.cross_entropy(model(inputs.mul_(2)), targets)
 
-    job = build_job(batch_norm=False, loss=loss)
+    return build_job(batch_norm=False, loss=loss)
+
+
+def test_a_batch_that_its_step_has_changed_is_put_back_on_the_cpu() -> None:
+    job = doubling_job()
+    _, wanted, operators = trained(job, ladder_of())
+    for name in ("log_softmax_backward", "addcdiv"):
+        place = [n for n, each in enumerate(operators, 1) if name in each][-1]
+        run, found, _ = trained(job, ladder_of(), place)
+        assert len(run.events) == 1
+        run.close()
+        same(found, wanted)
+
+
+def test_beside_a_card_a_step_that_changes_its_batch_is_not_done_over(monkeypatch: Any) -> None:
+    monkeypatch.setattr("memfit.runtime.step_log.CPU", "a place that is no card")
+    job = doubling_job()
     run = memfit.start(job, ladder_of())
     with (
         OutOfMemoryAt(name="log_softmax_backward", most=1),
@@ -239,12 +257,9 @@ def test_a_step_that_changes_its_batch_is_not_done_over() -> None:
     run.close()
 
 
-def test_after_a_step_that_changed_its_batch_there_is_nothing_to_go_back_to() -> None:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        inputs, targets = batch
-        return nn.functional.cross_entropy(model(inputs.mul_(2)), targets)
-
-    job = build_job(batch_norm=False, loss=loss)
+def test_beside_a_card_nothing_is_gone_back_to_after_a_changed_batch(monkeypatch: Any) -> None:
+    monkeypatch.setattr("memfit.runtime.step_log.CPU", "a place that is no card")
+    job = doubling_job()
     run = memfit.start(job, ladder_of())
     run.step(job.batch(BATCH_SIZE))
     assert run._guard is not None
@@ -252,7 +267,7 @@ def test_after_a_step_that_changed_its_batch_there_is_nothing_to_go_back_to() ->
     run.step(job.batch(BATCH_SIZE))
     with (
         OutOfMemoryAt(name="addcdiv", most=1),
-        pytest.raises(UpdateCutError, match="changes its batches"),
+        pytest.raises(UpdateCutError, match="batch was changed after its step"),
     ):
         run.step(job.batch(BATCH_SIZE))
     run.close()
@@ -391,7 +406,7 @@ def test_a_lost_context_ends_the_run_with_a_checkpoint_to_go_on_from(tmp_path: P
     run.step(batches[0])
     run._guard._log.forget("so that the file is of now")
     run.step(batches[1])
-    run._guard._log.write(2)
+    run._guard._log.write(2, run._guard._log.begin())
     lost["is"] = True
     with pytest.raises(LostContextError, match="What step 2 left is saved") as caught:
         run.step(batches[2])

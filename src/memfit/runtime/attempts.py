@@ -41,7 +41,7 @@ class Failure:
     rank: int
     """The first that ran out."""
     is_cut: bool
-    """Whether parameters or buffers may have been changed on some rank."""
+    """Whether what lies in the file alone may have been changed on some rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +70,27 @@ class Attempts:
         self._steps = steps
         self._ranks = ranks
         self._average = average
-        self._is_updating = self._is_averaging = False
+        self.is_updating = False
+        """Whether the latest attempt has come to its update."""
+        self.is_averaging = False
+        """Whether it was cut while gradients were averaged over the ranks."""
         self._said: list[tuple[int, ...]] = []
 
-    def tried(self, batch: Any, *, keeps_buffers: bool) -> Attempt | Failure:
+    def tried(self, batch: Any, has_touched: Callable[[], bool]) -> Attempt | Failure:
         """Attempt a step; where it fails, gradients are dropped and nothing else is undone.
 
         Args:
             batch: of the step.
-            keeps_buffers: whether buffers can be put back without going back to a file.
+            has_touched: says whether what lies in the file alone may have been changed.
 
         Raises:
             OtherRankError: if another rank has failed otherwise, or died.
         """
-        self._is_updating, self._is_averaging, self._said = False, False, []
+        self.is_updating, self.is_averaging, self._said = False, False, []
         self._ranks.begin_step()
         done, own = None, _Said(_Status.FINE)
         try:
-            done = self._steps.attempt(batch, lambda: self._agree(keeps_buffers=keeps_buffers))
+            done = self._steps.attempt(batch, lambda: self._agree(has_touched))
         except _NotAllFineError:
             pass
         except Exception as error:
@@ -97,8 +100,8 @@ class Attempts:
                 raise
         if done is None:
             self._steps.drop_gradients()
-        if not self._said or self._is_updating:
-            self._speak(own, keeps_buffers=keeps_buffers)
+        if not self._said or self.is_updating:
+            self._speak(own, has_touched)
         failure = self._verdict(own)
         if failure is None:
             assert done is not None, "an attempt that did not fail gives a result"
@@ -106,15 +109,15 @@ class Attempts:
         self._rejoin()
         return failure
 
-    def _agree(self, *, keeps_buffers: bool) -> None:
+    def _agree(self, has_touched: Callable[[], bool]) -> None:
         """Go on to the update if every rank has its gradients."""
         if self._ranks.num_ranks == 1:  # nobody to ask, in every step
-            self._said, self._is_updating = [(_Status.FINE, 0, 0, 0)], True
+            self._said, self.is_updating = [(_Status.FINE, 0, 0, 0)], True
             return
-        self._speak(_Said(_Status.FINE), keeps_buffers=keeps_buffers)
+        self._speak(_Said(_Status.FINE), has_touched)
         if any(each[0] != _Status.FINE for each in self._said):
             raise _NotAllFineError
-        self._is_updating = True
+        self.is_updating = True
         self._ranks.note_training()
         if self._average is not None:
             if len({each[3] for each in self._said}) > 1:
@@ -124,19 +127,19 @@ class Attempts:
                     "adding 0 * sum of the unused ones."
                 )
                 raise MemfitError(msg)
-            self._is_averaging = True
+            self.is_averaging = True
             self._average()
-            self._is_averaging = False
+            self.is_averaging = False
 
-    def _speak(self, own: _Said, *, keeps_buffers: bool) -> None:
+    def _speak(self, own: _Said, has_touched: Callable[[], bool]) -> None:
         """Tell the other ranks how the attempt stands here, and hear how it stands there."""
         has_failed = own.status is not _Status.FINE
-        if has_failed and (self._is_averaging or not self._is_updating):
-            self._ranks.leave_training(for_sure=self._is_averaging)
-        updates = self._is_updating or self._steps.session.updates_in_backward
+        if has_failed and (self.is_averaging or not self.is_updating):
+            self._ranks.leave_training(for_sure=self.is_averaging)
+        updates = self.is_updating or self._steps.session.updates_in_backward
         self._said = self._ranks.exchange(
             own.status,
-            int(has_failed and (updates or not keeps_buffers)),
+            int(has_failed and (updates or has_touched())),
             _PLACES.index(self._steps.place),
             self._presence() if self._average is not None and not has_failed else 0,
         )
@@ -149,8 +152,8 @@ class Attempts:
 
     def _tell_of_error(self) -> None:
         """Let the other ranks stop as well."""
-        if not self._said or self._is_updating:
-            self._speak(_Said(_Status.ERROR), keeps_buffers=True)
+        if not self._said or self.is_updating:
+            self._speak(_Said(_Status.ERROR), lambda: False)
 
     def _verdict(self, own: _Said) -> Failure | None:
         """Say how the attempt stands over all ranks.

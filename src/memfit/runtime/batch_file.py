@@ -6,6 +6,7 @@ import ctypes
 import os
 import tempfile
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,21 @@ class BatchFile:
         """Read a batch back."""
         leaves = [self._loaded(leaf) for leaf in batch.leaves]
         return leaves[0] if batch.spec is None else tree_unflatten(leaves, batch.spec)
+
+    @torch.no_grad()
+    def put_back(self, batch: StoredBatch, tensors: Sequence[torch.Tensor]) -> None:
+        """Write what was stored into the tensors of a batch, in their order, where they differ."""
+        stored = [leaf for leaf in batch.leaves if isinstance(leaf, _StoredTensor | torch.Tensor)]
+        for leaf, tensor in zip(stored, tensors, strict=True):
+            if isinstance(leaf, _StoredTensor):
+                content = self._loaded(leaf)
+                if not torch.equal(content.view_as(tensor), tensor):
+                    tensor.copy_(content)
+
+    def forget_from(self, batch: StoredBatch) -> None:
+        """Forget a batch that was stored last."""
+        places = [leaf.offset for leaf in batch.leaves if isinstance(leaf, _StoredTensor)]
+        self._end = min(places, default=self._end)
 
     def clear(self) -> None:
         """Forget all batches."""

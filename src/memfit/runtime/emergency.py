@@ -59,11 +59,8 @@ def checkpoint_of(session: Session, log: StepLog) -> dict[str, Any]:
     names = {id(tensor): name for name, tensor in named if name in values}
     entries = session.model.state_dict(keep_vars=True)
     groups = session.optimizer.state_dict()["param_groups"]
-    first = log.entries[0] if log.entries else None
-    if first is not None:
-        groups = [
-            {**group, **options} for group, options in zip(groups, first.options, strict=True)
-        ]
+    pairs = zip(groups, saved["options"], strict=True)
+    groups = [{**group, **options} for group, options in pairs]
     return {
         "model": {
             key: values[names[id(entry)]] if id(entry) in names else entry
@@ -71,7 +68,7 @@ def checkpoint_of(session: Session, log: StepLog) -> dict[str, Any]:
         },
         "optimizer": {"state": saved["optimizer"], "param_groups": groups},
         "num_steps": log.num_steps_before,
-        **({} if first is None else first.stateful),
+        **saved["stateful"],
     }
 
 

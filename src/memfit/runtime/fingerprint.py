@@ -23,17 +23,15 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 class Fingerprint:
     """Versions of tensors, where they lie, and a few values of some of them.
 
-    Versions show what autograd is told of; fused optimizers and ``.data`` tell it nothing, which
-    the values are for. A change of values that are not among those read goes unseen if autograd was
-    not told either.
+    Versions show what autograd is told of; ``.data`` tells it nothing, which the values are for. A
+    change of values that are not among those read goes unseen if autograd was not told either, so
+    this is for batches alone that are not stored.
     """
 
     places: tuple[int, ...]
     """Addresses of the tensors, then their versions."""
     contents: tuple[bytes, ...]
     """Values of tensors on the CPU."""
-    dtypes: tuple[torch.dtype, ...]
-    """Of those tensors, one for each of ``contents``."""
     norms: tuple[torch.Tensor, ...]
     """Of values on cards, which are not waited for."""
 
@@ -43,7 +41,7 @@ class Fingerprint:
         here, there = _split(tensors)
         contents = tuple(_content(tensor) for tensor in here)
         norms = _norms(_views(there)) if there else ()
-        return cls(places_of(tensors), contents, _dtypes(here), norms)
+        return cls(places_of(tensors), contents, norms)
 
     def __eq__(self, other: object) -> bool:
         """Compare; waits for a GPU only if the rest is the same."""
@@ -56,45 +54,7 @@ class Fingerprint:
         pairs = zip(self.norms, other.norms, strict=True)
         return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
-    def is_near(self, other: Fingerprint) -> bool:
-        """Say whether the values are the same but for rounding, wherever they lie."""
-        if self.dtypes != other.dtypes or len(self.norms) != len(other.norms):
-            return False
-        pairs = zip(self._all_norms(), other._all_norms(), strict=True)
-        return all(torch.allclose(a, b, rtol=1e-3, equal_nan=True) for a, b in pairs)
-
-    def _all_norms(self) -> list[torch.Tensor]:
-        pairs = zip(self.contents, self.dtypes, strict=True)
-        return [*(_norm_of(content, dtype) for content, dtype in pairs if content), *self.norms]
-
     __hash__ = None  # type: ignore[assignment]  # compared, never looked up
-
-
-class RepeatedFingerprint:
-    """Take the fingerprint of the same tensors again and again, at less cost."""
-
-    def __init__(self) -> None:
-        self._addresses: tuple[int, ...] = ()
-        self._here: list[torch.Tensor] = []
-        self._num_bytes: list[int] = []
-        self._pieces: list[tuple[int, int]] = []
-        """Address and bytes of what is read of each tensor on the CPU."""
-        self._dtypes: tuple[torch.dtype, ...] = ()
-        self._grouped: list[list[torch.Tensor]] = []
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> Fingerprint:
-        """Take the fingerprint of tensors as they are."""
-        places = places_of(tensors)
-        addresses = places[: len(tensors)]
-        # What is smaller now must not be read as far as before.
-        if addresses != self._addresses or self._num_bytes != [t.nbytes for t in self._here]:
-            self._here, there = _split(tensors)
-            self._addresses, self._dtypes = addresses, _dtypes(self._here)
-            self._num_bytes = [tensor.nbytes for tensor in self._here]
-            self._pieces = [piece for tensor in self._here for piece in _pieces(tensor, 1)]
-            self._grouped = _views(there)
-        contents = tuple([ctypes.string_at(*piece) for piece in self._pieces])
-        return Fingerprint(places, contents, self._dtypes, _norms(self._grouped))
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -121,10 +81,6 @@ def _split(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[to
     return here, there
 
 
-def _dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype, ...]:
-    return tuple([tensor.dtype for tensor in tensors])
-
-
 def _content(tensor: torch.Tensor) -> bytes:
     return b"".join([ctypes.string_at(*piece) for piece in _pieces(tensor, _BATCH_PIECES)])
 
@@ -138,13 +94,6 @@ def _pieces(tensor: torch.Tensor, count: int) -> list[tuple[int, int]]:
         return [(address, num_bytes)]
     step = num_bytes // count // _PIECE_BYTES * _PIECE_BYTES  # whole values
     return [(address + step * number, _PIECE_BYTES) for number in range(count)]
-
-
-def _norm_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:
-    values = torch.frombuffer(bytearray(content), dtype=dtype)
-    exact = torch.complex128 if dtype.is_complex else torch.float64
-    norm: torch.Tensor = torch.linalg.vector_norm(values.to(exact))
-    return norm
 
 
 def _views(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -17,10 +17,10 @@ from memfit.errors import (
     BatchChangedError,
     LostContextError,
     MemfitError,
+    NotPutBackError,
     OtherRankError,
     OutOfMemoryAfterAllError,
     StrategyError,
-    UpdateCutError,
 )
 from memfit.journal.records import Event, OutOfMemoryEvent, PlanClimbedEvent
 from memfit.runtime.attempts import Attempts, Failure
@@ -31,15 +31,17 @@ from memfit.runtime.insistence import free_memory, insist
 from memfit.runtime.out_of_memory import has_lost_context
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.runtime.ranks import Ranks
+from memfit.runtime.repetition import Repetition
 from memfit.runtime.step_entry import StepEntry
 from memfit.runtime.step_log import StepLog
+from memfit.session.live_state import Obstacle
 
 
 class Guard:
     """Carry out steps, each as if no attempt at it had ever failed.
 
-    Not undone: what the job's own functions do besides, such as metrics that they add to; they see
-    the batch of a failed attempt again.
+    Whatever the job's own code can reach and change is put back; where something cannot be, that is
+    said when the run starts, and a step that fails ends the run.
 
     Args:
         steps: what carries them out.
@@ -64,8 +66,14 @@ class Guard:
         self._on_event = on_event
         self._device_type = steps.session.device_type
         self._log = StepLog(steps.session, settings.overhead_fraction)
+        self._repetition = Repetition(steps, attempts, ranks, self._log)
         self._climbing = Climbing(settings.climb_after_steps)
         self.events: list[OutOfMemoryEvent] = []
+
+    @property
+    def not_put_back(self) -> tuple[Obstacle, ...]:
+        """Give what the job's code can reach and change, and nobody can put back."""
+        return self._log.not_put_back
 
     def step(self, batch: Any, number: int) -> Attempt:
         """Carry out a step, under ever smaller plans if need be.
@@ -73,13 +81,14 @@ class Guard:
         Raises:
             OutOfMemoryAfterAllError: if it fails under all of them.
             UpdateCutError: if its update was cut, and could not be undone.
+            NotPutBackError: if it reaches what nobody can put back.
             BatchChangedError: if the job changes the batch, so that the step cannot be done over.
             LostContextError: if nothing can be computed on the card any more.
         """
         self._climb_if_due(number)
-        self._insist(self._log.check)
-        self._write_if_due(number)
-        entry = self._insist(lambda: self._log.begin(batch))
+        entry = self._insist(self._log.begin)
+        self._write_if_due(number, entry)
+        self._insist(lambda: self._log.take_batch(entry, batch))
         done, seconds = self._carried_out(entry, number)
         self._insist(partial(self._log.done, entry, seconds))
         self._climbing.note_step()
@@ -91,14 +100,16 @@ class Guard:
         Raises:
             MemfitError: if it could not be undone.
         """
-        self._insist(lambda: self._log.write(number - 1))
-        if self._log.obstacle is not None:
-            msg = f"A step cannot be rehearsed, as it could not be undone: {self._log.obstacle}."
+        entry = self._insist(self._log.begin)
+        self._insist(lambda: self._log.write(number - 1, entry))
+        self._insist(lambda: self._log.take_batch(entry, batch))
+        obstacle = self._log.obstacle or " ".join(map(str, self._log.fatal_obstacles))
+        if obstacle:
+            msg = f"A step cannot be rehearsed, as it could not be undone: {obstacle.rstrip('.')}."
             raise MemfitError(msg)
-        entry = self._insist(lambda: self._log.begin(batch))
         done, _ = self._carried_out(entry, number)
         self._insist(self._log.roll_back)
-        self._insist(lambda: entry.restore(self._steps.session))
+        self._insist(lambda: self._log.put_batch_back(entry))
         self._log.forget("a step was rehearsed")
         return done
 
@@ -119,13 +130,13 @@ class Guard:
                 return done, time.perf_counter() - started
             self._recover(entry, number, done)
 
-    def _write_if_due(self, number: int) -> None:
+    def _write_if_due(self, number: int, entry: StepEntry) -> None:
         """Write the file if that is due on any rank: all have to go back equally far."""
         is_due = self._log.is_due
         if self._ranks.num_ranks > 1:
             is_due = any(each[0] for each in self._ranks.exchange(int(is_due)))
         if is_due:
-            self._insist(lambda: self._log.write(number - 1))
+            self._insist(lambda: self._log.write(number - 1, entry))
 
     def _tried(self, entry: StepEntry, number: int) -> Attempt | Failure:
         """Attempt a step.
@@ -133,8 +144,11 @@ class Guard:
         Raises:
             LostContextError: if nothing can be computed on the card any more.
         """
+        self._repetition.begin()
         try:
-            return self._attempts.tried(entry.batch, keeps_buffers=entry.buffers is not None)
+            return self._attempts.tried(
+                entry.batch.batch, lambda: self._log.has_touched_large(entry)
+            )
         except Exception as error:
             if not has_lost_context(error):
                 raise
@@ -148,17 +162,31 @@ class Guard:
             raise lost from error
 
     def _recover(self, entry: StepEntry, number: int, failure: Failure) -> None:
-        """Undo an attempt and take a smaller plan."""
+        """Undo an attempt and take a smaller plan.
+
+        Raises:
+            NotPutBackError: if it reaches what nobody can put back.
+            BatchChangedError: if it has changed its batch.
+        """
         plan = self._steps.plan.labels()
         free_memory(self._device_type)
-        repeated = self._repeat(number, failure) if failure.is_cut else 0
-        self._insist(lambda: entry.restore(self._steps.session))
-        if self._insist(entry.has_changed_batch):
+        stays = self._has_what_stays()
+        repeated = 0
+        if failure.is_cut and not stays:
+            repeated = self._repetition.go_back(entry, number, failure)
+        self._insist(entry.restore)
+        has_batch = self._insist(lambda: self._log.put_batch_back(entry))
+        if stays:
+            sentences = " ".join(map(str, self._log.fatal_obstacles))
+            raise NotPutBackError(number, failure.cause, sentences or "another rank cannot.")
+        if not has_batch:
             raise BatchChangedError(number, failure.cause)
-        if self._steps.plan.labels() == plan:
-            self._take_smaller_plan(number, failure.cause)
-        # The logged steps were carried out under the plan before.
-        self._insist(lambda: self._log.write(number - 1))
+        self._take_smaller_plan(number, failure.cause)
+        entry.random.put_back()
+        # Another plan has other hooks, and the logged steps were carried out under the one before.
+        self._insist(lambda: self._log.begin_again(entry))
+        self._insist(lambda: self._log.write(number - 1, entry))
+        self._insist(lambda: self._log.take_batch(entry, entry.batch.batch))
         event = OutOfMemoryEvent(
             step=number,
             phase=failure.place,
@@ -171,39 +199,10 @@ class Guard:
         self.events.append(event)
         self._on_event(event)
 
-    def _repeat(self, number: int, failure: Failure) -> int:
-        """Go back to the file, and carry out again what was done since; give how many steps.
-
-        Raises:
-            UpdateCutError: if there is no file on some rank, or a batch is not what it was.
-        """
-        obstacle = self._log.obstacle
-        if any(self._insist(entry.has_changed_batch) for entry in self._log.entries):
-            obstacle = "a batch was changed after its step, for example by being filled anew"
-        said = self._ranks.exchange(int(obstacle is not None))
-        if obstacle is not None or any(each[0] for each in said):
-            raise UpdateCutError(number, failure.cause, obstacle or "another rank cannot go back")
-        entries = [*self._log.entries]
-        while True:
-            self._insist(self._log.roll_back)
-            if all(self._repeated(entry, number) for entry in entries):
-                return len(entries)
-            free_memory(self._device_type)
-            self._insist(self._log.roll_back)
-            self._insist(lambda: entries[0].restore(self._steps.session))
-            self._take_smaller_plan(number - len(entries), failure.cause)
-
-    def _repeated(self, logged: StepEntry, number: int) -> bool:
-        entry = self._insist(lambda: self._log.loaded(logged))
-        self._insist(lambda: entry.restore(self._steps.session))
-        if not isinstance(self._tried(entry, number), Attempt):
-            return False
-        if not self._insist(lambda: self._log.is_as_left(logged)):
-            reason = (
-                "parameters were changed between steps by other code, without autograd's notice"
-            )
-            raise UpdateCutError(number, "a step gave other values than before", reason)
-        return True
+    def _has_what_stays(self) -> bool:
+        """Say whether something that a step may have changed stays so, on any rank."""
+        said = self._ranks.exchange(int(bool(self._log.fatal_obstacles)))
+        return any(each[0] for each in said)
 
     def _take_smaller_plan(self, number: int, cause: str) -> None:
         """Go on with the next smaller plan, the same on every rank.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ DATA_TRANSFER = "data transfer"
 
 
 def _nothing() -> None:
-    """Do nothing before the update."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,8 @@ class PlannedSteps:
         self.monitor = monitor
         self.place: str = Phase.FORWARD.value
         """The part that the latest step has come to: a phase, or the transfer of its batch."""
+        self.on_failure: Callable[[], None] = _nothing
+        """Is called when a step has failed, before its gradients are dropped."""
         self._listener = phase_listener
         self.checks = None if session.is_virtual else BatchChecks(session, try_split=try_split)
         self._undos = apply_strategies(session, plan.strategies)
@@ -84,9 +87,9 @@ class PlannedSteps:
         batch = self.on_device(batch)
         if self.checks is not None:
             self.checks.try_unproved(self.plan, batch)
+        num_samples = self.session.layout.num_samples(batch)
         with self._observing(batch) as reading:
             loss = self._carry_out(batch, before_update)
-        num_samples = self.session.layout.num_samples(batch)
         return Attempt(loss=loss, num_samples=num_samples, reading=reading)
 
     def drop_gradients(self) -> None:
@@ -124,14 +127,26 @@ class PlannedSteps:
         self._undos = []
 
     def change_plan(self, plan: Plan) -> None:
-        """Carry out the steps to come under another plan; on an error the old one stays."""
+        """Carry out the steps to come under another plan; on an error the old one stays.
+
+        What both plans keep, such as the scale of gradients, goes on.
+        """
+        stateful = self.session.stateful
+        kept = {name: copy.deepcopy(part.state_dict()) for name, part in stateful.items()}
         self.close()
         try:
             self._undos = apply_strategies(self.session, plan.strategies)
         except BaseException:  # to apply a strategy may run out of memory
             self._undos = apply_strategies(self.session, self.plan.strategies)
+            self._take_up(kept)
             raise
+        self._take_up(kept)
         self.plan = plan
+
+    def _take_up(self, kept: dict[str, dict[str, Any]]) -> None:
+        for name, state in kept.items():
+            if name in self.session.stateful:
+                self.session.stateful[name].load_state_dict(state)
 
     def on_device(self, batch: Any) -> Any:
         """Move a batch to the GPU; on the CPU it is left alone."""
@@ -155,6 +170,9 @@ class PlannedSteps:
             before_update()
             self._enter_phase(Phase.OPTIMIZER)
             session.update(session)
+        except BaseException:
+            self.on_failure()
+            raise
         finally:  # the gradients of a step that failed are not those of the next one
             session.optimizer.zero_grad(set_to_none=True)
         return loss

@@ -20,6 +20,7 @@ from memfit.runtime.largest_batch import LargestBatch, largest_batch
 from memfit.runtime.notes import RunNotes
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.session.batches import BatchLayout
+from memfit.session.live_state import Obstacle
 from memfit.session.session import PhaseListener, Session, open_session
 from memfit.strategies.plan import Plan
 
@@ -103,6 +104,14 @@ class Run:
     def events(self) -> Sequence[OutOfMemoryEvent]:
         """Give every time that a step ran out of memory and was carried out again."""
         return () if self._guard is None else tuple(self._guard.events)
+
+    @property
+    def not_put_back(self) -> Sequence[Obstacle]:
+        """Give what the job's code can reach and change, and nobody can put back.
+
+        A step that runs out of memory ends the run where there is any but locks.
+        """
+        return () if self._guard is None else self._guard.not_put_back
 
     def step(self, batch: Any) -> StepResult:
         """Carry out one step: gradients of the mean loss over the batch, clip, optimizer step.

@@ -6,6 +6,7 @@ do anything.
 
 from __future__ import annotations
 
+import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,6 +171,11 @@ def _put_list(target: Any, copy: list[Any]) -> None:
 
 def _put_bytes(target: bytearray, copy: bytes) -> None:
     target[:] = copy
+
+
+def _put_array(target: array.array[Any], copy: bytes) -> None:
+    del target[:]
+    target.frombytes(copy)
 
 
 def _put_set(target: Any, copy: set[Any]) -> None:
@@ -347,6 +353,7 @@ ORDERED_MEMBERS = Kind("members", _copy_ordered, dict.values, _put_ordered, _ite
 LIST = Kind("list", list.copy, _itself, _put_list, _numbered)
 DEQUE = Kind("deque", _copy_deque, _itself, _put_deque, _numbered)
 SET = Kind("set", set.copy, _itself, _put_set, _members)
+ARRAY = Kind("array", array.array.tobytes, _nothing, _put_array, _numbered)
 BYTES = Kind("bytearray", bytes, _nothing, _put_bytes, _numbered)
 CELL = Kind("closure variable", _copy_cell, _itself, _put_cell, _content, is_namespace=True)
 NAMES = Kind("globals", _copy_names, _itself, _put_names, _by_name, is_namespace=True)

@@ -106,7 +106,8 @@ def _obstacle_of_type(kind: type[Any]) -> tuple[str, str] | None:
 def is_made_in_python(kind: type) -> bool:
     """Say whether a class and all its bases were written in Python, apart from ``object``."""
     return all(
-        bool(base.__flags__ & _IS_HEAP_TYPE) and _metaclass_is_known(base)
+        base.__flags__ & (_IS_HEAP_TYPE | _IS_IMMUTABLE) == _IS_HEAP_TYPE
+        and _metaclass_is_known(base)
         for base in kind.__mro__
         if base is not object and base.__module__ not in _PYTHONS_OWN
     )
@@ -114,6 +115,8 @@ def is_made_in_python(kind: type) -> bool:
 
 _IS_HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE (cpython/Include/object.h): made while running, as classes in Python are."""
+_IS_IMMUTABLE = 1 << 8
+"""Py_TPFLAGS_IMMUTABLETYPE: types of the standard library that are written in C."""
 _PYTHONS_OWN = ("typing", "abc", "_abc")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -49,8 +49,7 @@ class Values:
                 array.shape = content.shape
             if not _have_same_bytes(array, content):
                 array[...] = content
-        for access, generator, _, state in self.generators:
-            access.write(generator, state)
+        put_generators_back(self.generators)
 
     def changes(self) -> Iterator[Change]:
         """Yield what differs now."""
@@ -128,6 +127,16 @@ class Snapshot:
             )
             raise MemfitError(msg)
 
+    @property
+    def generators(self) -> list[Any]:
+        """Give the states of the users' own generators; see ``put_generators_back``."""
+        return [each for part in self._parts for each in part.values.generators]
+
+    @property
+    def randomness(self) -> GlobalRandomness:
+        """Give the states of the global generators."""
+        return self._randomness
+
     def changes(self) -> tuple[Change, ...]:
         """Say what differs now."""
         with undisturbed():
@@ -139,6 +148,12 @@ class Snapshot:
         for name, how_far in self._randomness.moved(self._reader).items():
             kind, detail = ChangeKind.GENERATOR, "was drawn from"
             yield Change(name, "", kind=kind, detail=detail, evidence=how_far)
+
+
+def put_generators_back(generators: Iterable[Any]) -> None:
+    """Set generators to states that ``Snapshot.generators`` has given."""
+    for access, generator, _, state in generators:
+        access.write(generator, state)
 
 
 @contextmanager

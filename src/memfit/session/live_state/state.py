@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memfit.session.live_state.containers import Kind
+from memfit.session.live_state.containers import CLASS, Kind
 from memfit.session.live_state.findings import Obstacle
 from memfit.session.live_state.ownership import package_of
 from memfit.session.live_state.reach import Found, Scope
@@ -51,6 +51,8 @@ class LiveState:
         self._gradients = gradients
         self._volatile: dict[tuple[Kind, int], frozenset[Any] | None] = {}
         self._came: Counter[Slot] = Counter()
+        self.num_walks = 0
+        """How often everything was walked; where it stays, the same objects are held as before."""
         with undisturbed():
             self._walk()
 
@@ -71,18 +73,29 @@ class LiveState:
             gradients: whether ``.grad`` belongs to the state.
             most_bytes: how much content of tensors is copied at most.
         """
-        job = session.job
-        roots: dict[str, object] = {
-            "model": session.model,
-            "optimizer": session.optimizer,
-            "loss": job.loss,
-            "batch function": job.batch,
-            "model function": job.model,
-            "optimizer function": job.optimizer,
-            **session.stateful,
-        }
         left_out = () if copies_parameters else [*_kept_by_others(session)]
+        roots = roots_of(session)
         return cls(roots, leave_out=left_out, gradients=gradients, most_bytes=most_bytes)
+
+    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Leave out the content of these tensors from now on, and of no others."""
+        own = self._scope.own_packages
+        self._scope = replace(Scope.of(tensors), own_packages=own)
+        with undisturbed():
+            self._walk()
+
+    def copied_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """List the tensors whose content is copied, with their places."""
+        tensors = [each for found in self.found() for each in found.tensors]
+        return [(place.text, tensor) for tensor, place, is_copied in tensors if is_copied]
+
+    def code(self) -> Iterator[CodeType]:
+        """Yield the code of the user's functions and classes that can be reached."""
+        for found in self.found():
+            yield from (function.__code__ for function in found.functions)
+            classes = found.groups.get(CLASS)
+            for owner in classes.targets if classes is not None else ():
+                yield from _code_of_class(owner)
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
@@ -133,6 +146,7 @@ class LiveState:
         return TensorWatch(found.tensors, with_grad=self._gradients, most_bytes=self._most_bytes)
 
     def _walk(self) -> None:
+        self.num_walks += 1
         self._found = walk(self._scope, self._roots, self._volatile)
         self._watch = Watch(self._found, self._volatile)
         self._tensor_watch = self._watched_tensors(self._found)
@@ -160,6 +174,30 @@ def _packages_of(roots: Mapping[str, Any]) -> frozenset[str]:
     """Name the packages that the roots' functions come from: they are the user's."""
     functions = (value for value in roots.values() if isinstance(value, FunctionType))
     return frozenset(package_of(function.__module__ or "") for function in functions)
+
+
+def roots_of(session: Session) -> dict[str, object]:
+    """Name what a session's code is reached from."""
+    job = session.job
+    return {
+        "model": session.model,
+        "optimizer": session.optimizer,
+        "loss": job.loss,
+        "batch function": job.batch,
+        "model function": job.model,
+        "optimizer function": job.optimizer,
+        **session.stateful,
+    }
+
+
+def _code_of_class(owner: type) -> Iterator[CodeType]:
+    for value in vars(owner).values():
+        for function in (value, *(getattr(value, name, None) for name in _WRAPPED)):
+            if isinstance(function, FunctionType):
+                yield function.__code__
+
+
+_WRAPPED = ("__func__", "fget", "fset", "func", "__wrapped__")
 
 
 def _kept_by_others(session: Session) -> Iterator[torch.Tensor]:

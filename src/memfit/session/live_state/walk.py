@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
 import types
@@ -256,6 +257,7 @@ _HANDLERS: tuple[tuple[Any, _Handler], ...] = (
     (collections.deque, _with(kinds.DEQUE, Walk.sequence)),
     (set, _with(kinds.SET, Walk.sequence)),
     (bytearray, _with(kinds.BYTES, Walk.sequence)),
+    (array.array, _with(kinds.ARRAY, Walk.sequence)),
     (tuple, Walk.named_members),
     ((frozenset, types.MappingProxyType), _members_of),
 )

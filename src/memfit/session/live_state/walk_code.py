@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memfit.session.live_state import containers as kinds
-from memfit.session.live_state.findings import Place
+from memfit.session.live_state.findings import Obstacle, Place
 from memfit.session.live_state.named_globals import imported_modules, names_in
 from memfit.session.live_state.ownership import is_users_module, is_users_namespace, package_of
 from memfit.session.live_state.reach import Reach
@@ -107,8 +107,17 @@ class CodeWalk(Reach):
 
     def wrapper(self, wrapper: Any, place: Place) -> None:
         """Meet what wraps functions: a property, a static method, a cache."""
+        if isinstance(wrapper, functools._lru_cache_wrapper) and self._is_users(wrapper):
+            sentence = (
+                f"{place.text} remembers results (functools.lru_cache): what a step has added to "
+                "them cannot be taken out again."
+            )
+            self.found.obstacles.append(Obstacle(place.owner, "cache", sentence))
         for name in ("__func__", "fget", "fset", "fdel", "func", "__wrapped__"):
             self._later([(getattr(wrapper, name, None), place)])
+
+    def _is_users(self, function: Any) -> bool:
+        return is_users_module(function.__module__ or "", self._scope.own_packages)
 
     def _namespace(self, instance: Any, place: Place) -> None:
         """Meet what an object has in its ``__dict__``."""

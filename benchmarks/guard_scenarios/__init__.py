@@ -1,0 +1,1 @@
+"""Ordinary training loops with state of their own, made to run out of memory anywhere."""

@@ -11,7 +11,12 @@ from memfit.units import format_seconds
 
 def guard_sections(heading: Any) -> list[str]:
     """Write what runs that fail end with, and what guard, monitor and watch cost."""
-    return [*_faults(heading), *_overhead(heading), *_watch_overhead(heading)]
+    return [
+        *_faults(heading),
+        *_scenarios(heading),
+        *_overhead(heading),
+        *_watch_overhead(heading),
+    ]
 
 
 def _faults(heading: Any) -> list[str]:
@@ -39,6 +44,44 @@ def _faults(heading: Any) -> list[str]:
             "simply done again. Under smaller micro-batches sums are rounded otherwise. Of two "
             "ranks one fails, on gloo; a run that takes more than 20 s counts as wrong."
         ),
+        "",
+    ]
+
+
+_OUTCOMES = {
+    "equal": "equal to the bit",
+    "said": "said at the start, and ended with that reason",
+    "ended-true-reason": "ended with the true reason",
+    "ended-wrong-reason": "ended with a wrong reason",
+    "different-unsaid": "another state, unsaid",
+}
+
+
+def _scenarios(heading: Any) -> list[str]:
+    figures = load_result("guard_scenarios")
+    parts = (
+        ("before the guard knew what a step changes", figures["before"]["outcomes"]),
+        ("now", figures["outcomes"]),
+        ("ten loops written afterwards, first run", figures["held_out_first_try"]["outcomes"]),
+        ("the same, after what they showed was mended", figures["held_out"]["outcomes"]),
+    )
+    rows = [
+        f"| {name} | {' | '.join(str(found.get(each, 0)) for each in _OUTCOMES)} |"
+        for name, found in parts
+    ]
+    return [
+        *heading("Training loops with state of their own", figures, "bench_guard_scenarios.py"),
+        (
+            f"{figures['num_errors']} out-of-memory errors at random operators of "
+            f"{figures['num_scenarios']} ordinary training loops that keep state: teachers moved "
+            "in forward, generators of their own, queues, optimizers with states beside the "
+            "parameters', hooks, counters. Everything that is left is compared with an undisturbed "
+            "run."
+        ),
+        "",
+        f"| | {' | '.join(_OUTCOMES.values())} |",
+        f"|---|{'---|' * len(_OUTCOMES)}",
+        *rows,
         "",
     ]
 

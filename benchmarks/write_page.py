@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from exactness_sections import exactness_section
 from guard_sections import guard_sections
 from planner_grid.table import section
 from results_file import RESULTS, load_result
@@ -44,6 +45,7 @@ def page_text() -> str:
         _large_model(),
         _allocator(),
         _overhead(),
+        exactness_section(_heading),
         guard_sections(_heading),
         _startup(),
     )

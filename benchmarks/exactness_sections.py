@@ -1,0 +1,53 @@
+"""The section of the benchmark page on what is promised of pieces, and what is true of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from results_file import load_result
+
+_HALVES = {
+    "blind": "written before any public code was read",
+    "public": "after public repositories",
+}
+
+
+def exactness_section(heading: Any) -> list[str]:
+    """Write how promises of exactness compare with the truth."""
+    figures = load_result("exactness")
+    rows = [_row(name, figures[half]) for half, name in _HALVES.items()]
+    return [
+        *heading("What is promised of micro-batches", figures, "bench_exactness.py"),
+        (
+            "Losses and models of ordinary practice. What is true of each is computed directly, in "
+            "fp64: gradients, loss and all that a step leaves, whole and in four pieces. What is "
+            "promised is run beside the plain step as well. Of separable steps those that code "
+            "which looks at values makes unrecordable are counted apart."
+        ),
+        "",
+        (
+            "| half | steps | promised and false | others: refuted / not known | separable: proved "
+            "| of those that can be recorded | refuted though separable |"
+        ),
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        (
+            "Proved counts what is carried: steps whose forward changes something (spectral norm, "
+            "counters), which accumulating gradients by hand would get wrong and memfit puts back "
+            "between pieces."
+        ),
+        "",
+    ]
+
+
+def _row(name: str, half: dict[str, Any]) -> str:
+    proved = half["num_kept_proved"]
+    wrong = len(half["false"]) + len(half["broken"])
+    refuted = half["num_different_refuted"] + half["num_carried"]
+    return (
+        f"| {name} | {half['num_cases']} | {wrong} | "
+        f"{refuted} / {half['num_different_not_known']} "
+        f"| {proved} of {half['num_kept']} | {proved / max(1, half['num_kept_recordable']):.0%} | "
+        f"{len(half['too_timid'])} |"
+    )

@@ -17,6 +17,8 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.analysis.effects import Effect, EffectKind, Effects
+from memfit.analysis.judgement import judge_effects
+from memfit.analysis.separability import PROVED, Outcome
 from memfit.errors import StrategyError
 from memfit.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
@@ -26,6 +28,7 @@ from memfit.session.facts import gather_facts
 from memfit.session.forward_state import Before
 from memfit.session.forward_state.kept_tensors import KeptTensors
 from memfit.session.forward_state.random_draws import RandomPositions
+from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics
 from memfit.strategies.batchnorm_replay import BatchNormReplay
@@ -167,6 +170,13 @@ def largest_difference(job: Job, *strategies, num_steps: int = NUM_STEPS) -> flo
     )
 
 
+@pytest.fixture
+def overlooked():
+    """Have the proof overlook whatever it finds, so that the check of a running step is left."""
+    with patch.object(Separation, "_found", lambda separation, *asked: PROVED):
+        yield
+
+
 @pytest.mark.parametrize("block", ALL, ids=lambda block: block.__name__)
 @pytest.mark.parametrize("strategy", [ActivationCheckpointing(), KEEPING], ids=["whole", "keep"])
 @pytest.mark.parametrize("build", [in_a_row, nested, Listed], ids=lambda build: build.__name__)
@@ -226,8 +236,18 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("block", ON_BATCH, ids=lambda block: block.__name__)
-@pytest.mark.parametrize(
+REFUSED_FOR = {
+    "Recurrent": r"sets {owner}\.state to another object",
+    "RecurrentInPlace": r"writes what depends on the batch .*copy at .*modules_with_effects\.py",
+    "VectorQuantised": "couples the samples of a batch: mul at .*modules_with_effects",
+    "OwnStatistics": r"sets {owner}\.mean to another object",
+    "InstanceNormalised": "couples the samples of a batch: add at .*modules_with_effects",
+    "Listing": r"changes what {owner}\.features holds",
+    "Remembering": "couples the samples of a batch: mul at .*modules_with_effects",
+    "WithMemory": r"writes what depends on the batch .*lerp at .*modules_with_effects\.py",
+    "Queueing": "couples the samples of a batch: mul at .*modules_with_effects",
+}
+on_pieces = pytest.mark.parametrize(
     ("strategy", "build", "owner"),
     [
         (MicroBatching(micro_batch_size=3), in_a_row, r"model\.0"),
@@ -235,6 +255,23 @@ CHANGED = {
     ],
     ids=["micro-batching", "batchnorm-replay"],
 )
+
+
+@pytest.mark.parametrize("block", ON_BATCH, ids=lambda block: block.__name__)
+@on_pieces
+def test_what_depends_on_the_batch_is_refused_before_anything_runs(block, strategy, build, owner):
+    job = job_of(lambda: build(block))
+    session = open_plain_session(job, "cpu", find_layout(job))
+    if block is samples.InstanceNormalised and build is in_a_row:
+        assert strategy.numerics_for(gather_facts(session)) is Numerics.UNPROVED
+        return
+    with pytest.raises(StrategyError, match=REFUSED_FOR[block.__name__].format(owner=owner)):
+        PlannedSteps(session, Plan(strategies=(strategy,)))
+
+
+@pytest.mark.parametrize("block", ON_BATCH, ids=lambda block: block.__name__)
+@on_pieces
+@pytest.mark.usefixtures("overlooked")
 def test_what_depends_on_the_batch_is_an_error_before_any_update(block, strategy, build, owner):
     job = job_of(lambda: build(block))
     session = open_plain_session(job, "cpu", find_layout(job))
@@ -252,15 +289,27 @@ def test_passes_that_would_draw_other_numbers_are_an_error(block):
         outcome(job, Plan(strategies=(BatchNormReplay(micro_batch_size=3),)))
 
 
+FOLLOWED = (samples.OwnGenerator, samples.GlobalDropout, Block)
+"""What they draw, if anything, torch's operators draw."""
+
+
 @pytest.mark.parametrize("block", [*DRAWING, Block], ids=lambda block: block.__name__)
 def test_pieces_that_draw_are_the_same_in_law_alone(block):
     class Plain(Block):
         def forward(self, x):
             return x + self.hidden(x)
 
-    facts = record(job_of(lambda: in_a_row(Plain if block is Block else block))).facts
+    job = job_of(lambda: in_a_row(Plain if block is Block else block))
+    facts, strategy = record(job).facts, MicroBatching(micro_batch_size=3)
     expected = Numerics.EXACT if block is Block else Numerics.SAME_IN_LAW
-    assert MicroBatching(micro_batch_size=3).numerics_for(facts) is expected
+    found = strategy.separability(facts.separation)
+    if block in FOLLOWED:
+        assert found.is_proved
+    else:
+        assert strategy.numerics_for(facts) is Numerics.UNPROVED
+        assert "is drawn from; what is drawn outside torch's operators" in found.sentence
+        strategy.settle(facts.separation, replace(found, trial="on one batch nothing differs."))
+    assert strategy.numerics_for(facts) is expected
 
 
 class Appending(nn.Module):
@@ -411,29 +460,26 @@ def test_pieces_whose_state_is_not_put_back_are_seen():
         largest_difference(job, MicroBatching(micro_batch_size=3))
 
 
-@pytest.mark.parametrize(
-    ("effect", "is_refused"),
-    [
-        (
-            Effect(owner="model.0", name="state", kind=EffectKind.BINDING, depends_on_batch=True),
-            True,
-        ),
-        (Effect(owner="model.0", name="u", kind=EffectKind.TENSOR), True),
-        (
-            Effect(owner="model.0", name="n", kind=EffectKind.ATTRIBUTE, depends_on_batch=False),
-            False,
-        ),
-        (Effect(owner="torch", name="global generator", kind=EffectKind.GENERATOR), False),
-        (Effect(owner="model.1", name="running_mean", kind=EffectKind.TENSOR), None),
-    ],
-    ids=["depends", "not known", "does not depend", "draws", "batch normalisation"],
-)
-def test_effects_that_are_known_are_refused_by_plans(effect, is_refused):
-    session = open_plain_session(job := job_of(lambda: in_a_row(Block)), "cpu", find_layout(job))
-    facts = replace(gather_facts(session), effects=Effects(effects=(effect,)))
-    if is_refused is not None:
-        sentence = MicroBatching(micro_batch_size=2).obstacle(facts)
-        assert (sentence is not None) == is_refused
-        assert sentence is None or effect.full_name in sentence
-    replayed = BatchNormReplay(micro_batch_size=2).obstacle(replace(facts, batch_norms=("1",)))
-    assert (replayed is not None) == bool(is_refused)
+STATE = Effect(owner="model.0", name="state", kind=EffectKind.BINDING, depends_on_batch=True)
+JUDGED = {
+    "depends": (STATE, Outcome.REFUTED),
+    "not known": (replace(STATE, depends_on_batch=None), Outcome.REFUTED),
+    "does not depend": (replace(STATE, depends_on_batch=False), Outcome.NOT_KNOWN),
+    "seen by operators": (replace(STATE, kind=EffectKind.TENSOR), Outcome.PROVED),
+    "draws of torch": (
+        Effect(owner="torch", name="global generator", kind=EffectKind.GENERATOR),
+        Outcome.PROVED,
+    ),
+    "other draws": (
+        Effect(owner="model.0", name="source", kind=EffectKind.GENERATOR, detail="numpy"),
+        Outcome.NOT_KNOWN,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_effects_that_are_known_take_the_proof_from_pieces(name):
+    effect, expected = JUDGED[name]
+    found = judge_effects(PROVED, Effects(effects=(effect,)), {})
+    assert found.outcome is expected
+    assert found.is_proved or effect.full_name in found.sentence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tracemalloc
 
 import pytest
@@ -123,6 +124,41 @@ def test_a_tied_weight_stays_tied_when_a_model_is_converted():
         return pair.double().float()
 
     assert memfit.predict(job_of(model)).by_category["parameters"] == 6 * 6 * 4
+
+
+class WithView(nn.Module):
+    """Writes to a buffer, reads it through a view, and has ordinary running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(2, 512))
+        self.row = self.table[1]
+        self.layers = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+
+    def forward(self, x):
+        self.table.add_(0.1)
+        return self.layers(x) * self.row.mean()
+
+
+def test_a_model_with_buffers_may_be_a_copy_of_another():
+    template = WithView()
+    job = job_of(lambda: copy.deepcopy(template))
+    assert memfit.predict(job).peak_allocated_bytes == memfit.measure(job).peak_allocated_bytes
+
+
+def test_buffers_that_share_memory_share_it_in_a_copy():
+    template = WithView()
+    template.table.note = ["kept"]
+    with virtual_tensors():
+        model = copy.deepcopy(template)
+        pair = copy.deepcopy([template.table, template.table])
+    assert isinstance(model.table, FakeTensor)
+    assert model.row.untyped_storage()._cdata == model.table.untyped_storage()._cdata
+    assert model.row.storage_offset() == 512
+    assert (model.table.shape, model.table.note) == ((2, 512), ["kept"])
+    assert pair[0] is pair[1]
+    assert pair[0].untyped_storage()._cdata != model.table.untyped_storage()._cdata
+    assert type(template.table) is torch.Tensor
 
 
 def test_predicting_leaves_the_random_state_alone():

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from memfit.analysis.effects import Effects
 from memfit.session.attention import find_explicit_attention
 from memfit.session.evaluation_mode import modules_in_evaluation
 from memfit.session.normalisation import BatchNorm
@@ -77,9 +76,6 @@ class JobFacts:
     draws_random: bool | None = None
     """Whether a step draws random numbers at all, by whatever library; None where no step has been
     seen yet."""
-    effects: Effects | None = None
-    """What a step changes besides gradients and what the optimizer keeps; None where that has not
-    been looked for."""
     attention_may_drop: bool = False
     """Whether those modules may draw random masks over attention weights."""
     separation: Separation | None = field(default=None, compare=False, repr=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -34,6 +35,8 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     yield patch.object(torch.nn.init, "_no_grad_trunc_normal_", _leave_as_is)
     # Fake parameters can be neither swapped nor given other data: put new ones in their places.
     yield patch.object(torch.nn.Module, "_apply", _ConvertedInPlace().apply)
+    # A copied storage would be real, and no fake tensor can have one.
+    yield patch.object(torch.Tensor, "__deepcopy__", _deep_copy)
     # The random state does not pass through dispatch, but it takes memory.
     for module in (torch, torch.random):
         yield patch.object(module, "get_rng_state", _random_state)
@@ -99,6 +102,39 @@ class _ConvertedInPlace:
                 converted = torch.nn.Parameter(converted, tensor.requires_grad)
             self._converted[id(tensor)] = (tensor, converted)
         return self._converted[id(tensor)][1]
+
+
+_deep_copy_as_torch_makes_it: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
+
+
+def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """Copy a real tensor, such as a buffer of a template, as a fake one; values are not kept.
+
+    Tensors that share memory share it in their copies.
+    """
+    is_plain = type(tensor) is torch.Tensor and not (tensor.is_conj() or tensor.is_neg())
+    has_memory = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not (is_plain and has_memory and tensor.is_leaf) or tensor.is_quantized:
+        return _deep_copy_as_torch_makes_it(tensor, memo)
+    if id(tensor) in memo:
+        return cast(torch.Tensor, memo[id(tensor)])
+    storage = tensor.untyped_storage()
+    # Torch keeps what it has copied of storages in the same place.
+    storages = memo.setdefault("torch", {})
+    if storage._cdata not in storages:
+        memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+        storages[storage._cdata] = memory.untyped_storage()
+    copied = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    with torch.no_grad():
+        copied.set_(
+            storages[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride()
+        )
+    copied.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copied
+    if tensor.grad is not None:
+        copied.grad = copy.deepcopy(tensor.grad, memo)
+    vars(copied).update(copy.deepcopy(vars(tensor), memo))
+    return copied
 
 
 def _random_state() -> torch.Tensor:

@@ -16,6 +16,8 @@ from memfit import Plan, proof
 from memfit.devices.catalogue import load_device
 from memfit.errors import HeldTensorError, NoPlanFitsError, RecordingError, StrategyError
 from memfit.recording import record
+from memfit.session.batches import find_layout
+from memfit.session.representations import rows_are_apart
 from memfit.session.stand_ins import StandIns
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.micro_batching import MicroBatching
@@ -90,6 +92,26 @@ def test_refusing_a_plan_leaves_everything_as_it_was(build, ask):
     with pytest.raises(StrategyError):
         ask(living.job, plan=in_pieces(living))
     assert bits_of(living) == before
+
+
+def test_what_pieces_put_back_is_not_given_back_to_a_living_model_early():
+    def build():
+        return nn.Sequential(nn.utils.spectral_norm(nn.Linear(150, 150)), nn.Linear(150, 3))
+
+    living = living_jobs.trained(build, living_jobs.rows(150))
+    before = bits_of(living)
+    in_whole, pieces = memfit.predict(living.job), in_pieces(living)
+    memfit.predict(living.job, plan=pieces)
+    assert bits_of(living) == before
+    fresh_in_whole = memfit.predict(living.fresh)
+    assert in_whole.peak_allocated_bytes == fresh_in_whole.peak_allocated_bytes
+
+
+def test_calls_with_a_state_at_one_batch_size_alone_are_not_known_to_keep_rows_apart():
+    living = living_jobs.recurrent()
+    found = rows_are_apart(living.job, find_layout(living.job), "layer")
+    assert not found.is_proved
+    assert "as many tensors at every batch size" in found.sentence
 
 
 @EACH

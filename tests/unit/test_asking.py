@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -13,11 +14,14 @@ from torch import nn
 import memfit
 from memfit import Plan, proof
 from memfit.devices.catalogue import load_device
-from memfit.errors import HeldTensorError, NoPlanFitsError, RecordingError
+from memfit.errors import HeldTensorError, NoPlanFitsError, RecordingError, StrategyError
 from memfit.recording import record
+from memfit.session.batches import find_layout
+from memfit.session.representations import rows_are_apart
 from memfit.session.stand_ins import StandIns
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.timing import time_plans
 
 # The others have tensors of the host in closures and attributes, which a step on a card refuses.
@@ -29,6 +33,13 @@ ON_A_CARD = [
     living_jobs.frozen_backbone,
     living_jobs.noted,
 ]
+# Their pieces would see or leave something else than the whole batch, so the batch stays whole.
+KEPT_WHOLE = [
+    living_jobs.recurrent,
+    living_jobs.quantised,
+    living_jobs.hooked,
+    living_jobs.noted,
+]
 EACH = pytest.mark.parametrize("build", ALL, ids=lambda build: build.__name__)
 
 
@@ -38,13 +49,19 @@ def in_pieces(living: Living) -> Plan:
     return Plan(strategies=(strategy(micro_batch_size=3),))
 
 
+def plan_for(build: Callable[[], Living], living: Living) -> Plan:
+    if build in KEPT_WHOLE:
+        return Plan(strategies=(OptimizerImplementation(implementation="foreach"),))
+    return in_pieces(living)
+
+
 @EACH
 def test_predicting_leaves_everything_as_it_was(build):
     living = build()
     before = bits_of(living)
     memfit.predict(living.job)
     assert bits_of(living) == before
-    memfit.predict(living.job, plan=in_pieces(living))
+    memfit.predict(living.job, plan=plan_for(build, living))
     assert bits_of(living) == before
     if build in ON_A_CARD:
         memfit.predict(living.job, "t4")
@@ -55,7 +72,7 @@ def test_predicting_leaves_everything_as_it_was(build):
 def test_measuring_leaves_everything_as_it_was(build):
     living = build()
     before = bits_of(living)
-    memfit.measure(living.job, in_pieces(living))
+    memfit.measure(living.job, plan_for(build, living))
     assert bits_of(living) == before
 
 
@@ -63,8 +80,38 @@ def test_measuring_leaves_everything_as_it_was(build):
 def test_verifying_leaves_everything_as_it_was(build):
     living = build()
     before = bits_of(living)
-    memfit.verify(living.job, in_pieces(living))
+    memfit.verify(living.job, plan_for(build, living))
     assert bits_of(living) == before
+
+
+@pytest.mark.parametrize("build", KEPT_WHOLE, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("ask", [memfit.predict, memfit.measure, memfit.verify])
+def test_refusing_a_plan_leaves_everything_as_it_was(build, ask):
+    living = build()
+    before = bits_of(living)
+    with pytest.raises(StrategyError):
+        ask(living.job, plan=in_pieces(living))
+    assert bits_of(living) == before
+
+
+def test_what_pieces_put_back_is_not_given_back_to_a_living_model_early():
+    def build():
+        return nn.Sequential(nn.utils.spectral_norm(nn.Linear(150, 150)), nn.Linear(150, 3))
+
+    living = living_jobs.trained(build, living_jobs.rows(150))
+    before = bits_of(living)
+    in_whole, pieces = memfit.predict(living.job), in_pieces(living)
+    memfit.predict(living.job, plan=pieces)
+    assert bits_of(living) == before
+    fresh_in_whole = memfit.predict(living.fresh)
+    assert in_whole.peak_allocated_bytes == fresh_in_whole.peak_allocated_bytes
+
+
+def test_calls_with_a_state_at_one_batch_size_alone_are_not_known_to_keep_rows_apart():
+    living = living_jobs.recurrent()
+    found = rows_are_apart(living.job, find_layout(living.job), "layer")
+    assert not found.is_proved
+    assert "as many tensors at every batch size" in found.sentence
 
 
 @EACH
@@ -215,7 +262,7 @@ def test_evaluation_mode_is_said_and_left_alone():
     assert not living.model.training
     living.model.train()
     living.model[1].eval()
-    assert memfit.predict(living.job).notes == []
+    assert not memfit.predict(living.job).notes
     living.model[0].eval()
     assert memfit.predict(living.job).notes[0].startswith("0 is in eval mode")
 

@@ -207,14 +207,21 @@ def test_other_masks_are_same_in_law_when_the_arithmetic_holds_without_them(stra
     assert found.slope_error < 1e-5
 
 
-def test_masks_that_no_module_declares_are_seen():
+def test_masks_that_no_module_declares_are_seen(monkeypatch):
+    plan = plan_of(MicroBatching(micro_batch_size=3))
     job = replace(
         builders.residual(),
         loss=lambda model, batch: (
             (F.dropout(model(F.dropout(batch[0], 0.5)), 0.5) - batch[1]).square().mean()
         ),
     )
-    found = memfit.verify(job, plan_of(MicroBatching(micro_batch_size=3)))
+    found = memfit.verify(job, plan)
+    assert (found.numerics, found.earned) == ("same-in-law", "same-in-law")
+    assert found.keeps_promise
+    assert found.largest_error > 1e-3
+    # As if no random draw had been seen in the step.
+    monkeypatch.setattr(Separation, "of", lambda *_args, **_wanted: PROVED)
+    found = memfit.verify(job, plan)
     assert (found.numerics, found.earned) == ("exact", "same-in-law")
     assert not found.keeps_promise
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,11 +15,15 @@ from torch.nn.utils import parametrizations
 
 import memfit
 from memfit import Job, Plan, proof
-from memfit.errors import NothingToVerifyError
+from memfit.analysis.separability import PROVED
+from memfit.errors import NothingToVerifyError, StrategyError
+from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.run import open_plain_session
 from memfit.runtime.split_comparison import compare_splits
 from memfit.session.batches import find_layout
+from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 
@@ -53,7 +58,11 @@ def scaled_after() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [clamped, scaled_after])
-def test_hooks_that_do_not_add_up_over_pieces_are_seen(build):
+def test_hooks_that_do_not_add_up_over_pieces_are_seen(build, monkeypatch):
+    with pytest.raises(StrategyError, match=r"hook|couples the samples of a batch"):
+        memfit.verify(job_of(build), IN_PIECES)
+    # As if the proof that pieces keep the results were wrong.
+    monkeypatch.setattr(Separation, "of", lambda *_args, **_wanted: PROVED)
     found = memfit.verify(job_of(build), IN_PIECES)
     assert not found.keeps_promise
     assert found.gradient_error > 0.1
@@ -81,14 +90,56 @@ def test_a_hook_that_adds_up_is_carried_out_in_fp64_and_is_exact():
     assert seen == set()  # what the hook noted was put back as well
 
 
-def test_power_iterations_in_every_piece_are_seen():
+def test_what_backward_leaves_behind_is_left_once_by_pieces():
+    class Weighed(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 2)
+            self.num_backwards = 0
+            self.weight.register_hook(self.count)
+
+        def count(self, gradient):
+            self.num_backwards += 1
+
+    found = memfit.verify(job_of(Weighed), IN_PIECES)
+    assert (found.earned, found.effects) == ("exact", ())
+
+
+def test_power_iterations_happen_once_in_however_many_pieces():
     def build():
         first = parametrizations.spectral_norm(nn.Linear(6, 8))
         return nn.Sequential(first, nn.Tanh(), nn.Linear(8, 2))
 
     found = memfit.verify(job_of(build), IN_PIECES)
-    assert not found.keeps_promise
-    assert found.buffer_error > 1e-6
+    assert (found.earned, found.is_proof, found.effects) == ("exact", True, ())
+    assert not memfit.verify(job_of(build), Plan(strategies=(ForwardTwice(),))).keeps_promise
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardTwice(Strategy):
+    """Claim to be exact, and run another forward before every step."""
+
+    name: ClassVar[str] = "forward-twice"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    scale: float = 1.0
+    """What the batch of that forward is multiplied by."""
+
+    @classmethod
+    def options(cls, facts):
+        yield cls()
+
+    def obstacle(self, facts):
+        return None
+
+    def apply(self, session):
+        before = session.gradient_pass
+
+        def gradient_pass(session, batch, enter_phase):
+            with torch.no_grad():
+                session.loss_of(self.scale * batch)
+            return before(session, batch, enter_phase)
+
+        session.gradient_pass = gradient_pass
+        return lambda: setattr(session, "gradient_pass", before)
 
 
 class Counting(nn.Module):
@@ -105,12 +156,13 @@ class Counting(nn.Module):
 
 
 def test_counts_that_differ_are_named_and_break_exact():
-    found = memfit.verify(job_of(Counting), IN_PIECES)
+    plan = Plan(strategies=(ForwardTwice(),))
+    found = memfit.verify(job_of(Counting), plan)
     assert found.earned == "different"
-    assert found.effects == ("model.calls: 6 after the plan, 2 after the plain step",)
+    assert found.effects == ("model.calls: 4 after the plan, 2 after the plain step",)
     assert found.largest_error < 1e-10
     with pytest.raises(memfit.MemfitError, match="claims exact and is different"):
-        proof.prove(job_of(Counting), IN_PIECES).check()
+        proof.prove(job_of(Counting), plan).check()
 
 
 def test_what_a_plan_keeps_is_exact_with_effects_and_all():
@@ -129,7 +181,8 @@ def test_a_tensor_that_the_loss_holds_on_to_is_compared():
         best.copy_(torch.maximum(best, value.detach()))
         return value
 
-    found = memfit.verify(job_of(lambda: nn.Linear(6, 2), loss), IN_PIECES)
+    plan = Plan(strategies=(ForwardTwice(scale=3.0),))
+    found = memfit.verify(job_of(lambda: nn.Linear(6, 2), loss), plan)
     assert found.earned != "exact"
     assert found.effect_error > 1e-3
     assert "best" in found.worst
@@ -142,7 +195,12 @@ def test_a_clock_is_no_effect():
             self.last_seconds = time.perf_counter()
             return super().forward(x)
 
-    assert memfit.verify(job_of(lambda: Timed(6, 2)), IN_PIECES).earned == "exact"
+    def build():
+        return nn.Sequential(*(nn.Sequential(Timed(6, 6), nn.Tanh()) for _ in range(3)))
+
+    plan = Plan(strategies=(ActivationCheckpointing(),))
+    found = memfit.verify(job_of(build), plan)
+    assert (found.earned, found.effects) == ("exact", ())
 
 
 def test_a_generator_that_is_drawn_from_more_often_is_same_in_law_at_best():
@@ -204,22 +262,47 @@ def test_splits_of_a_mean_agree_in_any_precision(dtype, bound):
     "build",
     [
         living_jobs.convolutional,
-        living_jobs.spectral,
         living_jobs.recurrent,
-        living_jobs.taught,
         living_jobs.quantised,
         living_jobs.noted,
     ],
     ids=lambda build: build.__name__,
 )
-def test_splits_that_see_each_other_do_not_agree_and_leave_nothing(build, dtype):
+def test_splits_that_see_each_other_are_refused_and_leave_nothing(build, dtype):
+    living = build()
+    session, batch = session_of(living.job), living.job.batch(8)
+    before = bits_of(living)
+    with pytest.raises(StrategyError, match=r"each piece leaves .* in another state"):
+        compare_splits(session, batch, [8, 4], dtype=dtype)
+    assert bits_of(living) == before
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize(
+    "build", [living_jobs.spectral, living_jobs.taught], ids=lambda build: build.__name__
+)
+def test_splits_that_leave_what_no_sample_has_a_part_in_agree(build, dtype):
     living = build()
     session, batch = session_of(living.job), living.job.batch(8)
     before = bits_of(living)
     found = compare_splits(session, batch, [8, 4], dtype=dtype)
     assert bits_of(living) == before
+    assert (found.agrees, found.effects) == (True, ())
+
+
+def test_what_splits_leave_otherwise_is_named():
+    job = job_of(Counting)
+    session = session_of(job)
+
+    def gradient_pass(session, batch, enter_phase):
+        for piece, _ in session.layout.split(batch, session.micro_batch_size):
+            session.loss_of(piece)
+        return accumulate_gradients(session, batch, enter_phase)
+
+    session.model.peak.fill_(100.0)
+    found = compare_splits(session, job.batch(8), [8, 4], gradient_pass=gradient_pass)
     assert not found.agrees
-    assert found.effects
+    assert found.effects == ("model.calls: 3 in pieces, 2 in one piece",)
 
 
 def test_a_coupled_loss_is_named_with_its_worst_parameter():

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from memfit.runtime.left_behind import LeftBehind, differing_draws, differing_values
 from memfit.runtime.left_behind import without as left_without
 from memfit.runtime.run import unguarded_run
+from memfit.session.live_state.harmless import Instrument
 from memfit.session.session import Session
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase
@@ -245,19 +246,24 @@ def _roughness(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
+@dataclass(frozen=True, slots=True)
+class _GradientKeeper(Instrument):
+    """Copies a parameter's gradient when it is whole."""
+
+    gradients: dict[str, torch.Tensor]
+    name: str
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        """Take the place of a gradient that was not whole yet."""
+        if parameter.grad is not None:
+            self.gradients[self.name] = parameter.grad.detach().clone()
+
+
 def _kept_gradients(session: Session) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """Give a dictionary that fills with gradients as they become whole, and the hooks' handles."""
     gradients: dict[str, torch.Tensor] = {}
-
-    def keeper(name: str) -> Callable[[torch.Tensor], None]:
-        def keep(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                gradients[name] = parameter.grad.detach().clone()
-
-        return keep
-
     handles = [
-        parameter.register_post_accumulate_grad_hook(keeper(name))
+        parameter.register_post_accumulate_grad_hook(_GradientKeeper(gradients, name))
         for name, parameter in session.model.named_parameters()
         if parameter.requires_grad
     ]

@@ -38,11 +38,12 @@ def _in_pieces(session: Session, batch: Any, enter_phase: PhaseListener) -> torc
     carried.begin_step()
     for piece, num_in_piece in session.layout.split(batch, session.micro_batch_size):
         enter_phase(Phase.FORWARD)
-        loss = carried.run(partial(session.loss_of, piece))
+        loss = carried.run_part(partial(session.loss_of, piece))
         part = total.weighted(loss, num_in_piece / num_samples)
         del loss
         enter_phase(Phase.BACKWARD)
         session.backward(part)
+        carried.end_piece()
         total.add(part)
         del part
     carried.end_step()

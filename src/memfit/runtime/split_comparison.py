@@ -81,6 +81,7 @@ def compare_splits(
 
     Raises:
         ValueError: if there are fewer than two sizes.
+        StrategyError: if each piece leaves something else behind, so that none could be kept.
         MemfitError: if the job's loss fails on a piece, or something cannot be put back.
 
     Limits: draws of numpy and ``random`` start from the same state each time, but are not stilled.

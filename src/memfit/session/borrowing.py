@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memfit.devices.spec import CPU
 from memfit.job import Job, Total
+from memfit.session.forward_state import tensors_held
 from memfit.session.live_state import LiveState, Snapshot
 from memfit.session.live_state.reading import contents_of, reaches, tensors_of
 from memfit.session.live_state.tensors import bytes_of, has_content
@@ -167,6 +168,7 @@ class _Loan:
         self._state = state
         self._begins: list[Snapshot] = []
         self._unwatched: list[torch.nn.Module] = []
+        self._has_waiting = False
         self._others: list[tuple[torch.Tensor, Any]] = []
         self.keeps_others = False
         """Whether the content of parameters that get no stand-in has to be kept here."""
@@ -207,14 +209,25 @@ class _Loan:
         return made
 
     def _loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | Total:
+        if self._has_waiting:
+            self._let_go()
         value = self._job.loss(model, batch)
-        if self._unwatched and self._stand_ins.count:
-            # What a forward binds anew would be kept by the stand-in for the old one.
-            self._stand_ins.keep_only(
-                tensor for made in self._unwatched for _, tensor in module_tensors(made)
-            )
-        self._unwatched.clear()
+        if self._unwatched:
+            self._let_go()
         return value
+
+    def _let_go(self) -> None:
+        """Put back early what forwards have bound anew; a stand-in would keep the old memory.
+
+        What a strategy still holds, to run a forward again, waits for the next one.
+        """
+        used = (tensor for made in self._unwatched for _, tensor in module_tensors(made))
+        gone = self._stand_ins.gone(used)
+        held = tensors_held() if gone else frozenset[int]()
+        self._stand_ins.put_back_early(each for each in gone if id(each) not in held)
+        self._has_waiting = any(id(each) in held for each in gone)
+        if not self._has_waiting:
+            self._unwatched.clear()
 
     def _watch(self, made: object, name: str, tensors: NamedTensors) -> None:
         """Keep what lives and cannot be reached from the job's functions."""

@@ -51,27 +51,8 @@ class CarriedEffects:
         self._before, self._left = self._state.before(), None
         self._has_run = False
 
-    def run(self, forward: Callable[[], Any]) -> Any:
-        """Run the forward of one piece.
-
-        Raises:
-            StrategyError: if it leaves behind something else than the piece before it did.
-        """
-        result = self.run_part(forward)
-        assert self._before is not None, "a step has begun"
-        if self._left is None:
-            self._left = Left(self._before)
-        elif name := self._left.first_difference():
-            reason = (
-                f"each forward leaves {name} in another state, one that depends on the samples in "
-                "the piece, so pieces of a batch would train something else. Keep it out of the "
-                "forward, or save memory with activation-checkpointing, which leaves it right."
-            )
-            raise StrategyError(self._strategy, reason)
-        return result
-
     def run_part(self, forward: Callable[[], Any]) -> Any:
-        """Run a forward that may end half way; what it leaves behind is not looked at.
+        """Run a forward, to its end or half way, from where the first one of the step began.
 
         Raises:
             StrategyError: if it draws random numbers that could not be drawn again.
@@ -89,6 +70,23 @@ class CarriedEffects:
                     "draw the same. Draw from torch's global generator."
                 )
                 raise StrategyError(self._strategy, reason)
+
+    def end_piece(self) -> None:
+        """Look at what a whole piece has left behind, in forward and backward.
+
+        Raises:
+            StrategyError: if that is something else than the piece before it left.
+        """
+        assert self._before is not None, "a step has begun"
+        if self._left is None:
+            self._left = Left(self._before)
+        elif name := self._left.first_difference():
+            reason = (
+                f"each piece leaves {name} in another state, one that depends on its samples, so "
+                "pieces of a batch would train something else. Keep it out of the forward, or save "
+                "memory with activation-checkpointing, which leaves it right."
+            )
+            raise StrategyError(self._strategy, reason)
 
     def end_step(self) -> None:
         """Leave behind what one forward over the whole batch would have left."""

@@ -115,6 +115,8 @@ def rows_are_apart(job: Job, layout: BatchLayout, name: str) -> Separability:
 
 
 def _compared(whole: _CallRecorded, part: _CallRecorded) -> Separability:
+    if len(whole.inputs) != len(part.inputs):
+        return not_known("it is not called with as many tensors at every batch size")
     rows = _num_rows(whole, part)
     if rows is None:
         return not_known("its arguments have no rows of their own")

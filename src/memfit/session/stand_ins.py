@@ -67,7 +67,7 @@ class StandIns:
         Args:
             tensors: with names, for messages. Tensor subclasses that consist of other tensors are
                 replaced part by part.
-            may_go: whether ``keep_only`` may put them back early.
+            may_go: whether ``gone`` may list them.
             make: makes the memory of these instead.
 
         Raises:
@@ -84,16 +84,16 @@ class StandIns:
         """Let go of memory that no stand-in needs; tensors replaced later share none with these."""
         self._memory.clear()
 
-    def keep_only(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Put tensors back early, of those that may go, that are not among these.
-
-        They have been replaced in their places by others, and their memory would be counted.
-        """
+    def gone(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """List those with a stand-in that may go and that are not among these tensors."""
         kept = {id(tensor) for tensor in tensors}
-        for key, pair in [*self._pairs.items()]:
-            if pair.may_go and key not in kept:
-                del self._pairs[key]
-                _exchange("", pair.tensor, pair.stand_in)
+        return [p.tensor for key, p in self._pairs.items() if p.may_go and key not in kept]
+
+    def put_back_early(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Put originals back that others have replaced: their memory would be counted."""
+        for tensor in tensors:
+            pair = self._pairs.pop(id(tensor))
+            _exchange("", pair.tensor, pair.stand_in)
 
     def put_back(self) -> None:
         """Put the originals back."""

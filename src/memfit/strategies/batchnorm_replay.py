@@ -159,11 +159,12 @@ class _Passes:
         total = GradientSum(self._session)
         for piece in self._pieces:
             self._begin(piece, stop_at=None)
-            loss = self._carried.run(partial(self._session.loss_of, piece.batch))
+            loss = self._carried.run_part(partial(self._session.loss_of, piece.batch))
             part = total.weighted(loss, piece.share)
             del loss
             self._enter_phase(Phase.BACKWARD)
             self._session.backward(part)
+            self._carried.end_piece()
             total.add(part)
             del part
         for call in reversed(range(len(self._calls.known))):

@@ -2,6 +2,11 @@
 
 from memfit.session.forward_state.left_behind import Left
 from memfit.session.forward_state.random_draws import RandomPositions
-from memfit.session.forward_state.state import Before, ForwardState, not_repeatable
+from memfit.session.forward_state.state import (
+    Before,
+    ForwardState,
+    not_repeatable,
+    tensors_held,
+)
 
-__all__ = ["Before", "ForwardState", "Left", "RandomPositions", "not_repeatable"]
+__all__ = ["Before", "ForwardState", "Left", "RandomPositions", "not_repeatable", "tensors_held"]

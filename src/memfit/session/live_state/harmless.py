@@ -29,7 +29,16 @@ import torch
 
 from memfit.session.live_state.findings import PLAIN_TYPES, Obstacle, Place
 
+
+class Instrument:
+    """Marks objects of memfit that a job's tensors or modules hold while it looks at a step.
+
+    What they have noted is no state of the job, and is never put back.
+    """
+
+
 _HARMLESS: tuple[Any, ...] = (
+    Instrument,
     *(*PLAIN_TYPES, range, slice, type(Ellipsis), type(NotImplemented), types.CodeType, memoryview),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal),
     *(fractions.Fraction, uuid.UUID, pathlib.PurePath, re.Pattern, re.Match, enum.Enum),

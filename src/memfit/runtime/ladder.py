@@ -54,14 +54,14 @@ def _halved(plan: Plan, session: Session) -> Iterator[Plan]:
 
 
 def _ways_to_cut(
-    splits: Sequence[AbstractSplitting], size: int, facts: JobFacts
+    splits: Sequence[AbstractSplitting], micro_batch_size: int, facts: JobFacts
 ) -> Iterator[AbstractSplitting]:
     """Yield the plan's own way to cut a batch with another size, or all that suit the job."""
     for split in splits:
-        yield replace(split, micro_batch_size=size)
+        yield replace(split, micro_batch_size=micro_batch_size)
     for kind in CATALOGUE if not splits else ():
         if issubclass(kind, AbstractSplitting):
-            split = kind(micro_batch_size=size)
+            split = kind(micro_batch_size=micro_batch_size)
             if split.unsuited(facts) is None:
                 yield split
 

@@ -9,6 +9,7 @@ MemfitError
 │   ├── JobFunctionError        model, batch, loss or optimizer fails or has the wrong signature
 │   ├── LossNotScalarError      the loss is no scalar
 │   ├── WeightsNotHereError     weights to be trained are kept elsewhere, where nothing trains them
+│   ├── HeldTensorError         a tensor of a living model cannot be replaced while it is looked at
 │   └── BatchSizeIgnoredError   batch(n) gives the same tensors for every n
 ├── UnknownDeviceError          no such device in the catalogue
 ├── DeviceUnavailableError      the device is not in this machine
@@ -24,6 +25,7 @@ MemfitError
 ├── OtherRankError              another rank has failed or died
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
+├── NothingToVerifyError        a plan would leave the batch of a trial as it is
 ├── TooLargeToVerifyError       not even a few samples can be carried out here
 ├── CommandNotStartedError      a command to be watched does not exist or cannot be executed
 ├── MissingExtraError           an optional package is not installed
@@ -242,16 +244,13 @@ class OutOfMemoryAfterAllError(MemfitError):
     exit_code = 4
 
     def __init__(self, step: int, tried: Sequence[str], cause: str, reason: str) -> None:
-        plans = "; ".join(tried) if len(tried) < 4 else _first_and_last(tried)
+        ends = f"{len(tried)} plans, from {tried[0]} to {tried[-1]}" if len(tried) > 3 else ""
+        plans = ends or "; ".join(tried)
         super().__init__(
             f"Step {step} ran out of memory ({cause}), and there is no smaller plan to go on with: "
             f"{reason} Tried: {plans}. Parameters, optimizer states, buffers and random states are "
             "those of before that step. Plan with a smaller budget, or take a larger device."
         )
-
-
-def _first_and_last(tried: Sequence[str]) -> str:
-    return f"{len(tried)} plans, from {tried[0]} to {tried[-1]}"
 
 
 class UpdateCutError(MemfitError):

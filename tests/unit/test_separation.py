@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -274,3 +275,15 @@ def test_a_few_samples_that_refute_every_size_are_looked_at_once(monkeypatch):
     found = Separation(job, find_layout(job))
     assert all(found.of(size).is_refuted for size in (32, 16, 8, 4, 2, 1))
     assert sorted(sizes) == [2, 64]
+
+
+def test_a_model_copied_from_a_template_with_buffers_is_followed():
+    template = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    job = Job(
+        model=lambda: copy.deepcopy(template),
+        batch=lambda size: torch.randn(size, 4),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=8,
+    )
+    assert Separation(job, find_layout(job)).of(4).is_proved

@@ -23,6 +23,7 @@ from memfit.journal.sentences import event_sentence
 from memfit.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import open_plain_session
+from memfit.session import separation
 from memfit.session.batches import find_layout
 from memfit.strategies.base import Numerics
 from memfit.strategies.evidence import Evidence
@@ -132,13 +133,24 @@ def test_a_plan_that_was_tried_when_it_was_made_starts_without_a_warning():
 
 
 def test_a_guard_goes_on_with_no_halving_that_is_not_known_to_keep_the_results():
-    job = opaque_job(kept_apart)
+    def loss(model, batch):
+        hidden = nn.functional.linear(batch[0], model[0].weight, model[0].bias)
+        return (kept_apart(hidden) - batch[1]).square().mean()
+
+    job = replace(opaque_job(kept_apart), loss=loss)
     with (
         memfit.start(job) as run,
         OutOfMemoryAt(name="addmm", most=1),
         pytest.raises(OutOfMemoryAfterAllError, match="kept_apart"),
     ):
         run.step(job.batch(8))
+
+
+def test_a_guard_cuts_representations_where_the_loss_is_not_known_to_keep_samples_apart():
+    job = opaque_job(kept_apart)
+    with memfit.start(job) as run, OutOfMemoryAt(name="addmm", most=1):
+        run.step(job.batch(8))
+        assert run.plan.labels() == ("cached-gradients(4)",)
 
 
 def test_a_guard_halves_what_is_proved():
@@ -174,9 +186,16 @@ def test_without_pieces_a_label_may_be_left_out():
 
 def test_a_batch_of_another_size_is_looked_into_once(monkeypatch):
     sizes = []
+    recorded = separation._record
+    monkeypatch.setattr(
+        separation,
+        "_record",
+        lambda job, layout, size, **settings: (
+            sizes.append(size) or recorded(job, layout, size, **settings)
+        ),
+    )
     job = opaque_job(torch.sin)
-    counted = replace(job, batch=lambda size: sizes.append(size) or job.batch(size))
-    with memfit.start(counted, HALVED) as run:
+    with memfit.start(job, HALVED) as run:
         run.step(job.batch(8))
         sizes.clear()
         for _ in range(2):

@@ -102,7 +102,7 @@ class Alignment:
         if not isinstance(source, Ref) or not dims or not call.arguments[names["keepdim"]]:
             return None
         number = self.other_of.get(source.number)
-        if number is None or any(self._second.shapes[number].size[dim] != 1 for dim in dims):
+        if number is None or any(self._second.shapes[number].sizes[dim] != 1 for dim in dims):
             return None
         self._follow_copy(call, self._canon)
         self.other_of[call.results[0].number] = number
@@ -139,9 +139,9 @@ class Alignment:
         source, result = call.arguments[0].number, call.results[0].number
         if source not in self.other_of:
             return False
-        wanted = self._first.shapes[result].size
-        here = self._first.shapes[source].size
-        there = self._second.shapes[self.other_of[source]].size
+        wanted = self._first.shapes[result].sizes
+        here = self._first.shapes[source].sizes
+        there = self._second.shapes[self.other_of[source]].sizes
         return here == there and len(here) == len(wanted) and self._sizes_of_one(here, wanted)
 
     def _sizes_of_one(self, here: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -35,7 +35,7 @@ class Ref:
 class Shape:
     """What is known of a recorded tensor: its memory, and how it lies in it."""
 
-    size: tuple[int, ...]
+    sizes: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     storage: int
@@ -45,14 +45,14 @@ class Shape:
     def numel(self) -> int:
         """Count the elements."""
         count = 1
-        for extent in self.size:
+        for extent in self.sizes:
             count *= extent
         return count
 
     @property
     def last(self) -> int:
         """Give the place of the last element in memory."""
-        steps = zip(self.size, self.stride, strict=True)
+        steps = zip(self.sizes, self.stride, strict=True)
         return self.offset + sum((extent - 1) * stride for extent, stride in steps)
 
 
@@ -245,7 +245,7 @@ def _shape_of(tensor: torch.Tensor) -> Shape:
 
 
 def _key_of(shape: Shape) -> tuple[Any, ...]:
-    return (shape.storage, shape.offset, shape.size, shape.stride, shape.dtype)
+    return (shape.storage, shape.offset, shape.sizes, shape.stride, shape.dtype)
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:

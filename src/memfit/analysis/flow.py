@@ -47,9 +47,9 @@ class Axis:
     inner: int = 1
     wild: bool = False
 
-    def extent(self, size: int) -> int:
+    def extent(self, num_samples: int) -> int:
         """Give the length of the dimension at a batch size."""
-        return self.outer * size * self.inner
+        return self.outer * num_samples * self.inner
 
     def matches(self, other: Axis) -> bool:
         """Say whether an index means the same sample on both."""

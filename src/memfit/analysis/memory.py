@@ -61,7 +61,7 @@ def stays_like(before: Flow, after: Flow) -> bool:
 
 def lies_like(one: Shape, other: Shape) -> bool:
     """Say whether two views have the same elements in the same order."""
-    return (one.size, one.stride, one.offset) == (other.size, other.stride, other.offset)
+    return (one.sizes, one.stride, one.offset) == (other.sizes, other.stride, other.offset)
 
 
 def is_apart(one: Shape, other: Shape) -> bool:

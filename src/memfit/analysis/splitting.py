@@ -22,7 +22,7 @@ _CUTS = (
 )
 """Numbers of samples, and how they are cut."""
 _SCALES = (1.0, 0.1, 30.0)
-_MOST_ELEMENTS = 1 << 20
+_MOST_ELEMENTS = 1_000_000
 _MOST_INDEX = 2
 """Whole numbers are drawn below this, so that they may be indices."""
 _REFUSED_TAGS = (
@@ -31,7 +31,6 @@ _REFUSED_TAGS = (
     torch.Tag.data_dependent_output,
 )
 _NOT_KNOWN = "is not known to keep samples apart"
-_tried: dict[Any, tuple[Kind, ...] | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def _check_kind(use: Use, flows: Sequence[Flow]) -> None:
 class _Trial:
     """One draw and cut: the results for all samples, and for each piece."""
 
-    size: int
+    num_samples: int
     pieces: tuple[tuple[int, ...], ...]
     whole: list[torch.Tensor]
     parts: list[list[torch.Tensor]]
@@ -104,23 +103,27 @@ class _Trial:
 
 def _trials(use: Use) -> Iterator[_Trial]:
     generator = torch.Generator().manual_seed(0)
-    for size, pieces in _CUTS:
+    for num_samples, pieces in _CUTS:
         for scale in _SCALES:
-            drawn = {ref: _drawn(use, ref, size, scale, generator) for ref in use.tensors}
+            drawn = {ref: _drawn(use, ref, num_samples, scale, generator) for ref in use.tensors}
             whole = _results(use, drawn.__getitem__)
             parts = []
             for piece in pieces:
-                cut = {ref: _cut(use, ref, value, piece, size) for ref, value in drawn.items()}
+                cut = {
+                    ref: _cut(use, ref, value, piece, num_samples) for ref, value in drawn.items()
+                }
                 parts.append(_results(use, cut.__getitem__))
-            yield _Trial(size, pieces, whole, parts)
+            yield _Trial(num_samples, pieces, whole, parts)
 
 
-def _drawn(use: Use, ref: Ref, size: int, scale: float, generator: torch.Generator) -> torch.Tensor:
+def _drawn(
+    use: Use, ref: Ref, num_samples: int, scale: float, generator: torch.Generator
+) -> torch.Tensor:
     shape = use.shape_of(ref)
     flow = use.flow_of(ref)
     sizes = [
-        extent if axis is None else axis.extent(size)
-        for extent, axis in zip(shape.size, flow.axes, strict=True)
+        extent if axis is None else axis.extent(num_samples)
+        for extent, axis in zip(shape.sizes, flow.axes, strict=True)
     ]
     count = 1
     for extent in sizes:
@@ -133,19 +136,21 @@ def _drawn(use: Use, ref: Ref, size: int, scale: float, generator: torch.Generat
     return torch.randint(_MOST_INDEX, sizes, generator=generator).to(shape.dtype)
 
 
-def _cut(use: Use, ref: Ref, value: torch.Tensor, piece: Sequence[int], size: int) -> torch.Tensor:
+def _cut(
+    use: Use, ref: Ref, value: torch.Tensor, piece: Sequence[int], num_samples: int
+) -> torch.Tensor:
     flow = use.flow_of(ref)
     dim = flow.batch_dim
     if dim is None:
         return value
     axis = flow.axes[dim]
     assert axis is not None
-    return value.index_select(dim, _rows(axis, piece, size))
+    return value.index_select(dim, _rows(axis, piece, num_samples))
 
 
-def _rows(axis: Axis, piece: Sequence[int], size: int) -> torch.Tensor:
+def _rows(axis: Axis, piece: Sequence[int], num_samples: int) -> torch.Tensor:
     """Give the indices of some samples along their dimension."""
-    index = torch.arange(axis.extent(size)).view(axis.outer, size, axis.inner)
+    index = torch.arange(axis.extent(num_samples)).view(axis.outer, num_samples, axis.inner)
     return index[:, list(piece)].flatten()
 
 
@@ -200,17 +205,19 @@ def _candidates(use: Use, which: int) -> Iterator[_Result]:
 def _holds(result: _Result, which: int, trial: _Trial) -> bool:
     whole, parts = trial.whole[which], [part[which] for part in trial.parts]
     if result.kind is Kind.SUM:
-        weights = [len(piece) / trial.size if result.weighs else 1.0 for piece in trial.pieces]
+        weights = [
+            len(piece) / trial.num_samples if result.weighs else 1.0 for piece in trial.pieces
+        ]
         total = sum(part * weight for part, weight in zip(parts, weights, strict=True))
         assert isinstance(total, torch.Tensor)
         return _equal(total, whole)
     dim = next(place for place, axis in enumerate(result.axes) if axis is not None)
     axis = result.axes[dim]
     assert axis is not None
-    if whole.dim() <= dim or whole.shape[dim] != axis.extent(trial.size):
+    if whole.dim() <= dim or whole.shape[dim] != axis.extent(trial.num_samples):
         return False
     return all(
-        _equal(part, whole.index_select(dim, _rows(axis, piece, trial.size)))
+        _equal(part, whole.index_select(dim, _rows(axis, piece, trial.num_samples)))
         for piece, part in zip(trial.pieces, parts, strict=True)
     )
 

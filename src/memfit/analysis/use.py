@@ -118,7 +118,7 @@ class Use:
 
     def size_of(self, ref: Ref) -> tuple[int, ...]:
         """Give the shape of a tensor at the first size."""
-        return self._shapes[ref.number].size
+        return self._shapes[ref.number].sizes
 
     def shape_of(self, ref: Ref) -> Shape:
         """Give shape and layout of a tensor at the first size."""
@@ -126,7 +126,7 @@ class Use:
 
     def other_size_of(self, ref: Ref) -> tuple[int, ...]:
         """Give the shape of a tensor at the second size."""
-        return self._other_shapes[self.other_of[ref.number]].size
+        return self._other_shapes[self.other_of[ref.number]].sizes
 
     def size(self, name: str) -> tuple[int, ...]:
         """Give the shape of a tensor argument at the first size."""

@@ -151,8 +151,8 @@ class _Walk:
         """Say what is known of a tensor that comes from outside the step."""
         counterpart = self._alignment.other_of[number]
         one, other = self._first.shapes[number], self._second.shapes[counterpart]
-        num_dims = len(one.size)
-        if one.size != other.size:
+        num_dims = len(one.sizes)
+        if one.sizes != other.sizes:
             culprit = Culprit(operator="a tensor made outside torch's operators")
             return _bad(Kind.UNKNOWN, "has a shape that follows the batch size", culprit, num_dims)
         flow = Flow(kind=Kind.FREE, axes=(None,) * num_dims)
@@ -284,7 +284,7 @@ class _Walk:
             if flow.is_bad or is_apart(shape, written):
                 continue
             if after.is_bad:
-                self._found.flows[number] = replace(after, axes=(None,) * len(shape.size))
+                self._found.flows[number] = replace(after, axes=(None,) * len(shape.sizes))
             elif (is_like or is_compatible(flow, after)) and not flow.is_positions:
                 self._found.flows[number] = written_to(flow, after)
             elif lies_like(shape, written):
@@ -293,7 +293,7 @@ class _Walk:
                 sentence = "writes samples into memory that is seen in other ways as well"
                 culprit = culprit_of(use.call)
                 kind = Kind.MIXED if flow.kind is Kind.FREE else Kind.UNKNOWN
-                self._found.flows[number] = _bad(kind, sentence, culprit, len(shape.size))
+                self._found.flows[number] = _bad(kind, sentence, culprit, len(shape.sizes))
 
 
 def _storages(recording: Dataflow, lasting: Mapping[int, str]) -> dict[int, str]:

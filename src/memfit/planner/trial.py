@@ -54,11 +54,13 @@ class BatchTrial:
 
     def __call__(self, split: AbstractSplitting, found: Separability) -> Separability:
         """Say what a real batch shows of pieces that could not be followed."""
-        size = self.job.batch_size if self._fits(self.job.batch_size) else other_size(split)
-        if not self._fits(max(split.micro_batch_size, size)):
+        reference_size = (
+            self.job.batch_size if self._fits(self.job.batch_size) else other_size(split)
+        )
+        if not self._fits(max(split.micro_batch_size, reference_size)):
             return _untold(found, "its pieces do not fit the free memory here")
         try:
-            compared = self._compared(split, size)
+            compared = self._compared(split, reference_size)
         except (MemfitError, RuntimeError, TypeError, NotImplementedError) as error:
             return _untold(found, str(error).partition("\n")[0].rstrip("."))
         if compared.unstilled:
@@ -76,16 +78,16 @@ class BatchTrial:
         peak = peak_bytes(self.plain.steady, CPU_RULES) * num_samples / self.job.batch_size
         return _NUM_TIMES * peak <= _MEMORY_SHARE * free_bytes
 
-    def _compared(self, split: AbstractSplitting, size: int) -> SplitComparison:
+    def _compared(self, split: AbstractSplitting, reference_size: int) -> SplitComparison:
         with untouched_randomness():
             torch.manual_seed(0)
             with borrowed_to_run(self.job) as job:
                 session = open_plain_session(job, "cpu", self.layout)
                 batch = real_batch(job, job.batch_size)
                 try:
-                    return compared_with(session, split, batch, size, torch.float64)
+                    return compared_with(session, split, batch, reference_size, torch.float64)
                 except (MemfitError, RuntimeError, TypeError, NotImplementedError):
-                    return compared_with(session, split, batch, size)
+                    return compared_with(session, split, batch, reference_size)
 
 
 def _untold(found: Separability, reason: str) -> Separability:

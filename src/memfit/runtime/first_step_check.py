@@ -41,7 +41,7 @@ def compared_with(
     session: Session,
     split: AbstractSplitting,
     batch: Any,
-    size: int,
+    reference_size: int,
     dtype: torch.dtype | None = None,
 ) -> SplitComparison:
     """Compare a plan's pieces with pieces of another size.
@@ -50,10 +50,10 @@ def compared_with(
         session: with the plan's strategies applied, or without any.
         split: how the plan cuts batches.
         batch: on the session's device.
-        size: of the other pieces, in samples; the reference.
+        reference_size: of the other pieces, in samples.
         dtype: the type to compute in; None takes the session's own.
     """
-    sizes = (size, split.micro_batch_size)
+    sizes = (reference_size, split.micro_batch_size)
     return compare_splits(session, batch, sizes, dtype=dtype, gradient_pass=_pass_of(split))
 
 

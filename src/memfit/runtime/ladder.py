@@ -35,14 +35,14 @@ def _halved(plan: Plan, session: Session) -> Iterator[Plan]:
     size = splits[0].micro_batch_size if splits else session.job.batch_size
     others = [s for s in plan.strategies if not isinstance(s, AbstractSplitting)]
     facts = gather_facts(session)
-    refusal = StrategyError(MicroBatching.name, "micro-batches have one sample already.")
+    refusal: StrategyError | None = None  # of the largest pieces, cut in the usual way
     has_any = False
     while size > 1:
         size //= 2
         for split in _ways_to_cut(splits, size, facts):
             reason = _doubt(split, facts)
             if reason is not None:
-                refusal = StrategyError(split.name, reason)
+                refusal = refusal or StrategyError(split.name, reason)
                 continue
             has_any = True
             strategies = in_catalogue_order([*others, split])
@@ -50,18 +50,18 @@ def _halved(plan: Plan, session: Session) -> Iterator[Plan]:
                 plan, strategies=strategies, prediction=None, ladder=(), proof=None, reasons=()
             )
     if not has_any:
-        raise refusal
+        raise refusal or StrategyError(MicroBatching.name, "micro-batches have one sample already.")
 
 
 def _ways_to_cut(
-    splits: Sequence[AbstractSplitting], size: int, facts: JobFacts
+    splits: Sequence[AbstractSplitting], micro_batch_size: int, facts: JobFacts
 ) -> Iterator[AbstractSplitting]:
     """Yield the plan's own way to cut a batch with another size, or all that suit the job."""
     for split in splits:
-        yield replace(split, micro_batch_size=size)
+        yield replace(split, micro_batch_size=micro_batch_size)
     for kind in CATALOGUE if not splits else ():
         if issubclass(kind, AbstractSplitting):
-            split = kind(micro_batch_size=size)
+            split = kind(micro_batch_size=micro_batch_size)
             if split.unsuited(facts) is None:
                 yield split
 

@@ -123,7 +123,7 @@ def _compared(whole: _CallRecorded, part: _CallRecorded) -> Separability:
     sizes = Sizes(*rows)
     known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
     for number in whole.inputs:
-        size = whole.dataflow.shapes[number].size
+        size = whole.dataflow.shapes[number].sizes
         axes = tuple(
             Axis() if dim == 0 and extent == sizes.first else None
             for dim, extent in enumerate(size)
@@ -146,7 +146,7 @@ def _num_rows(whole: _CallRecorded, part: _CallRecorded) -> tuple[int, int] | No
     found = {
         (one[0], two[0])
         for one, two in (
-            (whole.dataflow.shapes[a].size, part.dataflow.shapes[b].size)
+            (whole.dataflow.shapes[a].sizes, part.dataflow.shapes[b].sizes)
             for a, b in zip(whole.inputs, part.inputs, strict=True)
         )
         if one and two and one[0] != two[0]
@@ -154,9 +154,9 @@ def _num_rows(whole: _CallRecorded, part: _CallRecorded) -> tuple[int, int] | No
     return found.pop() if len(found) == 1 else None
 
 
-def _recorded(job: Job, layout: BatchLayout, name: str, size: int) -> list[_CallRecorded]:
+def _recorded(job: Job, layout: BatchLayout, name: str, batch_size: int) -> list[_CallRecorded]:
     """Record every call of a module at a batch size, each by itself."""
-    shapes = shapes_of(job, size)
+    shapes = shapes_of(job, batch_size)
 
     def recorded(*, disguised: bool) -> list[_CallRecorded]:
         with (
@@ -167,7 +167,7 @@ def _recorded(job: Job, layout: BatchLayout, name: str, size: int) -> list[_Call
             session = open_session(borrowed_job, "cpu", layout, no_gradients)
             with _calls_of(session.model.get_submodule(name)) as calls, one_path():
                 session.loss_of(batch)
-            return [_alone(session, name, call, size / job.batch_size) for call in calls]
+            return [_alone(session, name, call, batch_size / job.batch_size) for call in calls]
 
     try:
         return recorded(disguised=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.dataflow import Dataflow, DataflowRecorder
@@ -23,10 +22,18 @@ from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.borrowing import borrowed_to_record
 from memfit.session.effects import find_effects
-from memfit.session.live_state import Change, ChangeKind, LiveState
+from memfit.session.live_state import Change, ChangeKind
 from memfit.session.representations import find_representations, rows_are_apart
-from memfit.session.session import Session, open_session
+from memfit.session.session import open_session
 from memfit.session.silence import no_gradients, undisturbed, watched
+from memfit.session.step_ends import (
+    bound_tensors,
+    cut_batch,
+    ends_of,
+    hooked_parameter,
+    lasting_tensors,
+    reached_tensors,
+)
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 _SMALL_SIZES = (2, 3)
@@ -39,7 +46,7 @@ _MANY_CALLS = 5000
 class _Recorded:
     """A step at one batch size, and where its ends lie in the recording."""
 
-    size: int
+    num_samples: int
     dataflow: Dataflow
     leaves: tuple[int | None, ...]
     """Numbers of the batch's tensors."""
@@ -128,8 +135,8 @@ class Separation:
         small = None if self._is_long() else self._small_size()
         wanted = dict.fromkeys((small, micro_batch_size, whole % micro_batch_size))
         found: list[Separability] = []
-        for size in filter(None, wanted):
-            found.append(self._at(size, given_statistics))
+        for num_samples in filter(None, wanted):
+            found.append(self._at(num_samples, given_statistics))
             if found[-1].is_refuted:
                 break  # a few samples refute every size, and need not be looked at again
         return _worst(found)
@@ -146,22 +153,22 @@ class Separation:
         whole = self.job.batch_size
         return next((n for n in _SMALL_SIZES if n < whole and self._runs(n)), None)
 
-    def _runs(self, size: int) -> bool:
-        return not isinstance(self._recording(size), MemfitError)
+    def _runs(self, num_samples: int) -> bool:
+        return not isinstance(self._recording(num_samples), MemfitError)
 
-    def _at(self, size: int, given_statistics: bool) -> Separability:
-        key = (size, given_statistics)
+    def _at(self, num_samples: int, given_statistics: bool) -> Separability:
+        key = (num_samples, given_statistics)
         if key not in self._followed:
-            self._followed[key] = self._compared(size, given_statistics)
+            self._followed[key] = self._compared(num_samples, given_statistics)
         return self._followed[key]
 
-    def _compared(self, size: int, given_statistics: bool) -> Separability:
-        whole, part = self._recording(self.job.batch_size), self._recording(size)
+    def _compared(self, num_samples: int, given_statistics: bool) -> Separability:
+        whole, part = self._recording(self.job.batch_size), self._recording(num_samples)
         assert not isinstance(whole, MemfitError)
         if isinstance(part, MemfitError):
-            return refuted(_fails_on_parts(size, part))
+            return refuted(_fails_on_parts(num_samples, part))
         if len(whole.begins) != len(part.begins):
-            return not_known(_OTHER_STATE.format(size))
+            return not_known(_OTHER_STATE.format(num_samples))
         given = Given(statistics=given_statistics)
         found = self._judged(whole, part, given)
         if found.is_proved:
@@ -172,8 +179,8 @@ class Separation:
 
     def _judged(self, whole: _Recorded, part: _Recorded, given: Given) -> Separability:
         """Follow a step recorded at two sizes, and judge it."""
-        size = part.size
-        sizes = Sizes(self.job.batch_size, size)
+        num_samples = part.num_samples
+        sizes = Sizes(self.job.batch_size, num_samples)
         known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
         known.update(self._batch_flows(whole, part))
         try:
@@ -181,9 +188,10 @@ class Separation:
                 (whole.dataflow, part.dataflow), sizes, known, whole.lasting, given=given
             )
         except RecordingsDifferError as error:
-            if size == 1:  # torch takes other ways for one sample, which need not mean anything
+            # torch takes other ways for one sample, which need not mean anything
+            if num_samples == 1:
                 return not_known(_ALONE.format(error.culprit.place()), error.culprit)
-            return refuted(_differs(size, error.culprit.place()), error.culprit)
+            return refuted(_differs(num_samples, error.culprit.place()), error.culprit)
         found = judge(followed, whole.ends, part.ends, sizes)
         if found.is_proved and whole.hooked:
             return not_known(_HOOKED.format(whole.hooked))
@@ -209,7 +217,7 @@ class Separation:
         for index, (number, place) in enumerate(zip(whole.leaves, self.layout.dims, strict=True)):
             if number is None:
                 continue
-            num_dims = len(whole.dataflow.shapes[number].size)
+            num_dims = len(whole.dataflow.shapes[number].sizes)
             axes: list[Axis | None] = [None] * num_dims
             kind = Kind.FREE
             if place is not None:
@@ -227,26 +235,28 @@ class Separation:
         numbers = whole.leaves[index], part.leaves[index]
         if numbers[0] is None or numbers[1] is None:
             return False
-        size = whole.dataflow.shapes[numbers[0]].size
-        other = part.dataflow.shapes[numbers[1]].size
-        return len(size) == len(other) and all(
-            (one, two) == (axis.extent(whole.size), axis.extent(part.size)) if axis else one == two
-            for axis, one, two in zip(axes, size, other, strict=True)
+        extents = whole.dataflow.shapes[numbers[0]].sizes
+        other = part.dataflow.shapes[numbers[1]].sizes
+        return len(extents) == len(other) and all(
+            (one, two) == (axis.extent(whole.num_samples), axis.extent(part.num_samples))
+            if axis
+            else one == two
+            for axis, one, two in zip(axes, extents, other, strict=True)
         )
 
-    def _recording(self, size: int) -> _Recorded | MemfitError:
-        if size not in self._recordings:
-            self._recordings[size] = self._recorded(size)
-        return self._recordings[size]
+    def _recording(self, num_samples: int) -> _Recorded | MemfitError:
+        if num_samples not in self._recordings:
+            self._recordings[num_samples] = self._recorded(num_samples)
+        return self._recordings[num_samples]
 
-    def _recorded(self, size: int) -> _Recorded | MemfitError:
+    def _recorded(self, num_samples: int) -> _Recorded | MemfitError:
         """Record a step at a batch size, or say why it cannot be."""
         ways = (True, False) if self._is_disguised is None else (self._is_disguised,)
         error: MemfitError | None = None
         for disguised in ways:
             try:
                 with undisturbed():
-                    found = _record(self.job, self.layout, size, disguised=disguised)
+                    found = _record(self.job, self.layout, num_samples, disguised=disguised)
             except ValuesNeededError as problem:
                 error = error or problem
                 continue
@@ -260,8 +270,8 @@ class Separation:
         return error
 
 
-def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Recorded:
-    shapes = _cut(layout, shapes_of(job, job.batch_size), shapes_of(job, size))
+def _record(job: Job, layout: BatchLayout, num_samples: int, *, disguised: bool) -> _Recorded:
+    shapes = cut_batch(layout, shapes_of(job, job.batch_size), shapes_of(job, num_samples))
     with (
         virtual_tensors(disguised=disguised) as mode,
         borrowed_to_record(job, mode) as borrowed_job,
@@ -276,17 +286,19 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
                 recorder.number_of(leaf) if isinstance(leaf, torch.Tensor) else None
                 for leaf in tree_leaves(batch)
             )
-            lasting = {recorder.number_of(tensor): name for name, tensor in _lasting(session)}
-            lasting |= {recorder.number_of(each): name for name, each in _reached(state)}
+            lasting = {
+                recorder.number_of(tensor): name for name, tensor in lasting_tensors(session)
+            }
+            lasting |= {recorder.number_of(each): name for name, each in reached_tensors(state)}
             begins = tuple(recorder.flow.foreign)
             loss = session.loss_of(batch)
-            value = loss.sum if isinstance(loss, Total) else loss * (size / job.batch_size)
+            value = loss.sum if isinstance(loss, Total) else loss * (num_samples / job.batch_size)
             value.backward()
         changes = tuple(c for c in before.changes() if c.kind is not ChangeKind.TENSOR)
-        ends = _ends(recorder, session, loss)
-        bound = _bound(recorder, watched(session, job), changes)
+        ends = ends_of(recorder, session, loss)
+        bound = bound_tensors(recorder, watched(session, job), changes)
         return _Recorded(
-            size,
+            num_samples,
             recorder.flow,
             leaves,
             lasting,
@@ -294,76 +306,8 @@ def _record(job: Job, layout: BatchLayout, size: int, *, disguised: bool) -> _Re
             ends,
             changes,
             bound,
-            _hooked(session.model),
+            hooked_parameter(session.model),
         )
-
-
-def _cut(layout: BatchLayout, whole: Any, part: Any) -> Any:
-    """Give a part of a batch as cutting it does: what has no samples is the whole batch's own."""
-    leaves, others = tree_leaves(whole), tree_leaves(part)
-    if len(leaves) != len(others) or len(leaves) != len(layout.dims):
-        return part
-    found = [
-        leaf if place is None else other
-        for leaf, other, place in zip(leaves, others, layout.dims, strict=True)
-    ]
-    return tree_unflatten(found, layout.spec)
-
-
-def _reached(state: LiveState) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor that the job's code can reach, by name."""
-    for found in state.found():
-        yield from ((place.text, tensor) for tensor, place, _ in found.tensors)
-
-
-def _bound(
-    recorder: DataflowRecorder, state: LiveState, changes: tuple[Change, ...]
-) -> dict[str, int]:
-    """Number the tensors that names have been set to in the step."""
-    names = {change.full_name for change in changes if change.kind is ChangeKind.BINDING}
-    if not names:
-        return {}
-    found = dict(_reached(state))
-    met = {name: found[name] for name in names if name in found}
-    return {name: recorder.number_of(each) for name, each in met.items() if recorder.knows(each)}
-
-
-def _hooked(model: torch.nn.Module) -> str:
-    """Name a parameter whose hook would be called with the gradients of a few pieces."""
-    named = model.named_parameters()
-    return next((name for name, each in named if each._post_accumulate_grad_hooks), "")
-
-
-def _lasting(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that outlive a step, by name."""
-    yield from session.model.named_parameters()
-    yield from session.model.named_buffers()
-
-
-def _ends(recorder: DataflowRecorder, session: Session, loss: torch.Tensor | Total) -> Ends:
-    """Say where loss and gradients lie in the recording."""
-    parameters = dict(session.model.named_parameters())
-    names = {id(parameter) for parameter in parameters.values()}
-    for group in session.optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in names:
-                parameters[f"a parameter of the optimizer, shape {tuple(parameter.shape)}"] = (
-                    parameter
-                )
-    gradients = {
-        name: recorder.number_of(parameter.grad)
-        for name, parameter in parameters.items()
-        if parameter.grad is not None
-    }
-    if not isinstance(loss, Total):
-        return Ends(loss=recorder.number_of(loss), gradients=gradients)
-    count: Any = loss.count
-    return Ends(
-        loss=recorder.number_of(loss.sum),
-        gradients=gradients,
-        is_total=True,
-        count=recorder.number_of(count) if isinstance(count, torch.Tensor) else float(count),
-    )
 
 
 def _worst(found: list[Separability]) -> Separability:
@@ -387,10 +331,10 @@ def _short(error: object) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def _fails_on_parts(size: int, error: MemfitError) -> str:
+def _fails_on_parts(num_samples: int, error: MemfitError) -> str:
     return (
-        f"the step fails on {size} samples of its batch ({_short(error)}), so the batch cannot be "
-        "cut into such pieces."
+        f"the step fails on {num_samples} samples of its batch ({_short(error)}), so the batch "
+        "cannot be cut into such pieces."
     )
 
 
@@ -400,10 +344,10 @@ _ALONE = (
 )
 
 
-def _differs(size: int, place: str) -> str:
+def _differs(num_samples: int, place: str) -> str:
     return (
-        f"the step does something else for a batch of {size} samples ({place}), so micro-batches "
-        "would train something else; keep the batch whole."
+        f"the step does something else for a batch of {num_samples} samples ({place}), so "
+        "micro-batches would train something else; keep the batch whole."
     )
 
 

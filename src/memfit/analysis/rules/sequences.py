@@ -36,9 +36,9 @@ def _check_attention(flows: Sequence[Flow]) -> None:
 
 
 def _attended(use: Use, result: Ref, like: Flow, *, is_drawn: bool) -> Flow:
-    size = use.size_of(result)
+    extents = use.size_of(result)
     varying = any(use.varying_axes(result))
-    axes = (like.axes[0] if varying else None, *(None,) * (len(size) - 1)) if size else ()
+    axes = (like.axes[0] if varying else None, *(None,) * (len(extents) - 1)) if extents else ()
     is_total = "backward" in use.name  # the gradient of a mask that all samples share
     kind = Kind.EACH if varying else (Kind.SUM if is_total else Kind.FREE)
     return Flow(kind=kind, axes=axes, is_drawn=is_drawn)
@@ -86,10 +86,10 @@ def recurred(use: Use) -> list[Flow]:
     return [replace(flow, is_drawn=inputs.is_drawn) for flow in (*found[:3], use.opaque(found[3]))]
 
 
-def _before_width(axis: Axis | None, size: Sequence[int]) -> Axes:
+def _before_width(axis: Axis | None, extents: Sequence[int]) -> Axes:
     """Put the samples in the dimension before the last."""
-    axes: list[Axis | None] = [None] * len(size)
-    if len(size) > 1:
+    axes: list[Axis | None] = [None] * len(extents)
+    if len(extents) > 1:
         axes[-2] = axis
     return tuple(axes)
 
@@ -105,11 +105,11 @@ def recurred_back(use: Use) -> list[Flow]:
     ratio = next(iter(ratios), 1.0)
     results = []
     for result in use.call.results:
-        size = use.size_of(result)
+        extents = use.size_of(result)
         if any(use.varying_axes(result)):
-            flow = Flow(kind=Kind.EACH, axes=_before_width(axis, size), ratio=ratio)
+            flow = Flow(kind=Kind.EACH, axes=_before_width(axis, extents), ratio=ratio)
         else:
-            flow = Flow(kind=Kind.SUM, axes=(None,) * len(size), ratio=ratio)
+            flow = Flow(kind=Kind.SUM, axes=(None,) * len(extents), ratio=ratio)
         results.append(flow)
     return results
 

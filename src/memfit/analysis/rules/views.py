@@ -29,13 +29,13 @@ def reshaped(use: Use) -> list[Flow]:
         return [_moved(flow, use.varying_axes(use.call.results[0]))]
     if flow.kind is not Kind.EACH:
         return [_moved(flow, (None,) * len(use.result_size()))]
-    size, result = use.size_of(ref), use.result_size()
+    extents, result = use.size_of(ref), use.result_size()
     varying = use.varying_axes(use.call.results[0])
-    return [_moved(flow, _split_and_merged(size, flow.axes, result, varying))]
+    return [_moved(flow, _split_and_merged(extents, flow.axes, result, varying))]
 
 
 def _split_and_merged(
-    size: Sequence[int], axes: Axes, result: Sequence[int], varying: Axes
+    extents: Sequence[int], axes: Axes, result: Sequence[int], varying: Axes
 ) -> Axes:
     """Find the samples' dimension after a reshape.
 
@@ -45,8 +45,8 @@ def _split_and_merged(
     dim = next(place for place, axis in enumerate(axes) if axis is not None)
     axis = axes[dim]
     assert axis is not None
-    before = prod(size[:dim]) * axis.outer
-    after = axis.inner * prod(size[dim + 1 :])
+    before = prod(extents[:dim]) * axis.outer
+    after = axis.inner * prod(extents[dim + 1 :])
     target = next((place for place, each in enumerate(varying) if each is not None), None)
     if target is None or sum(each is not None for each in varying) > 1:
         raise CoupledError("lays samples out so that they cannot be told apart")
@@ -55,7 +55,7 @@ def _split_and_merged(
     count = new.outer * new.inner
     leading, trailing = prod(result[:target]), prod(result[target + 1 :])
     if axis.wild and leading * count * trailing == before * after:
-        return _wild_target(axes, dim, (size, result), target, count)
+        return _wild_target(axes, dim, (extents, result), target, count)
     outer, rest = divmod(before, leading) if leading else (0, 1)
     inner, other_rest = divmod(after, trailing) if trailing else (0, 1)
     if rest or other_rest or outer * inner != count:
@@ -69,14 +69,14 @@ def _wild_target(
     axes: Axes, dim: int, sizes: tuple[Sequence[int], Sequence[int]], target: int, count: int
 ) -> Axes:
     """Follow a dimension along which all samples are alike, or drawn apart."""
-    size, result = sizes
+    extents, result = sizes
     axis = axes[dim]
     assert axis is not None
-    is_same = prod(size[:dim]) == prod(result[:target]) and size[dim] == result[target]
+    is_same = prod(extents[:dim]) == prod(result[:target]) and extents[dim] == result[target]
     if is_same:
         return tuple(axis if place == target else None for place in range(len(result)))
     leading, trailing = prod(result[:target]), prod(result[target + 1 :])
-    before, after = prod(size[:dim]), prod(size[dim + 1 :])
+    before, after = prod(extents[:dim]), prod(extents[dim + 1 :])
     for outer in (n for n in range(1, count + 1) if count % n == 0):
         inner = count // outer
         its_outer, rest = divmod(leading * outer, before)
@@ -116,14 +116,14 @@ def unsqueezed(use: Use) -> list[Flow]:
 def squeezed(use: Use) -> list[Flow]:
     """Drop dimensions of one element."""
     ref, flow = _first(use)
-    size = use.size_of(ref)
+    extents = use.size_of(ref)
     dims = use.argument("dim")
     if dims is None:
-        wanted = set(range(len(size)))
+        wanted = set(range(len(extents)))
     else:
         given = dims if isinstance(dims, tuple) else (dims,)
-        wanted = {dim % max(1, len(size)) for dim in given}
-    dropped = {dim for dim in wanted if dim < len(size) and size[dim] == 1}
+        wanted = {dim % max(1, len(extents)) for dim in given}
+    dropped = {dim for dim in wanted if dim < len(extents) and extents[dim] == 1}
     if any(flow.axes[dim] is not None for dim in dropped):
         raise CoupledError("drops the dimension of the samples where there is only one")
     return [_moved(flow, [axis for dim, axis in enumerate(flow.axes) if dim not in dropped])]
@@ -265,12 +265,12 @@ def strided(use: Use) -> list[Flow]:
     ref, flow = _first(use)
     result = use.call.results[0]
     one, other = use.shape_of(ref), use.shape_of(result)
-    if (one.size, one.stride, one.offset) == (other.size, other.stride, other.offset):
+    if (one.sizes, one.stride, one.offset) == (other.sizes, other.stride, other.offset):
         return [flow]
     if flow.is_uniform:
         return [_moved(flow, use.varying_axes(result))]
     if flow.kind is not Kind.EACH and _covers(one, other):
-        return [_moved(flow, (None,) * len(other.size))]
+        return [_moved(flow, (None,) * len(other.sizes))]
     raise NotFollowedError("looks at memory with strides of its own")
 
 

@@ -34,8 +34,8 @@ def exactness_section(heading: Any) -> list[str]:
         "",
         (
             "Refuted counts what is carried as well: steps whose forward changes something "
-            "(spectral norm, counters), which accumulating gradients by hand would get wrong. memfit "
-            "puts that back between pieces, and its run was compared with the plain step."
+            "(spectral norm, counters), which accumulating gradients by hand would get wrong. "
+            "memfit puts that back between pieces, and its run was compared with the plain step."
         ),
         "",
     ]

@@ -42,7 +42,6 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
         yield patch.object(module, "get_rng_state", _random_state)
         yield patch.object(module, "set_rng_state", _drop_state)
     yield patch.object(torch.Tensor, "numpy", _array_of)
-    yield patch.object(torch.Tensor, "__deepcopy__", _copying(torch.Tensor.__deepcopy__))
     yield patch.object(FakeTensor, "data_ptr", _no_address, create=True)
     yield patch.object(torch.amp.GradScaler, "_maybe_opt_step", _take_step)
     yield patch.object(fake_tensor, "run_fallback_kernel", _refuse_on_card)
@@ -52,26 +51,6 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):
         yield patch.object(library, "is_fake_tensor", _say_no)
-
-
-def _copying(copy: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Copy real tensors, such as buffers of a model's template, as fake ones.
-
-    torch copies a real storage, which no fake tensor can take.
-    """
-
-    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-        modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-        is_inside = any(isinstance(mode, FakeTensorMode) for mode in modes)
-        if type(tensor) is not torch.Tensor or not tensor.is_leaf or not is_inside:
-            return copy(tensor, memo)
-        if id(tensor) not in memo:
-            with torch.no_grad():
-                memo[id(tensor)] = tensor.clone().requires_grad_(tensor.requires_grad)
-        found: torch.Tensor = memo[id(tensor)]
-        return found
-
-    return copied
 
 
 class _ConvertedInPlace:

@@ -19,7 +19,7 @@ from memfit.analysis import walk
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.dataflow import DataflowRecorder, tensors_in
 from memfit.analysis.flow import Axis, Flow, Kind
-from memfit.analysis.use import Sizes
+from memfit.analysis.use import NOTHING_GIVEN, Sizes
 
 
 @dataclass
@@ -70,11 +70,13 @@ class _Keeping(DataflowRecorder):
         self.kept: list[list[torch.Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = len(self.flow.calls)
+        last = self.flow.calls[-1] if self.flow.calls else None
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if len(self.flow.calls) > before:
+        if self.flow.calls and self.flow.calls[-1] is not last:
             with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-                self.kept.append([each.detach().clone() for each in tensors_in(out)])
+                copies = [each.detach().clone() for each in tensors_in(out)]
+            del self.kept[len(self.flow.calls) - 1 :]  # a copy counts with what it was made in
+            self.kept.append(copies)
         return out
 
 
@@ -128,7 +130,7 @@ def _followed(whole: Any, part: Any, sizes: Sizes, known: Any, log: list[Any]) -
             super()._keep(use, flows)
             log.append((use.call, use.other, list(flows)))
 
-    followed = Logging((whole.flow, part.flow), sizes, known, {}, given_statistics=False)
+    followed = Logging((whole.flow, part.flow), sizes, known, {}, given=NOTHING_GIVEN)
     try:
         return followed.run(), followed._alignment
     except RecordingsDifferError:

@@ -24,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check fast format accuracy bench clean
+.PHONY: help run test test-all check fast format accuracy bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -32,7 +32,10 @@ help: ## List the targets
 run: $(VENV)/.run-stamp ## Train ConvE on UMLS inside three quarters of the memory it would take
 	$(RUN)
 
-test: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run all tests (add ARGS='-k name' to choose)
+test: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run the tests but the slow ones (add ARGS='-k name' to choose)
+	@$(PYTEST) -m 'not slow' $(ARGS)
+
+test-all: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run all tests, the slow ones among them
 	@$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev-stamp ## Run the whole gate: lint, format, types, import contract, tests

@@ -136,6 +136,8 @@ class Separation:
         wanted = dict.fromkeys((small, micro_batch_size, whole % micro_batch_size))
         found: list[Separability] = []
         for num_samples in filter(None, wanted):
+            if num_samples == 1 and given_statistics:
+                num_samples = 2  # noqa: PLW2901 - one sample has no statistics to be recorded with
             found.append(self._at(num_samples, given_statistics))
             if found[-1].is_refuted:
                 break  # a few samples refute every size, and need not be looked at again

@@ -28,16 +28,8 @@ def undisturbed() -> Iterator[None]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # code for whole batches may warn about small ones
-        with (
-            patch.object(Distribution, "_validate_args", new=False),  # that looks at values
-            # Replay gives batch normalisation its statistics, so that one sample will do.
-            patch.object(torch.nn.functional, "_verify_batch_size", _accept),
-        ):
+        with patch.object(Distribution, "_validate_args", new=False):  # that looks at values
             yield
-
-
-def _accept(_size: object) -> None:
-    """Refuse no batch for having too few samples to normalise."""
 
 
 def no_gradients(*_: object) -> torch.Tensor:

@@ -19,7 +19,8 @@ MemfitError
 ├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
 ├── UpdateCutError              memory ran out in an update that cannot be undone (exit code 4)
 ├── NotSeparableError           gradients of a batch depend on how it is cut (exit code 6)
-├── BatchConditionError         a batch breaks what a plan's proof takes for granted (exit code 6)
+│   └── BatchConditionError     a batch breaks what a plan's proof takes for granted
+├── NotPutBackError             a step that failed reaches what cannot be put back (exit code 4)
 ├── BatchChangedError           a step that failed changes its batch, and cannot be done over (4)
 ├── LostContextError            nothing more can be done on the card in this process (exit code 5)
 ├── OtherRankError              another rank has failed or died
@@ -223,17 +224,16 @@ class NoPlanFitsError(MemfitError):
         self.smallest_peak_bytes = smallest_peak_bytes
         self.by_category = dict(by_category)
         self.strategies = tuple(strategies)
+        largest = sorted(by_category.items(), key=lambda item: -item[1])
         held = ", ".join(
-            f"{name} {format_bytes(num_bytes)}"
-            for name, num_bytes in sorted(by_category.items(), key=lambda item: -item[1])
-            if num_bytes
+            f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest if num_bytes
         )
-        excess_bytes = smallest_peak_bytes - budget_bytes
-        with_plan = " + ".join(strategies) if strategies else "no strategy"
+        excess = format_bytes(smallest_peak_bytes - budget_bytes)
+        with_plan = " + ".join(strategies) or "no strategy"
         advice = " ".join(remedies) or "Raise the budget, or allow approximations with --allow."
         super().__init__(
             f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached "
-            f"is {format_bytes(smallest_peak_bytes)}, {format_bytes(excess_bytes)} too much, with "
+            f"is {format_bytes(smallest_peak_bytes)}, {excess} too much, with "
             f"{with_plan}. It holds: {held}. {advice}"
         )
 
@@ -244,8 +244,8 @@ class OutOfMemoryAfterAllError(MemfitError):
     exit_code = 4
 
     def __init__(self, step: int, tried: Sequence[str], cause: str, reason: str) -> None:
-        ends = f"{len(tried)} plans, from {tried[0]} to {tried[-1]}" if len(tried) > 3 else ""
-        plans = ends or "; ".join(tried)
+        many = f"{len(tried)} plans, from {tried[0]} to {tried[-1]}"
+        plans = many if len(tried) > 3 else "; ".join(tried)
         super().__init__(
             f"Step {step} ran out of memory ({cause}), and there is no smaller plan to go on with: "
             f"{reason} Tried: {plans}. Parameters, optimizer states, buffers and random states are "
@@ -273,9 +273,9 @@ class NotPutBackError(MemfitError):
 
     def __init__(self, step: int, cause: str, sentences: str) -> None:
         super().__init__(
-            f"Step {step} ran out of memory ({cause}) and cannot be carried out again as if it had "
-            f"not been tried: {sentences} Continue from a checkpoint with a plan for a smaller "
-            "budget, or keep this out of what the model, the loss and the optimizer reach."
+            f"Step {step} ran out of memory ({cause}) and cannot be undone: {sentences} Continue "
+            "from a checkpoint with a plan for a smaller budget, or keep this out of what model, "
+            "loss and optimizer reach."
         )
 
 
@@ -287,9 +287,8 @@ class BatchChangedError(MemfitError):
     def __init__(self, step: int, cause: str) -> None:
         super().__init__(
             f"Step {step} ran out of memory ({cause}) and cannot be carried out again: the job's "
-            "loss has changed the batch in place. Parameters, optimizer states, buffers and random "
-            "states are those of before that step. Let the loss work on a copy, or go on with the "
-            "same batch built anew and a smaller plan."
+            "loss has changed the batch in place. Everything else is as it was before that step. "
+            "Let the loss work on a copy, or go on with the batch built anew and a smaller plan."
         )
 
 
@@ -297,30 +296,23 @@ class NotSeparableError(MemfitError):
     """Say that pieces of a batch do not give its gradients, before anything is updated."""
 
     exit_code = 6
+    where = ""
+    remedy = "Plan again with --forbid for this strategy, or keep the batch whole."
 
     def __init__(self, strategy: str, reason: str) -> None:
-        self.strategy = strategy
-        self.reason = reason
-        super().__init__(
-            f"{strategy} does not keep the results: {reason} Nothing has been updated. Plan again "
-            "with --forbid for this strategy, or keep the batch whole."
-        )
+        self.strategy, self.reason = strategy, reason
+        kept = f"{strategy} does not keep the results{self.where}"
+        super().__init__(f"{kept}: {reason} Nothing has been updated. {self.remedy}".rstrip())
 
 
-class BatchConditionError(MemfitError):
+class BatchConditionError(NotSeparableError):
     """Say that a batch holds what the proof of a plan excludes, before anything is updated."""
 
-    exit_code = 6
-
-    def __init__(self, strategy: str, reason: str) -> None:
-        self.strategy = strategy
-        self.reason = reason
-        super().__init__(
-            f"{strategy} does not keep the results on this batch: {reason} Nothing was updated."
-        )
+    where = " on this batch"
+    remedy = ""
 
 
-GIVEN_UP = (OutOfMemoryAfterAllError, UpdateCutError, BatchChangedError)
+GIVEN_UP = (OutOfMemoryAfterAllError, UpdateCutError, NotPutBackError, BatchChangedError)
 """What a guarded step raises when it cannot go on after running out of memory."""
 
 
@@ -409,5 +401,4 @@ class DataError(MemfitError):
     """Say which data file is missing or malformed, where, and what to do."""
 
     def __init__(self, path: str, reason: str, line: int | None = None) -> None:
-        place = path if line is None else f"{path}, line {line}"
-        super().__init__(f"{place}: {reason}")
+        super().__init__(f"{path if line is None else f'{path}, line {line}'}: {reason}")

@@ -51,6 +51,9 @@ _HARMLESS: tuple[Any, ...] = (
 )
 """Objects of these types cannot change, or nothing that they hold has a part in the results."""
 
+_REGISTRATIONS = ("torch._ops", "torch._library", "torch.library")
+"""Modules of torch whose objects are operators, and what has been registered for them."""
+
 _LOCKS: tuple[type, ...] = (
     *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event),
     *(threading.Semaphore, threading.Barrier),
@@ -76,7 +79,7 @@ _OBSTACLES: tuple[tuple[tuple[type, ...], str, str], ...] = (
 @functools.cache
 def is_harmless(kind: type[Any]) -> bool:
     """Say whether objects of a type have no state that matters."""
-    return issubclass(kind, _HARMLESS)
+    return issubclass(kind, _HARMLESS) or kind.__module__.startswith(_REGISTRATIONS)
 
 
 def obstacle_of(instance: object, place: Place) -> Obstacle | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextvars
 import datetime
 import decimal
@@ -47,6 +48,7 @@ _HARMLESS: tuple[Any, ...] = (
     *(torch.iinfo, torch.Size, torch.Stream, torch.Event, torch.UntypedStorage, torch.TypedStorage),
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.GenericAlias, types.UnionType),
+    type(vars(collections.namedtuple("_Pair", "first"))["first"]),
     *(torch.autograd.graph.Node, BaseException, types.FrameType, types.TracebackType),
 )
 """Objects of these types cannot change, or nothing that they hold has a part in the results."""

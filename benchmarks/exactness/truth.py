@@ -94,7 +94,7 @@ class Truth:
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """A job built anew, ready for its first step."""
 
     job: Job
@@ -156,7 +156,7 @@ def _draws(cuts: Sequence[Cut], has_drawn: bool) -> Draws:
 
 def _plain(case: Case, tape: Tape) -> tuple[_End, bool, bool]:
     """Run the step in one piece; say whether it draws, and whether it changes anything."""
-    step = _build(case)
+    step = build_step(case)
     before = step.state()
     own = [repr(each) for each in states_of(before.sources)]
     seed_all()
@@ -175,7 +175,7 @@ def _value(loss: Tensor | Total, weight: float) -> Tensor:
     return loss.sum / loss.count if isinstance(loss, Total) else loss * weight
 
 
-def _finish(step: _Step, loss: float) -> _End:
+def _finish(step: Step, loss: float) -> _End:
     parameters = [each for each in step.model.parameters() if each.requires_grad]
     gradients = [
         torch.zeros_like(each) if each.grad is None else each.grad.detach().clone()
@@ -185,15 +185,20 @@ def _finish(step: _Step, loss: float) -> _End:
     return _End(gradients, loss, step.state())
 
 
-def _build(case: Case) -> _Step:
+def build_step(case: Case) -> Step:
     """Build a case's model and batch, the same each time."""
     job = case.build()
     seed_all()
     model = job.model().double()
     seed_all()
     batch, other = job.batch(job.batch_size), job.batch(job.batch_size - 1)
-    batch = tree_map(_as_double, batch)
-    return _Step(job, model, batch, _dims(batch, other, job.batch_size))
+    batch = as_doubles(batch)
+    return Step(job, model, batch, _dims(batch, other, job.batch_size))
+
+
+def as_doubles(batch: Any) -> Any:
+    """Give a batch whose floating-point tensors are in fp64."""
+    return tree_map(_as_double, batch)
 
 
 def _as_double(leaf: Any) -> Any:
@@ -215,7 +220,7 @@ def _dim(leaf: Any, other: Any, batch_size: int) -> int | None:
     return None
 
 
-def _piece(step: _Step, samples: range) -> Any:
+def _piece(step: Step, samples: range) -> Any:
     leaves, spec = tree_flatten(step.batch)
     return tree_unflatten(
         [
@@ -259,7 +264,7 @@ def _best(case: Case, plain: _End, tape: Tape, has_drawn: bool, cut: Cut) -> Cut
 
 
 def _cut(case: Case, plain: _End, tape: Tape, cut: Cut) -> Cut:
-    step = _build(case)
+    step = build_step(case)
     sources = step.state().sources if "each" in cut.stilling else []
     seed_all()
     try:
@@ -280,7 +285,7 @@ def _cut(case: Case, plain: _End, tape: Tape, cut: Cut) -> Cut:
     )
 
 
-def _pieces(step: _Step, tape: Tape, cut: Cut, sources: list[Any]) -> tuple[float, int]:
+def _pieces(step: Step, tape: Tape, cut: Cut, sources: list[Any]) -> tuple[float, int]:
     """Run forward and backward of each piece; give the loss and how many draws were shared."""
     own = states_of(sources)
     start, total, count, num_shared = 0, 0.0, 0.0, 0
@@ -338,10 +343,10 @@ def _recompute_errors(case: Case, plain: _End) -> tuple[float, float]:
 
     Both are infinite if the step fails.
     """
-    step = _build(case)
+    step = build_step(case)
     seed_all()
     try:
-        with _recomputed(_blocks(case, step.model)):
+        with _recomputed(blocks_of(case, step.model)):
             loss = _value(step.job.loss(step.model, step.batch), 1.0)
             loss.backward()
         end = _finish(step, float(loss.detach()))
@@ -351,7 +356,7 @@ def _recompute_errors(case: Case, plain: _End) -> tuple[float, float]:
     return worst, max(difference(plain.state, end.state))
 
 
-def _blocks(case: Case, model: nn.Module) -> list[nn.Module]:
+def blocks_of(case: Case, model: nn.Module) -> list[nn.Module]:
     """Give the modules that are recomputed: a case's blocks, or the model's children."""
     if case.blocks:
         return list(model.get_submodule(case.blocks).children())

@@ -307,7 +307,7 @@ def test_pieces_that_draw_are_the_same_in_law_alone(block):
         assert found.is_proved
     else:
         assert strategy.numerics_for(facts) is Numerics.UNPROVED
-        assert "is drawn from; what is drawn outside torch's operators" in found.sentence
+        assert "; what is drawn outside torch's operators cannot be followed" in found.sentence
         strategy.settle(facts.separation, replace(found, trial="on one batch nothing differs."))
     assert strategy.numerics_for(facts) is expected
 

@@ -72,7 +72,8 @@ def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flo
         worst = not_known(_COUNTER.format(effect.sentence().rstrip(".")))
     for effect in effects.draws:
         if effect.detail:  # seen by its state, not as an operator of torch
-            worst = not_known(_DRAW.format(effect.full_name))
+            where = f" ({effect.source_line})" if effect.source_line else ""
+            worst = not_known(_DRAW.format(effect.full_name, where))
     return worst
 
 
@@ -166,7 +167,7 @@ _EFFECT = (
     "times, each by one piece."
 )
 _COUNTER = "{}, so that later steps may do something else than the one that was followed."
-_DRAW = "{} is drawn from; what is drawn outside torch's operators cannot be followed."
+_DRAW = "{} is drawn from{}; what is drawn outside torch's operators cannot be followed."
 _COUPLED = (
     "{} couples the samples of a batch: {} {}. Micro-batches would train something else; keep the "
     "batch whole, or cut it where the representations of samples end (cached-gradients)."

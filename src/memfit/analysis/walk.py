@@ -133,7 +133,7 @@ class _Walk:
         """Say what is known of tensors that come from outside, when they are first met."""
         for ref in refs_in(call.arguments):
             if ref.number not in self._found.flows:
-                self._set(ref.number, self._foreign(ref.number))
+                self._set(ref.number, self._foreign(ref.number, call))
                 storage = self._first.shapes[ref.number].storage
                 self._lasting.setdefault(storage, "a tensor made before the step")
 
@@ -147,14 +147,17 @@ class _Walk:
         if number not in numbers:
             numbers.append(number)
 
-    def _foreign(self, number: int) -> Flow:
-        """Say what is known of a tensor that comes from outside the step."""
+    def _foreign(self, number: int, call: Call | None = None) -> Flow:
+        """Say what is known of a tensor that comes from outside and that ``call`` reads first."""
         counterpart = self._alignment.other_of[number]
         one, other = self._first.shapes[number], self._second.shapes[counterpart]
         num_dims = len(one.sizes)
         if one.sizes != other.sizes:
-            culprit = Culprit(operator="a tensor made outside torch's operators")
-            return _bad(Kind.UNKNOWN, "has a shape that follows the batch size", culprit, num_dims)
+            culprit = culprit_of(call) if call is not None else Culprit(operator="the step")
+            sentence = (
+                "reads a tensor made outside torch's operators, whose shape follows the batch size"
+            )
+            return _bad(Kind.UNKNOWN, sentence, culprit, num_dims)
         flow = Flow(kind=Kind.FREE, axes=(None,) * num_dims)
         return self._with_values(flow, number, counterpart)
 

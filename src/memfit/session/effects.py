@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from memfit.analysis.effects import GLOBAL_GENERATOR, Effect, EffectKind, Effect
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.borrowing import borrowed_to_record
+from memfit.session.draw_lines import DrawLines
 from memfit.session.live_state import Change, ChangeKind, LiveState
 from memfit.session.session import Session, open_session
 from memfit.session.silence import watched
@@ -105,15 +106,16 @@ def _recorded(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool
         snapshot = state.snapshot()
         with noter:
             _step(session, batch, noter)
-        changes = snapshot.changes()
+        changes = tuple(_without_shadows(snapshot.changes()))
+        drawn = _lines_that_draw(session, batch, changes)
         functions = stays.functions
     seen = _Seen({}, {}, tuple(str(obstacle) for obstacle in state.obstacles))
     for write in noter.writes:
         seen.add(_effect_of_write(write), None)
     for draw in noter.draws:
         seen.add(_effect_of_draw(draw), f"{draw.num_elements},")
-    for change in _without_shadows(changes):
-        found = lines_that_set(change.name, change.owner, functions)
+    for change in changes:
+        found = drawn.get(change.owner) or lines_that_set(change.name, change.owner, functions)
         seen.add(_effect_of_change(change, found), change.evidence or None)
     return seen
 
@@ -153,6 +155,20 @@ def _without_shadows(changes: Iterable[Change]) -> Iterator[Change]:
     return (change for change in changes if (change.owner, change.kind) != _TORCH_DRAWS)
 
 
+def _lines_that_draw(session: Session, batch: Any, changes: Iterable[Change]) -> Mapping[str, str]:
+    """Give for each library the line that draws from its generator, by one more step."""
+    if not any(_is_global_draw(change) for change in changes):
+        return {}
+    lines = DrawLines()
+    with lines.noted():
+        _step(session, batch, WriteNoter())
+    return lines.found
+
+
+def _is_global_draw(change: Change) -> bool:
+    return change.kind is ChangeKind.GENERATOR and not change.name
+
+
 _TORCH_DRAWS = ("torch", ChangeKind.GENERATOR)
 
 
@@ -170,10 +186,9 @@ def _effect_of_draw(draw: Draw) -> Effect:
 
 def _effect_of_change(change: Change, source_line: str) -> Effect:
     kind = EffectKind(change.kind.value)
-    is_global = kind is EffectKind.GENERATOR and not change.name
     return Effect(
         owner=change.owner,
-        name=GLOBAL_GENERATOR if is_global else change.name,
+        name=GLOBAL_GENERATOR if _is_global_draw(change) else change.name,
         kind=kind,
         source_line=source_line,
         detail=change.detail,

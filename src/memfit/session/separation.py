@@ -17,7 +17,7 @@ from memfit.analysis.layouts import one_path
 from memfit.analysis.separability import PROVED, Separability, not_known, refuted
 from memfit.analysis.use import Given, Sizes
 from memfit.analysis.walk import follow
-from memfit.errors import JobFunctionError, MemfitError
+from memfit.errors import JobFunctionError, MemfitError, RecordingError
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.borrowing import borrowed_to_record
@@ -34,6 +34,7 @@ from memfit.session.step_ends import (
     lasting_tensors,
     reached_tensors,
 )
+from memfit.trace.modules import line_of_error
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 _SMALL_SIZES = (2, 3)
@@ -330,6 +331,9 @@ def _not_recorded(error: object) -> str:
 def _short(error: object) -> str:
     if isinstance(error, JobFunctionError):
         return error.reason.rstrip(".")
+    if isinstance(error, RecordingError):
+        line = line_of_error(error)
+        return f"{error.what.rstrip('.')} ({line})" if line else error.what.rstrip(".")
     return str(error).partition("\n")[0].rstrip(".")
 
 

@@ -138,6 +138,17 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [frame for frame in frames if not frame.filename.startswith(OWN_FOLDERS)]
 
 
+def line_of_error(error: BaseException) -> str:
+    """Name the innermost line of the user's code that an error, or its cause, came through."""
+    found: BaseException | None = error
+    line = ""
+    while found is not None:
+        frames = user_frames(found)
+        line = f"{name_of_file(frames[-1].filename)}:{frames[-1].lineno}" if frames else line
+        found = found.__cause__
+    return line
+
+
 @functools.cache
 def name_of_file(path: str) -> str:
     """Shorten a path to its last folder and name; empty for torch's and memfit's own files."""

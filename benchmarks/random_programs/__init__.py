@@ -1,0 +1,1 @@
+"""Random programs over a batch, to compare what is proved of them with what is true."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from memfit.errors import JobFunctionError, NothingToVerifyError
+from memfit.errors import JobFunctionError, MemfitError, NothingToVerifyError
 from memfit.job import Job
 from memfit.runtime.comparison import (
+    CastsKept,
     Errors,
     Outcome,
     PrecisionWatch,
@@ -166,6 +167,7 @@ class Trial:
             self._start = SameStart(session)
         self._plain: dict[torch.dtype | None, Outcome] = {}
         self._problems: dict[torch.dtype, str] = {}
+        self._keeps_casts = False
 
     @property
     def facts(self) -> JobFacts:
@@ -187,7 +189,7 @@ class Trial:
             dtype = torch.float64
             if claimed.rank >= Numerics.APPROXIMATE.rank:
                 dtype = torch.float32
-            elif problem := self._problem_with(dtype):
+            elif (problem := self._problem_with(dtype)) and not self._runs_without_casts(notes):
                 dtype = torch.float32
                 lacking.append(f"compared in fp32, since the job does not run in fp64: {problem}")
             if dtype is torch.float32 and (problem := self._problem_with(dtype)):
@@ -202,8 +204,11 @@ class Trial:
     ) -> Verification:
         notes = remarks.notes
         errors, bound = self._errors(plan, dtype, notes), _bound_in(dtype)
-        if bound < errors.largest:
-            bound = self._bound(dtype, notes)
+        if bound < errors.largest and dtype is torch.float64 and self._casts_down():
+            if self._runs_without_casts(notes):
+                errors = self._errors(plan, dtype, notes)
+            else:
+                bound = self._loosened(remarks)
         stilled, slope = None, None
         if bound < errors.largest or errors.draws:
             stilled = self._stilled_errors(plan, dtype)
@@ -267,16 +272,37 @@ class Trial:
             return None
         return errors[0]
 
-    def _bound(self, dtype: torch.dtype | None, notes: list[str]) -> float:
-        """Loosen the bound where the plain step itself computes in a lower precision."""
+    def _casts_down(self) -> bool:
+        """Say whether parts of the plain step compute in less than fp64."""
         watch = PrecisionWatch()
-        self._outcome(Plan(), dtype, watch, num_steps=1)
-        lowest = _bound_in(watch.lowest)
-        if lowest == _bound_in(dtype) or dtype is torch.float32:
-            return _bound_in(dtype)
-        name = str(watch.lowest).removeprefix("torch.")
-        notes.append(f"parts of the plain step compute in {name}, so {lowest:.0e} is the bound")
-        return lowest
+        self._outcome(Plan(), torch.float64, watch, num_steps=1)
+        return watch.lowest is not torch.float64
+
+    def _runs_without_casts(self, notes: list[str]) -> bool:
+        """Say whether all of the plain step can compute in fp64, and have it do so from here on."""
+        before, self._keeps_casts = self._keeps_casts, True
+        watch = PrecisionWatch()
+        try:
+            self._outcome(Plan(), torch.float64, watch, num_steps=1)
+        except (MemfitError, RuntimeError, TypeError):
+            watch.lowest = torch.float32
+        self._keeps_casts = before or watch.lowest is torch.float64
+        if self._keeps_casts and not before:
+            self._plain.pop(torch.float64, None)
+            self._problems.pop(torch.float64, None)
+        if self._keeps_casts:
+            notes.append("parts that cast to a lower precision were compared in fp64")
+        return self._keeps_casts
+
+    def _loosened(self, remarks: _Remarks) -> float:
+        """Give the bound of the lowest precision that the plain step computes in."""
+        watch = PrecisionWatch()
+        self._outcome(Plan(), torch.float64, watch, num_steps=1)
+        name, bound = str(watch.lowest).removeprefix("torch."), _bound_in(watch.lowest)
+        remarks.lacking.append(
+            f"parts of the plain step compute in {name}, so {bound:.0e} is the bound"
+        )
+        return bound
 
     def _problem_with(self, dtype: torch.dtype) -> str:
         """Say why the plain step does not run in a type; empty if it does."""
@@ -300,7 +326,11 @@ class Trial:
             batch = self._batch_in(dtype)
             torch.manual_seed(self._seed)
             read = self._start.left_behind
-            with mode or nullcontext(), default_dtype(dtype or torch.get_default_dtype()):
+            with (
+                self._casts(),
+                mode or nullcontext(),
+                default_dtype(dtype or torch.get_default_dtype()),
+            ):
                 return carry_out(session, plan, batch, num_steps=num_steps, read=read)
 
     def _outcome_at(
@@ -315,6 +345,9 @@ class Trial:
                         parameter.add_(direction[name], alpha=distance)
             torch.manual_seed(self._seed)
             return carry_out(session, plan, batch, num_steps=1)
+
+    def _casts(self) -> AbstractContextManager[object]:
+        return CastsKept() if self._keeps_casts else nullcontext()
 
     def _batch_in(self, dtype: torch.dtype | None) -> Any:
         # Each time anew: a step may change its batch.

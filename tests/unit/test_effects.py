@@ -108,6 +108,18 @@ def test_what_counts_samples_depends_on_the_batch_and_what_counts_calls_does_not
     assert found["seen"].depends_on_batch is True
 
 
+def test_a_loss_that_takes_an_even_number_of_samples_is_looked_at_all_the_same() -> None:
+    def in_halves(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        batch.unflatten(0, (2, -1))  # fails for an odd number of samples
+        return mean_square(model, batch)
+
+    found = effects_of(job(Counting, loss=in_halves))
+
+    assert {effect.name: effect.depends_on_batch for effect in found} == {
+        effect.name: effect.depends_on_batch for effect in effects_of(job(Counting))
+    }
+
+
 def test_a_parameter_written_in_a_hook_is_told_of_and_one_written_by_the_optimizer_is_not() -> None:
     def build() -> nn.Module:
         model = linear()

@@ -232,27 +232,39 @@ def test_autocast_is_compared_in_fp32_and_is_approximate():
     assert 1e-5 < found.largest_error < 5e-2
 
 
-def test_models_that_insist_on_fp32_are_compared_there_with_a_looser_bound():
-    job = replace(
-        builders.residual(),
-        loss=lambda model, batch: (model(batch[0].float()) - batch[1]).square().mean(),
-    )
-    found = memfit.verify(job, plan_of(MicroBatching(micro_batch_size=3)))
-    assert (found.dtype, found.bound, found.earned) == ("float32", 1e-4, "unproved")
-    assert found.keeps_promise
-    assert not found.is_proof
-    assert "does not run in fp64" in found.notes[0]
+def into_fp32(model, batch):
+    return model(batch[0].float())
 
 
-def test_parts_that_compute_in_fp32_loosen_the_bound():
-    job = replace(
-        builders.residual(),
-        loss=lambda model, batch: (model(batch[0]).float() - batch[1].float()).square().mean(),
-    )
+def out_of_fp32(model, batch):
+    return model(batch[0]).float()
+
+
+@pytest.mark.parametrize("predicted", [into_fp32, out_of_fp32])
+def test_parts_that_insist_on_fp32_are_compared_in_fp64(predicted):
+    def loss(model, batch):
+        return (predicted(model, batch) - batch[1].float()).square().mean()
+
+    job = replace(builders.residual(), loss=loss)
     found = memfit.verify(job, plan_of(MicroBatching(micro_batch_size=3)))
+    assert (found.dtype, found.bound, found.earned) == ("float64", EXACT, "exact")
+    assert found.largest_error <= EXACT
+    assert found.is_proof
+    assert "compared in fp64" in found.notes[0]
+
+
+def test_parts_that_write_into_fp32_of_their_own_loosen_the_bound_and_are_no_proof():
+    def loss(model, batch):
+        predicted = model(batch[0])
+        scale = torch.zeros((), dtype=torch.float32).copy_(next(model.parameters()).sum())
+        return (predicted.float() * scale).square().mean()
+
+    found = memfit.verify(
+        replace(builders.residual(), loss=loss), plan_of(MicroBatching(micro_batch_size=3))
+    )
     assert EXACT < found.largest_error <= found.bound == 1e-4
-    assert found.earned == "exact"
-    assert "float32" in found.notes[0]
+    assert (found.earned, found.is_proof) == ("unproved", False)
+    assert "compute in float32" in found.notes[0]
 
 
 def test_a_model_with_complex_weights_is_compared():

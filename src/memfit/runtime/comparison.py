@@ -242,6 +242,33 @@ class PrecisionWatch(TorchDispatchMode):
         return out
 
 
+class CastsKept(TorchDispatchMode):
+    """Leave in fp64 what operators would cast from fp64 to a lower precision.
+
+    A part of a step that insists on fp32, such as ``logits.float()``, is then compared in fp64 too.
+
+    Limits: tensors that a step makes in a lower precision, not out of fp64, stay as they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        asked = kwargs.get("dtype")
+        if asked is not None and asked.is_floating_point and asked is not torch.float64:
+            given = (each for each in args if isinstance(each, torch.Tensor))
+            if next((each.dtype for each in given), None) is torch.float64:
+                kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
 def _roughness(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 

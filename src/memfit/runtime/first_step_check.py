@@ -43,6 +43,8 @@ def compared_with(
     batch: Any,
     reference_size: int,
     dtype: torch.dtype | None = None,
+    *,
+    keeps_casts: bool = False,
 ) -> SplitComparison:
     """Compare a plan's pieces with pieces of another size.
 
@@ -52,9 +54,16 @@ def compared_with(
         batch: on the session's device.
         reference_size: of the other pieces, in samples.
         dtype: the type to compute in; None takes the session's own.
+        keeps_casts: whether what the step casts from fp64 to less stays in fp64.
     """
-    sizes = (reference_size, split.micro_batch_size)
-    return compare_splits(session, batch, sizes, dtype=dtype, gradient_pass=_pass_of(split))
+    return compare_splits(
+        session,
+        batch,
+        (reference_size, split.micro_batch_size),
+        dtype=dtype,
+        keeps_casts=keeps_casts,
+        gradient_pass=_pass_of(split),
+    )
 
 
 def other_size(split: AbstractSplitting) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from memfit.runtime.comparison import PrecisionWatch, relative_errors
+from memfit.runtime.comparison import CastsKept, PrecisionWatch, relative_errors
 from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.left_behind import LeftBehind, differing_values, left_behind, unsteady_names
 from memfit.runtime.left_behind import without as left_without
@@ -60,6 +60,7 @@ def compare_splits(
     sizes: Sequence[int],
     *,
     dtype: torch.dtype | None = None,
+    keeps_casts: bool = False,
     gradient_pass: GradientPass | None = None,
     copies_parameters: bool = True,
 ) -> SplitComparison:
@@ -74,6 +75,7 @@ def compare_splits(
         sizes: samples per piece; the first size, usually the whole batch, is the reference.
         dtype: the type of all floating-point tensors, of which copies are then made; None computes
             with the session's own tensors as they are.
+        keeps_casts: whether what the step casts from fp64 to less stays in fp64.
         gradient_pass: what computes gradients; None takes the session's,
             or the plain one where the session's updates parameters as it goes.
         copies_parameters: whether to keep the content of parameters and optimizer states, which
@@ -93,6 +95,7 @@ def compare_splits(
         updates = session.updates_in_backward  # such a pass would leave no gradients
         gradient_pass = accumulate_gradients if updates else session.gradient_pass
     engine = _Engine(session, batch, dtype, gradient_pass)
+    engine.casts = CastsKept() if keeps_casts else nullcontext()
     with engine.everything_put_back(copies_parameters=copies_parameters):
         return engine.compared(list(dict.fromkeys(sizes)))
 
@@ -118,6 +121,7 @@ class _Engine:
         self._watch = PrecisionWatch()
         self._state = LiveState.of(session, copies_parameters=True, gradients=True)
         self._restore: Callable[[], None] = _nothing
+        self.casts: AbstractContextManager[object] = nullcontext()
 
     @contextmanager
     def everything_put_back(self, *, copies_parameters: bool) -> Iterator[None]:
@@ -181,6 +185,7 @@ class _Engine:
             with (
                 default_dtype(dtype or torch.get_default_dtype()),
                 torch.enable_grad(),
+                self.casts,
                 self._watch if watches else nullcontext(),
                 self._stilled,
             ):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from memfit.analysis.effects import GLOBAL_GENERATOR, Effect, EffectKind, Effects
+from memfit.errors import JobFunctionError
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.borrowing import borrowed_to_record
@@ -20,9 +22,6 @@ from memfit.session.source_lines import lines_that_set
 from memfit.session.writes import Draw, Write, WriteNoter
 from memfit.trace.events import Phase
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
-
-_MOST_SAMPLES = 6
-"""Larger batches take longer and show nothing more."""
 
 
 def find_effects(job: Job, layout: BatchLayout) -> Effects:
@@ -39,9 +38,13 @@ def find_effects(job: Job, layout: BatchLayout) -> Effects:
         RecordingError: if the step needs the values of tensors, or an operator has no fake version.
         JobFunctionError: if one of the job's functions fails.
     """
-    sizes = _two_sizes(job)
-    one, other = (_seen_at(job, layout, size) for size in sizes)
-    return Effects(effects=tuple(_compared(one, other)), unseen=one.unseen)
+    one = _seen_at(job, layout, job.batch_size)
+    for size in _other_sizes(job.batch_size):
+        with suppress(JobFunctionError):  # a loss over pairs takes no odd number of samples
+            other = _seen_at(job, layout, size)
+            return Effects(effects=tuple(_compared(one, other)), unseen=one.unseen)
+    alone = (replace(effect, depends_on_batch=None) for effect in one.effects.values())
+    return Effects(effects=tuple(alone), unseen=one.unseen)
 
 
 @dataclass(slots=True)
@@ -65,9 +68,12 @@ class _Seen:
             self.evidence[key] = f"{self.evidence.get(key) or ''}{evidence}" if evidence else None
 
 
-def _two_sizes(job: Job) -> tuple[int, int]:
-    size = job.batch_size
-    return size, size - 1 if size > 1 else 2
+def _other_sizes(size: int) -> Iterator[int]:
+    """Yield sizes to compare with, the one that shows most first."""
+    yield size - 1 if size > 1 else 2
+    if size > 3:
+        yield size // 2
+    yield 2 * size
 
 
 def _seen_at(job: Job, layout: BatchLayout, batch_size: int) -> _Seen:

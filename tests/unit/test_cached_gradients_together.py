@@ -8,7 +8,7 @@ from torch import nn
 
 import memfit
 from memfit import Plan
-from memfit.errors import StrategyError
+from memfit.errors import MemfitWarning, StrategyError
 from memfit.strategies import build_strategy
 
 from .coupled_jobs import (
@@ -67,6 +67,25 @@ def test_other_strategies_keep_their_promises_beside_it(name):
         found = memfit.verify(some_job, plan_of(4, others=(other,)))
         assert found.keeps_promise
         assert found.deciding_error <= EXACT
+
+
+def test_what_cannot_be_followed_is_tried_once_without_updating_in_the_trial():
+    class Looking(Encoder):
+        def forward(self, x):
+            return super().forward(x) * (1.0 if float(x.detach()[0, 0]) < 1e6 else 0.5)
+
+    job = job_of(Looking, contrasted, two_views)
+    other = build_strategy("optimizer-in-backward", {})
+    with memfit.start(job, plan_of(4, others=(other,))) as run, memfit.start(job) as plain:
+        plain.model.load_state_dict(run.model.state_dict())
+        batches = [job.batch(14) for _ in range(2)]
+        with pytest.warns(MemfitWarning, match=r"its gradients are those of cached-gradients\(2\)"):
+            run.step(batches[0])
+        run.step(batches[1])  # which would warn again if it were tried again
+        for batch in batches:
+            plain.step(batch)
+        for one, other in zip(run.model.parameters(), plain.model.parameters(), strict=True):
+            assert torch.allclose(one, other, atol=1e-6)
 
 
 def tokens(model, batch):

@@ -8,7 +8,7 @@ from torch import nn
 
 import memfit
 from memfit import Plan
-from memfit.errors import MemfitWarning, StrategyError
+from memfit.errors import MemfitWarning, NotSeparableError, StrategyError
 from memfit.strategies import build_strategy
 
 from .coupled_jobs import (
@@ -69,14 +69,38 @@ def test_other_strategies_keep_their_promises_beside_it(name):
         assert found.deciding_error <= EXACT
 
 
-def test_what_cannot_be_followed_is_tried_once_without_updating_in_the_trial():
-    class Looking(Encoder):
-        def forward(self, x):
-            return super().forward(x) * (1.0 if float(x.detach()[0, 0]) < 1e6 else 0.5)
+class Looking(Encoder):
+    """Looks at values, so that it cannot be followed."""
 
+    def forward(self, x):
+        return super().forward(x) * (1.0 if float(x.detach()[0, 0]) < 1e6 else 0.5)
+
+
+class _CentredBackward(torch.autograd.Function):
+    """Takes the rows' mean off their gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(0)
+
+
+class MixingBackward(Looking):
+    def forward(self, x):
+        return _CentredBackward.apply(super().forward(x))
+
+
+IN_BACKWARD = pytest.mark.parametrize("others", [(), ("optimizer-in-backward",)])
+
+
+@IN_BACKWARD
+def test_what_cannot_be_followed_is_tried_once(others):
     job = job_of(Looking, contrasted, two_views)
-    other = build_strategy("optimizer-in-backward", {})
-    with memfit.start(job, plan_of(4, others=(other,))) as run, memfit.start(job) as plain:
+    plan = plan_of(4, others=tuple(build_strategy(name, {}) for name in others))
+    with memfit.start(job, plan) as run, memfit.start(job) as plain:
         plain.model.load_state_dict(run.model.state_dict())
         batches = [job.batch(14) for _ in range(2)]
         with pytest.warns(MemfitWarning, match=r"its gradients are those of cached-gradients\(2\)"):
@@ -86,6 +110,18 @@ def test_what_cannot_be_followed_is_tried_once_without_updating_in_the_trial():
             plain.step(batch)
         for one, other in zip(run.model.parameters(), plain.model.parameters(), strict=True):
             assert torch.allclose(one, other, atol=1e-6)
+
+
+@IN_BACKWARD
+def test_a_backward_that_mixes_rows_is_seen_when_it_is_tried(others):
+    """Its forward does not, so results of fewer rows and losses are the same."""
+    job = job_of(MixingBackward, contrasted, two_views)
+    plan = plan_of(4, others=tuple(build_strategy(name, {}) for name in others))
+    with memfit.start(job, plan) as run:
+        before = [parameter.detach().clone() for parameter in run.model.parameters()]
+        with pytest.raises(NotSeparableError, match="its gradients are not those of"):
+            run.step(job.batch(14))
+        assert all(map(torch.equal, run.model.parameters(), before))
 
 
 def tokens(model, batch):

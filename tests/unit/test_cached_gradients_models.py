@@ -507,3 +507,40 @@ def test_running_statistics_are_refused_though_rows_are_normalised_apart():
 
 def in_rows(model, batch):
     return whitening(model(batch).flatten(1))
+
+
+# --- Where rows lie ---
+
+
+class Steps(nn.Module):
+    """Steps come first, samples second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(WIDTH, 6)
+
+    def forward(self, x, table=None):
+        z = self.last(x).tanh()
+        return z if table is None else (z @ table.T).softmax(-1) @ table
+
+
+def of_steps(model, batch):
+    return whitening(model(batch).mean(0))
+
+
+def test_samples_in_the_second_dimension_are_proved_where_they_are_cut():
+    plan = plan_of(4, "")
+    job = job_of(Steps, of_steps, lambda n: torch.randn(5, n, WIDTH))
+    assert memfit.predict(job, plan=plan).numerics == "exact"
+    assert_exact(job, plan)
+
+
+def test_a_table_of_as_many_rows_as_the_batch_is_not_taken_for_samples_in_silence():
+    table = torch.randn(14, 6)
+
+    def loss(model, batch):
+        return whitening(model(batch, table.to(batch.dtype)))
+
+    job = job_of(Steps, loss)
+    assert memfit.predict(job, plan=plan_of(4, "")).numerics == "unproved"
+    assert_refused_in_step(job, plan_of(4, ""), "it mixes rows")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cached_gradient_sections import cached_gradients_section
 from exactness_sections import exactness_section
 from guard_sections import guard_sections
 from planner_grid.table import section
@@ -40,6 +41,7 @@ def page_text() -> str:
         _large_plan(),
         _conve(),
         _chunked_loss(),
+        _cached_gradients(),
         _set_losses(),
         _wpo_sgm(),
         _large_model(),
@@ -162,6 +164,14 @@ def _planner_grid() -> list[str]:
     figures = load_result("planner_grid")
     heading = _heading("The planner against all it could find", figures, "bench_planner_grid.py")
     return [*heading, *section(figures)]
+
+
+def _cached_gradients() -> list[str]:
+    if not (RESULTS / "cached_gradients.json").exists():
+        return []
+    figures = load_result("cached_gradients")
+    heading = _heading("Losses that couple samples", figures, "bench_cached_gradients.py")
+    return [*heading, *cached_gradients_section(figures)]
 
 
 def _set_losses() -> list[str]:

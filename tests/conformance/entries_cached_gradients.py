@@ -89,7 +89,7 @@ ENTRIES: tuple[Entry, ...] = (
         large_job=large_supervised_contrastive,
         large_settings=tuple(CachedGradients(micro_batch_size=size) for size in (96, 50)),
         refusal=(
-            CachedGradients(micro_batch_size=2),
+            CachedGradients(micro_batch_size=2, representations=("",)),
             batch_normalised,
             "batch normalisation takes its statistics over the whole batch",
         ),

@@ -4,76 +4,34 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import memfit
 from memfit import Job, Plan
-from memfit.errors import StrategyError
+from memfit.errors import MemfitWarning, StrategyError
 from memfit.recording import record
-from memfit.strategies.cached_gradients import CachedGradients
 
-EXACT = 1e-10
-WIDTH = 12
-
-
-class Encoder(nn.Module):
-    def __init__(self, rate: float = 0.0) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, 16), nn.Linear(16, 6)
-        self.dropout = nn.Dropout(rate)
-
-    def forward(self, x):
-        return self.last(self.dropout(self.first(x).tanh()))
-
-
-def samples(size: int):
-    return torch.randn(size, WIDTH)
-
-
-def two_views(size: int):
-    return torch.randn(size, WIDTH), torch.randn(size, WIDTH)
-
-
-def whitening(z):
-    return (z.T @ z / len(z) - torch.eye(z.shape[1])).square().sum()
-
-
-def whitened(model, batch):
-    return whitening(model(batch))
-
-
-def info_nce(queries, documents):
-    return F.cross_entropy(queries @ documents.T / 3, torch.arange(len(queries)))
-
-
-def contrasted(model, batch):
-    return info_nce(model(batch[0]), model(batch[1]))
-
-
-def job_of(model, loss=whitened, batch=samples, batch_size: int = 14, clip=None) -> Job:
-    return Job(
-        model=model,
-        batch=batch,
-        loss=loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        batch_size=batch_size,
-        clip_grad_norm=clip,
-    )
-
-
-def plan_of(size: int = 4, *representations: str, others=()) -> Plan:
-    cut = CachedGradients(micro_batch_size=size, representations=representations)
-    return Plan(strategies=(*others, cut))
-
-
-def assert_exact(job: Job, plan: Plan) -> None:
-    found = memfit.verify(job, plan)
-    assert found.earned == "exact", (found.worst, found.largest_error)
-    assert found.largest_error <= EXACT
+from .coupled_jobs import (
+    WIDTH,
+    Encoder,
+    assert_exact,
+    contrasted,
+    info_nce,
+    job_of,
+    plan_of,
+    samples,
+    two_views,
+    whitened,
+    whitening,
+)
 
 
 def assert_refused(job: Job, plan: Plan, fragment: str) -> None:
+    with pytest.raises(StrategyError, match=fragment):
+        memfit.start(job, plan)
+
+
+def assert_refused_in_step(job: Job, plan: Plan, fragment: str) -> None:
     run = memfit.start(job, plan)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     with pytest.raises(StrategyError, match=fragment):
@@ -145,6 +103,9 @@ def test_hooks_on_parameters_fire_once_with_the_whole_gradient():
 
     job = job_of(model, contrasted, two_views)
     run = memfit.start(job, plan_of(4))
+    with pytest.warns(MemfitWarning, match="its gradients are those of"):
+        run.step(job.batch(14))
+    calls.clear()
     run.step(job.batch(14))
     assert len(calls) == 1
 
@@ -154,7 +115,9 @@ def test_hooks_on_parameters_fire_once_with_the_whole_gradient():
         run.step(tuple(part for part in two_views(14)))
         return [value.clone() for value in run.model.state_dict().values()]
 
-    for planned, plain in zip(gradients(plan_of(4)), gradients(Plan()), strict=True):
+    with pytest.warns(MemfitWarning):
+        planned_ones = gradients(plan_of(4))
+    for planned, plain in zip(planned_ones, gradients(Plan()), strict=True):
         assert torch.allclose(planned, plain, atol=1e-5)
 
 
@@ -243,7 +206,20 @@ def test_a_result_without_rows_beside_others_is_not_taken_for_one_of_each_piece(
         return model(batch)["loss"]
 
     assert_exact(job_of(WithLoss, loss), plan_of(4))
-    assert_refused(job_of(WithLoss, loss), plan_of(4, ""), "has no rows and differs from piece")
+    assert_refused(job_of(WithLoss, loss), plan_of(4, ""), "the model mixes rows of the batch: pow")
+
+
+def test_a_loss_among_results_is_seen_by_its_values_where_it_cannot_be_followed():
+    class Looking(WithLoss):
+        def forward(self, batch):
+            self.largest = float(batch.amax())  # nobody can follow what depends on that
+            return super().forward(batch)
+
+    def loss(model, batch):
+        return model(batch)["loss"]
+
+    fragment = "has no rows and differs from piece"
+    assert_refused_in_step(job_of(Looking, loss), plan_of(4, ""), fragment)
 
 
 def test_a_result_without_rows_may_be_the_same_for_all_pieces():
@@ -285,11 +261,11 @@ class Pairs(nn.Module):
         return (z @ z.T).softmax(1) @ z
 
 
-@pytest.mark.parametrize("names", [(), ("",)], ids=["found", "named"])
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
-def test_a_module_that_mixes_rows_is_refused_by_name(names, size):
-    refusal = "the model cannot be carried out in pieces of its rows: it mixes rows"
-    assert_refused(job_of(Pairs), plan_of(size, *names), refusal)
+def test_a_module_that_mixes_rows_is_refused_by_name_and_looked_into_without(size):
+    refusal = "the model mixes rows of the batch: mm at "
+    assert_refused(job_of(Pairs), plan_of(size, ""), refusal)
+    assert_exact(job_of(Pairs), plan_of(size))
     assert_exact(job_of(Pairs), plan_of(size, "encoder"))
 
 
@@ -325,10 +301,26 @@ class _Order(Encoder):
         return super().forward(x).sort(dim=0).values
 
 
-@pytest.mark.parametrize("model", [_Mean, _Largest, _FirstRow, _Neighbour, _Count, _Order])
+_MIXING = [_Mean, _Largest, _FirstRow, _Neighbour, _Count, _Order]
+
+
+@pytest.mark.parametrize("model", _MIXING)
 @pytest.mark.parametrize("size", [1, 4, 6])
 def test_what_one_row_takes_from_others_is_seen(model, size):
-    assert_refused(job_of(model), plan_of(size), "it mixes rows")
+    assert_refused(job_of(model), plan_of(size, ""), "the model mixes rows of the batch")
+    assert_exact(job_of(model), plan_of(size))
+
+
+@pytest.mark.parametrize("names", [(), ("",)], ids=["found", "named"])
+@pytest.mark.parametrize("model", _MIXING)
+@pytest.mark.parametrize("size", [1, 4, 6])
+def test_what_cannot_be_followed_is_seen_by_its_values(model, size, names):
+    class Looking(model):
+        def forward(self, x):
+            return super().forward(x) * (1.0 if float(x.detach()[0, 0]) < 1e6 else 0.5)
+
+    fragment = "the model cannot be carried out in pieces of its rows: it mixes rows"
+    assert_refused_in_step(job_of(Looking), plan_of(size, *names), fragment)
 
 
 def test_rounding_is_not_taken_for_mixing():
@@ -363,9 +355,9 @@ def test_batch_normalisation_is_refused_by_name_where_it_lies_inside():
     def loss(model, batch):
         return whitening(model.head(model.encoder(batch)))
 
-    for names in ((), ("head",)):
-        with pytest.raises(StrategyError, match=r"statistics over the whole batch \(head.1\)"):
-            memfit.start(job_of(Model, loss), plan_of(4, *names))
+    refusal = r"statistics over the whole batch \(head.1\)"
+    assert_refused(job_of(Model, loss), plan_of(4, "head"), refusal)
+    assert_exact(job_of(Model, loss), plan_of(4))
     assert_exact(job_of(Model, loss), plan_of(4, "encoder"))
 
 
@@ -379,7 +371,7 @@ def test_a_step_in_which_nothing_can_be_cut_is_refused():
             return whitening(x @ self.weight)
 
     job = job_of(Coupling, lambda model, batch: model(batch))
-    assert_refused(job, plan_of(4), "no call of a module could be carried out in pieces")
+    assert_refused_in_step(job, plan_of(4), "no call of a module could be carried out in pieces")
     with pytest.raises(StrategyError, match="the model: none of its results has the rows"):
         record(job, plan_of(4))
 
@@ -388,7 +380,7 @@ def test_a_named_module_without_rows_is_refused():
     def loss(model, batch):
         return whitening(model.last(model.first(batch).mean(0).tanh()[None] * torch.ones(3, 1)))
 
-    assert_refused(job_of(Encoder, loss), plan_of(4, "last"), "no argument of it has rows")
+    assert_refused_in_step(job_of(Encoder, loss), plan_of(4, "last"), "no argument of it has rows")
 
 
 def test_a_named_module_may_also_be_called_on_other_things():
@@ -408,7 +400,9 @@ def test_arguments_that_are_changed_in_place_are_not_changed_twice(names):
         return whitening(model(batch.clone()))
 
     if names:
-        assert_refused(job_of(Centring, loss), plan_of(4, *names), "changes its arguments in place")
+        assert_refused_in_step(
+            job_of(Centring, loss), plan_of(4, *names), "changes its arguments in place"
+        )
     else:
         assert_exact(job_of(Centring, loss), plan_of(4))
 
@@ -419,7 +413,9 @@ def test_hooks_on_gradients_inside_would_see_pieces():
         made.last.register_full_backward_hook(lambda module, gave, got: None)
         return made
 
-    assert_refused(job_of(model), plan_of(4, ""), "hooks of its last would see the gradients")
+    assert_refused_in_step(
+        job_of(model), plan_of(4, ""), "hooks of its last would see the gradients"
+    )
     assert_exact(job_of(model), plan_of(4))
 
 
@@ -432,7 +428,7 @@ def test_arguments_with_different_numbers_of_rows_are_refused():
         x, y = model(batch.clone(), torch.cat([batch, batch]))
         return whitening(x) + whitening(y)
 
-    assert_refused(job_of(Model, loss), plan_of(4, ""), "14 and 28 rows")
+    assert_refused_in_step(job_of(Model, loss), plan_of(4, ""), "14 and 28 rows")
 
 
 def test_gradients_of_gradients_are_those_of_the_whole_batch():
@@ -496,7 +492,9 @@ def test_a_buffer_that_takes_in_rows_is_refused():
             self.mean.lerp_(z.detach().mean(0), 0.1)
             return z
 
-    assert_refused(job_of(Codebook), plan_of(4), "buffer Codebook.mean depends on the rows")
+    assert_refused_in_step(
+        job_of(Codebook), plan_of(4), "leaves in the model.mean depends on the rows"
+    )
 
 
 def test_running_statistics_are_refused_though_rows_are_normalised_apart():
@@ -504,8 +502,45 @@ def test_running_statistics_are_refused_though_rows_are_normalised_apart():
         return nn.InstanceNorm1d(3, track_running_stats=True, affine=True)
 
     job = job_of(model, in_rows, lambda n: torch.randn(n, 3, 5))
-    assert_refused(job, plan_of(4), "depends on the rows")
+    assert_refused_in_step(job, plan_of(4), "depends on the rows")
 
 
 def in_rows(model, batch):
     return whitening(model(batch).flatten(1))
+
+
+# --- Where rows lie ---
+
+
+class Steps(nn.Module):
+    """Steps come first, samples second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(WIDTH, 6)
+
+    def forward(self, x, table=None):
+        z = self.last(x).tanh()
+        return z if table is None else (z @ table.T).softmax(-1) @ table
+
+
+def of_steps(model, batch):
+    return whitening(model(batch).mean(0))
+
+
+def test_samples_in_the_second_dimension_are_proved_where_they_are_cut():
+    plan = plan_of(4, "")
+    job = job_of(Steps, of_steps, lambda n: torch.randn(5, n, WIDTH))
+    assert memfit.predict(job, plan=plan).numerics == "exact"
+    assert_exact(job, plan)
+
+
+def test_a_table_of_as_many_rows_as_the_batch_is_not_taken_for_samples_in_silence():
+    table = torch.randn(14, 6)
+
+    def loss(model, batch):
+        return whitening(model(batch, table.to(batch.dtype)))
+
+    job = job_of(Steps, loss)
+    assert memfit.predict(job, plan=plan_of(4, "")).numerics == "unproved"
+    assert_refused_in_step(job, plan_of(4, ""), "it mixes rows")

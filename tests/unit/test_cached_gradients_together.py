@@ -4,76 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import memfit
-from memfit import Job, Plan
-from memfit.errors import StrategyError
+from memfit import Plan
+from memfit.errors import MemfitWarning, NotSeparableError, StrategyError
 from memfit.strategies import build_strategy
-from memfit.strategies.cached_gradients import CachedGradients
 
+from .coupled_jobs import (
+    EXACT,
+    WIDTH,
+    Encoder,
+    contrasted,
+    info_nce,
+    job_of,
+    plan_of,
+    two_views,
+    whitening,
+)
 from .installed_transformers import part_of_transformers
-
-EXACT = 1e-10
-WIDTH = 12
-
-
-class Encoder(nn.Module):
-    def __init__(self, rate: float = 0.0) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, 16), nn.Linear(16, 6)
-        self.dropout = nn.Dropout(rate)
-
-    def forward(self, x):
-        return self.last(self.dropout(self.first(x).tanh()))
-
-
-def samples(size: int):
-    return torch.randn(size, WIDTH)
-
-
-def two_views(size: int):
-    return torch.randn(size, WIDTH), torch.randn(size, WIDTH)
-
-
-def whitening(z):
-    return (z.T @ z / len(z) - torch.eye(z.shape[1])).square().sum()
-
-
-def whitened(model, batch):
-    return whitening(model(batch))
-
-
-def info_nce(queries, documents):
-    return F.cross_entropy(queries @ documents.T / 3, torch.arange(len(queries)))
-
-
-def contrasted(model, batch):
-    return info_nce(model(batch[0]), model(batch[1]))
-
-
-def job_of(model, loss=whitened, batch=samples, batch_size: int = 14, clip=None) -> Job:
-    return Job(
-        model=model,
-        batch=batch,
-        loss=loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        batch_size=batch_size,
-        clip_grad_norm=clip,
-    )
-
-
-def plan_of(size: int = 4, *representations: str, others=()) -> Plan:
-    cut = CachedGradients(micro_batch_size=size, representations=representations)
-    return Plan(strategies=(*others, cut))
-
-
-def assert_exact(job: Job, plan: Plan) -> None:
-    found = memfit.verify(job, plan)
-    assert found.earned == "exact", (found.worst, found.largest_error)
-    assert found.largest_error <= EXACT
-
 
 # --- Together with others ---
 
@@ -118,6 +67,61 @@ def test_other_strategies_keep_their_promises_beside_it(name):
         found = memfit.verify(some_job, plan_of(4, others=(other,)))
         assert found.keeps_promise
         assert found.deciding_error <= EXACT
+
+
+class Looking(Encoder):
+    """Looks at values, so that it cannot be followed."""
+
+    def forward(self, x):
+        return super().forward(x) * (1.0 if float(x.detach()[0, 0]) < 1e6 else 0.5)
+
+
+class _CentredBackward(torch.autograd.Function):
+    """Takes the rows' mean off their gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(0)
+
+
+class MixingBackward(Looking):
+    def forward(self, x):
+        return _CentredBackward.apply(super().forward(x))
+
+
+IN_BACKWARD = pytest.mark.parametrize("others", [(), ("optimizer-in-backward",)])
+
+
+@IN_BACKWARD
+def test_what_cannot_be_followed_is_tried_once(others):
+    job = job_of(Looking, contrasted, two_views)
+    plan = plan_of(4, others=tuple(build_strategy(name, {}) for name in others))
+    with memfit.start(job, plan) as run, memfit.start(job) as plain:
+        plain.model.load_state_dict(run.model.state_dict())
+        batches = [job.batch(14) for _ in range(2)]
+        with pytest.warns(MemfitWarning, match=r"its gradients are those of cached-gradients\(2\)"):
+            run.step(batches[0])
+        run.step(batches[1])  # which would warn again if it were tried again
+        for batch in batches:
+            plain.step(batch)
+        for one, other in zip(run.model.parameters(), plain.model.parameters(), strict=True):
+            assert torch.allclose(one, other, atol=1e-6)
+
+
+@IN_BACKWARD
+def test_a_backward_that_mixes_rows_is_seen_when_it_is_tried(others):
+    """Its forward does not, so results of fewer rows and losses are the same."""
+    job = job_of(MixingBackward, contrasted, two_views)
+    plan = plan_of(4, others=tuple(build_strategy(name, {}) for name in others))
+    with memfit.start(job, plan) as run:
+        before = [parameter.detach().clone() for parameter in run.model.parameters()]
+        with pytest.raises(NotSeparableError, match="its gradients are not those of"):
+            run.step(job.batch(14))
+        assert all(map(torch.equal, run.model.parameters(), before))
 
 
 def tokens(model, batch):

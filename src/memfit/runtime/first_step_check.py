@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memfit.errors import NotSeparableError
+from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.split_comparison import SplitComparison, compare_splits
 from memfit.session.session import GradientPass, PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting
@@ -101,10 +102,19 @@ def _pass_of(split: AbstractSplitting) -> GradientPass:
     """Give a gradient pass that cuts batches as a strategy does, in the session's size."""
 
     def gradient_pass(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
-        undo = replace(split, micro_batch_size=session.micro_batch_size).apply(session)
+        before = session.gradient_pass
+        if session.updates_in_backward:  # it would leave no gradients to be compared
+            session.gradient_pass = accumulate_gradients
+        undo = _nothing
         try:
+            undo = replace(split, micro_batch_size=session.micro_batch_size).apply(session)
             return session.gradient_pass(session, batch, enter_phase)
         finally:
             undo()
+            session.gradient_pass = before
 
     return gradient_pass
+
+
+def _nothing() -> None:
+    """Undo nothing."""

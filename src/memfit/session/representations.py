@@ -110,25 +110,22 @@ def rows_are_apart(job: Job, layout: BatchLayout, name: str) -> Separability:
         return not_known(f"{name or 'the model'} cannot be recorded: {error}")
     if not wholes or len(wholes) != len(parts):
         return not_known(f"{name or 'the model'} is not called alike at every batch size")
-    found = [_compared(one, two) for one, two in zip(wholes, parts, strict=True)]
+    found = [_compared(one, two, size) for one, two in zip(wholes, parts, strict=True)]
     return next((each for each in found if not each.is_proved), found[0])
 
 
-def _compared(whole: _CallRecorded, part: _CallRecorded) -> Separability:
+def _compared(whole: _CallRecorded, part: _CallRecorded, batch_size: int) -> Separability:
     if len(whole.inputs) != len(part.inputs):
         return not_known("it is not called with as many tensors at every batch size")
-    rows = _num_rows(whole, part)
-    if rows is None:
+    found = _rows(whole, part, batch_size)
+    if found is None:
         return not_known("its arguments have no rows of their own")
-    sizes = Sizes(*rows)
+    sizes, dims = found
     known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
-    for number in whole.inputs:
-        size = whole.dataflow.shapes[number].sizes
-        axes = tuple(
-            Axis() if dim == 0 and extent == sizes.first else None
-            for dim, extent in enumerate(size)
-        )
-        known[number] = Flow(kind=Kind.EACH if any(axes) else Kind.FREE, axes=axes)
+    for number, row_dim in dims.items():
+        num_dims = len(whole.dataflow.shapes[number].sizes)
+        axes = tuple(Axis() if dim == row_dim else None for dim in range(num_dims))
+        known[number] = Flow(kind=Kind.FREE if row_dim is None else Kind.EACH, axes=axes)
     try:
         followed = follow((whole.dataflow, part.dataflow), sizes, known, whole.lasting)
     except RecordingsDifferError as error:
@@ -141,17 +138,41 @@ def _compared(whole: _CallRecorded, part: _CallRecorded) -> Separability:
     return judge(followed, whole.ends, part.ends, sizes)
 
 
-def _num_rows(whole: _CallRecorded, part: _CallRecorded) -> tuple[int, int] | None:
-    """Count the rows of a call's arguments at both sizes."""
-    found = {
-        (one[0], two[0])
-        for one, two in (
-            (whole.dataflow.shapes[a].sizes, part.dataflow.shapes[b].sizes)
-            for a, b in zip(whole.inputs, part.inputs, strict=True)
-        )
-        if one and two and one[0] != two[0]
-    }
-    return found.pop() if len(found) == 1 else None
+def _rows(
+    whole: _CallRecorded, part: _CallRecorded, batch_size: int
+) -> tuple[Sizes, dict[int, int | None]] | None:
+    """Find the rows of a call's arguments: how many at both sizes, and where in each tensor.
+
+    Returns:
+        None if there are none, or if they are not where calls are cut.
+    """
+    dims: dict[int, int | None] = {}
+    counts: set[tuple[int, int]] = set()
+    for one, two in zip(whole.inputs, part.inputs, strict=True):
+        size, other = whole.dataflow.shapes[one].sizes, part.dataflow.shapes[two].sizes
+        if size == other:
+            dims[one] = None
+            continue
+        dim = _dim_that_is_cut(size, batch_size)
+        differing = [n for n, pair in enumerate(zip(size, other, strict=False)) if len({*pair}) > 1]
+        if len(size) != len(other) or differing != [dim]:
+            return None
+        dims[one] = differing[0]
+        counts.add((size[differing[0]], other[differing[0]]))
+    if len(counts) != 1 or len({*dims.values()} - {None}) != 1:
+        return None
+    sizes = Sizes(*counts.pop())
+    without = [whole.dataflow.shapes[one].sizes for one, dim in dims.items() if dim is None]
+    if any(size and size[0] == sizes.first for size in without):
+        return None  # it would be taken for rows
+    return sizes, dims
+
+
+def _dim_that_is_cut(size: tuple[int, ...], batch_size: int) -> int | None:
+    """Say where calls of a module are cut: in front, else in the first dimension of the batch."""
+    if size and size[0] % batch_size == 0:
+        return 0
+    return size.index(batch_size) if batch_size in size else None
 
 
 def _recorded(job: Job, layout: BatchLayout, name: str, batch_size: int) -> list[_CallRecorded]:

@@ -20,6 +20,7 @@ from memfit.errors import StrategyError
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.forward_state import Before, ForwardState
 from memfit.session.forwards import replace_forward
+from memfit.session.generation_caches import without_generation_caches
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractBlockwise, Numerics, Undo
 from memfit.trace.operators import draws, operator_name
@@ -65,31 +66,13 @@ class ActivationCheckpointing(AbstractBlockwise):
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
         with ExitStack() as undos:
-            undos.enter_context(_without_caches(session.model))
+            undos.enter_context(without_generation_caches(session.model))
             for name in self.block_names(facts):
                 block = session.model.get_submodule(name)
                 if _is_checkpointed(block):
                     raise StrategyError(self.name, f"{name} is named twice; name it once.")
                 undos.callback(_checkpoint_block(name, block, frozenset(self.keep)))
             return undos.pop_all().close
-
-
-@contextmanager
-def _without_caches(model: torch.nn.Module) -> Iterator[None]:
-    """Have transformers models keep no keys and values for generation.
-
-    Training has no use for them, and recomputation would append to them a second time. transformers
-    does the same under its own checkpointing.
-    """
-    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    found = {id(config): config for config in configs if getattr(config, "use_cache", False)}
-    for config in found.values():
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in found.values():
-            config.use_cache = True
 
 
 def _is_checkpointed(block: torch.nn.Module) -> bool:

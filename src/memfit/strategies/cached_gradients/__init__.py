@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -17,6 +17,7 @@ from memfit.errors import StrategyError
 from memfit.session.block_names import expand_names, first_few
 from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.forwards import replace_forward
+from memfit.session.generation_caches import without_generation_caches
 from memfit.session.leaves import leaves_of
 from memfit.session.separation import Separation
 from memfit.session.session import GradientPass, PhaseListener, Session
@@ -42,11 +43,11 @@ class CachedGradients(AbstractSplitting):
     ``representations`` are names of modules, ``''`` the model itself; none at all means what is
     known to treat samples separately, or the outermost modules that the loss calls. Each call of
     such a module is cut along the rows of its arguments. In the first step it is checked on one
-    piece that fewer rows at a time give the same.
+    piece that fewer rows at a time give the same. What a module changes besides its results happens
+    once per call; where that depends on the rows, it is an error.
 
     Limits: about one forward more. Representations, and the loss on them, are those of the whole
-    batch. Batch normalisation in training inside a representation is refused; so is what changes a
-    buffer in a way that depends on the rows. Changes of other state are not seen. Dropout masks are
+    batch. Batch normalisation in training inside a representation is refused. Dropout masks are
     drawn per piece: same in law. In 16-bit parameters gradients add up in 16 bits.
     Source: GradCache, Gao et al. 2021, https://arxiv.org/abs/2101.06983, section 3; pieces are run
     again by torch.utils.checkpoint, https://docs.pytorch.org/docs/stable/checkpoint.html.
@@ -86,7 +87,7 @@ class CachedGradients(AbstractSplitting):
         names = self.representations or separation.representations()
         if not names:
             return not_known("no module could be shown to keep apart the rows of its arguments.")
-        found = [separation.of_rows(name) for name in names]
+        found = [_told_of_rows(name, separation.of_rows(name)) for name in names]
         worst = next((each for each in found if not each.is_proved), found[0])
         return replace(worst, draws=any(each.draws for each in found))
 
@@ -94,21 +95,47 @@ class CachedGradients(AbstractSplitting):
         """Keep nothing: in its first step every module is tried on rows by itself."""
 
     def apply(self, session: Session) -> Undo:
-        """Put piecewise forwards in place of those of the representations."""
+        """Put piecewise forwards in place of those of the representations.
+
+        Where that has been done already, their pieces have another size until it is undone.
+        """
         facts = gather_facts(session)
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
-        names = chosen_representations(self.representations, facts)
-        step = StepInProgress(self.micro_batch_size)
         before = session.gradient_pass
         with ExitStack() as undos:
-            undos.enter_context(_without_caches(session.model))
-            for name, module in _modules(session.model, names):
-                forward = PiecewiseForward(name, module, step, is_named=names is not None)
-                undos.callback(replace_forward(module, forward))
+            step = _step_in_place(session.model)
+            if step is None:
+                undos.enter_context(without_generation_caches(session.model))
+                step = StepInProgress(self.micro_batch_size)
+                for module, forward in self._forwards(session.model, facts, step):
+                    undos.callback(replace_forward(module, forward))
+            else:
+                undos.callback(setattr, step, "micro_batch_size", step.micro_batch_size)
+                step.micro_batch_size = self.micro_batch_size
             undos.callback(setattr, session, "gradient_pass", before)
             session.gradient_pass = partial(_pass_on_whole_batch, step, before)
             return undos.pop_all().close
+
+    def _forwards(
+        self, model: torch.nn.Module, facts: JobFacts, step: StepInProgress
+    ) -> Iterator[tuple[torch.nn.Module, PiecewiseForward]]:
+        """Yield modules with the forwards that take the place of theirs.
+
+        Where the user has named none, what lies inside a representation gets one as well: it takes
+        over where the calls of the representation itself cannot be cut.
+        """
+        chosen = chosen_representations(self.representations, facts)
+        is_named = bool(self.representations)
+        modules = list(_modules(model, chosen, with_parts=not is_named))
+        tops = set() if chosen is None else {id(model.get_submodule(name)) for name in chosen}
+        for name, module in modules:
+            yield (
+                module,
+                PiecewiseForward(
+                    name, module, step, is_named=is_named, keeps_rows_apart=id(module) in tops
+                ),
+            )
 
 
 def chosen_representations(named: tuple[str, ...], facts: JobFacts) -> tuple[str, ...] | None:
@@ -141,28 +168,54 @@ def _normalisation_inside(names: tuple[str, ...] | None, facts: JobFacts) -> str
     )
 
 
+def _told_of_rows(name: str, found: Separability) -> Separability:
+    """Say of a module, not of the loss, what was found of its rows."""
+    if found.is_proved:
+        return found
+    module = name or "the model"
+    if found.is_refuted:
+        culprit = found.culprit
+        reason = _NUMBER_OF_ROWS if culprit is None else culprit.place()
+        return replace(
+            found, sentence=f"{module} mixes rows of the batch: {reason}. {_NAME_OTHERS}"
+        )
+    reason = found.sentence.rstrip(".")
+    return replace(found, sentence=f"{module} may mix rows of the batch: {reason}.")
+
+
+def _step_in_place(model: torch.nn.Module) -> StepInProgress | None:
+    """Give what piecewise forwards share that are in place already; None without any."""
+    forwards = (vars(module).get("forward") for module in model.modules())
+    return next((each.step for each in forwards if isinstance(each, PiecewiseForward)), None)
+
+
 def _modules(
-    model: torch.nn.Module, names: tuple[str, ...] | None
+    model: torch.nn.Module, names: tuple[str, ...] | None, *, with_parts: bool
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the modules whose forward is replaced, each once."""
-    if names is not None:
-        found = {id(model.get_submodule(name)): name for name in reversed(names)}
-        yield from ((name, model.get_submodule(name)) for name in reversed(found.values()))
-        return
+    """Yield the modules whose forward is replaced, each once: those named, or all."""
+    chosen = ("",) if names is None else names
+    met: set[int] = set()
     computing_weights = {
-        part
+        id(part)
         for module in model.modules()
         if isinstance(module, ParametrizationList)
         for part in module.modules()
     }
-    for name, module in model.named_modules():
-        has_parameters = any(True for _ in module.parameters())
-        if (
-            has_parameters
-            and module not in computing_weights
-            and not isinstance(module, torch.jit.ScriptModule)
-        ):
-            yield name, module
+    for top in chosen:
+        for inner, module in model.get_submodule(top).named_modules():
+            is_top = not inner and names is not None
+            if id(module) in met or not (
+                is_top or (with_parts and _may_be_cut(module, computing_weights))
+            ):
+                continue
+            met.add(id(module))
+            yield ".".join(filter(None, (top, inner))), module
+
+
+def _may_be_cut(module: torch.nn.Module, computing_weights: set[int]) -> bool:
+    has_parameters = any(True for _ in module.parameters())
+    is_left = id(module) in computing_weights or isinstance(module, torch.jit.ScriptModule)
+    return has_parameters and not is_left
 
 
 def _pass_on_whole_batch(
@@ -217,15 +270,7 @@ def _check_something_was_cut(step: StepInProgress) -> None:
     )
 
 
-@contextmanager
-def _without_caches(model: torch.nn.Module) -> Iterator[None]:
-    """Have transformers models keep no keys and values for generation, which cannot be joined."""
-    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    found = {id(config): config for config in configs if getattr(config, "use_cache", False)}
-    for config in found.values():
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in found.values():
-            config.use_cache = True
+_NUMBER_OF_ROWS = "what it makes of a row depends on how many there are"
+_NAME_OTHERS = (
+    "Name modules that treat the samples of a batch separately, with representations: [...]."
+)

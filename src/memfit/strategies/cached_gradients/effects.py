@@ -30,7 +30,8 @@ class CallEffects:
         """Carry out a piece; ``run`` is given what there is before it.
 
         Raises:
-            CannotCutError: if it leaves something else than the pieces before it.
+            CannotCutError: if it leaves something else than the pieces before it; then everything
+                is as it was before the call.
         """
         before = self._start
         if self._has_run:
@@ -41,6 +42,8 @@ class CallEffects:
         if self._left is None:
             self._left = Left(self._start)
         elif name := self._left.first_difference():
+            self._start.put_back()
+            self._start.positions.put_back()
             raise CannotCutError(
                 f"what it leaves in {name} depends on the rows, as with running statistics and "
                 "codebooks, so pieces would leave something else"

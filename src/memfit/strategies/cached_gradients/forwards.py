@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -84,18 +84,36 @@ class PiecewiseForward:
         module: whose forward.
         step: what all forwards share.
         is_named: whether the user chose the module, so that what cannot be cut is an error.
+        keeps_rows_apart: whether it is known to do so, whatever a few rows show; results without
+            rows then belong to none.
     """
 
     def __init__(
-        self, name: str, module: torch.nn.Module, step: StepInProgress, *, is_named: bool
+        self,
+        name: str,
+        module: torch.nn.Module,
+        step: StepInProgress,
+        *,
+        is_named: bool,
+        keeps_rows_apart: bool,
     ) -> None:
         self.name = name or "the model"
         self._module = module
         self._forward = module.forward
         self._step = step
         self._is_named = is_named
-        self._state = ForwardState({self.name: module}, NAME)
+        self._needs_rows_everywhere = not (is_named or keeps_rows_apart)
         self._forms: dict[Any, ResultForm | str] = {}
+
+    @cached_property
+    def _state(self) -> ForwardState:
+        """Watch what the module can change; only of modules that are cut, as it takes a walk."""
+        return ForwardState({self.name: self._module}, NAME)
+
+    @property
+    def step(self) -> StepInProgress:
+        """Give what all forwards of the model share."""
+        return self._step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Carry the call out in pieces, or as it is where there is nothing to cut."""
@@ -163,7 +181,7 @@ class PiecewiseForward:
                 leaves,
                 rows,
                 self._step.micro_batch_size,
-                needs_rows_everywhere=not self._is_named,
+                needs_rows_everywhere=self._needs_rows_everywhere,
             )
 
         if self._state.obstacle is not None:

@@ -153,7 +153,9 @@ class Alignment:
 
     def _match(self, call: Call, other: Call) -> bool:
         """Say whether two calls are the same but for numbers, and pair their new tensors."""
-        if not _same_operator(call, other) or len(call.results) != len(other.results):
+        if not _same_operator(call, other) or call.role is not other.role:
+            return False
+        if len(call.results) != len(other.results):
             return False
         return len(call.arguments) == len(other.arguments) and all(
             map(self._same, call.arguments, other.arguments)

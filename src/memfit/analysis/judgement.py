@@ -27,6 +27,11 @@ class Ends:
     count: int | float | None = None
     """Of a Total: a tensor's number, or a float that is the count itself."""
 
+    def numbers(self) -> tuple[int, ...]:
+        """List the tensors at the ends."""
+        counts = (self.count,) if isinstance(self.count, int) else ()
+        return (self.loss, *self.gradients.values(), *counts)
+
 
 def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separability:
     """Say whether the gradients of pieces add up to those of the batch.
@@ -81,7 +86,7 @@ def _judged_loss(followed: Followed, ends: Ends, sizes: Sizes) -> Separability |
     if flow.problem is not None:
         return _bad(flow, flow.problem, "the loss")
     assert not flow.is_bad, "what is bad says why"
-    if flow.kind is Kind.EACH:
+    if flow.kind in (Kind.EACH, Kind.ONE):
         return not_known("the loss belongs to one sample, so the batch has none to spare.")
     if ends.is_total:
         is_sum = _as_sum(flow, sizes) and same_ratio(_as_sum(flow, sizes), 1.0)
@@ -109,7 +114,7 @@ def _judged_count(
     flow = followed.flows[ends.count]
     if flow.problem is not None:
         return _bad(flow, flow.problem, "the count of the loss")
-    if flow.kind is Kind.EACH or not same_ratio(_as_sum(flow, sizes), 1.0):
+    if flow.kind in (Kind.EACH, Kind.ONE) or not same_ratio(_as_sum(flow, sizes), 1.0):
         return refuted(_TOTAL.format("count"))
     return None
 
@@ -128,7 +133,7 @@ def _judged_gradients(followed: Followed, ends: Ends, sizes: Sizes) -> Separabil
             found = _bad(flow, flow.problem, f"the gradient of {name}")
         elif flow.is_uniform and flow.value == 0.0:
             continue
-        elif flow.kind is Kind.EACH:
+        elif flow.kind in (Kind.EACH, Kind.ONE):
             found = not_known(f"the gradient of {name} has a dimension that counts samples.")
         elif same_ratio(_as_sum(flow, sizes), 1.0):
             continue

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from memfit.analysis.dataflow import Ref, Shape
+from memfit.analysis.dataflow import Call, Ref, Shape, refs_in
 from memfit.analysis.flow import Flow, Kind, same_ratio
 from memfit.analysis.use import (
     Use,
+    argument_names,
     operator_name,
     written_arguments,
 )
@@ -83,17 +84,21 @@ def is_compatible(flow: Flow, after: Flow) -> bool:
 
 def written_refs(use: Use) -> list[Ref]:
     """List the tensors whose memory an operator writes, silently or not."""
-    if use.name in _TURNED_IN_PLACE:
+    return writes_of(use.call, statistics=not use.given.statistics)
+
+
+def writes_of(call: Call, *, statistics: bool = True) -> list[Ref]:
+    """List the tensors whose memory a call writes, silently or not.
+
+    Args:
+        call: of an operator.
+        statistics: whether batch normalisation keeps its own.
+    """
+    name, places = operator_name(call.func), argument_names(call.func)
+    if name in _TURNED_IN_PLACE:
         return []
-    found = [use.call.arguments[place] for place in written_arguments(use.call.func)]
-    if not use.given.statistics:
-        names = _SILENTLY_WRITTEN.get(operator_name(use.call.func), ())
-        if names and (use.argument("training") or not use.has("training")):
-            found += [use.argument(name) for name in names]
-    refs = []
-    for each in found:
-        if isinstance(each, Ref):
-            refs.append(each)
-        elif isinstance(each, tuple):
-            refs += [ref for ref in each if isinstance(ref, Ref)]
-    return refs
+    found = [call.arguments[place] for place in written_arguments(call.func)]
+    silent = _SILENTLY_WRITTEN.get(name, ()) if statistics else ()
+    if silent and ("training" not in places or call.arguments[places["training"]]):
+        found += [call.arguments[places[each]] for each in silent]
+    return list(refs_in(tuple(found)))

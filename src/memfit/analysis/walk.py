@@ -32,6 +32,7 @@ from memfit.analysis.precautions import (
     is_backward,
 )
 from memfit.analysis.rules import rule_of
+from memfit.analysis.rules.loops import ROLES, of_one_sample
 from memfit.analysis.separability import Culprit, NeverHolds
 from memfit.analysis.signs import with_sign
 from memfit.analysis.splitting import split_alone
@@ -191,7 +192,14 @@ class _Walk:
         if bad is not None and use.name.removesuffix("_") not in _LOOKS_AT_NO_VALUE:
             mixed = next((flow for flow in flows if flow.kind is Kind.MIXED), bad)
             return [_like_bad(use, ref, mixed) for ref in use.call.results] or [mixed]
-        if all(flow.kind is Kind.FREE and flow.is_plain for flow in flows):
+        if use.call.role:
+            return check_after(use, ROLES[use.call.role](use))
+        if any(flow.kind is Kind.ONE for flow in flows):
+            return of_one_sample(use, self._usual_results)
+        return self._usual_results(use)
+
+    def _usual_results(self, use: Use) -> list[Flow]:
+        if all(flow.kind is Kind.FREE and flow.is_plain for flow in use.flows):
             free = self._free_results(use)
             if free is not None:
                 return free

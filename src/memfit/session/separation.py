@@ -14,7 +14,8 @@ from memfit.analysis.effects import Effects
 from memfit.analysis.flow import Axis, Flow, Kind
 from memfit.analysis.judgement import Ends, judge, judge_effects
 from memfit.analysis.layouts import one_path
-from memfit.analysis.separability import PROVED, Separability, not_known, refuted
+from memfit.analysis.loops import NotRolledError, loop_in, roll
+from memfit.analysis.separability import PROVED, Culprit, Separability, not_known, refuted
 from memfit.analysis.use import Given, Sizes
 from memfit.analysis.walk import follow
 from memfit.errors import JobFunctionError, MemfitError
@@ -181,19 +182,41 @@ class Separation:
 
     def _judged(self, whole: _Recorded, part: _Recorded, given: Given) -> Separability:
         """Follow a step recorded at two sizes, and judge it."""
-        num_samples = part.num_samples
-        sizes = Sizes(self.job.batch_size, num_samples)
-        known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
-        known.update(self._batch_flows(whole, part))
         try:
-            followed = follow(
-                (whole.dataflow, part.dataflow), sizes, known, whole.lasting, given=given
-            )
+            return self._followed_through(whole, part, given)
         except RecordingsDifferError as error:
             # torch takes other ways for one sample, which need not mean anything
-            if num_samples == 1:
+            if part.num_samples == 1:
                 return not_known(_ALONE.format(error.culprit.place()), error.culprit)
-            return refuted(_differs(num_samples, error.culprit.place()), error.culprit)
+            loop = self._loop(whole, part)
+            if loop is None:
+                return refuted(_differs(part.num_samples, error.culprit.place()), error.culprit)
+        try:
+            whole, part = _rolled(whole), _rolled(part)
+            return self._followed_through(whole, part, given)
+        except (NotRolledError, RecordingsDifferError):
+            return not_known(_LOOP.format(loop.place()), loop)
+
+    def _loop(self, whole: _Recorded, part: _Recorded) -> Culprit | None:
+        """Find a loop over the samples."""
+        third = self._recording(next(n for n in _SMALL_SIZES if n != part.num_samples))
+        if isinstance(third, MemfitError) or whole.num_samples <= part.num_samples:
+            return None
+        return loop_in(
+            (whole.dataflow, part.dataflow),
+            (whole.num_samples, part.num_samples),
+            (third.dataflow, third.num_samples),
+        )
+
+    def _followed_through(self, whole: _Recorded, part: _Recorded, given: Given) -> Separability:
+        sizes = Sizes(whole.num_samples, part.num_samples)
+        known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
+        known.update(self._batch_flows(whole, part))
+        followed = follow(
+            (whole.dataflow, part.dataflow), sizes, known, whole.lasting, given=given
+        )  # fmt: skip
+        if not followed.flows.keys() >= {*whole.ends.numbers(), *whole.bound.values()}:
+            return not_known(_ENDS_INSIDE)
         found = judge(followed, whole.ends, part.ends, sizes)
         if found.is_proved and whole.hooked:
             return not_known(_HOOKED.format(whole.hooked))
@@ -323,6 +346,11 @@ def _worst(found: list[Separability]) -> Separability:
     return replace(PROVED, draws=draws, conditions=tuple(conditions))
 
 
+def _rolled(recorded: _Recorded) -> _Recorded:
+    """Keep of loops over the samples what is done to the first one."""
+    return replace(recorded, dataflow=roll(recorded.dataflow, recorded.num_samples))
+
+
 def _not_recorded(error: object) -> str:
     return f"the step cannot be recorded: {_short(error)}"
 
@@ -353,6 +381,11 @@ def _differs(num_samples: int, place: str) -> str:
     )
 
 
+_LOOP = (
+    "a loop over the samples could not be followed ({}): it has to do the same for each of them, "
+    "write nothing in place, and end in torch.stack, torch.cat or a sum."
+)
+_ENDS_INSIDE = "the loss, or a gradient, belongs to single samples of a loop over them."
 _HOOKED = (
     "{} has a hook that is called once its gradient is accumulated; in pieces it would be called "
     "for each, with the sum so far. A hook on the gradient itself (register_hook) is followed."

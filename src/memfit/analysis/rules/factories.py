@@ -90,7 +90,7 @@ def positioned(use: Use) -> list[Flow]:
 def drawn(use: Use) -> list[Flow]:
     """Draw random numbers, for each sample its own."""
     for flow in use.flows:
-        if flow.kind is Kind.SUM or not is_one(flow.ratio) or flow.is_scaled:
+        if flow.kind is Kind.SUM or not is_one(flow.ratio):
             raise CoupledError("draws random numbers by values that depend on the batch")
     axes = use.varying_axes(use.call.results[0])
     known = [flow for flow in use.flows if any(flow.axes)]

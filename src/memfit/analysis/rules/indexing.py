@@ -52,7 +52,6 @@ def embedded_back(use: Use) -> list[Flow]:
             kind=kind,
             axes=(None,) * len(use.result_size()),
             ratio=gradient.ratio,
-            is_scaled=gradient.is_scaled,
             is_drawn=gradient.is_drawn or index.is_drawn,
         )
     ]
@@ -93,7 +92,6 @@ def gathered(use: Use) -> list[Flow]:
             kind=kind,
             axes=axes,
             ratio=values.ratio,
-            is_scaled=values.is_scaled,
             is_drawn=values.is_drawn or index.is_drawn,
         )
     ]
@@ -183,7 +181,7 @@ def indexed(use: Use) -> list[Flow]:
     kind = Kind.EACH if any(found) else values.kind
     return [
         Flow(
-            kind=kind, axes=found, ratio=values.ratio, is_scaled=values.is_scaled,
+            kind=kind, axes=found, ratio=values.ratio,
             is_drawn=is_drawn,
         )
     ]  # fmt: skip
@@ -241,7 +239,7 @@ def distances_back(use: Use) -> list[Flow]:
                      is_drawn=gradient.is_drawn)]  # fmt: skip
     kind = Kind.SUM if Kind.EACH in (gradient.kind, second.kind) else Kind.FREE
     axes = (None,) * len(use.result_size())
-    return [Flow(kind=kind, axes=axes, ratio=gradient.ratio, is_scaled=gradient.is_scaled)]
+    return [Flow(kind=kind, axes=axes, ratio=gradient.ratio)]
 
 
 RULES: Mapping[str, Any] = {

@@ -48,7 +48,7 @@ def scattered(use: Use) -> list[Flow]:
     return [
         Flow(
             kind=Kind.EACH if any(kept) else Kind.FREE, axes=kept, is_drawn=is_drawn,
-            ratio=scale.ratio, is_scaled=scale.is_scaled,
+            ratio=scale.ratio,
         )
     ]  # fmt: skip
 
@@ -66,7 +66,7 @@ def _added_up(use: Use, base: Flow, index: Flow, what: tuple[int, Flow | None]) 
         raise CoupledError("writes samples into something that has no samples")
     total = Flow(
         kind=Kind.SUM, axes=(None,) * len(base.axes), is_drawn=index.is_drawn,
-        ratio=scale.ratio, is_scaled=scale.is_scaled,
+        ratio=scale.ratio,
     )  # fmt: skip
     if base.is_uniform and base.value == 0.0:
         return total
@@ -129,10 +129,10 @@ def _check_lined_up(use: Use, values: Flow, target: list[Axis | None]) -> None:
 def _one_scale(base: Flow, values: Flow) -> Flow:
     """Write one tensor into another; both must change alike with the size of the batch."""
     scale = values if base.is_uniform and base.value == 0.0 else base
-    if not same_ratio(values.ratio, scale.ratio) or values.is_scaled is not scale.is_scaled:
+    if not same_ratio(values.ratio, scale.ratio):
         raise CoupledError("joins values of which only one changes with the batch size")
     return Flow(
-        kind=base.kind, axes=base.axes, ratio=scale.ratio, is_scaled=scale.is_scaled,
+        kind=base.kind, axes=base.axes, ratio=scale.ratio,
         is_drawn=base.is_drawn or values.is_drawn,
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def _put_into_free(use: Use, base: Flow, values: Flow, target: list[Axis | None]
         if not is_sum or values.kind is Kind.SUM:
             raise CoupledError("writes to samples by number, across the batch")
         _check_lined_up(use, values, target)
-        if base.kind is Kind.SUM or values.is_scaled:
+        if base.kind is Kind.SUM:
             return sum_of(use, [replace(values, kind=Kind.SUM, axes=base.axes), base])
         total = Flow(kind=Kind.SUM, axes=base.axes, ratio=values.ratio, is_drawn=values.is_drawn)
         is_zero = base.is_uniform and base.value == 0.0

@@ -61,7 +61,7 @@ def leaf_of(tensor, dim, size, chance):
     """Make a leaf of several shuffled copies of a tensor, one for each sample."""
     generator = torch.Generator().manual_seed(chance.randrange(1 << 30))
     is_free = chance.random() < 0.25 or not -tensor.dim() <= dim < tensor.dim()
-    if is_free or not tensor.shape[dim]:
+    if tensor.layout is not torch.strided or is_free or not tensor.shape[dim]:
         return Leaf(tensor.detach().clone())
     dim, outer = dim % tensor.dim(), chance.choice((1, 1, 2))
     copies = [shuffled(tensor, generator) for _ in range(size * outer)]

@@ -51,7 +51,10 @@ def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separab
         if found is not None:
             return found
     return Separability(
-        outcome=Outcome.PROVED, draws=followed.draws, conditions=tuple(followed.conditions)
+        outcome=Outcome.PROVED,
+        draws=followed.draws,
+        conditions=tuple(followed.conditions),
+        tried=tuple(followed.tried),
     )
 
 

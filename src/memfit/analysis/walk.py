@@ -72,6 +72,8 @@ class Followed:
     conditions: dict[NeverHolds, None] = field(default_factory=dict)
     draws: bool = False
     """Whether random numbers are drawn in forward or backward."""
+    tried: dict[str, None] = field(default_factory=dict)
+    """Operators without a rule, which were tried on examples alone."""
     coupled_modules: dict[str, Problem] = field(default_factory=dict)
     """Modules in whose own calls samples meet, or could not be followed."""
 
@@ -211,7 +213,11 @@ class _Walk:
     def _by_rule(self, use: Use) -> list[Flow]:
         rule = rule_of(use.call.func)
         try:
-            return split_alone(use) if rule is None else rule(use)
+            if rule is not None:
+                return rule(use)
+            found = split_alone(use)
+            self._found.tried[use.name] = None
+            return found
         except (CoupledError, NotFollowedError):
             raise
         except Exception as error:  # a rule that was not made for such arguments

@@ -343,7 +343,8 @@ def _worst(found: list[Separability]) -> Separability:
             return worst
     conditions = dict.fromkeys(c for each in found for c in each.conditions)
     draws = any(each.draws for each in found)
-    return replace(PROVED, draws=draws, conditions=tuple(conditions))
+    tried = dict.fromkeys(name for each in found for name in each.tried)
+    return replace(PROVED, draws=draws, conditions=tuple(conditions), tried=tuple(tried))
 
 
 def _rolled(recorded: _Recorded) -> _Recorded:

@@ -51,7 +51,15 @@ def _kind_of(found: Separability) -> Evidence:
 def _reason(found: Separability, facts: JobFacts) -> str:
     if found.is_proved:
         held = " and ".join(condition_words(each, facts) for each in found.conditions)
-        return f"proved from the recorded step{f'; holds while {held}' if held else ''}."
+        tried = f" ({_TRIED.format(_listed(found.tried))})" if found.tried else ""
+        return f"proved from the recorded step{tried}{f'; holds while {held}' if held else ''}."
     if found.trial:
         return f"settled by trial: {found.trial} Not proved: {found.sentence}"
     return f"not proved: {found.sentence}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+_TRIED = "but for {}, of which it is not proved, only tried on examples, that samples stay apart"

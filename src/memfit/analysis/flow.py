@@ -80,7 +80,8 @@ class Flow:
         axes: for EACH, which dimension runs over them; one entry per dimension.
         ratio: see the module.
         is_uniform: all elements have one value, which does not depend on the batch.
-        is_positions: its elements are the positions 0, 1, 2 ... of the samples.
+        is_positions: its elements are the positions 0, 1, 2 ... of the samples, times stride.
+        stride: the length of a sample's part where positions say where it begins.
         is_opaque: only the backward of the operator that made it knows what it holds.
         is_drawn: it depends on random numbers.
         sources: the leaves of the batch that its elements are copied from, apart from what stands
@@ -95,6 +96,7 @@ class Flow:
     ratio: float = 1.0
     is_uniform: bool = False
     is_positions: bool = False
+    stride: int = 1
     is_opaque: bool = False
     is_drawn: bool = False
     sources: frozenset[int] | None = None
@@ -111,6 +113,11 @@ class Flow:
     def batch_dim(self) -> int | None:
         """Give the dimension that runs over the samples."""
         return next((dim for dim, axis in enumerate(self.axes) if axis is not None), None)
+
+    @property
+    def is_own_position(self) -> bool:
+        """Say whether each element is the number of its own sample."""
+        return self.is_positions and self.stride == 1
 
     @property
     def is_plain(self) -> bool:

@@ -29,7 +29,8 @@ _SHAPE_ALONE = frozenset({
 })  # fmt: skip
 """Operators that look at no value of their first tensor."""
 _KEEP_POSITIONS = _VIEWS | {"index", "_unsafe_index", "index_put", "_index_put_impl",
-                            "_unsafe_index_put"}  # fmt: skip
+                            "_unsafe_index_put", "index_select", "index_add", "_embedding_bag",
+                            "_embedding_bag_forward_only", "_embedding_bag_backward"}  # fmt: skip
 _LINEAR = _VIEWS | {
     "sum", "mean", "add", "sub", "rsub", "subtract", "neg", "mul", "multiply", "div",
     "true_divide", "copy", "positive", "mm", "bmm", "mv", "dot", "vdot", "addmm", "baddbmm",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from memfit.analysis.effects import EffectKind, Effects
 from memfit.analysis.flow import Flow, Kind, Problem, is_one, same_ratio
@@ -58,7 +58,12 @@ def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separab
     )
 
 
-def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flow]) -> Separability:
+def judge_effects(
+    found: Separability,
+    effects: Effects,
+    bound: Mapping[str, Flow],
+    unread: Collection[str] = (),
+) -> Separability:
     """Say whether pieces still keep the results, given what else the step changes.
 
     What operators write is not judged here; see ``judge``. Random draws of torch are followed as
@@ -68,12 +73,17 @@ def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flo
         found: that loss and gradients add up.
         effects: what the step changes.
         bound: what is known of tensors that names have been set to.
+        unread: those of these names that no step reads before it has set them itself.
     """
     worst = found
+    overwritten = []
     for effect in effects.writes:
         flow = bound.get(effect.full_name)
         is_free = flow is not None and flow.kind is Kind.FREE and flow.is_plain
         if effect.kind is EffectKind.TENSOR or (is_free and effect.kind is EffectKind.BINDING):
+            continue
+        if effect.kind is EffectKind.BINDING and effect.full_name in unread:
+            overwritten.append(effect.full_name)
             continue
         if effect.depends_on_batch is not False:
             return refuted(_EFFECT.format(effect.sentence().rstrip(".")))
@@ -81,7 +91,7 @@ def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flo
     for effect in effects.draws:
         if effect.detail:  # seen by its state, not as an operator of torch
             worst = not_known(_DRAW.format(effect.full_name))
-    return worst
+    return replace(worst, overwritten=tuple(overwritten)) if worst.is_proved else worst
 
 
 def _judged_loss(followed: Followed, ends: Ends, sizes: Sizes) -> Separability | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memfit.analysis.effects import GLOBAL_GENERATOR, Effect, EffectKind, Effects
+from memfit.errors import JobFunctionError
 from memfit.job import Job, Total
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.borrowing import borrowed_to_record
@@ -38,8 +39,8 @@ def find_effects(job: Job, layout: BatchLayout) -> Effects:
         RecordingError: if the step needs the values of tensors, or an operator has no fake version.
         JobFunctionError: if one of the job's functions fails.
     """
-    sizes = _two_sizes(job)
-    one, other = (_seen_at(job, layout, size) for size in sizes)
+    size = job.batch_size
+    one, other = _seen_at(job, layout, size), _seen_at_another_size(job, layout, size)
     return Effects(effects=tuple(_compared(one, other)), unseen=one.unseen)
 
 
@@ -64,9 +65,16 @@ class _Seen:
             self.evidence[key] = f"{self.evidence.get(key) or ''}{evidence}" if evidence else None
 
 
-def _two_sizes(job: Job) -> tuple[int, int]:
-    size = job.batch_size
-    return size, size - 1 if size > 1 else 2
+def _seen_at_another_size(job: Job, layout: BatchLayout, batch_size: int) -> _Seen:
+    """Record a step with one sample less; with two less where samples come in pairs."""
+    if batch_size == 1:
+        return _seen_at(job, layout, 2)
+    try:
+        return _seen_at(job, layout, batch_size - 1)
+    except JobFunctionError:
+        if batch_size % 2 or batch_size == 2:
+            raise
+        return _seen_at(job, layout, batch_size - 2)
 
 
 def _seen_at(job: Job, layout: BatchLayout, batch_size: int) -> _Seen:

@@ -19,6 +19,7 @@ from memfit.analysis.memory import (
     is_apart,
     is_compatible,
     lies_like,
+    samples_lie_alike,
     stays_like,
     written_refs,
     written_to,
@@ -299,7 +300,14 @@ class _Walk:
                 continue
             if after.is_bad:
                 self._found.flows[number] = replace(after, axes=(None,) * len(shape.sizes))
-            elif (is_like or is_compatible(flow, after)) and not flow.is_positions:
+            elif (
+                (is_like or is_compatible(flow, after))
+                and not flow.is_positions
+                and (
+                    not any(axis is not None and axis.wild for axis in (*before.axes, *flow.axes))
+                    or samples_lie_alike((shape, written), (flow, after))
+                )
+            ):
                 self._found.flows[number] = written_to(flow, after)
             elif lies_like(shape, written):
                 self._found.flows[number] = after

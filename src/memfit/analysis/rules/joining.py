@@ -66,8 +66,8 @@ def _one_after_another(axes: Sequence[Axis]) -> Axis:
     inner = {axis.inner for axis in axes if not axis.wild or axis.outer * axis.inner == 1}
     if len(inner) == 1 and all(not axis.wild or axis.outer * axis.inner == 1 for axis in axes):
         return Axis(outer=sum(axis.outer for axis in axes), inner=next(iter(inner)))
-    if all(axis.wild for axis in axes):
-        return Axis(outer=1, inner=sum(axis.outer * axis.inner for axis in axes), wild=True)
+    if all(axis.wild for axis in axes):  # each is the same all along, but not as the others are
+        return Axis(outer=sum(axis.outer * axis.inner for axis in axes), inner=1)
     raise NotFollowedError("joins samples that are laid out in different ways")
 
 

@@ -208,7 +208,27 @@ def samples_across_a_buffer(model, batch):
     return (buffer * model(batch[0])).mean()
 
 
+def by_place_in_the_batch(numbers):
+    """Weight samples by constants of their rows, laid out across the rows."""
+
+    def loss(model, batch):
+        size = len(batch[0])
+        weights = numbers(torch.ones(size, 6)).float().reshape(6, size)[0]
+        return (weights * model(batch[0]).mean(1)).mean()
+
+    return loss
+
+
 COUPLED = {
+    **{
+        f"equal numbers by their places: {name}": by_place_in_the_batch(numbers)
+        for name, numbers in {
+            "cumsum": lambda x: x.cumsum(1), "cumprod": lambda x: (2 * x).cumprod(1),
+            "logcumsumexp": lambda x: x.logcumsumexp(1), "argsort": lambda x: x.argsort(1),
+            "sort": lambda x: x.sort(1).indices, "topk": lambda x: x.topk(6, 1).indices,
+            "cummax": lambda x: x.cummax(1).indices,
+        }.items()
+    },
     "constants in part of a buffer": constants_in_part_of_a_buffer,
     "noise scaled in part of a buffer": noise_scaled_in_part_of_a_buffer,
     "constants behind one another": constants_behind_one_another,

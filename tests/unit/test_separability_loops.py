@@ -275,7 +275,46 @@ def mixed_order_of_gradients(model, batch):
     return sum((hidden[i] * hidden[-1 - i]).mean() for i in range(len(hidden))) / len(hidden)
 
 
+def weights_that_are(numbers):
+    """Weight each sample's error by numbers that a loop makes of the batch, without gradients."""
+
+    def loss(model, batch):
+        errors = (model(batch[0]) - batch[1]).square().mean(1)
+        return (errors * numbers(list(batch[1]))).mean()
+
+    return loss
+
+
+def scaled_by_a_sum(numbers):
+    """Add numbers that a loop makes of the batch; they have no gradients."""
+
+    def loss(model, batch):
+        error = (model(batch[0]) - batch[1]).square().mean()
+        return error + numbers([row.mean() for row in batch[1]]) / len(batch[1])
+
+    return loss
+
+
+ALIKE |= {
+    "weights of each sample": weights_that_are(lambda y: torch.stack([row.sum() for row in y])),
+    "a sum without gradients": scaled_by_a_sum(sum),
+}
 COUPLED = {
+    "weights in reverse": weights_that_are(lambda y: torch.stack([r.sum() for r in y[::-1]])),
+    "weights in reverse but for the first": weights_that_are(
+        lambda y: torch.stack([r.sum() for r in (y[0], *y[:0:-1])])
+    ),
+    "other weights for the first": weights_that_are(
+        lambda y: torch.stack([y[0].exp().sum(), *(row.sum() for row in y[1:])])
+    ),
+    "all weights through memory": weights_that_are(
+        lambda y: torch.stack([row.as_strided((6,), (1,), 0).sum() for row in y])
+    ),
+    "a sum with one term twice": scaled_by_a_sum(lambda y: sum(y[1:], y[0] + y[0])),
+    "a sum with one term instead of another": scaled_by_a_sum(lambda y: sum(y[2:], y[0] + y[0])),
+    "a sum of two kinds of terms": scaled_by_a_sum(lambda y: sum(y[1:], y[0].exp())),
+}  # fmt: skip
+COUPLED |= {
     each.__name__: each
     for each in (
         looks_back, looks_back_in_order, without_the_last, without_the_last_in_place,

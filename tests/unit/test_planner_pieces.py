@@ -114,10 +114,10 @@ def test_a_size_is_looked_into_only_when_it_is_considered(monkeypatch):
     from memfit.session import separation
 
     sizes = []
-    record = separation._record
+    record = separation.record_step
     monkeypatch.setattr(
         separation,
-        "_record",
+        "record_step",
         lambda job, layout, size, **settings: (
             sizes.append(size) or record(job, layout, size, **settings)
         ),

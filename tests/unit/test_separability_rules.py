@@ -61,7 +61,7 @@ def leaf_of(tensor, dim, size, chance):
     """Make a leaf of several shuffled copies of a tensor, one for each sample."""
     generator = torch.Generator().manual_seed(chance.randrange(1 << 30))
     is_free = chance.random() < 0.25 or not -tensor.dim() <= dim < tensor.dim()
-    if is_free or not tensor.shape[dim]:
+    if tensor.layout is not torch.strided or is_free or not tensor.shape[dim]:
         return Leaf(tensor.detach().clone())
     dim, outer = dim % tensor.dim(), chance.choice((1, 1, 2))
     copies = [shuffled(tensor, generator) for _ in range(size * outer)]
@@ -178,7 +178,62 @@ def large_constant(model, batch):
     return (model(batch[0]).square().mean(0)[None] * numbers).mean()
 
 
+def constants_in_part_of_a_buffer(model, batch):
+    buffer = torch.ones(4 * len(batch[0]), 6)
+    buffer[: 2 * len(batch[0])] = 0
+    return (buffer.view(len(batch[0]), 4, 6)[:, 0] * model(batch[0])).mean()
+
+
+def noise_scaled_in_part_of_a_buffer(model, batch):
+    buffer = torch.randn(4 * len(batch[0]), 6)
+    buffer[: 2 * len(batch[0])] *= 0.1
+    return (buffer.view(len(batch[0]), 4, 6)[:, 0] * model(batch[0])).mean()
+
+
+def constants_behind_one_another(model, batch):
+    size = len(batch[0])
+    buffer = torch.cat([torch.ones(2 * size, 6), torch.zeros(2 * size, 6)])
+    return (buffer.view(size, 4, 6)[:, 0] * model(batch[0])).mean()
+
+
+def constants_across_a_buffer(model, batch):
+    buffer = torch.ones(len(batch[0]), 6)
+    buffer.view(6, -1)[:3] = 0
+    return (buffer * model(batch[0])).mean()
+
+
+def samples_across_a_buffer(model, batch):
+    buffer = torch.zeros(len(batch[0]), 6)
+    buffer.view(6, -1)[0] = model(batch[0])[:, 0]
+    return (buffer * model(batch[0])).mean()
+
+
+def by_place_in_the_batch(numbers):
+    """Weight samples by constants of their rows, laid out across the rows."""
+
+    def loss(model, batch):
+        size = len(batch[0])
+        weights = numbers(torch.ones(size, 6)).float().reshape(6, size)[0]
+        return (weights * model(batch[0]).mean(1)).mean()
+
+    return loss
+
+
 COUPLED = {
+    **{
+        f"equal numbers by their places: {name}": by_place_in_the_batch(numbers)
+        for name, numbers in {
+            "cumsum": lambda x: x.cumsum(1), "cumprod": lambda x: (2 * x).cumprod(1),
+            "logcumsumexp": lambda x: x.logcumsumexp(1), "argsort": lambda x: x.argsort(1),
+            "sort": lambda x: x.sort(1).indices, "topk": lambda x: x.topk(6, 1).indices,
+            "cummax": lambda x: x.cummax(1).indices,
+        }.items()
+    },
+    "constants in part of a buffer": constants_in_part_of_a_buffer,
+    "noise scaled in part of a buffer": noise_scaled_in_part_of_a_buffer,
+    "constants behind one another": constants_behind_one_another,
+    "constants across a buffer": constants_across_a_buffer,
+    "samples across a buffer": samples_across_a_buffer,
     "a shift that is half the batch": lambda m, b: mse(m(b[0]), b[1].roll(len(b[0]) // 2, 1)),
     "a column by the batch size": lambda m, b: mse(m(b[0])[:, len(b[0]) // 8], b[1][:, 0]),
     "columns by the batch size": lambda m, b: m(b[0])[:, len(b[0]) // 8 :][:, :2].mean(),
@@ -261,9 +316,18 @@ def test_a_tensor_kept_between_steps_and_written_from_the_batch_is_named():
     assert "outlives" in found.sentence
 
 
+def columns_of_a_buffer(model, batch):
+    buffer = torch.ones(len(batch[0]), 6)
+    buffer[:, 1:3] = 0
+    buffer.t()[5:] = 2
+    buffer[:, 0] = model(batch[0])[:, 0].detach()
+    return (buffer * model(batch[0])).mean()
+
+
 @pytest.mark.parametrize(
     "loss",
     [
+        columns_of_a_buffer,
         lambda m, b: mse(m(b[0]), b[1]),
         lambda m, b: mse(torch.sinc(m(b[0])), b[1]),
         lambda m, b: m(b[0]).renorm(2, 0, 1.0).mean(),

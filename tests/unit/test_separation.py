@@ -265,13 +265,13 @@ def test_random_states_models_and_settings_are_left_alone():
 def test_a_few_samples_that_refute_every_size_are_looked_at_once(monkeypatch):
     job = job_with(hardest_half, batch_size=64)
     sizes = []
-    record = separation._record
+    record = separation.record_step
 
     def noting(job, layout, size, **settings):
         sizes.append(size)
         return record(job, layout, size, **settings)
 
-    monkeypatch.setattr(separation, "_record", noting)
+    monkeypatch.setattr(separation, "record_step", noting)
     found = Separation(job, find_layout(job))
     assert all(found.of(size).is_refuted for size in (32, 16, 8, 4, 2, 1))
     assert sorted(sizes) == [2, 64]

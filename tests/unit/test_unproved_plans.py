@@ -186,10 +186,10 @@ def test_without_pieces_a_label_may_be_left_out():
 
 def test_a_batch_of_another_size_is_looked_into_once(monkeypatch):
     sizes = []
-    recorded = separation._record
+    recorded = separation.record_step
     monkeypatch.setattr(
         separation,
-        "_record",
+        "record_step",
         lambda job, layout, size, **settings: (
             sizes.append(size) or recorded(job, layout, size, **settings)
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -153,7 +153,9 @@ class Alignment:
 
     def _match(self, call: Call, other: Call) -> bool:
         """Say whether two calls are the same but for numbers, and pair their new tensors."""
-        if not _same_operator(call, other) or len(call.results) != len(other.results):
+        if not _same_operator(call, other) or call.role is not other.role:
+            return False
+        if len(call.results) != len(other.results):
             return False
         return len(call.arguments) == len(other.arguments) and all(
             map(self._same, call.arguments, other.arguments)
@@ -178,6 +180,51 @@ class Alignment:
         if one not in self._canon and other not in self._other_canon:
             self._pair(one, other)
         return self._canon.get(one) == self._other_canon.get(other)
+
+
+def is_same_program(
+    recordings: tuple[Dataflow, Dataflow], names: tuple[Mapping[int, str], Mapping[int, str]]
+) -> bool:
+    """Say whether two recordings are the same calls with the same numbers, of the same tensors.
+
+    Args:
+        recordings: of a step at one batch size.
+        names: of the tensors that outlive it, by number.
+    """
+    one, other = recordings
+    pairs: dict[int, int] = {}
+
+    def same(left: Any, right: Any) -> bool:
+        if isinstance(left, Ref) and isinstance(right, Ref):
+            first, second = left.number, right.number
+            if first in pairs:
+                return pairs[first] == second
+            pairs[first] = second
+            return names[0].get(first) == names[1].get(second) and _is_alike(
+                recordings, (first, second)
+            )
+        if isinstance(left, tuple) and isinstance(right, tuple):
+            return len(left) == len(right) and all(map(same, left, right))
+        if isinstance(left, torch.Generator) and isinstance(right, torch.Generator):
+            return True  # each recording has its own
+        return type(left) is type(right) and repr(left) == repr(right)
+
+    return len(one.calls) == len(other.calls) and all(
+        call.func is its.func
+        and same(call.arguments, its.arguments)
+        and same(call.results, its.results)
+        for call, its in zip(one.calls, other.calls, strict=True)
+    )
+
+
+def _is_alike(recordings: tuple[Dataflow, Dataflow], numbers: tuple[int, int]) -> bool:
+    """Say whether two tensors have the same shape, and hold the same as far as is known."""
+    one, other = (
+        (each.shapes[number].sizes, each.shapes[number].dtype, each.values.get(number),
+         each.digests.get(number))
+        for each, number in zip(recordings, numbers, strict=True)
+    )  # fmt: skip
+    return repr(one) == repr(other)
 
 
 def _is_copy(call: Call) -> bool:

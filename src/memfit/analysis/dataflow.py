@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Self
 
 import torch
@@ -56,6 +57,20 @@ class Shape:
         return self.offset + sum((extent - 1) * stride for extent, stride in steps)
 
 
+class Role(StrEnum):
+    """What a call stands for where a loop over samples was rolled up (memfit.analysis.loops)."""
+
+    ITSELF = ""
+    TAKE = "take"
+    """Take each sample out of a batch."""
+    JOIN = "join"
+    """Put all samples behind one another, in order."""
+    SUM = "sum"
+    """Add up what belongs to one sample over all samples, and what belongs to none."""
+    PLACE = "place"
+    """Put each sample's gradient back in its place."""
+
+
 @dataclass(slots=True)
 class Call:
     """One call of an operator. Tensors among arguments and results are given as ``Ref``."""
@@ -66,6 +81,7 @@ class Call:
     results: tuple[Ref, ...]
     place: Place
     is_backward: bool
+    role: Role = Role.ITSELF
 
 
 @dataclass(slots=True)

@@ -63,6 +63,11 @@ class Effect:
         return f"{self.owner}.{self.name}"
 
     @property
+    def is_tensor(self) -> bool:
+        """Say whether it is a tensor that is written."""
+        return self.kind is EffectKind.TENSOR
+
+    @property
     def is_global_draw(self) -> bool:
         """Say whether random numbers come from a library's own generator."""
         return self.kind is EffectKind.GENERATOR and self.name == GLOBAL_GENERATOR

@@ -5,6 +5,7 @@ Every tensor of a step belongs to one of these kinds:
 - FREE: it does not depend on the batch (parameters, constants).
 - EACH: one of its dimensions runs over the samples, and an element depends on its sample alone.
 - SUM: a sum over the samples of terms that depend on one sample each (a loss, a gradient).
+- ONE: it belongs to one sample, the same way for each sample (in a loop over them).
 - MIXED: it depends on the samples in any other way.
 - UNKNOWN: an operator before it could not be followed.
 
@@ -31,6 +32,7 @@ class Kind(StrEnum):
     FREE = "free"
     EACH = "each"
     SUM = "sum"
+    ONE = "one"
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
@@ -78,8 +80,8 @@ class Flow:
         axes: for EACH, which dimension runs over them; one entry per dimension.
         ratio: see the module.
         is_uniform: all elements have one value, which does not depend on the batch.
-        is_positions: its elements are the positions 0, 1, 2 ... of the samples.
-        is_scaled: it carries a factor that depends on the whole batch, the same everywhere.
+        is_positions: its elements are the positions 0, 1, 2 ... of the samples, times stride.
+        stride: the length of a sample's part where positions say where it begins.
         is_opaque: only the backward of the operator that made it knows what it holds.
         is_drawn: it depends on random numbers.
         sources: the leaves of the batch that its elements are copied from, apart from what stands
@@ -94,7 +96,7 @@ class Flow:
     ratio: float = 1.0
     is_uniform: bool = False
     is_positions: bool = False
-    is_scaled: bool = False
+    stride: int = 1
     is_opaque: bool = False
     is_drawn: bool = False
     sources: frozenset[int] | None = None
@@ -113,9 +115,14 @@ class Flow:
         return next((dim for dim, axis in enumerate(self.axes) if axis is not None), None)
 
     @property
+    def is_own_position(self) -> bool:
+        """Say whether each element is the number of its own sample."""
+        return self.is_positions and self.stride == 1
+
+    @property
     def is_plain(self) -> bool:
         """Say whether its values are those of the same formula at every size."""
-        return not self.is_scaled and is_one(self.ratio)
+        return is_one(self.ratio)
 
     def with_sources(self, sources: frozenset[int]) -> Flow:
         """Give the same with its elements copied from other leaves of the batch."""

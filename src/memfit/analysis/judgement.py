@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from memfit.analysis.effects import EffectKind, Effects
 from memfit.analysis.flow import Flow, Kind, Problem, is_one, same_ratio
@@ -27,6 +27,11 @@ class Ends:
     count: int | float | None = None
     """Of a Total: a tensor's number, or a float that is the count itself."""
 
+    def numbers(self) -> tuple[int, ...]:
+        """List the tensors at the ends."""
+        counts = (self.count,) if isinstance(self.count, int) else ()
+        return (self.loss, *self.gradients.values(), *counts)
+
 
 def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separability:
     """Say whether the gradients of pieces add up to those of the batch.
@@ -46,11 +51,19 @@ def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separab
         if found is not None:
             return found
     return Separability(
-        outcome=Outcome.PROVED, draws=followed.draws, conditions=tuple(followed.conditions)
+        outcome=Outcome.PROVED,
+        draws=followed.draws,
+        conditions=tuple(followed.conditions),
+        tried=tuple(followed.tried),
     )
 
 
-def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flow]) -> Separability:
+def judge_effects(
+    found: Separability,
+    effects: Effects,
+    bound: Mapping[str, Flow],
+    unread: Collection[str] = (),
+) -> Separability:
     """Say whether pieces still keep the results, given what else the step changes.
 
     What operators write is not judged here; see ``judge``. Random draws of torch are followed as
@@ -60,12 +73,17 @@ def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flo
         found: that loss and gradients add up.
         effects: what the step changes.
         bound: what is known of tensors that names have been set to.
+        unread: those of these names that no step reads before it has set them itself.
     """
     worst = found
+    overwritten = []
     for effect in effects.writes:
         flow = bound.get(effect.full_name)
         is_free = flow is not None and flow.kind is Kind.FREE and flow.is_plain
         if effect.kind is EffectKind.TENSOR or (is_free and effect.kind is EffectKind.BINDING):
+            continue
+        if effect.kind is EffectKind.BINDING and effect.full_name in unread:
+            overwritten.append(effect.full_name)
             continue
         if effect.depends_on_batch is not False:
             return refuted(_EFFECT.format(effect.sentence().rstrip(".")))
@@ -74,7 +92,7 @@ def judge_effects(found: Separability, effects: Effects, bound: Mapping[str, Flo
         if effect.detail:  # seen by its state, not as an operator of torch
             where = f" ({effect.source_line})" if effect.source_line else ""
             worst = not_known(_DRAW.format(effect.full_name, where))
-    return worst
+    return replace(worst, overwritten=tuple(overwritten)) if worst.is_proved else worst
 
 
 def _judged_loss(followed: Followed, ends: Ends, sizes: Sizes) -> Separability | None:
@@ -82,7 +100,7 @@ def _judged_loss(followed: Followed, ends: Ends, sizes: Sizes) -> Separability |
     if flow.problem is not None:
         return _bad(flow, flow.problem, "the loss")
     assert not flow.is_bad, "what is bad says why"
-    if flow.kind is Kind.EACH:
+    if flow.kind in (Kind.EACH, Kind.ONE):
         return not_known("the loss belongs to one sample, so the batch has none to spare.")
     if ends.is_total:
         is_sum = _as_sum(flow, sizes) and same_ratio(_as_sum(flow, sizes), 1.0)
@@ -110,7 +128,7 @@ def _judged_count(
     flow = followed.flows[ends.count]
     if flow.problem is not None:
         return _bad(flow, flow.problem, "the count of the loss")
-    if flow.kind is Kind.EACH or not same_ratio(_as_sum(flow, sizes), 1.0):
+    if flow.kind in (Kind.EACH, Kind.ONE) or not same_ratio(_as_sum(flow, sizes), 1.0):
         return refuted(_TOTAL.format("count"))
     return None
 
@@ -129,7 +147,7 @@ def _judged_gradients(followed: Followed, ends: Ends, sizes: Sizes) -> Separabil
             found = _bad(flow, flow.problem, f"the gradient of {name}")
         elif flow.is_uniform and flow.value == 0.0:
             continue
-        elif flow.kind is Kind.EACH:
+        elif flow.kind in (Kind.EACH, Kind.ONE):
             found = not_known(f"the gradient of {name} has a dimension that counts samples.")
         elif same_ratio(_as_sum(flow, sizes), 1.0):
             continue

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from memfit.analysis.dataflow import Ref, Shape
+from memfit.analysis.dataflow import Call, Ref, Shape, refs_in
 from memfit.analysis.flow import Flow, Kind, same_ratio
 from memfit.analysis.use import (
     Use,
+    argument_names,
     operator_name,
     written_arguments,
 )
@@ -81,19 +82,55 @@ def is_compatible(flow: Flow, after: Flow) -> bool:
     return len(mine) == len(its) == 1 and mine[0].matches(its[0])
 
 
+def samples_lie_alike(views: tuple[Shape, Shape], flows: tuple[Flow, Flow]) -> bool:
+    """Say whether the samples of one view of memory are those of another one, by where they lie.
+
+    A wild dimension may be seen from any side, so that what is known of it says nothing of what
+    is written there through another view.
+
+    Args:
+        views: what is looked at, and what is written.
+        flows: what is known of both.
+    """
+    dims = [flow.batch_dim for flow in flows]
+    if dims[0] is None or dims[1] is None:
+        return dims[0] is dims[1]
+    one, other = views
+    extent, step = one.sizes[dims[0]], one.stride[dims[0]]
+    if (extent, step) != (other.sizes[dims[1]], other.stride[dims[1]]) or not step:
+        return False
+    whole = extent * step
+    apart = (other.offset - one.offset + whole // 2) % whole - whole // 2
+    return (
+        apart - _span(one, dims[0], whole) > -step and apart + _span(other, dims[1], whole) < step
+    )
+
+
+def _span(view: Shape, batch_dim: int, whole: int) -> int:
+    """Give how far the elements of one sample lie apart, but for steps over all samples."""
+    dims = enumerate(zip(view.sizes, view.stride, strict=True))
+    return sum(
+        (size - 1) * stride for dim, (size, stride) in dims if dim != batch_dim and stride % whole
+    )
+
+
 def written_refs(use: Use) -> list[Ref]:
     """List the tensors whose memory an operator writes, silently or not."""
-    if use.name in _TURNED_IN_PLACE:
+    return writes_of(use.call, statistics=not use.given.statistics)
+
+
+def writes_of(call: Call, *, statistics: bool = True) -> list[Ref]:
+    """List the tensors whose memory a call writes, silently or not.
+
+    Args:
+        call: of an operator.
+        statistics: whether batch normalisation keeps its own.
+    """
+    name, places = operator_name(call.func), argument_names(call.func)
+    if name in _TURNED_IN_PLACE:
         return []
-    found = [use.call.arguments[place] for place in written_arguments(use.call.func)]
-    if not use.given.statistics:
-        names = _SILENTLY_WRITTEN.get(operator_name(use.call.func), ())
-        if names and (use.argument("training") or not use.has("training")):
-            found += [use.argument(name) for name in names]
-    refs = []
-    for each in found:
-        if isinstance(each, Ref):
-            refs.append(each)
-        elif isinstance(each, tuple):
-            refs += [ref for ref in each if isinstance(ref, Ref)]
-    return refs
+    found = [call.arguments[place] for place in written_arguments(call.func)]
+    silent = _SILENTLY_WRITTEN.get(name, ()) if statistics else ()
+    if silent and ("training" not in places or call.arguments[places["training"]]):
+        found += [call.arguments[places[each]] for each in silent]
+    return list(refs_in(tuple(found)))

@@ -29,7 +29,8 @@ _SHAPE_ALONE = frozenset({
 })  # fmt: skip
 """Operators that look at no value of their first tensor."""
 _KEEP_POSITIONS = _VIEWS | {"index", "_unsafe_index", "index_put", "_index_put_impl",
-                            "_unsafe_index_put"}  # fmt: skip
+                            "_unsafe_index_put", "index_select", "index_add", "_embedding_bag",
+                            "_embedding_bag_forward_only", "_embedding_bag_backward"}  # fmt: skip
 _LINEAR = _VIEWS | {
     "sum", "mean", "add", "sub", "rsub", "subtract", "neg", "mul", "multiply", "div",
     "true_divide", "copy", "positive", "mm", "bmm", "mv", "dot", "vdot", "addmm", "baddbmm",
@@ -164,10 +165,10 @@ def is_backward(use: Use) -> bool:
     """Say whether an operator carries a gradient back, linear in it, by its name."""
     name = use.name
     is_named = name.endswith(("_backward", "_backward_data")) or "_backward_" in name
-    return is_named and name not in _LINEAR and next(_gradients(use), None) is not None
+    return is_named and name not in _LINEAR and next(gradients_of(use), None) is not None
 
 
-def _gradients(use: Use) -> Iterator[Ref]:
+def gradients_of(use: Use) -> Iterator[Ref]:
     """Yield the gradients that a backward operator is given."""
     arguments = use.call.func._schema.arguments
     for value, argument in zip(use.call.arguments, arguments, strict=True):
@@ -181,7 +182,7 @@ def carried_back(use: Use) -> list[Flow] | None:
     Raises:
         CoupledError: if a gradient meets other samples, or values that depend on the batch size.
     """
-    gradients = list(_gradients(use))
+    gradients = list(gradients_of(use))
     weight = use.argument(_TOTAL_WEIGHT)
     others = [ref for ref in use.tensors if ref not in gradients and ref != weight]
     if any(use.flow_of(ref).kind is Kind.SUM or not use.flow_of(ref).is_plain for ref in others):
@@ -204,7 +205,7 @@ def _of_sums(use: Use, gradients: Sequence[Flow], others: Sequence[Flow]) -> lis
     for ref in use.call.results:
         axes = (None,) * len(use.size_of(ref))
         found.append(
-            Flow(kind=Kind.SUM, axes=axes, ratio=total.ratio, is_scaled=total.is_scaled,
+            Flow(kind=Kind.SUM, axes=axes, ratio=total.ratio,
                  is_drawn=total.is_drawn)
         )  # fmt: skip
     return found

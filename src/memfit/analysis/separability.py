@@ -52,6 +52,9 @@ class Separability:
         culprit: the operator at fault, where there is one.
         draws: whether random numbers are drawn for each sample, so that pieces draw others.
         conditions: what a batch must keep to for a proof to hold.
+        tried: operators that the proof has no rule for: they were only tried on examples.
+        overwritten: attributes that keep what the last piece leaves, and that no step reads before
+            it has set them itself.
         trial: what a real batch has shown where it is not known; empty where none was tried.
     """
 
@@ -60,6 +63,8 @@ class Separability:
     culprit: Culprit | None = None
     draws: bool = False
     conditions: tuple[NeverHolds, ...] = ()
+    tried: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
     trial: str = ""
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -14,14 +15,31 @@ from memfit.analysis.flow import Axes, Axis, Flow, Kind
 from memfit.analysis.use import NotFollowedError, Use
 
 _CUTS = (
+    (2, ((0,), (1,))),
     (4, ((0,), (1, 2, 3))),
     (4, ((0, 2), (1, 3))),
     (4, ((0,), (1,), (2,), (3,))),
     (6, ((5, 0, 1), (2, 3), (4,))),
     (6, ((0, 1, 2, 3, 4), (5,))),
+    (33, (tuple(range(17)), tuple(range(17, 33)))),
 )
 """Numbers of samples, and how they are cut."""
-_SCALES = (1.0, 0.1, 30.0)
+_SCALES = (1.0, 0.1, 30.0, 1e-3, 1e3)
+
+
+class _Special(StrEnum):
+    """Samples that an operator may treat in another way than random ones."""
+
+    ZEROS = "zeros"
+    EQUAL = "equal"
+    """All samples are the same."""
+    OUTLIER = "outlier"
+    """One sample is far larger than the others."""
+    ORDERED = "ordered"
+    """Each sample is larger than the one before."""
+
+
+_FAR = 1e3
 _MOST_ELEMENTS = 1_000_000
 _MOST_INDEX = 2
 """Whole numbers are drawn below this, so that they may be indices."""
@@ -46,8 +64,9 @@ class _Result:
 def split_alone(use: Use) -> list[Flow]:
     """Say what an operator does with samples by running it on pieces of small tensors.
 
-    That can show that samples meet; that they do not, it makes very likely: all pieces agree, for
-    several cuts of several draws of different scales.
+    That can show that samples meet. That they do not, it makes very likely and no more: all pieces
+    agree, for several cuts of several draws of different scales, of samples that are zero, equal,
+    ordered or far apart, and for the batch sizes in question. Whoever relies on it has to say so.
 
     Raises:
         NotFollowedError: if that shows nothing.
@@ -103,17 +122,39 @@ class _Trial:
 
 def _trials(use: Use) -> Iterator[_Trial]:
     generator = torch.Generator().manual_seed(0)
-    for num_samples, pieces in _CUTS:
+    for cut in _CUTS:
         for scale in _SCALES:
-            drawn = {ref: _drawn(use, ref, num_samples, scale, generator) for ref in use.tensors}
-            whole = _results(use, drawn.__getitem__)
-            parts = []
-            for piece in pieces:
-                cut = {
-                    ref: _cut(use, ref, value, piece, num_samples) for ref, value in drawn.items()
-                }
-                parts.append(_results(use, cut.__getitem__))
-            yield _Trial(num_samples, pieces, whole, parts)
+            yield _trial(use, cut, {ref: _drawn(use, ref, cut[0], scale, generator)
+                                    for ref in use.tensors})  # fmt: skip
+    yield from _special_trials(use, generator)
+
+
+def _special_trials(use: Use, generator: torch.Generator) -> Iterator[_Trial]:
+    """Try what an operator may refuse, which shows nothing: special samples, and large batches."""
+    size, part = use.sizes.first, use.sizes.second
+    pieces = tuple(tuple(range(size))[at : at + part] for at in range(0, size, part))
+    specials = [(cut, special) for cut in _CUTS[1:4] for special in _Special]
+    for cut, special in (*specials, ((size, pieces), None)):
+        try:
+            drawn = {ref: _drawn(use, ref, cut[0], 1.0, generator) for ref in use.tensors}
+            if special is not None:
+                for ref in drawn:
+                    drawn[ref] = _made_special(use, ref, drawn[ref], cut[0], special)
+            trial = _trial(use, cut, drawn)
+        except Exception:  # noqa: BLE001, S112 - singular matrices, tensors that are too large
+            continue
+        yield trial
+
+
+def _trial(
+    use: Use, cut: tuple[int, tuple[tuple[int, ...], ...]], drawn: Mapping[Ref, torch.Tensor]
+) -> _Trial:
+    num_samples, pieces = cut
+    whole, parts = _results(use, drawn.__getitem__), []
+    for piece in pieces:
+        given = {ref: _cut(use, ref, value, piece, num_samples) for ref, value in drawn.items()}
+        parts.append(_results(use, given.__getitem__))
+    return _Trial(num_samples, pieces, whole, parts)
 
 
 def _drawn(
@@ -134,6 +175,29 @@ def _drawn(
         dtype = torch.complex128 if shape.dtype.is_complex else torch.float64
         return torch.randn(sizes, dtype=dtype, generator=generator) * scale
     return torch.randint(_MOST_INDEX, sizes, generator=generator).to(shape.dtype)
+
+
+def _made_special(
+    use: Use, ref: Ref, value: torch.Tensor, num_samples: int, special: _Special
+) -> torch.Tensor:
+    """Change the samples in a tensor; what has none, and far numbers of indices, stay."""
+    flow = use.flow_of(ref)
+    dim = flow.batch_dim
+    if dim is None:
+        return value
+    axis = flow.axes[dim]
+    assert axis is not None
+    if special is _Special.ZEROS:
+        return torch.zeros_like(value)
+    sample = torch.arange(axis.extent(num_samples)) // axis.inner % num_samples
+    if special is _Special.EQUAL:
+        return value.index_select(dim, torch.arange(len(sample)) - sample * axis.inner)
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    factors = sample + 1.0 if special is _Special.ORDERED else 1.0 + _FAR * (sample == 0)
+    lined_up = [-1 if place == dim else 1 for place in range(value.dim())]
+    values = value.abs() if special is _Special.ORDERED else value
+    return values.to(value.dtype) * factors.to(torch.float64).view(lined_up)
 
 
 def _cut(
@@ -226,4 +290,8 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.is_complex() != other.is_complex():
         return False
     wide = torch.complex128 if one.is_complex() else torch.float64
-    return torch.allclose(one.to(wide), other.to(wide), rtol=1e-7, atol=1e-9, equal_nan=True)
+    one, other = one.to(wide), other.to(wide)
+    finite = other.abs().nan_to_num(0.0, 0.0, 0.0)
+    largest = float(finite.max()) if finite.numel() else 0.0
+    atol = 1e-9 * max(1.0, 1e-3 * largest)  # rounding, where large numbers cancel
+    return torch.allclose(one, other, rtol=1e-7, atol=atol, equal_nan=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -77,6 +78,12 @@ class Use:
         self.given = NOTHING_GIVEN
         self.relied_on: list[NeverHolds] = []
         """What the batch must keep to for a rule to hold."""
+
+    def seeing(self, flow_of: Callable[[Ref], Flow]) -> Use:
+        """Give the same use with something else known of its tensors."""
+        found = copy(self)
+        found._flow_of = flow_of
+        return found
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from memfit.analysis.memory import (
     is_apart,
     is_compatible,
     lies_like,
+    samples_lie_alike,
     stays_like,
     written_refs,
     written_to,
@@ -32,6 +33,7 @@ from memfit.analysis.precautions import (
     is_backward,
 )
 from memfit.analysis.rules import rule_of
+from memfit.analysis.rules.loops import ROLES, of_one_sample
 from memfit.analysis.separability import Culprit, NeverHolds
 from memfit.analysis.signs import with_sign
 from memfit.analysis.splitting import split_alone
@@ -71,6 +73,8 @@ class Followed:
     conditions: dict[NeverHolds, None] = field(default_factory=dict)
     draws: bool = False
     """Whether random numbers are drawn in forward or backward."""
+    tried: dict[str, None] = field(default_factory=dict)
+    """Operators without a rule, which were tried on examples alone."""
     coupled_modules: dict[str, Problem] = field(default_factory=dict)
     """Modules in whose own calls samples meet, or could not be followed."""
 
@@ -194,7 +198,14 @@ class _Walk:
         if bad is not None and use.name.removesuffix("_") not in _LOOKS_AT_NO_VALUE:
             mixed = next((flow for flow in flows if flow.kind is Kind.MIXED), bad)
             return [_like_bad(use, ref, mixed) for ref in use.call.results] or [mixed]
-        if all(flow.kind is Kind.FREE and flow.is_plain for flow in flows):
+        if use.call.role:
+            return check_after(use, ROLES[use.call.role](use))
+        if any(flow.kind is Kind.ONE for flow in flows):
+            return of_one_sample(use, self._usual_results)
+        return self._usual_results(use)
+
+    def _usual_results(self, use: Use) -> list[Flow]:
+        if all(flow.kind is Kind.FREE and flow.is_plain for flow in use.flows):
             free = self._free_results(use)
             if free is not None:
                 return free
@@ -206,7 +217,11 @@ class _Walk:
     def _by_rule(self, use: Use) -> list[Flow]:
         rule = rule_of(use.call.func)
         try:
-            return split_alone(use) if rule is None else rule(use)
+            if rule is not None:
+                return rule(use)
+            found = split_alone(use)
+            self._found.tried[use.name] = None
+            return found
         except (CoupledError, NotFollowedError):
             raise
         except Exception as error:  # a rule that was not made for such arguments
@@ -288,7 +303,14 @@ class _Walk:
                 continue
             if after.is_bad:
                 self._found.flows[number] = replace(after, axes=(None,) * len(shape.sizes))
-            elif (is_like or is_compatible(flow, after)) and not flow.is_positions:
+            elif (
+                (is_like or is_compatible(flow, after))
+                and not flow.is_positions
+                and (
+                    not any(axis is not None and axis.wild for axis in (*before.axes, *flow.axes))
+                    or samples_lie_alike((shape, written), (flow, after))
+                )
+            ):
                 self._found.flows[number] = written_to(flow, after)
             elif lies_like(shape, written):
                 self._found.flows[number] = after

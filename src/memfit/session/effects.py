@@ -72,6 +72,7 @@ def _other_sizes(size: int) -> Iterator[int]:
     """Yield sizes to compare with, the one that shows most first."""
     yield size - 1 if size > 1 else 2
     if size > 3:
+        yield size - 2
         yield size // 2
     yield 2 * size
 

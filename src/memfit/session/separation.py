@@ -2,65 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-import torch
-from torch.utils._pytree import tree_leaves
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from memfit.analysis.alignment import RecordingsDifferError
-from memfit.analysis.dataflow import Dataflow, DataflowRecorder
 from memfit.analysis.effects import Effects
 from memfit.analysis.flow import Axis, Flow, Kind
-from memfit.analysis.judgement import Ends, judge, judge_effects
-from memfit.analysis.layouts import one_path
-from memfit.analysis.separability import PROVED, Separability, not_known, refuted
+from memfit.analysis.judgement import judge, judge_effects
+from memfit.analysis.loops import NotRolledError, loop_in, roll
+from memfit.analysis.separability import PROVED, Culprit, Separability, not_known, refuted
 from memfit.analysis.use import Given, Sizes
 from memfit.analysis.walk import follow
 from memfit.errors import JobFunctionError, MemfitError, RecordingError
-from memfit.job import Job, Total
-from memfit.session.batches import BatchLayout, shapes_of
-from memfit.session.borrowing import borrowed_to_record
+from memfit.job import Job
+from memfit.session.batches import BatchLayout
 from memfit.session.effects import find_effects
-from memfit.session.live_state import Change, ChangeKind
+from memfit.session.recorded_step import RecordedStep, record_step, unread_names
 from memfit.session.representations import find_representations, rows_are_apart
-from memfit.session.session import open_session
-from memfit.session.silence import no_gradients, undisturbed, watched
-from memfit.session.step_ends import (
-    bound_tensors,
-    cut_batch,
-    ends_of,
-    hooked_parameter,
-    lasting_tensors,
-    reached_tensors,
-)
+from memfit.session.silence import undisturbed
 from memfit.trace.modules import line_of_error
-from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
+from memfit.trace.virtual import ValuesNeededError
 
 _SMALL_SIZES = (2, 3)
 """Sizes that are looked at besides those that are asked for: thresholds on the batch size."""
 _MANY_CALLS = 5000
 """Steps of more operators are looked at in the sizes that are asked for alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A step at one batch size, and where its ends lie in the recording."""
-
-    num_samples: int
-    dataflow: Dataflow
-    leaves: tuple[int | None, ...]
-    """Numbers of the batch's tensors."""
-    lasting: dict[int, str]
-    begins: tuple[int, ...]
-    """Numbers of all tensors that the step begins with."""
-    ends: Ends
-    changes: tuple[Change, ...]
-    """What of Python's objects the step has changed."""
-    bound: dict[str, int]
-    """Tensors that names have been set to, by their numbers."""
-    hooked: str
-    """A parameter with a hook on its accumulated gradient; empty if there is none."""
 
 
 class Separation:
@@ -76,7 +42,7 @@ class Separation:
 
     def __init__(self, job: Job, layout: BatchLayout) -> None:
         self.job, self.layout = job, layout
-        self._recordings: dict[int, _Recorded | MemfitError] = {}
+        self._recordings: dict[int, RecordedStep | MemfitError] = {}
         self._followed: dict[tuple[int, bool], Separability] = {}
         self._settled: dict[tuple[int, bool], Separability] = {}
         self._others: dict[int, Separation] = {}
@@ -177,31 +143,86 @@ class Separation:
         if found.is_proved:
             return found
         # As a mean over labels does, code may count those that are not to be ignored.
-        conditional = self._judged(whole, part, replace(given, all_labels_count=True))
-        return conditional if conditional.is_proved else found
+        others = [self._judged(whole, part, replace(given, all_labels_count=True))]
+        if found.culprit is not None and found.culprit.operator in _PAIRING:
+            others.append(self._of_pairs(whole, part, given))
+        return next((each for each in others if each.is_proved), found)
 
-    def _judged(self, whole: _Recorded, part: _Recorded, given: Given) -> Separability:
-        """Follow a step recorded at two sizes, and judge it."""
-        num_samples = part.num_samples
-        sizes = Sizes(self.job.batch_size, num_samples)
-        known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
-        known.update(self._batch_flows(whole, part))
+    def _of_pairs(self, whole: RecordedStep, part: RecordedStep, given: Given) -> Separability:
+        """Take two neighbours for one sample, as losses over pairs of views do."""
+        if whole.num_samples % 2 or part.num_samples % 2:
+            return not_known(_ODD)
         try:
-            followed = follow(
-                (whole.dataflow, part.dataflow), sizes, known, whole.lasting, given=given
-            )
+            return self._followed_through(whole, part, given, group=2)
+        except RecordingsDifferError:
+            return not_known(_ODD)
+
+    def _judged(self, whole: RecordedStep, part: RecordedStep, given: Given) -> Separability:
+        """Follow a step recorded at two sizes, and judge it."""
+        try:
+            return self._followed_through(whole, part, given)
         except RecordingsDifferError as error:
             # torch takes other ways for one sample, which need not mean anything
-            if num_samples == 1:
+            if part.num_samples == 1:
                 return not_known(_ALONE.format(error.culprit.place()), error.culprit)
-            return refuted(_differs(num_samples, error.culprit.place()), error.culprit)
+            loop = self._loop(whole, part)
+            if loop is None:
+                return refuted(_differs(part.num_samples, error.culprit.place()), error.culprit)
+        try:
+            whole, part = _rolled(whole), _rolled(part)
+            return self._followed_through(whole, part, given)
+        except (NotRolledError, RecordingsDifferError):
+            return not_known(_LOOP.format(loop.place()), loop)
+
+    def _loop(self, whole: RecordedStep, part: RecordedStep) -> Culprit | None:
+        """Find a loop over the samples."""
+        third = self._recording(next(n for n in _SMALL_SIZES if n != part.num_samples))
+        if isinstance(third, MemfitError) or whole.num_samples <= part.num_samples:
+            return None
+        return loop_in(
+            (whole.dataflow, part.dataflow),
+            (whole.num_samples, part.num_samples),
+            (third.dataflow, third.num_samples),
+        )
+
+    def _followed_through(
+        self, whole: RecordedStep, part: RecordedStep, given: Given, *, group: int = 1
+    ) -> Separability:
+        sizes = Sizes(whole.num_samples // group, part.num_samples // group)
+        known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
+        known.update(self._batch_flows(whole, part, group))
+        followed = follow(
+            (whole.dataflow, part.dataflow), sizes, known, whole.lasting, given=given
+        )  # fmt: skip
+        if not followed.flows.keys() >= {*whole.ends.numbers(), *whole.bound.values()}:
+            return not_known(_ENDS_INSIDE)
         found = judge(followed, whole.ends, part.ends, sizes)
         if found.is_proved and whole.hooked:
             return not_known(_HOOKED.format(whole.hooked))
         if found.is_proved and (whole.changes or part.changes):
             bound = {name: followed.flows[number] for name, number in whole.bound.items()}
-            return judge_effects(found, self.effects(), bound)
+            return judge_effects(found, self.effects(), bound, self._unread(bound, whole, part))
         return found
+
+    def _unread(
+        self, bound: Mapping[str, Flow], whole: RecordedStep, part: RecordedStep
+    ) -> set[str]:
+        """List the attributes that a step sets to what depends on the batch, and does not read.
+
+        Only if it sets nothing else: what it moves from one name to another may be read steps
+        later.
+        """
+        names = {name for name, flow in bound.items() if flow.kind is not Kind.FREE}
+        writes = {each.full_name for each in self.effects().writes if not each.is_tensor}
+        if not names or not writes | whole.set_names | part.set_names <= names:
+            return set()
+        sizes = whole.num_samples, part.num_samples
+        for size, before in (sizes, sizes[::-1]):
+            first, later = self._recording(size), self._recorded(size, after=before)
+            if isinstance(first, MemfitError) or isinstance(later, MemfitError):
+                return set()
+            names &= unread_names(names, first, later)
+        return names
 
     def effects(self) -> Effects:
         """Say what every step changes besides gradients and optimizer states; found once.
@@ -215,8 +236,10 @@ class Separation:
                 self._effects = find_effects(self.job, self.layout)
         return self._effects
 
-    def _batch_flows(self, whole: _Recorded, part: _Recorded) -> Iterator[tuple[int, Flow]]:
-        """Say where the batch's tensors hold samples."""
+    def _batch_flows(
+        self, whole: RecordedStep, part: RecordedStep, group: int
+    ) -> Iterator[tuple[int, Flow]]:
+        """Say where the batch's tensors hold samples, or groups of neighbours."""
         for index, (number, place) in enumerate(zip(whole.leaves, self.layout.dims, strict=True)):
             if number is None:
                 continue
@@ -224,42 +247,50 @@ class Separation:
             axes: list[Axis | None] = [None] * num_dims
             kind = Kind.FREE
             if place is not None:
-                axes[place.dim] = Axis(outer=1, inner=place.per_sample)
+                axes[place.dim] = Axis(outer=1, inner=place.per_sample * group)
                 kind = Kind.EACH
-            if not self._is_laid_out(axes, whole, part, index):
+            if not self._is_laid_out(axes, (whole, part), index, group):
                 continue
             sources = frozenset([index])
             yield number, Flow(kind=kind, axes=tuple(axes), sources=sources)
 
     def _is_laid_out(
-        self, axes: list[Axis | None], whole: _Recorded, part: _Recorded, index: int
+        self,
+        axes: list[Axis | None],
+        steps: tuple[RecordedStep, RecordedStep],
+        index: int,
+        group: int,
     ) -> bool:
         """Say whether only the dimension of a leaf's samples follows the batch size."""
+        whole, part = steps
         numbers = whole.leaves[index], part.leaves[index]
         if numbers[0] is None or numbers[1] is None:
             return False
         extents = whole.dataflow.shapes[numbers[0]].sizes
         other = part.dataflow.shapes[numbers[1]].sizes
         return len(extents) == len(other) and all(
-            (one, two) == (axis.extent(whole.num_samples), axis.extent(part.num_samples))
+            (one, two)
+            == (axis.extent(whole.num_samples // group), axis.extent(part.num_samples // group))
             if axis
             else one == two
             for axis, one, two in zip(axes, extents, other, strict=True)
         )
 
-    def _recording(self, num_samples: int) -> _Recorded | MemfitError:
+    def _recording(self, num_samples: int) -> RecordedStep | MemfitError:
         if num_samples not in self._recordings:
             self._recordings[num_samples] = self._recorded(num_samples)
         return self._recordings[num_samples]
 
-    def _recorded(self, num_samples: int) -> _Recorded | MemfitError:
+    def _recorded(self, num_samples: int, after: int | None = None) -> RecordedStep | MemfitError:
         """Record a step at a batch size, or say why it cannot be."""
         ways = (True, False) if self._is_disguised is None else (self._is_disguised,)
         error: MemfitError | None = None
         for disguised in ways:
             try:
                 with undisturbed():
-                    found = _record(self.job, self.layout, num_samples, disguised=disguised)
+                    found = record_step(
+                        self.job, self.layout, num_samples, disguised=disguised, after=after
+                    )
             except ValuesNeededError as problem:
                 error = error or problem
                 continue
@@ -273,46 +304,6 @@ class Separation:
         return error
 
 
-def _record(job: Job, layout: BatchLayout, num_samples: int, *, disguised: bool) -> _Recorded:
-    shapes = cut_batch(layout, shapes_of(job, job.batch_size), shapes_of(job, num_samples))
-    with (
-        virtual_tensors(disguised=disguised) as mode,
-        borrowed_to_record(job, mode) as borrowed_job,
-    ):
-        batch = as_virtual(mode, shapes)
-        session = open_session(borrowed_job, "cpu", layout, no_gradients)
-        recorder = DataflowRecorder(session.model)
-        state = watched(session, job)
-        before = state.snapshot()
-        with recorder, one_path():
-            leaves = tuple(
-                recorder.number_of(leaf) if isinstance(leaf, torch.Tensor) else None
-                for leaf in tree_leaves(batch)
-            )
-            lasting = {
-                recorder.number_of(tensor): name for name, tensor in lasting_tensors(session)
-            }
-            lasting |= {recorder.number_of(each): name for name, each in reached_tensors(state)}
-            begins = tuple(recorder.flow.foreign)
-            loss = session.loss_of(batch)
-            value = loss.sum if isinstance(loss, Total) else loss * (num_samples / job.batch_size)
-            value.backward()
-        changes = tuple(c for c in before.changes() if c.kind is not ChangeKind.TENSOR)
-        ends = ends_of(recorder, session, loss)
-        bound = bound_tensors(recorder, watched(session, job), changes)
-        return _Recorded(
-            num_samples,
-            recorder.flow,
-            leaves,
-            lasting,
-            begins,
-            ends,
-            changes,
-            bound,
-            hooked_parameter(session.model),
-        )
-
-
 def _worst(found: list[Separability]) -> Separability:
     """Give the first refutation, else the first that is not known, else the proof."""
     for wanted in (lambda each: each.is_refuted, lambda each: not each.is_proved):
@@ -321,7 +312,20 @@ def _worst(found: list[Separability]) -> Separability:
             return worst
     conditions = dict.fromkeys(c for each in found for c in each.conditions)
     draws = any(each.draws for each in found)
-    return replace(PROVED, draws=draws, conditions=tuple(conditions))
+    tried = dict.fromkeys(name for each in found for name in each.tried)
+    overwritten = dict.fromkeys(name for each in found for name in each.overwritten)
+    return replace(
+        PROVED,
+        draws=draws,
+        conditions=tuple(conditions),
+        tried=tuple(tried),
+        overwritten=tuple(overwritten),
+    )
+
+
+def _rolled(recorded: RecordedStep) -> RecordedStep:
+    """Keep of loops over the samples what is done to the first one."""
+    return replace(recorded, dataflow=roll(recorded.dataflow, recorded.num_samples))
 
 
 def _not_recorded(error: object) -> str:
@@ -344,6 +348,9 @@ def _fails_on_parts(num_samples: int, error: MemfitError) -> str:
     )
 
 
+_PAIRING = frozenset({"slice", "select", "view", "unsafe_view", "reshape", "reshape_alias"})
+"""Operators that take pairs of neighbours apart."""
+_ODD = "pairs of neighbours cannot be cut into pieces of an odd number of samples."
 _ALONE = (
     "a single sample is computed in another way than several ({}), so that nothing is known of "
     "micro-batches of one; choose larger ones."
@@ -357,6 +364,11 @@ def _differs(num_samples: int, place: str) -> str:
     )
 
 
+_LOOP = (
+    "a loop over the samples could not be followed ({}): it has to do the same for each of them, "
+    "write nothing in place, and end in torch.stack, torch.cat or a sum."
+)
+_ENDS_INSIDE = "the loss, or a gradient, belongs to single samples of a loop over them."
 _HOOKED = (
     "{} has a hook that is called once its gradient is accumulated; in pieces it would be called "
     "for each, with the sum so far. A hook on the gradient itself (register_hook) is followed."

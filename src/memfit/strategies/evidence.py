@@ -51,7 +51,18 @@ def _kind_of(found: Separability) -> Evidence:
 def _reason(found: Separability, facts: JobFacts) -> str:
     if found.is_proved:
         held = " and ".join(condition_words(each, facts) for each in found.conditions)
-        return f"proved from the recorded step{f'; holds while {held}' if held else ''}."
+        tried = f" ({_TRIED.format(_listed(found.tried))})" if found.tried else ""
+        left = f"; {_LEFT.format(_listed(found.overwritten))}" if found.overwritten else ""
+        holds = f"; holds while {held}" if held else ""
+        return f"proved from the recorded step{tried}{holds}{left}."
     if found.trial:
         return f"settled by trial: {found.trial} Not proved: {found.sentence}"
     return f"not proved: {found.sentence}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+_LEFT = "{} will hold what the last piece leaves there, which no step reads"
+_TRIED = "but for {}, of which it is not proved, only tried on examples, that samples stay apart"

@@ -8,6 +8,7 @@ import torch
 
 from memfit.analysis.flow import Flow
 from memfit.analysis.rules import (
+    bags,
     choosing,
     factories,
     indexing,
@@ -39,6 +40,7 @@ _RULES: Mapping[str, Rule] = {
     **joining.RULES,
     **sequences.RULES,
     **writing.RULES,
+    **bags.RULES,
 }
 
 

@@ -67,7 +67,7 @@ def _masked_sum(use: Use, condition: Flow, values: Sequence[Flow]) -> Flow:
     total = given[0]
     return Flow(
         kind=Kind.SUM, axes=(None,) * len(use.result_size()), ratio=total.ratio,
-        is_scaled=total.is_scaled, is_drawn=total.is_drawn,
+        is_drawn=total.is_drawn,
     )  # fmt: skip
 
 
@@ -78,8 +78,6 @@ def _chosen(use: Use, condition: Flow, values: Sequence[Flow]) -> list[Flow]:
     ratio = values[0].ratio
     if not all(same_ratio(flow.ratio, ratio) for flow in values):
         raise CoupledError("chooses among values of which only one changes with the batch size")
-    if len({flow.is_scaled for flow in values}) > 1:
-        raise CoupledError("chooses among values of which only one depends on the batch's count")
     return [replace(combined(use, use.tensors, ratio), is_uniform=False)]
 
 

@@ -69,9 +69,9 @@ def counted(use: Use) -> list[Flow]:
     if use.name != "arange" or use.shape_of(use.call.results[0]).dtype.itemsize < _SAFE_BYTES:
         raise CoupledError("numbers the samples of the batch")
     numbers_samples = (size, other) == (use.sizes.first, use.sizes.second)
-    if numbers_samples and start == 0 and step in (None, 1):
-        axes = (Axis(),)
-        return [Flow(kind=Kind.EACH, axes=axes, is_positions=True, sources=frozenset())]
+    if numbers_samples and start == 0 and (step is None or (type(step) is int and step > 0)):
+        return [Flow(kind=Kind.EACH, axes=(Axis(),), is_positions=True, stride=step or 1,
+                     sources=frozenset())]  # fmt: skip
     raise CoupledError("numbers the samples of the batch")
 
 
@@ -90,7 +90,7 @@ def positioned(use: Use) -> list[Flow]:
 def drawn(use: Use) -> list[Flow]:
     """Draw random numbers, for each sample its own."""
     for flow in use.flows:
-        if flow.kind is Kind.SUM or not is_one(flow.ratio) or flow.is_scaled:
+        if flow.kind is Kind.SUM or not is_one(flow.ratio):
             raise CoupledError("draws random numbers by values that depend on the batch")
     axes = use.varying_axes(use.call.results[0])
     known = [flow for flow in use.flows if any(flow.axes)]

@@ -52,7 +52,6 @@ def embedded_back(use: Use) -> list[Flow]:
             kind=kind,
             axes=(None,) * len(use.result_size()),
             ratio=gradient.ratio,
-            is_scaled=gradient.is_scaled,
             is_drawn=gradient.is_drawn or index.is_drawn,
         )
     ]
@@ -93,7 +92,6 @@ def gathered(use: Use) -> list[Flow]:
             kind=kind,
             axes=axes,
             ratio=values.ratio,
-            is_scaled=values.is_scaled,
             is_drawn=values.is_drawn or index.is_drawn,
         )
     ]
@@ -127,9 +125,10 @@ def selected(use: Use) -> list[Flow]:
     dim = use.argument("dim") % max(1, len(values.axes))
     if values.kind is Kind.SUM and index.kind is Kind.EACH:
         raise CoupledError("looks a sum over the batch up for each sample")
-    if values.axes[dim] is not None:
+    is_own = lies_in_own_rows(values, dim, index) and not values.is_positions
+    if values.axes[dim] is not None and not is_own:
         raise CoupledError(_ACROSS)
-    if index.is_positions:
+    if index.is_positions and not is_own:
         raise CoupledError("uses the positions of samples in the batch")
     axes = list(values.axes)
     axes[dim] = index.axes[0] if index.axes else None
@@ -183,7 +182,7 @@ def indexed(use: Use) -> list[Flow]:
     kind = Kind.EACH if any(found) else values.kind
     return [
         Flow(
-            kind=kind, axes=found, ratio=values.ratio, is_scaled=values.is_scaled,
+            kind=kind, axes=found, ratio=values.ratio,
             is_drawn=is_drawn,
         )
     ]  # fmt: skip
@@ -202,9 +201,15 @@ def check_own_row(use: Use, values: Flow, ref: Ref, axes: list[Axis | None]) -> 
     """
     index, axis = use.flow_of(ref), values.axes[values.batch_dim or 0]
     own = Axis()
-    is_own = index.is_positions and axis is not None and axis.matches(own)
+    is_own = index.is_own_position and axis is not None and axis.matches(own)
     if not is_own or not any(each is not None and each.matches(own) for each in axes):
         raise CoupledError(_ACROSS)
+
+
+def lies_in_own_rows(values: Flow, dim: int, index: Flow) -> bool:
+    """Say whether rows are looked up, or added to, by the number of the sample they belong to."""
+    axis = values.axes[dim] if values.axes else None
+    return index.is_own_position and axis is not None and axis.matches(Axis())
 
 
 def is_given(indices: tuple[Any, ...], place: int) -> bool:
@@ -241,7 +246,7 @@ def distances_back(use: Use) -> list[Flow]:
                      is_drawn=gradient.is_drawn)]  # fmt: skip
     kind = Kind.SUM if Kind.EACH in (gradient.kind, second.kind) else Kind.FREE
     axes = (None,) * len(use.result_size())
-    return [Flow(kind=kind, axes=axes, ratio=gradient.ratio, is_scaled=gradient.is_scaled)]
+    return [Flow(kind=kind, axes=axes, ratio=gradient.ratio)]
 
 
 RULES: Mapping[str, Any] = {

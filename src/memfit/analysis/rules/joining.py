@@ -18,10 +18,7 @@ def joined(use: Use) -> list[Flow]:
     flows = [use.flow_of(ref) for ref in refs]
     if any(flow.kind is Kind.SUM for flow in flows):
         return [_joined_sums(use, flows)]
-    if (
-        not all(same_ratio(flow.ratio, flows[0].ratio) for flow in flows)
-        or len({f.is_scaled for f in flows}) > 1
-    ):
+    if not all(same_ratio(flow.ratio, flows[0].ratio) for flow in flows):
         raise CoupledError("joins values of which only one changes with the batch size")
     if any(flow.is_positions for flow in flows):
         raise CoupledError("uses the positions of samples in the batch")
@@ -37,7 +34,6 @@ def joined(use: Use) -> list[Flow]:
             kind=Kind.EACH if any(axes) else Kind.FREE,
             axes=axes,
             ratio=flows[0].ratio,
-            is_scaled=flows[0].is_scaled,
             is_drawn=any(flow.is_drawn for flow in flows),
             sources=_joined_sources(flows),
             has_holes=any(flow.has_holes or flow.is_uniform for flow in flows),
@@ -70,8 +66,8 @@ def _one_after_another(axes: Sequence[Axis]) -> Axis:
     inner = {axis.inner for axis in axes if not axis.wild or axis.outer * axis.inner == 1}
     if len(inner) == 1 and all(not axis.wild or axis.outer * axis.inner == 1 for axis in axes):
         return Axis(outer=sum(axis.outer for axis in axes), inner=next(iter(inner)))
-    if all(axis.wild for axis in axes):
-        return Axis(outer=1, inner=sum(axis.outer * axis.inner for axis in axes), wild=True)
+    if all(axis.wild for axis in axes):  # each is the same all along, but not as the others are
+        return Axis(outer=sum(axis.outer * axis.inner for axis in axes), inner=1)
     raise NotFollowedError("joins samples that are laid out in different ways")
 
 
@@ -87,10 +83,7 @@ def _joined_sums(use: Use, flows: Sequence[Flow]) -> Flow:
     if any(flow.kind is Kind.EACH for flow in flows):
         raise CoupledError("puts samples beside a sum over the batch")
     ratios = [f.ratio * (shrink if f.kind is Kind.FREE else 1.0) for f in flows]
-    if (
-        not all(same_ratio(ratio, ratios[0]) for ratio in ratios)
-        or len({flow.is_scaled for flow in flows}) > 1
-    ):
+    if not all(same_ratio(ratio, ratios[0]) for ratio in ratios):
         raise CoupledError("joins values of which only one changes with the batch size")
     total = next(flow for flow in flows if flow.kind is Kind.SUM)
     return replace(total, axes=(None,) * len(use.result_size()), value=None)

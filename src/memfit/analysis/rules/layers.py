@@ -40,7 +40,6 @@ def _total(num_dims: int, gradient: Flow, *others: Flow) -> Flow:
         kind=kind,
         axes=(None,) * num_dims,
         ratio=gradient.ratio,
-        is_scaled=gradient.is_scaled,
         is_drawn=any(flow.is_drawn for flow in (gradient, *others)),
     )
 

@@ -25,9 +25,7 @@ def _total(use: Use, flow: Flow, num_dims: int, *, is_mean: bool) -> Flow:
     if flow.kind is Kind.FREE:
         return replace(flow, axes=axes)
     ratio = flow.ratio * shrink
-    return Flow(
-        kind=Kind.SUM, axes=axes, ratio=ratio, is_scaled=flow.is_scaled, is_drawn=flow.is_drawn
-    )
+    return Flow(kind=Kind.SUM, axes=axes, ratio=ratio, is_drawn=flow.is_drawn)
 
 
 def elementwise(use: Use) -> list[Flow]:
@@ -126,7 +124,6 @@ def likelihood_back(use: Use) -> list[Flow]:
             kind=Kind.EACH,
             axes=values.axes,
             ratio=gradient.ratio * shrink,
-            is_scaled=gradient.is_scaled,
             is_drawn=values.is_drawn or gradient.is_drawn,
         )
     ]
@@ -153,7 +150,7 @@ def aligned_sequences_back(use: Use) -> list[Flow]:
     gradient, values = use.flows[:2]
     if gradient.kind is Kind.SUM:
         raise CoupledError("multiplies a sum over the batch by each sample")
-    return [replace(values, ratio=gradient.ratio, is_scaled=gradient.is_scaled)]
+    return [replace(values, ratio=gradient.ratio)]
 
 
 def distances(use: Use) -> list[Flow]:

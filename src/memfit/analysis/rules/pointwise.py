@@ -72,7 +72,6 @@ def combined(use: Use, refs: Sequence[Ref], ratio: float) -> Flow:
         axes=axes,
         ratio=ratio,
         is_uniform=all(flow.is_uniform or _is_number(flow) for flow in flows),
-        is_scaled=any(flow.is_scaled for flow in flows),
         is_drawn=any(flow.is_drawn for flow in flows),
     )
 
@@ -117,14 +116,10 @@ def times(use: Use, total: Flow, others: Sequence[Flow]) -> Flow:
     ratio = total.ratio
     for flow in others:
         ratio *= flow.ratio
-    scaled = [total.is_scaled, *(flow.is_scaled for flow in others)]
-    if sum(scaled) > 1:
-        raise CoupledError("multiplies values that depend on the batch size")
     return replace(
         total,
         axes=(None,) * len(use.result_size()),
         ratio=ratio,
-        is_scaled=any(scaled),
         is_uniform=False,
     )
 
@@ -146,8 +141,6 @@ def added(use: Use) -> list[Flow]:
     ratio = flows[0].ratio
     if not all(same_ratio(flow.ratio, ratio) for flow in flows):
         raise CoupledError("adds values of which only one changes with the batch size")
-    if len({flow.is_scaled for flow in flows}) > 1:
-        raise CoupledError("adds values of which only one depends on the whole batch's count")
     return [combined(use, use.tensors, ratio)]
 
 
@@ -166,13 +159,10 @@ def sum_of(use: Use, flows: Sequence[Flow]) -> Flow:
             "adds terms that change differently with the batch size, such as a sum over the "
             "batch and a term that belongs to no sample"
         )
-    if len({flow.is_scaled for flow in flows}) > 1:
-        raise CoupledError("adds values of which only one depends on the whole batch's count")
     return Flow(
         kind=Kind.SUM,
         axes=(None,) * len(use.result_size()),
         ratio=ratios[0],
-        is_scaled=flows[0].is_scaled,
         is_drawn=any(flow.is_drawn for flow in flows),
     )
 
@@ -192,8 +182,6 @@ def multiplied(use: Use) -> list[Flow]:
     if sums:
         others = [flow for flow in flows if flow is not sums[0]]
         return [replace(times(use, sums[0], others), ratio=ratio)]
-    if sum(flow.is_scaled for flow in flows) > 1:
-        raise CoupledError("multiplies values that depend on the whole batch's count")
     return [combined(use, refs, ratio)]
 
 
@@ -215,8 +203,6 @@ def divided(use: Use) -> list[Flow]:
             if above.kind is Kind.SUM
             else "divides by a sum over the batch"
         )
-    if below.is_scaled:
-        raise CoupledError("divides by a value that depends on the whole batch's count")
     ratio = above.ratio / below.ratio
     if above.kind is Kind.SUM:
         inverse = replace(below, ratio=1.0)
@@ -232,7 +218,7 @@ def raised(use: Use) -> list[Flow]:
         return any_pointwise(use)
     name = use.name.removesuffix("_")
     degree = use.argument("exponent") if name == "pow" else _DEGREES[name]
-    if flow.is_scaled or not isinstance(degree, (int, float)) or flow.ratio <= 0:
+    if not isinstance(degree, (int, float)) or flow.ratio <= 0:
         return any_pointwise(use)
     check_numbers(use)
     return [combined(use, [ref], float(flow.ratio) ** float(degree))]

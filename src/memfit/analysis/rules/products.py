@@ -24,13 +24,10 @@ def product_of(left: Flow, right: Flow, dims: tuple[Axes, Axes]) -> Flow:
     Raises:
         CoupledError: if samples meet other samples.
     """
-    if left.is_scaled and right.is_scaled:
-        raise CoupledError("multiplies values that depend on the whole batch's count")
     if left.is_positions or right.is_positions:
         raise CoupledError("uses the positions of samples in the batch")
     known: dict[str, Any] = {
         "ratio": left.ratio * right.ratio,
-        "is_scaled": left.is_scaled or right.is_scaled,
         "is_drawn": left.is_drawn or right.is_drawn,
     }
     kinds = {left.kind, right.kind}

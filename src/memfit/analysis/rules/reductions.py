@@ -13,6 +13,8 @@ from memfit.analysis.use import CoupledError, NotFollowedError, Use
 _INDICES = frozenset({"argmax", "argmin", "argsort"})
 _WITH_INDICES = frozenset({"max", "min", "sort", "topk", "kthvalue", "median", "nanmedian", "mode",
                            "cummax", "cummin"})  # fmt: skip
+_COUNTING = frozenset({"cumsum", "cumprod", "logcumsumexp", "cumulative_trapezoid"})
+"""Of equal numbers these give others, by their places."""
 _LIKE_ONE = frozenset({"amax", "amin", "any", "all"})
 """Of equal numbers these give the number, however many there are."""
 _TAKES_ALL = "works on the whole batch at once"
@@ -104,7 +106,7 @@ def _results(use: Use, flow: Flow, dims: Sequence[int]) -> list[Flow]:
             Flow(
                 kind=Kind.EACH if any(axes) else flow.kind,
                 axes=axes,
-                is_uniform=flow.is_uniform,
+                is_uniform=flow.is_uniform and not is_index and use.name not in _COUNTING,
                 is_drawn=flow.is_drawn,
                 sources=frozenset() if is_index else None,
             )

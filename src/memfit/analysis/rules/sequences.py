@@ -55,7 +55,7 @@ def attended_back(use: Use) -> list[Flow]:
     found = []
     for result in use.call.results:
         flow = _attended(use, result, gradient, is_drawn=gradient.is_drawn)
-        found.append(replace(flow, ratio=gradient.ratio, is_scaled=gradient.is_scaled))
+        found.append(replace(flow, ratio=gradient.ratio))
     return found
 
 
@@ -100,7 +100,7 @@ def recurred_back(use: Use) -> list[Flow]:
     found = [flow for flow in gradients if flow is not None]
     axis = _recurrent_axis(use.flow("input"))
     ratios = {round(flow.ratio, 9) for flow in found if not flow.is_uniform or flow.value != 0.0}
-    if len(ratios) > 1 or any(flow.is_scaled for flow in found):
+    if len(ratios) > 1:
         raise CoupledError(NOT_PLAIN)
     ratio = next(iter(ratios), 1.0)
     results = []

@@ -14,6 +14,7 @@ from memfit.analysis.rules.indexing import (
     index_axes,
     is_given,
     is_mask,
+    lies_in_own_rows,
     place_of_indices,
     plain_index,
 )
@@ -48,7 +49,7 @@ def scattered(use: Use) -> list[Flow]:
     return [
         Flow(
             kind=Kind.EACH if any(kept) else Kind.FREE, axes=kept, is_drawn=is_drawn,
-            ratio=scale.ratio, is_scaled=scale.is_scaled,
+            ratio=scale.ratio,
         )
     ]  # fmt: skip
 
@@ -66,7 +67,7 @@ def _added_up(use: Use, base: Flow, index: Flow, what: tuple[int, Flow | None]) 
         raise CoupledError("writes samples into something that has no samples")
     total = Flow(
         kind=Kind.SUM, axes=(None,) * len(base.axes), is_drawn=index.is_drawn,
-        ratio=scale.ratio, is_scaled=scale.is_scaled,
+        ratio=scale.ratio,
     )  # fmt: skip
     if base.is_uniform and base.value == 0.0:
         return total
@@ -129,10 +130,10 @@ def _check_lined_up(use: Use, values: Flow, target: list[Axis | None]) -> None:
 def _one_scale(base: Flow, values: Flow) -> Flow:
     """Write one tensor into another; both must change alike with the size of the batch."""
     scale = values if base.is_uniform and base.value == 0.0 else base
-    if not same_ratio(values.ratio, scale.ratio) or values.is_scaled is not scale.is_scaled:
+    if not same_ratio(values.ratio, scale.ratio):
         raise CoupledError("joins values of which only one changes with the batch size")
     return Flow(
-        kind=base.kind, axes=base.axes, ratio=scale.ratio, is_scaled=scale.is_scaled,
+        kind=base.kind, axes=base.axes, ratio=scale.ratio,
         is_drawn=base.is_drawn or values.is_drawn,
     )  # fmt: skip
 
@@ -144,7 +145,7 @@ def _put_into_free(use: Use, base: Flow, values: Flow, target: list[Axis | None]
         if not is_sum or values.kind is Kind.SUM:
             raise CoupledError("writes to samples by number, across the batch")
         _check_lined_up(use, values, target)
-        if base.kind is Kind.SUM or values.is_scaled:
+        if base.kind is Kind.SUM:
             return sum_of(use, [replace(values, kind=Kind.SUM, axes=base.axes), base])
         total = Flow(kind=Kind.SUM, axes=base.axes, ratio=values.ratio, is_drawn=values.is_drawn)
         is_zero = base.is_uniform and base.value == 0.0
@@ -163,6 +164,8 @@ def index_added(use: Use) -> list[Flow]:
     base, index, source = use.flows[:3]
     dim = use.argument("dim") % max(1, len(base.axes))
     plain_index(index)
+    if index.is_positions:
+        return [_added_to_own(use, (base, index, source), dim)]
     if base.kind is not Kind.FREE or source.kind is Kind.SUM or "copy" in use.name:
         raise CoupledError("writes to samples by number, across the batch")
     if any(not flow.is_plain for flow in (base, source)) and base.value != 0.0:
@@ -180,6 +183,24 @@ def index_added(use: Use) -> list[Flow]:
     if base.is_uniform and base.value == 0.0:
         return [total]
     return [sum_of(use, [total, base])]
+
+
+def _added_to_own(use: Use, flows: tuple[Flow, Flow, Flow], dim: int) -> Flow:
+    """Add up the rows of each sample: ``zeros.index_add(0, arange.repeat_interleave(t), rows)``.
+
+    Raises:
+        CoupledError: if rows are not added to their own sample.
+    """
+    base, index, source = flows
+    is_zero = base.is_uniform and base.value == 0.0
+    axis, its = source.axes[dim], index.axes[0]
+    is_own = axis is not None and its is not None and axis.matches(its)
+    if not (is_zero and is_own and lies_in_own_rows(base, dim, index)) or source.is_positions:
+        raise CoupledError("uses the positions of samples in the batch")
+    if use.argument("alpha") not in (None, 1) or source.kind is not Kind.EACH:
+        raise CoupledError("brings samples together with other samples of the batch")
+    axes = tuple(Axis() if place == dim else None for place in range(len(base.axes)))
+    return Flow(kind=Kind.EACH, axes=axes, ratio=source.ratio, is_drawn=source.is_drawn)
 
 
 def sliced_back(use: Use) -> list[Flow]:

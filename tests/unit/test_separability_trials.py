@@ -1,0 +1,79 @@
+"""Operators without a rule are tried hard, and a proof that relies on a trial says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.conformance import builders
+from torch import nn
+
+import memfit
+from memfit import Job
+from memfit.session.batches import find_layout
+from memfit.session.separation import Separation
+
+_LIBRARY = torch.library.Library("memfit_tests", "DEF")
+
+
+def operator(name, compute):
+    """Register an operator that has no rule, of one tensor, which gives one like it."""
+    _LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    _LIBRARY.impl(name, compute, "CPU")
+    _LIBRARY.impl(name, torch.empty_like, "Meta")
+    return getattr(torch.ops.memfit_tests, name)
+
+
+def less_the_mean(x, where):
+    return torch.where(where, x - x.mean(0, keepdim=True), x)
+
+
+APART = operator("apart", lambda x: x * x.square().sum(1, keepdim=True))
+MIXING = {
+    "far values": operator("mixes_far", lambda x: less_the_mean(x, x.abs().amax() > 500)),
+    "small values": operator("mixes_small", lambda x: less_the_mean(x, x.abs().amax() < 0.02)),
+    "large batches": operator("mixes_large", lambda x: less_the_mean(x, torch.tensor(len(x) > 30))),
+    "this batch": operator("mixes_this", lambda x: less_the_mean(x, torch.tensor(len(x) == 24))),
+    "pairs": operator("mixes_pairs", lambda x: less_the_mean(x, torch.tensor(len(x) == 2))),
+    "equal rows": operator(
+        "mixes_equal", lambda x: x / (1 + (x[0] == x[-1]).all() * (len(x) > 1) * len(x))
+    ),
+    "zeros": operator("mixes_zeros", lambda x: x + (x == 0).all() * len(x)),
+    "ordered rows": operator(
+        "mixes_ordered", lambda x: less_the_mean(x, (x[1:] >= x[:-1]).float().mean() > 0.8)
+    ),
+}
+
+
+def job_with(operation):
+    return Job(
+        model=lambda: nn.Linear(6, 6),
+        batch=lambda size: (torch.randn(size, 6), torch.randn(size, 6)),
+        loss=lambda model, batch: (model(operation(batch[0])) - batch[1]).square().mean(),
+        optimizer=builders.sgd,
+        batch_size=24,
+    )
+
+
+def found_in(job):
+    return Separation(job, find_layout(job)).of(8)
+
+
+def test_a_proof_names_the_operators_that_were_only_tried():
+    found = found_in(job_with(APART))
+    assert found.is_proved
+    assert found.tried == ("apart",)
+    assert found_in(job_with(torch.tanh)).tried == ()
+
+
+@pytest.mark.parametrize("what", MIXING)
+def test_operators_that_mix_samples_now_and_then_are_found_out(what):
+    assert not found_in(job_with(MIXING[what])).is_proved
+
+
+def test_a_plan_says_which_operators_were_only_tried():
+    job = job_with(APART)
+    found = memfit.plan(job, budget="1GiB", require=["micro-batching"])
+    assert found.reasons[0].endswith(
+        "proved from the recorded step (but for apart, of which it is not proved, only tried on "
+        "examples, that samples stay apart)."
+    )

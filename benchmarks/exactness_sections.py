@@ -12,6 +12,9 @@ _HALVES = {
 }
 
 
+_OUTCOMES = ("proved", "not_known", "refuted")
+
+
 def exactness_section(heading: Any) -> list[str]:
     """Write how promises of exactness compare with the truth."""
     figures = load_result("exactness")
@@ -37,6 +40,34 @@ def exactness_section(heading: Any) -> list[str]:
             "(spectral norm, counters), which accumulating gradients by hand would get wrong. "
             "memfit puts that back between pieces, and its run was compared with the plain step."
         ),
+        "",
+    ]
+
+
+def random_programs_section(heading: Any) -> list[str]:
+    """Write what is proved of random programs."""
+    figures = load_result("random_programs")
+
+    def count(true: str, outcome: str) -> int:
+        return int(figures.get(f"{true}_{outcome}", 0))
+
+    return [
+        *heading("What is proved of random programs", figures, "bench_random_programs.py"),
+        (
+            "Two to seven random operators behind a small model, and a loss of random terms; most "
+            "mix samples somewhere. Their gradients, whole and in pieces, are computed directly in "
+            "fp64 for three draws of weights and batch."
+        ),
+        "",
+        "| in pieces the gradient is | programs | proved | not known | refuted |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {words} | {sum(count(true, each) for each in _OUTCOMES)} | "
+            f"{' | '.join(str(count(true, each)) for each in _OUTCOMES)} |"
+            for true, words in (("same", "the same"), ("other", "another"))
+        ),
+        "",
+        f"Proved, and another gradient: {len(figures['false'])}.",
         "",
     ]
 

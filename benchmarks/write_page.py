@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cached_gradient_sections import cached_gradients_section
-from exactness_sections import exactness_section
+from exactness_sections import exactness_section, random_programs_section
 from guard_sections import guard_sections
 from planner_grid.table import section
 from results_file import RESULTS, load_result
@@ -48,6 +48,7 @@ def page_text() -> str:
         _allocator(),
         _overhead(),
         exactness_section(_heading),
+        random_programs_section(_heading),
         guard_sections(_heading),
         _startup(),
     )

@@ -184,6 +184,7 @@ class Trial:
     def _verify(self, plan: Plan, dtype: torch.dtype | None) -> Verification:
         claimed = worst_numerics(plan.strategies, self._facts)
         notes = evaluation_notes(self._facts.modules_in_evaluation)
+        notes += (f"{name} holds what one piece leaves there" for name in self._overwritten(plan))
         lacking = [*self._lacking]
         if dtype is None:
             dtype = torch.float64
@@ -241,16 +242,23 @@ class Trial:
         if dtype not in self._plain:
             self._plain[dtype] = self._outcome(Plan(), dtype)
         plain, planned = self._plain[dtype], self._outcome(plan, dtype)
-        errors = compare(planned, plain)
+        besides = frozenset(self._overwritten(plan))
+        errors = compare(planned, plain, without=besides)
         if errors.effects or errors.effect > _bound_in(dtype):
             # Clocks and the like differ between two plain steps as well.
             unsteady = unsteady_names(plain.left, self._outcome(Plan(), dtype).left)
-            errors = compare(planned, plain, without=unsteady)
+            errors = compare(planned, plain, without=unsteady | besides)
         if planned.num_skipped:
             name = " + ".join(plan.labels())
             notes.append(f"{name} skipped {planned.num_skipped} steps to find its loss scale")
             errors = replace(errors, effect=0.0, effects=(), draws=())
         return errors
+
+    def _overwritten(self, plan: Plan) -> list[str]:
+        """Name what each piece sets and no step reads, so that it may be left otherwise."""
+        splits = (each for each in plan.strategies if isinstance(each, AbstractSplitting))
+        found = (each.separability(self._facts.separation) for each in splits)
+        return [name for each in found for name in each.overwritten]
 
     def _stilled_errors(self, plan: Plan, dtype: torch.dtype | None) -> Errors | None:
         """Compare without random draws; None if there are none."""
@@ -258,7 +266,8 @@ class Trial:
         expected = self._outcome(Plan(), dtype, stilled)
         if not stilled.num_draws:
             return None
-        return compare(self._outcome(plan, dtype, stilled), expected)
+        planned = self._outcome(plan, dtype, stilled)
+        return compare(planned, expected, without=frozenset(self._overwritten(plan)))
 
     def _slope_error(self, plan: Plan, notes: list[str]) -> float | None:
         """Compare the gradient with the slope of the loss; None where the plain step fails that."""

@@ -53,7 +53,7 @@ class Separability:
         draws: whether random numbers are drawn for each sample, so that pieces draw others.
         conditions: what a batch must keep to for a proof to hold.
         tried: operators that the proof has no rule for: they were only tried on examples.
-        overwritten: attributes that keep what the last piece leaves, and that no step reads before
+        overwritten: attributes that keep what one piece leaves, and that no step reads before
             it has set them itself.
         trial: what a real batch has shown where it is not known; empty where none was tried.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memfit.session.forward_state.left_behind import lies_in
 from memfit.session.live_state import LiveState, read
 from memfit.session.live_state.generators import are_same
 
@@ -85,12 +86,12 @@ def unsteady_names(found: LeftBehind, again: LeftBehind) -> frozenset[str]:
 
 
 def without(left: LeftBehind, names: frozenset[str]) -> LeftBehind:
-    """Leave some tensors and values out."""
+    """Leave some tensors and values out, with what lies below them."""
     if not names:
         return left
     return LeftBehind(
-        {name: tensor for name, tensor in left.tensors.items() if name not in names},
-        {name: value for name, value in left.values.items() if name not in names},
+        {name: tensor for name, tensor in left.tensors.items() if not lies_in(name, names)},
+        {name: value for name, value in left.values.items() if not lies_in(name, names)},
         left.generators,
     )
 

@@ -9,7 +9,7 @@ left alone: each piece draws numbers of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import StrategyError
@@ -25,6 +25,7 @@ class CarriedEffects:
     Args:
         session: whose forwards.
         strategy: on whose behalf, for errors.
+        overwritten: names that each forward sets anew and none reads before; they may differ.
         repeats_draws: whether forwards of one piece have to draw the same random numbers. Those of
             torch's own generators are the caller's matter; draws from others are an error.
 
@@ -32,11 +33,18 @@ class CarriedEffects:
         StrategyError: if a forward may read what it would not find again, such as a file.
     """
 
-    def __init__(self, session: Session, strategy: str, *, repeats_draws: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session,
+        strategy: str,
+        *,
+        overwritten: Collection[str] = (),
+        repeats_draws: bool = False,
+    ) -> None:
         roots = {"model": session.model, "loss": session.job.loss}
         self._state = ForwardState(roots, strategy)
         self._strategy = strategy
-        self._repeats_draws = repeats_draws
+        self._overwritten, self._repeats_draws = overwritten, repeats_draws
         self._before: Before | None = None
         self._left: Left | None = None
         self._has_run = False
@@ -80,7 +88,7 @@ class CarriedEffects:
         assert self._before is not None, "a step has begun"
         if self._left is None:
             self._left = Left(self._before)
-        elif name := self._left.first_difference():
+        elif name := self._left.first_difference(self._overwritten):
             reason = (
                 f"each piece leaves {name} in another state, one that depends on its samples, so "
                 "pieces of a batch would train something else. Keep it out of the forward, or save "

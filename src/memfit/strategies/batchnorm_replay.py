@@ -57,7 +57,10 @@ class BatchNormReplay(AbstractSplitting):
     def apply(self, session: Session) -> Undo:
         """Put the replaying gradient pass in place of the plain one."""
         before = session.gradient_pass
-        carried = CarriedEffects(session, self.name, repeats_draws=True)
+        found = self.separability(session.separation)
+        carried = CarriedEffects(
+            session, self.name, overwritten=found.overwritten, repeats_draws=True
+        )
         session.gradient_pass = _ReplayPass(self.micro_batch_size, before, carried)
 
         def undo() -> None:

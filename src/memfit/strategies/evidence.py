@@ -64,5 +64,5 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-_LEFT = "{} will hold what the last piece leaves there, which no step reads"
+_LEFT = "{} will hold what one piece leaves there, which no step reads"
 _TRIED = "but for {}, of which it is not proved, only tried on examples, that samples stay apart"

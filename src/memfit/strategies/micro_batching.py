@@ -50,7 +50,8 @@ class MicroBatching(AbstractSplitting):
     def apply(self, session: Session) -> Undo:
         """Set the size that the session splits batches into."""
         before = session.micro_batch_size, session.carried_effects
-        carried = CarriedEffects(session, self.name)
+        found = self.separability(session.separation)
+        carried = CarriedEffects(session, self.name, overwritten=found.overwritten)
         session.micro_batch_size, session.carried_effects = self.micro_batch_size, carried
 
         def undo() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,14 @@ class Left:
         self._kept = KeptTensors.of([*tensors.values()]) if tensors else None
         self._arrays = [(array, array.copy()) for array in self._held.arrays]
 
-    def first_difference(self) -> str | None:
-        """Name what is otherwise now; None if nothing is."""
-        return next(self._differences(), None)
+    def first_difference(self, besides: Collection[str] = ()) -> str | None:
+        """Name what is otherwise now; None if nothing is.
+
+        Args:
+            besides: names that may be; what lies below them may be as well.
+        """
+        different = (name for name in self._differences() if not lies_in(name, besides))
+        return next(different, None)
 
     def put_back(self) -> None:
         """Leave behind the same once more."""
@@ -81,6 +86,11 @@ class Left:
         for tensor in self._before.written_tensors():
             if id(tensor) not in known:
                 yield self._before.name_of(tensor)
+
+
+def lies_in(name: str, places: Collection[str]) -> bool:
+    """Say whether a name is one of some places, or lies below one (``model.kept`` and its [0])."""
+    return any(name == each or name.startswith((f"{each}.", f"{each}[")) for each in places)
 
 
 def _are_like_hooks(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> bool:

@@ -80,6 +80,9 @@ def judge_effects(
     for effect in effects.writes:
         flow = bound.get(effect.full_name)
         is_free = flow is not None and flow.kind is Kind.FREE and flow.is_plain
+        if effect.kind is EffectKind.TENSOR and effect.detail:  # seen by its form, not by operators
+            worst = not_known(_COUNTER.format(effect.sentence().rstrip(".")))
+            continue
         if effect.kind is EffectKind.TENSOR or (is_free and effect.kind is EffectKind.BINDING):
             continue
         if effect.kind is EffectKind.BINDING and effect.full_name in unread:

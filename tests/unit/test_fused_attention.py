@@ -309,8 +309,11 @@ def test_a_step_that_uses_the_weights_is_refused_when_recorded_and_when_run(bloc
     run.model(job.batch(2))
 
 
-def test_a_step_that_keeps_the_weights_can_be_fused():
-    assert memfit.verify(job_of(Keeping), FUSED).largest_error <= EXACT
+def test_a_step_that_keeps_the_weights_can_be_fused_and_verify_says_what_it_lacks():
+    found = memfit.verify(job_of(Keeping), FUSED)
+    assert max(found.loss_error, found.gradient_error, found.parameter_error) <= EXACT
+    assert "last_weights" in found.worst
+    assert not found.keeps_promise
 
 
 # --- which layers ---------------------------------------------------------------------------------

@@ -16,15 +16,12 @@ os.environ["MEMFIT_CONFIG_DIR"] = str(Path(tempfile.gettempdir()) / "memfit-test
 settings.register_profile("memfit", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("memfit")
 
-# What only `make test-all` runs, a file per line: what takes minutes, or has to be gone through yet.
-_ONLY_IN_TEST_ALL = frozenset(
-    (Path(__file__).parent / "only_in_test_all.txt").read_text("utf-8").split()
-)
+# What only `make test-all` runs, a test per line; `list_slow_tests.py` writes it.
+_SLOW = frozenset((Path(__file__).parent / "slow_tests.txt").read_text("utf-8").splitlines())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Call slow whatever is in a file that only ``make test-all`` runs."""
-    folder = Path(__file__).parent
+    """Call slow what only ``make test-all`` runs."""
     for item in items:
-        if item.path.relative_to(folder).as_posix() in _ONLY_IN_TEST_ALL:
+        if item.nodeid.removeprefix("tests/") in _SLOW:
             item.add_marker(pytest.mark.slow)

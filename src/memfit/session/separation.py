@@ -343,9 +343,13 @@ def _short(error: object) -> str:
 
 def _fails_on_parts(num_samples: int, error: MemfitError) -> str:
     return (
-        f"the step fails on {num_samples} samples of its batch ({_short(error)}), so the batch "
+        f"the step fails on {_samples(num_samples)} of its batch ({_short(error)}), so the batch "
         "cannot be cut into such pieces."
     )
+
+
+def _samples(count: int) -> str:
+    return f"{count} samples" if count != 1 else "one sample"
 
 
 _PAIRING = frozenset({"slice", "select", "view", "unsafe_view", "reshape", "reshape_alias"})

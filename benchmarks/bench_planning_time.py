@@ -1,0 +1,92 @@
+"""How long planning takes, beside another checkout of memfit, job by job in turns.
+
+Run: python benchmarks/bench_planning_time.py --beside ../other-checkout        (fifteen minutes)
+
+Each job is planned in a process of its own, at two shares of its plain peak; what is compared is
+the processor time of ``memfit.plan``, which other programs on the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from planner_jobs import planner_jobs
+from results_file import save_result
+
+import memfit
+from memfit.errors import MemfitError
+
+NAME = "planning_time"
+_FRACTIONS = (0.8, 0.45)
+_HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Time all jobs under both checkouts and write the table."""
+    parser = argparse.ArgumentParser(description="Compare planning times with another checkout.")
+    parser.add_argument("--beside", type=Path, help="the other checkout")
+    parser.add_argument("--jobs", nargs="*", help="these alone; nothing is written")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        json.dump(_seconds_of(arguments.one), sys.stdout)
+        return
+    rows = []
+    for name in arguments.jobs or planner_jobs():
+        ours, others = _timed(name, _HERE.parent), _timed(name, arguments.beside)
+        for fraction in map(str, _FRACTIONS):
+            row = {"job": name, "fraction": float(fraction), "seconds": ours[fraction]}
+            rows.append({**row, "other_seconds": others[fraction]})
+            print(rows[-1], flush=True)
+    ratios = [row["seconds"] / row["other_seconds"] for row in rows]
+    summary = {
+        "other": _commit(arguments.beside),
+        "total_ratio": sum(r["seconds"] for r in rows) / sum(r["other_seconds"] for r in rows),
+        "median_ratio": statistics.median(ratios),
+        "worst_ratio": max(ratios),
+    }
+    print(summary)
+    if not arguments.jobs:
+        save_result(NAME, {**summary, "rows": rows})
+
+
+def _timed(name: str, checkout: Path) -> dict[str, float]:
+    """Plan a job in a process that imports memfit from a checkout."""
+    command = [sys.executable, __file__, "--one", name]
+    source = str(checkout.resolve() / "src")
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def _seconds_of(name: str) -> dict[str, float]:
+    """Plan a job at each share of its plain peak; refusals count as well."""
+    warnings.simplefilter("ignore")
+    job = planner_jobs()[name]()
+    peak = memfit.predict(job).peak_allocated_bytes
+    found = {}
+    for fraction in _FRACTIONS:
+        begun = time.process_time()
+        try:
+            memfit.plan(job, budget=int(fraction * peak))
+        except MemfitError as error:
+            print(error, file=sys.stderr)
+        found[str(fraction)] = time.process_time() - begun
+    return found
+
+
+def _commit(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

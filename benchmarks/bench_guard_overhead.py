@@ -12,10 +12,10 @@ first second of each round is left out, as the first file and the first watched 
 per run; what they take is told on its own. Two bare loops are compared in the same way: how far
 their ratio is from 1 is how far the machine can be trusted.
 
-The process keeps its memory (``_MALLOC``). Left to itself, malloc gives what a step has freed back to
-the system or does not, as the last block of the heap happens to lie; new pages then cost either loop
-up to a third of its time (0 or 1,900 page faults per step of the same bare loop were seen), whatever
-the guard does.
+The process keeps its memory (``_MALLOC``). Left to itself, malloc gives what a step has freed back
+to the system or does not, as the last block of the heap happens to lie; new pages then cost either
+loop up to a third of its time (0 or 1,900 page faults per step of the same bare loop were seen),
+whatever the guard does.
 """
 
 from __future__ import annotations

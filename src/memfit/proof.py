@@ -14,12 +14,13 @@ from memfit.figures import Prediction
 from memfit.job import Job
 from memfit.prediction import predict
 from memfit.recording import record
+from memfit.runtime.verification_result import Verification
 from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import AbstractSplitting, Strategy
 from memfit.strategies.plan import Plan
 from memfit.units import format_bytes
-from memfit.verification import Trial, Verification
+from memfit.verification import Trial
 
 Progress = Callable[[str], None]
 _MOST_FLOPS = 5e12

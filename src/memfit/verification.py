@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from memfit.runtime.comparison import (
 from memfit.runtime.left_behind import unsteady_names
 from memfit.runtime.run import open_plain_session
 from memfit.runtime.same_start import SameStart
+from memfit.runtime.verification_result import UNPROVED, Verification
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.borrowing import left_alone
 from memfit.session.conversion import converted, copied, default_dtype
@@ -35,8 +35,6 @@ from memfit.session.stilled_randomness import StilledRandomness
 from memfit.strategies.base import AbstractSplitting, Numerics
 from memfit.strategies.plan import Plan, worst_numerics
 
-UNPROVED = "unproved"
-"""What a plan earns whose steps are equal in a trial that lacks something."""
 _NUM_STEPS = 2
 """The second step is the first to use what the optimizer has kept."""
 _BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -45,72 +43,6 @@ _SLOPE_BOUND = 1e-4
 _APPROXIMATE_BOUND = 0.1
 OWN_TYPES = "own"
 """What ``dtype`` says where every tensor was left in the type that it has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """How far planned steps are from the plain ones: largest relative errors, as fractions.
-
-    ``numerics`` is the class that the plan claims, ``earned`` the one that it showed.
-    """
-
-    numerics: str
-    loss_error: float
-    gradient_error: float
-    parameter_error: float
-    """Of the parameters after two steps, so that optimizer states have a say."""
-    buffer_error: float
-    worst_gradient: str
-    earned: str
-    worst: str
-    """What is furthest off, such as ``gradient of head.weight``."""
-    dtype: str
-    """The floating-point type of the comparison."""
-    bound: float
-    """Up to this error, equal up to rounding."""
-    batch_size: int
-    strategies: tuple[str, ...] = ()
-    stilled_error: float | None = None
-    """The largest error with all random draws stilled; None where that was not needed."""
-    slope_error: float | None = None
-    """How far the planned gradient is from the slope of the planned loss at the same draws."""
-    effect_error: float = 0.0
-    """Of everything else that tensors and numbers can show: optimizer states, attributes, what the
-    loss holds on to."""
-    effects: tuple[str, ...] = ()
-    """What else the plan leaves otherwise, a sentence each, such as a count of calls."""
-    is_proof: bool = True
-    """Whether everything that a step does took part, in a precision that tells rounding from error;
-    the notes say what did not."""
-    notes: tuple[str, ...] = ()
-    """What was done otherwise than asked, and what it means."""
-
-    @property
-    def largest_error(self) -> float:
-        """Give the largest of the errors."""
-        results = (self.loss_error, self.gradient_error, self.parameter_error)
-        return max(*results, self.buffer_error, self.effect_error)
-
-    @property
-    def keeps_promise(self) -> bool:
-        """Say whether the plan is at least as good as it claims, as far as was seen."""
-        if self.earned == UNPROVED:
-            return True
-        return Numerics(self.earned).rank <= Numerics(self.numerics).rank
-
-    @property
-    def deciding_error(self) -> float:
-        """Give the error that decided the class: with random draws stilled, where they were."""
-        return self.largest_error if self.stilled_error is None else self.stilled_error
-
-    def to_json(self) -> dict[str, Any]:
-        """Give it as plain values; an error that is no number is None."""
-        values = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self).items()
-        }
-        largest = self.largest_error if math.isfinite(self.largest_error) else None
-        return {**values, "largest_error": largest, "keeps_promise": self.keeps_promise}
 
 
 def verify(
@@ -206,10 +138,11 @@ class Trial:
         notes = remarks.notes
         errors, bound = self._errors(plan, dtype, notes), _bound_in(dtype)
         if bound < errors.largest and dtype is torch.float64 and self._casts_down():
-            if self._runs_without_casts(notes):
-                errors = self._errors(plan, dtype, notes)
-            else:
+            kept = self._errors_without_casts(plan, notes)
+            if kept is None:
                 bound = self._loosened(remarks)
+            else:
+                errors = kept
         stilled, slope = None, None
         if bound < errors.largest or errors.draws:
             stilled = self._stilled_errors(plan, dtype)
@@ -302,6 +235,23 @@ class Trial:
         if self._keeps_casts:
             notes.append("parts that cast to a lower precision were compared in fp64")
         return self._keeps_casts
+
+    def _errors_without_casts(self, plan: Plan, notes: list[str]) -> Errors | None:
+        """Compare with all parts in fp64; None if that cannot be, or shows what may be its doing.
+
+        A strategy whose own code counts on the types that it asks for is no worse for it.
+        """
+        plain, num_notes = self._plain.get(torch.float64), len(notes)
+        if not self._runs_without_casts(notes):
+            return None
+        errors = self._errors(plan, torch.float64, notes)
+        if errors.largest <= _bound_in(torch.float64) or errors.draws:
+            return errors
+        self._keeps_casts = False
+        del notes[num_notes:]
+        if plain is not None:
+            self._plain[torch.float64] = plain
+        return None
 
     def _loosened(self, remarks: _Remarks) -> float:
         """Give the bound of the lowest precision that the plain step computes in."""

@@ -122,7 +122,7 @@ def test_what_a_later_step_reads_is_not_proved(loss, last):
 def test_a_plan_says_what_is_left_in_attributes():
     plan = memfit.plan(job_with(noted), budget="1GiB", require=["micro-batching"])
     assert plan.reasons[0].endswith(
-        "; model.last will hold what the last piece leaves there, which no step reads."
+        "; model.last will hold what one piece leaves there, which no step reads."
     )
 
 

@@ -224,9 +224,19 @@ def test_a_trial_in_which_the_plan_does_nothing_is_refused():
     assert memfit.verify(job_of(lambda: nn.Linear(6, 2)), plan, batch_size=9).earned == "exact"
 
 
+def test_what_casts_to_its_own_types_is_compared_in_fp64():
+    found = memfit.verify(living_jobs.frozen_backbone().job, IN_PIECES)
+    assert (found.dtype, found.earned, found.is_proof) == ("float64", "exact", True)
+
+
 def test_what_runs_only_in_its_own_types_is_no_proof():
-    living = living_jobs.frozen_backbone()
-    found = memfit.verify(living.job, IN_PIECES)
+    job = living_jobs.frozen_backbone().job
+
+    def loss(model, batch):
+        assert model["backbone"].weight.dtype is torch.bfloat16
+        return job.loss(model, batch)
+
+    found = memfit.verify(replace(job, loss=loss), IN_PIECES)
     assert (found.dtype, found.earned, found.is_proof) == ("own", "unproved", False)
     assert "compared in the job's own types" in found.notes[0]
 

@@ -13,7 +13,7 @@ from .wording import plan_name
 
 if TYPE_CHECKING:
     from memfit.proof import Proof
-    from memfit.verification import Verification
+    from memfit.runtime.verification_result import Verification
 
 
 def proof_table(proof: Proof) -> RenderableType:

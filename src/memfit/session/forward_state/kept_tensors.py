@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 _set_versions: Any = torch._C._autograd._unsafe_set_version_counter
 
@@ -44,9 +45,20 @@ class KeptTensors:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> KeptTensors:
-        """Copy what tensors hold."""
-        versions = [tensor._version for tensor in tensors]
-        return cls(tensors, [tensor.data for tensor in tensors], copies_of(tensors), versions)
+        """Copy what tensors hold.
+
+        While a step is recorded, a tensor that holds values (one in a log, say) is left alone: the
+        step cannot write to it, and its copy would be fake.
+        """
+        pairs = [
+            (tensor, copy)
+            for tensor, copy in zip(tensors, copies_of(tensors), strict=True)
+            if isinstance(tensor, FakeTensor) is isinstance(copy, FakeTensor)
+        ]
+        kept = [tensor for tensor, _ in pairs]
+        memories = [tensor.data for tensor in kept]
+        versions = [tensor._version for tensor in kept]
+        return cls(kept, memories, [copy for _, copy in pairs], versions)
 
     def changed(self) -> list[torch.Tensor]:
         """List the tensors that autograd was told of a change of."""

@@ -244,6 +244,16 @@ def test_the_contents_of_a_batch_do_not_matter():
     assert found_in(job_with(mean_over_tokens, batch, builders.TiedLanguageModel)).is_proved
 
 
+def test_a_batch_function_that_looks_at_values_is_run_on_its_own_tensors():
+    widths = torch.tensor([6, 6])
+
+    def batch(size):
+        return torch.randn(size, int(widths.max())), torch.randn(size, 6)
+
+    found = found_in(job_with(lambda model, batch: errors_of_rows(model, batch).mean(), batch))
+    assert found.is_proved, found
+
+
 def test_a_loss_that_cannot_be_recorded_is_not_known():
     found = found_in(
         job_with(lambda model, batch: model(batch[0]).mean() * len(batch[1].nonzero()))

@@ -183,15 +183,17 @@ def _kinds(found: Outcome, expected: Outcome) -> dict[str, tuple[Tensors, Tensor
     }
 
 
-def relative_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
+def relative_errors(
+    found: Tensors, expected: Tensors, smallest_share: float = _SMALLEST_SHARE
+) -> dict[str, float]:
     """Give |found - expected| / |expected| of every tensor, in the Euclidean norm.
 
     A tensor that is zero but for rounding (the bias in front of a batch normalisation has no
-    gradient) is held against a ten-thousandth of the norm of all of them.
+    gradient) is held against a share of the norm of all of them.
     """
     norms = _norms(expected)
     whole = math.hypot(*(norm for norm in norms.values() if math.isfinite(norm)))
-    floor = max(_TINY, _SMALLEST_SHARE * whole)
+    floor = max(_TINY, smallest_share * whole)
     return {
         name: _as_error(gap, max(norms.get(name, 0.0), floor))
         for name, gap in _gaps(found, expected).items()

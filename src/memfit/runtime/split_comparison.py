@@ -21,6 +21,9 @@ from memfit.session.session import GradientPass, Session
 from memfit.session.stand_ins import StandIns, optimizer_tensors
 from memfit.session.stilled_randomness import StilledRandomness
 
+_SMALLEST_SHARE = 1e-4
+_ROUNDING = 16.0
+"""Times the precision: what a sum of the whole gradient's size may be off by rounding."""
 _BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-4}
 _COARSEST_BOUND = 2e-2
 _MOST_NAMED = 5
@@ -150,7 +153,7 @@ class _Engine:
         unsteady: frozenset[str] | None = None
         for size in sizes[1:]:
             found = self._passed(size)
-            worst = max(worst, (*_worst_error(found, reference), size))
+            worst = max(worst, (*_worst_error(found, reference, self._smallest_share(bound)), size))
             told = _effects(found.left, reference.left, bound)
             if told and unsteady is None:
                 # Clocks and the like differ between two equal passes as well.
@@ -244,15 +247,23 @@ class _Engine:
         finally:
             current.put_back()
 
+    def _smallest_share(self, bound: float) -> float:
+        """Give the share of the whole gradient below which a tensor is rounding alone.
+
+        Sums over the batch carry rounding of the size of their terms, however small they end.
+        """
+        rounding = _ROUNDING * torch.finfo(self._watch.lowest).eps
+        return min(1.0, max(_SMALLEST_SHARE, rounding / bound))
+
     def _bound(self) -> float:
         return _BOUNDS.get(self._watch.lowest, _COARSEST_BOUND)
 
 
-def _worst_error(found: _Pass, reference: _Pass) -> tuple[float, str]:
+def _worst_error(found: _Pass, reference: _Pass, smallest_share: float) -> tuple[float, str]:
     """Give the largest relative error, and of what."""
     errors = {
         **relative_errors({"the loss": found.loss}, {"the loss": reference.loss}),
-        **relative_errors(found.gradients, reference.gradients),
+        **relative_errors(found.gradients, reference.gradients, smallest_share),
     }
     worst = max(errors, key=lambda name: errors[name])
     return errors[worst], worst

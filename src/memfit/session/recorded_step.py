@@ -70,16 +70,18 @@ def record_step(
     Raises:
         MemfitError: if the step cannot be recorded.
     """
+    # Outside: a batch function that looks at values has to be run on its own tensors.
     whole = shapes_of(job, job.batch_size)
+    sizes = (num_samples, *(() if after is None else (after,)))
+    shapes, *earlier = [cut_batch(layout, whole, shapes_of(job, size)) for size in sizes]
     with (
         virtual_tensors(disguised=disguised) as mode,
         borrowed_to_record(job, mode) as borrowed_job,
     ):
-        batch = as_virtual(mode, cut_batch(layout, whole, shapes_of(job, num_samples)))
+        batch = as_virtual(mode, shapes)
         session = open_session(borrowed_job, "cpu", layout, no_gradients)
-        if after is not None:
-            earlier = as_virtual(mode, cut_batch(layout, whole, shapes_of(job, after)))
-            _step(session, earlier)
+        for each in earlier:
+            _step(session, as_virtual(mode, each))
         recorder = DataflowRecorder(session.model)
         state = watched(session, job)
         before = state.snapshot()

@@ -71,6 +71,29 @@ def random_programs_section(heading: Any) -> list[str]:
     ]
 
 
+def planning_time_section(heading: Any) -> list[str]:
+    """Write what proofs have added to planning."""
+    figures = load_result("planning_time")
+    return [
+        *heading("What proofs add to planning", figures, "bench_planning_time.py"),
+        (
+            f"Processor time of `memfit.plan`, beside that of commit {figures['other']}, which "
+            "proved nothing; job by job in turns."
+        ),
+        "",
+        "| job | budget, share of the plain peak | seconds | before | ratio |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row['job']} | {row['fraction']} | {row['seconds']:.1f} | "
+            f"{row['other_seconds']:.1f} | {row['seconds'] / row['other_seconds']:.2f} |"
+            for row in figures["rows"]
+        ),
+        "",
+        f"All together {figures['total_ratio']:.2f}, median {figures['median_ratio']:.2f}.",
+        "",
+    ]
+
+
 def _row(name: str, half: str, figures: dict[str, Any]) -> str:
     counts = figures[half]
     kept = [row for row in figures["rows"] if row["half"] == half and _is_separable(row)]

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from cached_gradient_sections import cached_gradients_section
-from exactness_sections import exactness_section, random_programs_section
+from exactness_sections import (
+    exactness_section,
+    planning_time_section,
+    random_programs_section,
+)
 from guard_sections import guard_sections
 from planner_grid.table import section
 from results_file import RESULTS, load_result
@@ -49,6 +53,7 @@ def page_text() -> str:
         _overhead(),
         exactness_section(_heading),
         random_programs_section(_heading),
+        planning_time_section(_heading),
         guard_sections(_heading),
         _startup(),
     )

@@ -24,7 +24,7 @@ from memfit.trace.events import Phase
 from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
 
 
-def find_effects(job: Job, layout: BatchLayout) -> Effects:
+def find_effects(job: Job, layout: BatchLayout, *, disguised: bool = True) -> Effects:
     """Find out what every step of a job changes besides gradients and what the optimizer keeps.
 
     Two steps are recorded on fake tensors, at two batch sizes, and the second is looked at. All
@@ -33,15 +33,17 @@ def find_effects(job: Job, layout: BatchLayout) -> Effects:
     Args:
         job: whose functions may build new objects, or give objects that are there already.
         layout: of its batches.
+        disguised: whether fake tensors pass for tensors with values at first; not to be tried where
+            that is known to fail.
 
     Raises:
         RecordingError: if the step needs the values of tensors, or an operator has no fake version.
         JobFunctionError: if one of the job's functions fails.
     """
-    one = _seen_at(job, layout, job.batch_size)
+    one = _seen_at(job, layout, job.batch_size, disguised=disguised)
     for size in _other_sizes(job.batch_size):
         with suppress(JobFunctionError):  # a loss over pairs takes no odd number of samples
-            other = _seen_at(job, layout, size)
+            other = _seen_at(job, layout, size, disguised=disguised)
             return Effects(effects=tuple(_compared(one, other)), unseen=one.unseen)
     alone = (replace(effect, depends_on_batch=None) for effect in one.effects.values())
     return Effects(effects=tuple(alone), unseen=one.unseen)
@@ -68,16 +70,16 @@ class _Seen:
             self.evidence[key] = f"{self.evidence.get(key) or ''}{evidence}" if evidence else None
 
 
-def _other_sizes(size: int) -> Iterator[int]:
+def _other_sizes(num_samples: int) -> Iterator[int]:
     """Yield sizes to compare with, the one that shows most first."""
-    yield size - 1 if size > 1 else 2
-    if size > 3:
-        yield size - 2
-        yield size // 2
-    yield 2 * size
+    yield num_samples - 1 if num_samples > 1 else 2
+    if num_samples > 3:
+        yield num_samples - 2
+        yield num_samples // 2
+    yield 2 * num_samples
 
 
-def _seen_at(job: Job, layout: BatchLayout, batch_size: int) -> _Seen:
+def _seen_at(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool) -> _Seen:
     outside = {
         "loss": job.loss,
         "batch function": job.batch,
@@ -87,8 +89,10 @@ def _seen_at(job: Job, layout: BatchLayout, batch_size: int) -> _Seen:
     before = LiveState(outside, gradients=True).snapshot()
     try:
         try:
-            return _recorded(job, layout, batch_size, disguised=True)
+            return _recorded(job, layout, batch_size, disguised=disguised)
         except ValuesNeededError:
+            if not disguised:
+                raise
             before.restore()
             return _recorded(job, layout, batch_size, disguised=False)
     finally:

@@ -168,11 +168,11 @@ def _rows(
     return sizes, dims
 
 
-def _dim_that_is_cut(size: tuple[int, ...], batch_size: int) -> int | None:
+def _dim_that_is_cut(shape: tuple[int, ...], batch_size: int) -> int | None:
     """Say where calls of a module are cut: in front, else in the first dimension of the batch."""
-    if size and size[0] % batch_size == 0:
+    if shape and shape[0] % batch_size == 0:
         return 0
-    return size.index(batch_size) if batch_size in size else None
+    return shape.index(batch_size) if batch_size in shape else None
 
 
 def _recorded(job: Job, layout: BatchLayout, name: str, batch_size: int) -> list[_CallRecorded]:

@@ -233,7 +233,8 @@ class Separation:
         """
         if self._effects is None:
             with undisturbed():
-                self._effects = find_effects(self.job, self.layout)
+                disguised = self._is_disguised is not False
+                self._effects = find_effects(self.job, self.layout, disguised=disguised)
         return self._effects
 
     def _batch_flows(

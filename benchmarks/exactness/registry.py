@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-from exactness.case import Case
-from exactness.cases import (
-    banks,
-    contrastive,
-    gradients,
-    indexing,
-    kept_state,
-    models,
-    public_generative,
-    public_images,
-    public_language,
-    public_metric,
-    public_signals,
-    public_transformers,
-    public_vision,
-    randomness,
-    ranking,
-    reductions,
-    sequences,
-    statistics,
-    tokens,
-)
+import importlib
+import pkgutil
 
-_THEMES = (
-    banks,
-    contrastive,
-    gradients,
-    indexing,
-    kept_state,
-    models,
-    public_generative,
-    public_images,
-    public_language,
-    public_metric,
-    public_signals,
-    public_transformers,
-    public_vision,
-    randomness,
-    ranking,
-    reductions,
-    sequences,
-    statistics,
-    tokens,
-)
+from exactness import cases
+from exactness.case import Case
 
 
 def all_cases() -> tuple[Case, ...]:
     """Give all cases, the blind half first."""
-    found = [case for module in _THEMES for case in module.theme.cases]
+    names = sorted(module.name for module in pkgutil.iter_modules(cases.__path__))
+    themes = [importlib.import_module(f"{cases.__name__}.{name}").theme for name in names]
+    found = [case for theme in themes for case in theme.cases]
     return tuple(sorted(found, key=lambda case: case.half))
 
 

@@ -13,15 +13,14 @@ import torch
 from memfit.errors import JobFunctionError, MemfitError, NothingToVerifyError
 from memfit.job import Job
 from memfit.runtime.comparison import (
-    CastsKept,
     Errors,
     Outcome,
-    PrecisionWatch,
     carry_out,
     compare,
     slope_error,
 )
 from memfit.runtime.left_behind import unsteady_names
+from memfit.runtime.precision import CastsKept, PrecisionWatch, bound_in
 from memfit.runtime.run import open_plain_session
 from memfit.runtime.same_start import SameStart
 from memfit.runtime.verification_result import UNPROVED, Verification
@@ -37,8 +36,6 @@ from memfit.strategies.plan import Plan, worst_numerics
 
 _NUM_STEPS = 2
 """The second step is the first to use what the optimizer has kept."""
-_BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-4}
-_COARSEST_BOUND = 2e-2
 _SLOPE_BOUND = 1e-4
 _APPROXIMATE_BOUND = 0.1
 OWN_TYPES = "own"
@@ -136,7 +133,7 @@ class Trial:
         self, plan: Plan, claimed: Numerics, dtype: torch.dtype | None, remarks: _Remarks
     ) -> Verification:
         notes = remarks.notes
-        errors, bound = self._errors(plan, dtype, notes), _bound_in(dtype)
+        errors, bound = self._errors(plan, dtype, notes), bound_in(dtype)
         if bound < errors.largest and dtype is torch.float64 and self._casts_down():
             kept = self._errors_without_casts(plan, notes)
             if kept is None:
@@ -177,7 +174,7 @@ class Trial:
         plain, planned = self._plain[dtype], self._outcome(plan, dtype)
         besides = frozenset(self._overwritten(plan))
         errors = compare(planned, plain, without=besides)
-        if errors.effects or errors.effect > _bound_in(dtype):
+        if errors.effects or errors.effect > bound_in(dtype):
             # Clocks and the like differ between two plain steps as well.
             unsteady = unsteady_names(plain.left, self._outcome(Plan(), dtype).left)
             errors = compare(planned, plain, without=unsteady | besides)
@@ -245,7 +242,7 @@ class Trial:
         if not self._runs_without_casts(notes):
             return None
         errors = self._errors(plan, torch.float64, notes)
-        if errors.largest <= _bound_in(torch.float64) or errors.draws:
+        if errors.largest <= bound_in(torch.float64) or errors.draws:
             return errors
         self._keeps_casts = False
         del notes[num_notes:]
@@ -257,7 +254,7 @@ class Trial:
         """Give the bound of the lowest precision that the plain step computes in."""
         watch = PrecisionWatch()
         self._outcome(Plan(), torch.float64, watch, num_steps=1)
-        name, bound = str(watch.lowest).removeprefix("torch."), _bound_in(watch.lowest)
+        name, bound = str(watch.lowest).removeprefix("torch."), bound_in(watch.lowest)
         remarks.lacking.append(
             f"parts of the plain step compute in {name}, so {bound:.0e} is the bound"
         )
@@ -321,11 +318,6 @@ class _Remarks:
     notes: list[str]
     lacking: list[str]
     """Why it is no proof."""
-
-
-def _bound_in(dtype: torch.dtype | None) -> float:
-    """Give the bound of a precision; a job's own types are taken to be fp32 until they are seen."""
-    return _BOUNDS.get(dtype or torch.float32, _COARSEST_BOUND)
 
 
 def _check_that_it_acts(plan: Plan, num_samples: int) -> None:

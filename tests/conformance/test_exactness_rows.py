@@ -6,13 +6,11 @@ line; what is carried out ends, in fp64, where the plain step by hand ends.
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from tests.benchmark_modules import load
 
 import memfit
 from memfit import Plan
@@ -22,17 +20,7 @@ from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EXACT = 1e-10
-
-
-def load(name: str):
-    """Import a module of the benchmarks, which are no installed package."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
 
 
 registry, truths, draws, state = (

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def load(name: str):
-    """Import a module of the benchmarks, which are no installed package."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
+from tests.benchmark_modules import load
 
 registry, truths, rows, draws = (
     load(f"exactness.{name}") for name in ("registry", "truth", "rows", "draws")

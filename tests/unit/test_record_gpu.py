@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -10,26 +9,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
+from tests.benchmark_modules import BENCHMARKS, load
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ROWS_CHANGED = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG")
-
-
-def load(name: str):
-    """Import a module of the benchmarks, which are no installed package."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
 
 
 matrix, measuring, models, processes, rowfile, runner = (

@@ -20,6 +20,7 @@ from memfit.runtime.first_step_check import (
     equality,
     other_size,
 )
+from memfit.runtime.precision import FP64_BOUND
 from memfit.runtime.run import open_plain_session
 from memfit.runtime.split_comparison import SplitComparison
 from memfit.session.batches import BatchLayout, real_batch
@@ -32,8 +33,6 @@ _MOST_FLOPS = 1e11
 _MEMORY_SHARE = 0.5
 _NUM_TIMES = 2
 """How many times larger tensors are in fp64."""
-_FP64_BOUND = 1e-10
-"""What is equal up to this in fp64 differs by rounding alone; coarser types hide small terms."""
 _KEEP_WHOLE = "Micro-batches would train something else; keep the batch whole."
 
 
@@ -72,7 +71,7 @@ class BatchTrial:
             return _untold(found, f"it depends on random draws that cannot be stilled ({names})")
         if not compared.agrees:
             return refuted(f"{difference(split, compared)} {_KEEP_WHOLE}", found.culprit)
-        if compared.bound > _FP64_BOUND:
+        if compared.bound > FP64_BOUND:
             hidden = f"errors up to {compared.bound:.0e} could be rounding in {compared.dtype}"
             return _untold(found, hidden)
         return replace(found, draws=compared.num_draws > 0, trial=equality(split, compared))
@@ -95,7 +94,7 @@ class BatchTrial:
                 for keeps_casts in (False, True):
                     with suppress(MemfitError, RuntimeError, TypeError, NotImplementedError):
                         found = compared(torch.float64, keeps_casts=keeps_casts)
-                        if not found.agrees or found.bound <= _FP64_BOUND:
+                        if not found.agrees or found.bound <= FP64_BOUND:
                             return found
                 return compared()
 

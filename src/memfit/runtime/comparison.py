@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from memfit.runtime.left_behind import LeftBehind, differing_draws, differing_values
 from memfit.runtime.left_behind import without as left_without
+from memfit.runtime.precision import SMALLEST_SHARE
 from memfit.runtime.run import unguarded_run
 from memfit.session.live_state.harmless import Instrument
 from memfit.session.session import Session
@@ -20,7 +19,6 @@ from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase
 
 Tensors = Mapping[str, torch.Tensor]
-_SMALLEST_SHARE = 1e-4
 _TINY = 1e-300
 _LOSS_CHANGE = 1e-5
 _PARAMETER_CHANGE = 1e-4
@@ -184,7 +182,7 @@ def _kinds(found: Outcome, expected: Outcome) -> dict[str, tuple[Tensors, Tensor
 
 
 def relative_errors(
-    found: Tensors, expected: Tensors, smallest_share: float = _SMALLEST_SHARE
+    found: Tensors, expected: Tensors, smallest_share: float = SMALLEST_SHARE
 ) -> dict[str, float]:
     """Give |found - expected| / |expected| of every tensor, in the Euclidean norm.
 
@@ -221,58 +219,6 @@ def slope_error(outcome_at: Callable[[float, Tensors], Outcome]) -> float:
     )
     rise = float(outcome_at(step, gradient).loss) - float(outcome_at(-step, gradient).loss)
     return _as_error(abs(rise / (2.0 * step) - norm**2), norm**2)
-
-
-class PrecisionWatch(TorchDispatchMode):
-    """Note the lowest floating-point precision that operators compute in."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
-        self.lowest = torch.float64
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel() > 1:
-                self.lowest = max(self.lowest, leaf.dtype, key=_roughness)
-        return out
-
-
-class CastsKept(TorchDispatchMode):
-    """Leave in fp64 what operators would cast from fp64 to a lower precision.
-
-    A part of a step that insists on fp32, such as ``logits.float()``, is then compared in fp64 too.
-
-    Limits: tensors that a step makes in a lower precision, not out of fp64, stay as they are.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        asked = kwargs.get("dtype")
-        if asked is not None and asked.is_floating_point and asked is not torch.float64:
-            given = (each for each in args if isinstance(each, torch.Tensor))
-            if next((each.dtype for each in given), None) is torch.float64:
-                kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
-
-
-def _roughness(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from memfit.runtime.comparison import CastsKept, PrecisionWatch, relative_errors
+from memfit.runtime.comparison import relative_errors
 from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.left_behind import LeftBehind, differing_values, left_behind, unsteady_names
 from memfit.runtime.left_behind import without as left_without
+from memfit.runtime.precision import CastsKept, PrecisionWatch, bound_in, smallest_share_in
 from memfit.session.conversion import converted, copied, default_dtype
 from memfit.session.live_state import LiveState
 from memfit.session.live_state.reading import tensors_of
@@ -21,11 +22,6 @@ from memfit.session.session import GradientPass, Session
 from memfit.session.stand_ins import StandIns, optimizer_tensors
 from memfit.session.stilled_randomness import StilledRandomness
 
-_SMALLEST_SHARE = 1e-4
-_ROUNDING = 16.0
-"""Times the precision: what a sum of the whole gradient's size may be off by rounding."""
-_BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-4}
-_COARSEST_BOUND = 2e-2
 _MOST_NAMED = 5
 
 
@@ -149,11 +145,13 @@ class _Engine:
     def compared(self, sizes: Sequence[int]) -> SplitComparison:
         """Compare all sizes with the first one."""
         reference = self._passed(sizes[0], watches=True)
-        bound, worst, effects = self._bound(), (0.0, "", sizes[0]), list[str]()
+        lowest = self._watch.lowest
+        bound, worst, effects = bound_in(lowest), (0.0, "", sizes[0]), list[str]()
+        share = smallest_share_in(lowest)
         unsteady: frozenset[str] | None = None
         for size in sizes[1:]:
             found = self._passed(size)
-            worst = max(worst, (*_worst_error(found, reference, self._smallest_share(bound)), size))
+            worst = max(worst, (*_worst_error(found, reference, share), size))
             told = _effects(found.left, reference.left, bound)
             if told and unsteady is None:
                 # Clocks and the like differ between two equal passes as well.
@@ -172,7 +170,7 @@ class _Engine:
             worst_size=worst[2],
             effects=tuple(dict.fromkeys(effects))[:_MOST_NAMED],
             bound=bound,
-            dtype=str(self._watch.lowest).removeprefix("torch."),
+            dtype=str(lowest).removeprefix("torch."),
             num_draws=self._stilled.num_draws,
             unstilled=tuple(sorted(self._stilled.unstilled)),
         )
@@ -246,17 +244,6 @@ class _Engine:
             yield
         finally:
             current.put_back()
-
-    def _smallest_share(self, bound: float) -> float:
-        """Give the share of the whole gradient below which a tensor is rounding alone.
-
-        Sums over the batch carry rounding of the size of their terms, however small they end.
-        """
-        rounding = _ROUNDING * torch.finfo(self._watch.lowest).eps
-        return min(1.0, max(_SMALLEST_SHARE, rounding / bound))
-
-    def _bound(self) -> float:
-        return _BOUNDS.get(self._watch.lowest, _COARSEST_BOUND)
 
 
 def _worst_error(found: _Pass, reference: _Pass, smallest_share: float) -> tuple[float, str]:

@@ -1,0 +1,90 @@
+"""Which precision a step computes in, and up to which error results are then equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-4}
+_COARSEST_BOUND = 2e-2
+_ROUNDING = 16.0
+"""Times the precision: what a sum of the whole gradient's size may be off by rounding."""
+SMALLEST_SHARE = 1e-4
+"""Of the norm of all tensors; what is smaller is held against that, since it may be rounding."""
+
+
+def bound_in(dtype: torch.dtype | None) -> float:
+    """Give the relative error up to which results in a type are equal.
+
+    None stands for a job's own types, which are taken to be fp32 until they are seen.
+    """
+    return _BOUNDS.get(dtype or torch.float32, _COARSEST_BOUND)
+
+
+FP64_BOUND = bound_in(torch.float64)
+"""What is equal up to this in fp64 differs by rounding alone; coarser types hide small terms."""
+
+
+def smallest_share_in(dtype: torch.dtype) -> float:
+    """Give the share of all gradients below which one of them is rounding alone.
+
+    Sums over the batch carry rounding of the size of their terms, however small they end.
+    """
+    rounding = _ROUNDING * torch.finfo(dtype).eps
+    return min(1.0, max(SMALLEST_SHARE, rounding / bound_in(dtype)))
+
+
+class PrecisionWatch(TorchDispatchMode):
+    """Note the lowest floating-point precision that operators compute in."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+        self.lowest = torch.float64
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel() > 1:
+                self.lowest = max(self.lowest, leaf.dtype, key=_roughness)
+        return out
+
+
+class CastsKept(TorchDispatchMode):
+    """Leave in fp64 what operators would cast from fp64 to a lower precision.
+
+    A part of a step that insists on fp32, such as ``logits.float()``, is then compared in fp64 too.
+
+    Limits: tensors that a step makes in a lower precision, not out of fp64, stay as they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        asked = kwargs.get("dtype")
+        if asked is not None and asked.is_floating_point and asked is not torch.float64:
+            given = (each for each in args if isinstance(each, torch.Tensor))
+            if next((each.dtype for each in given), None) is torch.float64:
+                kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def _roughness(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps

@@ -57,7 +57,8 @@ class BatchFile:
             if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
                 stored.append(leaf)
                 continue
-            values = leaf.detach().resolve_conj().resolve_neg().contiguous()
+            values = leaf if _lies_plainly(leaf) else leaf.detach().resolve_conj().resolve_neg()
+            values = values.contiguous()
             num_bytes = values.nbytes
             content = (ctypes.c_char * num_bytes).from_address(values.data_ptr())
             if os.pwrite(self._file.fileno(), content, end) < num_bytes:
@@ -103,3 +104,7 @@ class BatchFile:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         content = bytearray(os.pread(self._file.fileno(), leaf.num_bytes, leaf.offset))
         return torch.frombuffer(content, dtype=leaf.dtype).reshape(leaf.shape)
+
+
+def _lies_plainly(tensor: torch.Tensor) -> bool:
+    return not tensor.is_conj() and not tensor.is_neg()

@@ -60,7 +60,7 @@ class Fingerprint:
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """Give the addresses of tensors, then their versions."""
     try:
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        addresses = [*map(torch.Tensor.data_ptr, tensors)]
     except RuntimeError:  # a sparse one has several
         strided = torch.strided
         addresses = [t.data_ptr() if t.layout is strided else 0 for t in tensors]

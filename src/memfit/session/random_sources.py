@@ -17,6 +17,9 @@ _TWISTER_BYTES = 625 * 4
 """A Mersenne Twister's 624 words and its position (numpy/random/src/mt19937/mt19937.h)."""
 _HAS_GAUSS = 3
 """Where numpy's legacy state says that one more normal value lies ready."""
+_HEAD_BYTES = object.__basicsize__
+"""Of a Python object; in one of ``random.Random`` the position and the words follow, 32 bits each
+(cpython/Modules/_randommodule.c, ``RandomObject``)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class GlobalRandomness:
 
 
 def _has_cards() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda.is_initialized() and torch.cuda.is_available()
 
 
 def _words(state: Any) -> Any:
@@ -90,13 +93,46 @@ class RandomSourcesReader:
     """Read the states again and again."""
 
     def __init__(self) -> None:
+        self._python = _PythonReader()
         self._numpy = _NumpyReader()
 
     def here(self, *tensors: torch.Tensor) -> RandomSources:
         """Take the states as they are, those of the tensors' devices among them."""
         return RandomSources(
-            torch=RandomStates.here(*tensors), python=random.getstate(), numpy=self._numpy.here()
+            torch=RandomStates.here(*tensors), python=self._python.here(), numpy=self._numpy.here()
         )
+
+
+class _PythonReader:
+    """Read the state of Python's global generator only if it has moved on since.
+
+    To read it makes 624 numbers, which takes many times as long as looking at the memory that they
+    lie in. Only a normal value that was drawn in advance lies elsewhere. Where the memory is not
+    laid out as expected, the state is read every time.
+    """
+
+    def __init__(self) -> None:
+        self._generator: Any = getattr(random.getstate, "__self__", None)
+        self._is_laid_out = type(self._generator) is random.Random and self._is_as_expected()
+        self._content = b""
+        self._state: Any = None
+
+    def here(self) -> Any:
+        """Give the state."""
+        generator = getattr(random.getstate, "__self__", None)
+        if not self._is_laid_out or generator is not self._generator:
+            return random.getstate()
+        content = self._words()
+        if content != self._content or self._state[-1] is not generator.gauss_next:
+            self._content, self._state = content, random.getstate()
+        return self._state
+
+    def _words(self) -> bytes:
+        return ctypes.string_at(id(self._generator) + _HEAD_BYTES, _TWISTER_BYTES)
+
+    def _is_as_expected(self) -> bool:
+        position, *words = np.frombuffer(self._words(), np.uint32).tolist()
+        return bool((*words, position) == self._generator.getstate()[1])
 
 
 class _NumpyReader:
@@ -109,6 +145,7 @@ class _NumpyReader:
 
     def __init__(self) -> None:
         self._generator: Any = None
+        self._address = 0
         self._content = b""
         self._state: Any = None
 
@@ -117,9 +154,10 @@ class _NumpyReader:
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in the stubs
         if type(generator) is not np.random.MT19937:
             return np.random.get_state(legacy=False)
-        content = ctypes.string_at(generator.ctypes.state_address, _TWISTER_BYTES)
-        has_moved = generator is not self._generator or content != self._content
-        if has_moved or self._state[_HAS_GAUSS]:
-            self._generator, self._content = generator, content
-            self._state = np.random.get_state()
+        if generator is not self._generator:
+            self._generator, self._content = generator, b""
+            self._address = generator.ctypes.state_address
+        content = ctypes.string_at(self._address, _TWISTER_BYTES)
+        if content != self._content or self._state[_HAS_GAUSS]:
+            self._content, self._state = content, np.random.get_state()
         return self._state

@@ -22,10 +22,11 @@ class RandomStates:
     @classmethod
     def here(cls, *tensors: torch.Tensor) -> Self:
         """Take the states as they are."""
-        if all(tensor.device.type == "cpu" for tensor in tensors):
-            return cls(cpu=torch.get_rng_state(), devices=[], on_devices=[])
+        cpu = torch.default_generator.get_state()
+        if not tensors or all(tensor.device.type == "cpu" for tensor in tensors):
+            return cls(cpu=cpu, devices=[], on_devices=[])
         devices, on_devices = get_device_states(*tensors)
-        return cls(cpu=torch.get_rng_state(), devices=devices, on_devices=on_devices)
+        return cls(cpu=cpu, devices=devices, on_devices=on_devices)
 
     def put_back(self, device_type: str) -> None:
         """Set the generators to these states."""

@@ -47,6 +47,8 @@ class Kind:
     """Makes a container hold what a copy holds."""
     named: Callable[[Any, Any], Iterable[tuple[Any, Any]]]
     """Lists the names and values of a copy of a container, names being keys, positions …"""
+    readers: tuple[Callable[[Any], Iterable[Any]], ...] = ()
+    """What lists all that a container holds, its keys too, without copying it."""
     is_namespace: bool = False
     """Whether names are names of attributes, each of which is told of."""
 
@@ -264,6 +266,10 @@ def _copy_class(target: type) -> dict[str, Any]:
     return {name: value for name, value in vars(target).items() if name not in _OF_EVERY_CLASS}
 
 
+def _in_class(target: type) -> Iterable[Any]:
+    return vars(target).values()
+
+
 def _put_class(target: type, copy: dict[str, Any]) -> None:
     now = _copy_class(target)
     for name in now.keys() - copy.keys():
@@ -345,27 +351,38 @@ def _only(name: str) -> Callable[[Any, Any], Iterable[tuple[Any, Any]]]:
     return lambda _target, copy: ((name, copy),)
 
 
-DICT = Kind("dict", dict.copy, dict.values, _put_dict, _items)
-NAMESPACE = Kind("namespace", dict.copy, dict.values, _put_dict, _items, is_namespace=True)
-ORDERED_DICT = Kind("ordered dict", _copy_ordered, dict.values, _put_ordered, _items)
-MEMBERS = Kind("members", dict.copy, dict.values, _put_dict, _items, is_namespace=True)
-ORDERED_MEMBERS = Kind("members", _copy_ordered, dict.values, _put_ordered, _items, True)
-LIST = Kind("list", list.copy, _itself, _put_list, _numbered)
-DEQUE = Kind("deque", _copy_deque, _itself, _put_deque, _numbered)
-SET = Kind("set", set.copy, _itself, _put_set, _members)
+_IN_DICT = (dict.__iter__, dict.values)
+_IN_ORDERED = (OrderedDict.__iter__, OrderedDict.values)
+
+DICT = Kind("dict", dict.copy, dict.values, _put_dict, _items, _IN_DICT)
+NAMESPACE = Kind("namespace", dict.copy, dict.values, _put_dict, _items, _IN_DICT, True)
+ORDERED_DICT = Kind("ordered dict", _copy_ordered, dict.values, _put_ordered, _items, _IN_ORDERED)
+MEMBERS = Kind("members", dict.copy, dict.values, _put_dict, _items, _IN_DICT, True)
+ORDERED_MEMBERS = Kind(
+    "members", _copy_ordered, dict.values, _put_ordered, _items, _IN_ORDERED, True
+)
+LIST = Kind("list", list.copy, _itself, _put_list, _numbered, (list.__iter__,))
+DEQUE = Kind("deque", _copy_deque, _itself, _put_deque, _numbered, (deque.__iter__,))
+SET = Kind("set", set.copy, _itself, _put_set, _members, (set.__iter__,))
 ARRAY = Kind("array", array.array.tobytes, _nothing, _put_array, _numbered)
 BYTES = Kind("bytearray", bytes, _nothing, _put_bytes, _numbered)
-CELL = Kind("closure variable", _copy_cell, _itself, _put_cell, _content, is_namespace=True)
-NAMES = Kind("globals", _copy_names, _itself, _put_names, _by_name, is_namespace=True)
-SLOTS = Kind("slots", _copy_slots, _itself, _put_slots, _by_name, is_namespace=True)
-CLASS = Kind("class", _copy_class, dict.values, _put_class, _items, is_namespace=True)
+CELL = Kind("closure variable", _copy_cell, _itself, _put_cell, _content, (_copy_cell,), True)
+NAMES = Kind("globals", _copy_names, _itself, _put_names, _by_name, (_copy_names,), True)
+SLOTS = Kind("slots", _copy_slots, _itself, _put_slots, _by_name, (_copy_slots,), True)
+CLASS = Kind("class", _copy_class, dict.values, _put_class, _items, (vars, _in_class), True)
 FUNCTION = Kind(
-    "function", _copy_function, _itself, _put_function, _by_function_part, is_namespace=True
+    "function",
+    _copy_function,
+    _itself,
+    _put_function,
+    _by_function_part,
+    (_copy_function,),
+    True,
 )
-CLASS_OF = Kind("class of", type, _nothing, _put_class_of, _only("__class__"), is_namespace=True)
+CLASS_OF = Kind("class of", type, _nothing, _put_class_of, _only("__class__"), (), True)
 """Which class an object is of: parametrizations give a module another one."""
 NAMESPACE_OF = Kind(
-    "namespace of", attrgetter("__dict__"), _nothing, _put_namespace_of, _only("__dict__"), True
+    "namespace of", attrgetter("__dict__"), _nothing, _put_namespace_of, _only("__dict__"), (), True
 )
 """Which dict an object has its attributes in."""
 BY_NAME = frozenset((NAMESPACE, MEMBERS, ORDERED_MEMBERS, CELL, NAMES, SLOTS, CLASS))

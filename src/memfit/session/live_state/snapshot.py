@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -156,15 +154,31 @@ def put_generators_back(generators: Iterable[Any]) -> None:
         access.write(generator, state)
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave all modes for a while, so that nothing done inside is recorded or made fake."""
-    with contextlib.ExitStack() as stack:
+class undisturbed:  # noqa: N801 - used as a function, as no_grad is
+    """Leave all modes for a while, so that nothing done inside is recorded or made fake.
+
+    A class, as a generator's context takes ten times as long, and this is entered in every step.
+    """
+
+    __slots__ = ("_function", "_grad", "_modes")
+
+    def __enter__(self) -> None:
+        """Leave them."""
+        self._modes: Any = None
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(torch.no_grad())
-        yield
+            self._modes = _disable_current_modes()
+            self._modes.__enter__()
+        self._function = torch._C.DisableTorchFunction()
+        self._function.__enter__()
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        """Take them up again."""
+        torch._C._set_grad_enabled(self._grad)
+        self._function.__exit__(*error)
+        if self._modes is not None:
+            self._modes.__exit__(*error)
 
 
 def _have_same_bytes(array: Any, content: Any) -> bool:

@@ -56,6 +56,8 @@ def flags_of(tensor: torch.Tensor) -> Flags:
 
 def has_content(tensor: torch.Tensor) -> bool:
     """Say whether a tensor has bytes that can be read: fake ones and those on meta have none."""
+    if type(tensor) is torch.Tensor:
+        return tensor.layout is torch.strided and not tensor.is_meta
     return (
         not isinstance(tensor, FakeTensor)
         and tensor.layout is torch.strided

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -57,6 +57,8 @@ class Watch:
                 self._groups.append(busy)
         self.copies = [group.begin() for group in self._groups]
         """Of the containers that were not empty, by kind."""
+        self._steady = [group for group in self._groups if group.is_steady]
+        self._read = self._read_all()
 
     def look(self) -> list[Slot] | None:
         """Copy the containers; give what holds other objects now; None if nothing does."""
@@ -64,12 +66,23 @@ class Watch:
         if any(self._idle) or (_hooks_now() != self._hooks_then and any(self._idle_hooks)):
             changed += ((identity(each[0], each[1]), None) for each in self.idle if each[1])
         self._hooks_then = _hooks_now()
+        read = self._read_all()
+        is_steady = _addresses_in(read) == _addresses_in(self._read)
+        self._read = read
         self.copies = copies = []
         for group in self._groups:
+            if is_steady and group.is_steady:
+                copies.append(group.copies)
+                continue
             copies.append(group.copied())
             if group.kind.has_values:
                 changed += group.changed()
         return changed or None
+
+    def _read_all(self) -> tuple[Any, ...]:
+        """List all that the steady groups hold; in most steps it is what they held before."""
+        every = (chain.from_iterable(each) for group in self._steady for each in group.read())
+        return tuple(chain.from_iterable(every))
 
     def kept(self, copies: Sequence[Sequence[Any]]) -> Iterator[tuple[Kind, Any, Place, Any]]:
         """Yield every container with its kind, its place and one of its copies."""
@@ -106,7 +119,10 @@ class _Group:
         self._volatile = volatile
         self._masked: list[tuple[int, frozenset[Any]]] = []
         self._mask: list[int] = []
-        self._copies: list[Any] = []
+        self.copies: list[Any] = []
+        """The latest."""
+        self.is_steady = kind.has_values
+        """Whether equal contents of two moments show that no container was changed in between."""
         self._lengths: list[int] = []
         self._held: tuple[Any, ...] = ()
         self._held_lengths: list[int] = []
@@ -118,6 +134,7 @@ class _Group:
             names = self._volatile.get(identity(self.kind, target))
             if names:
                 self._masked.append((index, names))
+                self.is_steady = False
         copies = self.copied()
         if self.kind.has_values:
             self._held = self._values()
@@ -127,25 +144,29 @@ class _Group:
 
     def copied(self) -> list[Any]:
         """Copy the containers."""
-        self._copies = [*map(self.kind.copy, self.targets)]
-        return self._copies
+        self.copies = [*map(self.kind.copy, self.targets)]
+        return self.copies
+
+    def read(self) -> Iterator[Iterator[Iterable[Any]]]:
+        """List all that the containers hold, without copying them."""
+        return (map(reader, self.targets) for reader in self.kind.readers)
 
     def changed(self) -> list[Slot]:
-        """Give what holds other objects than at the last look, apart from plain values."""
+        """Give what holds other objects than at the last copies, apart from plain values."""
         held = self._values()
         addresses = _addresses_in(held)
         if addresses == self._addresses:
             return []
         found = [] if self._only_plain_differ(held, addresses) else [*self._new_in_each(held)]
-        self._held_lengths = [*map(len, self._copies)]
+        self._held_lengths = [*map(len, self.copies)]
         self._held, self._addresses = held, addresses
         return found
 
     def _values(self) -> tuple[Any, ...]:
         """List all that the copies hold, without what is volatile."""
-        values = [*chain.from_iterable(map(self.kind.values, self._copies))]
+        values = [*chain.from_iterable(map(self.kind.values, self.copies))]
         if self._masked:
-            lengths = [*map(len, self._copies)]
+            lengths = [*map(len, self.copies)]
             if lengths != self._lengths:
                 self._lengths = lengths
                 self._mask = [*self._masked_positions(lengths)]
@@ -156,7 +177,7 @@ class _Group:
     def _masked_positions(self, lengths: Sequence[int]) -> Iterator[int]:
         starts = np.cumsum([0, *lengths]).tolist()
         for index, names in self._masked:
-            target, copy = self.targets[index], self._copies[index]
+            target, copy = self.targets[index], self.copies[index]
             for position, name in enumerate(names_of(self.kind, target, copy)):
                 if name in names:
                     yield starts[index] + position
@@ -172,9 +193,9 @@ class _Group:
 
     def _new_in_each(self, held: tuple[Any, ...]) -> Iterator[Slot]:
         """Yield the containers, with names, that hold other objects than before."""
-        lengths = [*map(len, self._copies)]
+        lengths = [*map(len, self.copies)]
         old_start = new_start = 0
-        for index, (target, copy) in enumerate(zip(self.targets, self._copies, strict=True)):
+        for index, (target, copy) in enumerate(zip(self.targets, self.copies, strict=True)):
             old_end, new_end = old_start + self._held_lengths[index], new_start + lengths[index]
             old = _objects_in(self._held[old_start:old_end])
             now = held[new_start:new_end]

@@ -518,3 +518,40 @@ def test_the_whole_of_torch_is_not_walked() -> None:
 
 def test_changes_are_data() -> None:
     assert str(Change("model", "a", "attribute", "was 1, is 2")) == "model.a: was 1, is 2"
+
+
+def _renamed(held: dict[Any, Any]) -> None:
+    held["new"] = held.pop("last")
+
+
+ONLY_THE_ORDER_OR_THE_NAMES: dict[str, tuple[Any, Callable[[Any], object]]] = {
+    "another key": ({"first": 1, "last": "x"}, _renamed),
+    "another key, ordered": (collections.OrderedDict(first=1, last="x"), _renamed),
+    "another order": (
+        collections.OrderedDict(first=1, last=1),
+        lambda held: held.move_to_end("first"),
+    ),
+    "another attribute": (Thing(first=1, last="x"), lambda held: _renamed(held.__dict__)),
+    "equal, another object": (["x", 1000], lambda held: held.__setitem__(1, int("1000"))),
+    "one in, one out": ({"a", "b"}, lambda held: (held.remove("a"), held.add("c"))),
+    "round and round": (collections.deque([1, 2, 3]), lambda held: held.rotate(1)),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_THE_ORDER_OR_THE_NAMES)
+def test_each_snapshot_has_the_names_of_its_moment(name: str) -> None:
+    held, change = ONLY_THE_ORDER_OR_THE_NAMES[name]
+
+    def shown() -> list[Any]:
+        content = held.__dict__ if isinstance(held, Thing) else held
+        return [*content.items()] if isinstance(content, dict) else [*content]
+
+    state = LiveState({"root": Thing(held=held)})
+    moments = [(state.snapshot(), shown()), (state.snapshot(), shown())]
+    change(held)
+    moments += [(state.snapshot(), shown()), (state.snapshot(), shown())]
+    for snapshot, then in (*reversed(moments), *moments):
+        snapshot.restore()
+        assert shown() == then
+        assert snapshot.changes() == ()
+    assert moments[0][1] != moments[-1][1] or name == "equal, another object"

@@ -70,6 +70,50 @@ def test_whatever_was_drawn_from_numpy_its_state_is_the_one_read(seed: int) -> N
         before.put_back("cpu")
 
 
+PYTHONS_DRAWS = {
+    "nothing": lambda: None,
+    "uniform": lambda: random.random(),
+    "one normal": lambda: random.gauss(0, 1),
+    "shuffled": lambda: random.shuffle([1, 2, 3]),
+    "bits": lambda: random.getrandbits(20_000),
+    "seeded": lambda: random.seed(3),
+    "set": lambda: random.setstate(random.getstate()),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_was_drawn_from_pythons_generator_its_state_is_the_one_read(seed: int) -> None:
+    reader, draw = RandomSourcesReader(), random.Random(seed)
+    before = reader.here()
+    try:
+        for _ in range(50):
+            PYTHONS_DRAWS[draw.choice([*PYTHONS_DRAWS])]()
+            kept = reader.here()
+            assert kept.python == random.getstate()
+            wanted = [random.gauss(0, 1) for _ in range(3)]
+            if draw.random() < 0.5:
+                kept.put_back("cpu")
+                assert [random.gauss(0, 1) for _ in range(3)] == wanted
+    finally:
+        before.put_back("cpu")
+
+
+def test_a_generator_in_the_place_of_pythons_is_read_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OneOfAUsersOwn(random.Random):
+        def getstate(self) -> Any:
+            return ("own", super().getstate())
+
+    reader = RandomSourcesReader()
+    reader.here()
+    own = OneOfAUsersOwn(5)
+    monkeypatch.setattr(random, "getstate", own.getstate)
+    assert reader.here().python == own.getstate()
+    own.random()
+    assert reader.here().python == own.getstate()
+
+
 def test_a_normal_value_that_was_drawn_in_advance_is_part_of_the_state() -> None:
     reader = RandomSourcesReader()
     np.random.seed(0)
@@ -81,6 +125,20 @@ def test_a_normal_value_that_was_drawn_in_advance_is_part_of_the_state() -> None
     used.put_back("cpu")
     assert np.random.randn() == wanted
     assert str(ready.numpy) != str(used.numpy)
+
+
+def test_a_normal_value_that_python_drew_in_advance_is_part_of_the_state() -> None:
+    reader = RandomSourcesReader()
+    before = reader.here()
+    random.seed(0)
+    random.gauss(0, 1)  # and one more, which lies ready
+    ready = reader.here()
+    wanted = random.gauss(0, 1)  # that one: the generator itself does not move
+    used = reader.here()
+    assert ready.python != used.python
+    ready.put_back("cpu")
+    assert random.gauss(0, 1) == wanted
+    before.put_back("cpu")
 
 
 def test_another_generator_of_numpys_is_read_as_it_is() -> None:

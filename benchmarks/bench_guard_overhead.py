@@ -2,15 +2,15 @@
 
 Run: python benchmarks/bench_guard_overhead.py        (about ten minutes on two cores)
 
-Four bare and four guarded steps take turns over the same batches, on two models of the same shape.
-(Single steps in turns would have the guard's own code evicted from the caches by two steps of
-training, not by one.) Two models of one process can differ by one or two hundredths for good by
-where their weights lie, so there are several rounds, each with new models. What is compared is the
-sum of all guarded steps with the sum of all bare ones, so that what happens now and then (the file
-that a cut update goes back to, steps that are watched) counts whole; a median would hide it. The
-first second of each round is left out, as the first file and the first watched steps are paid once
-per run; what they take is told on its own. Two bare loops are compared in the same way: how far
-their ratio is from 1 is how far the machine can be trusted.
+Four bare steps, four of a run without a guard and four of a guarded one take turns over the same
+batches, on three models of the same shape. (Single steps in turns would have the guard's own code
+evicted from the caches by three steps of training, not by one.) Models of one process can differ by
+one or two hundredths for good by where their weights lie, so there are several rounds, each with
+new models. What is compared is the sum of all steps of each loop, so that what happens now and then
+(the file that a cut update goes back to, steps that are watched) counts whole; a median would hide
+it. The first second of each round is left out, as the first file and the first watched steps are
+paid once per run; what they take is told on its own. Two bare loops are compared in the same way:
+how far their ratio is from 1 is how far the machine can be trusted.
 
 The process keeps its memory (``_MALLOC``). Left to itself, malloc gives what a step has freed back
 to the system or does not, as the last block of the heap happens to lie; new pages then cost either
@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +35,9 @@ from torch import nn
 
 import memfit
 
-_SECONDS = 9.0
+_SECONDS = 7.0
 """For the steps of one loop in one round."""
-_ROUNDS, _BARE_ROUNDS = 6, 4
+_ROUNDS, _BARE_ROUNDS = 5, 3
 _FIRST_SECONDS = 1.0
 _BLOCK_STEPS = 4
 _SIZES = ((512, 8, 64), (512, 8, 512), (1024, 8, 256))
@@ -51,14 +51,17 @@ Step = Callable[[Any], object]
 
 @dataclass
 class _Times:
-    """Seconds of blocks in turn, those of the first second apart."""
+    """Seconds of blocks of each loop in turn, those of the first second apart."""
 
-    first: list[tuple[float, float]] = field(default_factory=list)
-    later: list[tuple[float, float]] = field(default_factory=list)
+    first: list[Sequence[float]] = field(default_factory=list)
+    later: list[Sequence[float]] = field(default_factory=list)
+
+    def sums(self) -> list[float]:
+        return [sum(each) for each in zip(*self.later, strict=True)]
 
     @property
     def first_extra_seconds(self) -> float:
-        return sum(ours - other for ours, other in self.first)
+        return sum(block[0] - block[-1] for block in self.first)
 
 
 def main() -> None:
@@ -89,54 +92,73 @@ def _row(width: int, depth: int, batch_size: int) -> dict[str, Any]:
     job = _job(width, depth, batch_size)
     batches = [job.batch(batch_size) for _ in range(10)]
     alone = [_two_bare_loops(job, batches, number) for number in range(_BARE_ROUNDS)]
-    guarded = [_guarded_and_bare(job, batches, number) for number in range(_ROUNDS)]
-    bare_blocks = [bare for times in guarded for _, bare in times.later]
+    rounds = [_all_loops(job, batches, number) for number in range(_ROUNDS)]
+    num_blocks = sum(len(times.later) for times in rounds)
+    bare_seconds = _sums(rounds)[-1] / num_blocks / _BLOCK_STEPS
     return {
         "width": width,
         "num_layers": depth,
         "batch_size": batch_size,
         "num_parameters": sum(p.numel() for p in job.model().parameters()),
-        "bare_step_seconds": round(statistics.mean(bare_blocks) / _BLOCK_STEPS, 5),
-        "num_steps_each": _BLOCK_STEPS * len(bare_blocks),
-        "ratio_of_sums": _ratio_of_sums(guarded),
-        "ratios_of_rounds": sorted(_ratio_of_sums([times]) for times in guarded),
-        "ratio_of_two_bare_loops": _ratio_of_sums(alone),
-        "ratios_of_bare_rounds": sorted(_ratio_of_sums([times]) for times in alone),
+        "bare_step_seconds": round(bare_seconds, 5),
+        "num_steps_each": _BLOCK_STEPS * num_blocks,
+        "ratio_of_sums": _ratio(rounds),
+        "ratios_of_rounds": sorted(_ratio([times]) for times in rounds),
+        "guard_share": _guard_share(rounds),
+        "guard_shares_of_rounds": sorted(_guard_share([times]) for times in rounds),
+        "ratio_of_two_bare_loops": _ratio(alone),
+        "ratios_of_bare_rounds": sorted(_ratio([times]) for times in alone),
         "first_extra_seconds": round(
-            statistics.mean(times.first_extra_seconds for times in guarded), 3
+            statistics.mean(times.first_extra_seconds for times in rounds), 3
         ),
     }
 
 
 def _two_bare_loops(job: memfit.Job, batches: list[Any], number: int) -> _Times:
-    return _compared(_bare_step(job), _bare_step(job), batches, number)
+    return _compared([_bare_step(job), _bare_step(job)], batches, number)
 
 
-def _guarded_and_bare(job: memfit.Job, batches: list[Any], number: int) -> _Times:
-    bare = _bare_step(job) if number % 2 else None
-    with tempfile.TemporaryDirectory() as folder, memfit.start(job, folder=folder) as run:
-        return _compared(run.step, bare or _bare_step(job), batches, number)
+def _all_loops(job: memfit.Job, batches: list[Any], number: int) -> _Times:
+    """Compare a guarded run, one without a guard, and a bare loop, in this order."""
+    with (
+        tempfile.TemporaryDirectory() as one,
+        tempfile.TemporaryDirectory() as other,
+        memfit.start(job, folder=one) as guarded,
+        memfit.start(job, folder=other, guard=False) as unguarded,
+    ):
+        return _compared([guarded.step, unguarded.step, _bare_step(job)], batches, number)
 
 
-def _compared(ours: Step, other: Step, batches: list[Any], number: int) -> _Times:
-    """Take blocks in turn, the order changing each time."""
+def _compared(loops: list[Step], batches: list[Any], number: int) -> _Times:
+    """Take blocks in turn, another loop first each time."""
     times = _Times()
     began = time.perf_counter()
-    while (so_far := time.perf_counter() - began) < 2 * (_FIRST_SECONDS + _SECONDS):
+    while (so_far := time.perf_counter() - began) < len(loops) * (_FIRST_SECONDS + _SECONDS):
         number += 1
         first = _BLOCK_STEPS * number
         some = [batches[(first + n) % len(batches)] for n in range(_BLOCK_STEPS)]
-        order = (ours, other) if number % 2 else (other, ours)
-        seconds = {step: _time(step, some) for step in order}
-        kept = times.first if so_far < 2 * _FIRST_SECONDS else times.later
-        kept.append((seconds[ours], seconds[other]))
+        turn = number % len(loops)
+        order = [*range(turn, len(loops)), *range(turn)]
+        seconds = {which: _time(loops[which], some) for which in order}
+        kept = times.first if so_far < len(loops) * _FIRST_SECONDS else times.later
+        kept.append([seconds[which] for which in range(len(loops))])
     return times
 
 
-def _ratio_of_sums(rounds: list[_Times]) -> float:
-    pairs = [pair for times in rounds for pair in times.later]
-    ours, others = (sum(each) for each in zip(*pairs, strict=True))
-    return round(ours / others, 4)
+def _sums(rounds: list[_Times]) -> list[float]:
+    return [sum(each) for each in zip(*(times.sums() for times in rounds), strict=True)]
+
+
+def _ratio(rounds: list[_Times]) -> float:
+    """Give the first loop's time over the last one's."""
+    sums = _sums(rounds)
+    return round(sums[0] / sums[-1], 4)
+
+
+def _guard_share(rounds: list[_Times]) -> float:
+    """Give what the guard alone adds to the second loop, as a share of the bare one."""
+    guarded, unguarded, bare = _sums(rounds)
+    return round((guarded - unguarded) / bare, 4)
 
 
 def _bare_step(job: memfit.Job) -> Step:

@@ -104,6 +104,7 @@ def _overhead(heading: Any) -> list[str]:
         f"| {row['width']} x {row['num_layers']}, batch {row['batch_size']} | "
         f"{row['num_parameters'] / 1e6:.1f} M | {format_seconds(row['bare_step_seconds'])} | "
         f"{row['ratio_of_sums']:.3f} ({_range(row['ratios_of_rounds'])}) | "
+        f"{row['guard_share']:.3f} ({_range(row['guard_shares_of_rounds'])}) | "
         f"{row['ratio_of_two_bare_loops']:.3f} ({_range(row['ratios_of_bare_rounds'])}) | "
         f"{format_seconds(row['first_extra_seconds'])} | {row['num_steps_each']} |"
         for row in figures["rows"]
@@ -112,14 +113,19 @@ def _overhead(heading: Any) -> list[str]:
         *heading("What guard, monitor and journal cost", figures, "bench_guard_overhead.py"),
         (
             "Guarded steps with a journal against a bare loop, in turns, with new models in every "
-            "round; in brackets the range over the rounds. All time counts, so the files that cut "
-            "updates go back to and the steps that are watched do as well. Two bare loops are "
+            "round; in brackets the range over the rounds. The guard alone is what it adds to a "
+            "run with monitor and journal, as a part of the bare step. All time counts, so the "
+            "files that cut updates go back to and the steps that are watched do as well. Two bare "
+            "loops are "
             "compared in the same way, which shows how far the machine can be trusted. What the "
             "first second of steps took more than bare ones is paid once, and stands apart."
         ),
         "",
-        "| layers | parameters | bare step | guarded: bare | bare: bare | once | steps each |",
-        "|---|---|---|---|---|---|---|",
+        (
+            "| layers | parameters | bare step | guarded: bare | guard alone | bare: bare | once "
+            "| steps each |"
+        ),
+        "|---|---|---|---|---|---|---|---|",
         *rows,
         "",
     ]

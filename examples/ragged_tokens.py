@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memfit
-from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies import MicroBatching
 
 NUM_TOKENS, LENGTH, WIDTH, PADDING = 100, 24, 32, -1
 
@@ -60,7 +60,7 @@ def main() -> None:
     for name, loss in (("Total(sum, count)", as_total), ("a mean over tokens", as_mean)):
         try:
             found = memfit.verify(replace(job, loss=loss), plan)
-        except memfit.errors.MemfitError as error:
+        except memfit.MemfitError as error:
             print(f"{name}: refused. {error}")
         else:
             print(f"{name}: largest relative error of the gradients {found.gradient_error:.1e}")

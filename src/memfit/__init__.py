@@ -9,6 +9,7 @@ from memfit._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from memfit.errors import MemfitError as MemfitError
+    from memfit.errors import MemfitWarning as MemfitWarning
     from memfit.figures import Measurement as Measurement
     from memfit.figures import Prediction as Prediction
     from memfit.job import Job as Job
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from memfit.planner import plan as plan
     from memfit.prediction import predict as predict
     from memfit.prediction import predict_step as predict_step
+    from memfit.runtime.enforced_budget import EnforcedBudget as EnforcedBudget
+    from memfit.runtime.guard_settings import GuardSettings as GuardSettings
+    from memfit.runtime.leaks import LeakFinder as LeakFinder
+    from memfit.runtime.leaks import LeakLimits as LeakLimits
     from memfit.runtime.run import Run as Run
     from memfit.runtime.start import start as start
     from memfit.strategies.plan import Plan as Plan
@@ -24,9 +29,14 @@ if TYPE_CHECKING:
 
 # Resolved on first use, so that `memfit --help` never imports torch.
 _HOMES = {
+    "EnforcedBudget": "memfit.runtime.enforced_budget",
+    "GuardSettings": "memfit.runtime.guard_settings",
     "Job": "memfit.job",
+    "LeakFinder": "memfit.runtime.leaks",
+    "LeakLimits": "memfit.runtime.leaks",
     "Measurement": "memfit.figures",
     "MemfitError": "memfit.errors",
+    "MemfitWarning": "memfit.errors",
     "Plan": "memfit.strategies.plan",
     "Prediction": "memfit.figures",
     "Run": "memfit.runtime.run",
@@ -40,9 +50,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "EnforcedBudget",
+    "GuardSettings",
     "Job",
+    "LeakFinder",
+    "LeakLimits",
     "Measurement",
     "MemfitError",
+    "MemfitWarning",
     "Plan",
     "Prediction",
     "Run",

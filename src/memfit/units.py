@@ -22,6 +22,8 @@ _BYTES_PER_UNIT = {
     "gb": 10**9,
     "tb": 10**12,
 }
+_UNITS = {"GiB": (GIB, 2), "MiB": (MIB, 1), "KiB": (KIB, 1), "B": (1, 0)}
+"""The units of ``format_bytes``, each with its bytes and its digits behind the point."""
 
 
 def parse_bytes(text: str | int) -> int:
@@ -52,6 +54,12 @@ def format_bytes(num_bytes: int | float) -> str:
     if abs(num_bytes) >= KIB:
         return f"{num_bytes / KIB:,.1f} KiB"
     return f"{num_bytes:.0f} B"
+
+
+def in_unit_of(num_bytes: int, other_bytes: int) -> str:
+    """Write bytes as a bare number, in the unit that other bytes are shown in beside them."""
+    unit_bytes, digits = _UNITS[format_bytes(other_bytes).partition(" ")[2]]
+    return f"{num_bytes / unit_bytes:,.{digits}f}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -149,6 +149,62 @@ def test_every_public_name_is_mentioned_in_the_documents(name: str) -> None:
     assert any(re.search(rf"memfit\.{name}\b", text) for text in texts)
 
 
+def taught_names(text: str) -> set[str]:
+    """Give the dotted names of memfit that a text imports or mentions."""
+    found = set(re.findall(r"(?<![\w./-])memfit(?:\.\w+)+(?![\w/])", text))
+    imports = re.findall(r"^ *from (memfit(?:\.\w+)*) import (\([^)]*\)|[^\n#]+)", text, re.MULTILINE)
+    for module, names in imports:
+        words = re.findall(r"\w+(?: as \w+)?", names)
+        found |= {f"{module}.{word.partition(' ')[0]}" for word in words}
+    homes = {module for module, _ in imports}
+    return {name for name in found - homes if not name.endswith((".md", ".py", ".toml", ".io"))}
+
+
+def is_public(name: str) -> bool:
+    """Say whether a dotted name is one of memfit's own or of a package right below it."""
+    first, *rest = name.split(".")[1:]
+    if first in memfit.__all__:
+        return True
+    try:
+        home = importlib.import_module(f"memfit.{first}")
+    except ModuleNotFoundError:
+        return False
+    known = getattr(home, "__all__", None) or [
+        name
+        for name, value in vars(home).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == home.__name__
+    ]
+    return not rest or rest[0] in known
+
+
+@pytest.mark.parametrize(
+    "document",
+    [*(d for d in DOCUMENTS if d.name != "CHANGELOG.md"), *(ROOT / "examples").glob("*.py")],
+    ids=lambda file: file.relative_to(ROOT).as_posix(),
+)
+def test_every_name_that_is_taught_is_public(document: Path) -> None:
+    names = taught_names(document.read_text("utf-8"))
+
+    assert [name for name in sorted(names) if not is_public(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("```python\nfrom memfit import EnforcedBudget\n```", False),
+        ("```python\nfrom memfit.strategies import (\n    Tiling,\n    Bf16,\n)\n```", False),
+        ("Catch `memfit.errors.NoPlanFitsError`, or call `memfit.Job.from_file`.", False),
+        ("The package `memfit.losses` has them.", False),
+        ("```python\nfrom memfit.strategies.tiling import Tiling\n```", True),
+        ("```python\nfrom memfit.strategies import Tilings\n```", True),
+        ("See `memfit.runtime.run`.", True),
+        ("See `memfit.no_such_name`.", True),
+    ],
+)
+def test_a_name_from_a_deep_room_is_refused(text: str, is_refused: bool) -> None:
+    assert any(not is_public(name) for name in taught_names(text)) == is_refused
+
+
 @pytest.mark.parametrize("file", WITH_EXAMPLES, ids=lambda file: file.stem)
 def test_examples_in_docstrings_run(file: Path) -> None:
     dotted = file.relative_to(ROOT / "src").with_suffix("").as_posix().replace("/", ".")

@@ -24,13 +24,13 @@ from memfit.journal.records import (
     StepRecord,
 )
 from memfit.journal.sentences import event_sentence
-from memfit.reports import live_line as live_line_module
-from memfit.reports.live_line import LiveLine, step_line
-from memfit.runtime.listeners.collection import Listeners
-from memfit.runtime.listeners.journal import JournalListener
-from memfit.runtime.listeners.scalars import scalars
-from memfit.runtime.listeners.tensor_board import TensorBoardListener
-from memfit.runtime.listeners.weights_and_biases import WandbListener
+from memfit.listeners import live_line as live_line_module
+from memfit.listeners.collection import Listeners
+from memfit.listeners.journal import JournalListener
+from memfit.listeners.live_line import LiveLine, step_line
+from memfit.listeners.scalars import scalars
+from memfit.listeners.tensor_board import TensorBoardListener
+from memfit.listeners.weights_and_biases import WandbListener
 from memfit.units import GIB, MIB
 
 FACTS = RunFacts(

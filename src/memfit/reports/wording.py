@@ -9,7 +9,7 @@ from typing import Any
 
 from memfit.advice import Advice, Topic
 from memfit.figures import Certainty, ConsideredPlan, Interval, Measurement, Prediction
-from memfit.units import GIB, KIB, MIB, format_bytes, format_fraction, format_seconds
+from memfit.units import format_bytes, format_fraction, format_seconds, in_unit_of
 
 NUMERICS_MEANING = {
     "exact": "equal to the plain step up to rounding",
@@ -24,8 +24,6 @@ FIGURE_NAMES = {
     "process": "process",
 }
 
-_UNITS = {"GiB": (GIB, 2), "MiB": (MIB, 1), "KiB": (KIB, 1), "B": (1, 0)}
-"""The units of ``format_bytes``, each with its bytes and its digits behind the point."""
 _MOST_ALIKE = 2
 _LONG_LIST = re.compile(r"(?P<setting>\w+=|)(?P<words>[^=,()]+ [^=,()]+)")
 _NOUNS = {"keep=": "results", "blocks=": "modules"}
@@ -170,15 +168,8 @@ def interval_words(interval: Interval | None) -> str:
     """Write an interval with its unit: ``1.47 to 1.53 GiB``; empty without one."""
     if interval is None:
         return ""
-    high, _, unit = format_bytes(interval.high_bytes).partition(" ")
-    unit_bytes, digits = _UNITS[unit]
-    return f"{interval.low_bytes / unit_bytes:,.{digits}f} to {high} {unit}"
-
-
-def in_unit_of(num_bytes: int, other_bytes: int) -> str:
-    """Write bytes as a bare number, in the unit that other bytes are shown in beside them."""
-    unit_bytes, digits = _UNITS[format_bytes(other_bytes).partition(" ")[2]]
-    return f"{num_bytes / unit_bytes:,.{digits}f}"
+    low = in_unit_of(interval.low_bytes, interval.high_bytes)
+    return f"{low} to {format_bytes(interval.high_bytes)}"
 
 
 def process_certainty(prediction: Prediction) -> Certainty:

@@ -23,10 +23,10 @@ from memfit.journal.records import (
 )
 from memfit.journal.sentences import event_sentence
 from memfit.journal.timeline import StepTimeline
+from memfit.listeners.collection import Listeners
 from memfit.runtime.drift import DriftWatch
 from memfit.runtime.host_memory import ResidentMemory
 from memfit.runtime.leaks import LeakFinder
-from memfit.runtime.listeners.collection import Listeners
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.session.leaves import bytes_in

@@ -13,9 +13,9 @@ from pathlib import Path
 from memfit.journal.folder import PLAN_NAME, WATCH_FOLDER_VARIABLE, JournalWriter, rank_folder
 from memfit.journal.records import Ending, Event, LeakEvent, RunFacts, StepRecord
 from memfit.journal.timeline import StepTimeline, write_timeline
-from memfit.runtime.listeners.collection import Listeners
-from memfit.runtime.listeners.journal import JournalListener
-from memfit.runtime.listeners.protocol import StepListener
+from memfit.listeners.collection import Listeners
+from memfit.listeners.journal import JournalListener
+from memfit.listeners.protocol import StepListener
 from memfit.runtime.notes import RunNotes
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.ranks import Ranks

@@ -11,13 +11,13 @@ import torch
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError, StrategyError
 from memfit.job import Job
+from memfit.listeners.protocol import StepListener
 from memfit.runtime.attempts import Attempts
 from memfit.runtime.data_parallel import GradientAverage, unwrapped
 from memfit.runtime.first_step_check import check_split
 from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.guard import Guard
 from memfit.runtime.guard_settings import GuardSettings
-from memfit.runtime.listeners.protocol import StepListener
 from memfit.runtime.monitor import StepMonitor
 from memfit.runtime.noting import begun_notes
 from memfit.runtime.planned_steps import PlannedSteps

@@ -64,4 +64,26 @@ def build_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:
     return strategy_class(name).from_settings(settings)
 
 
-__all__ = ["CATALOGUE", "Numerics", "Strategy", "build_strategy", "strategy_class"]
+__all__ = [
+    "CATALOGUE",
+    "ActivationCheckpointing",
+    "ActivationOffload",
+    "AllocatorConf",
+    "BatchNormReplay",
+    "Bf16",
+    "CachedGradients",
+    "EightBitOptimizer",
+    "Fp16",
+    "FusedAttention",
+    "LinearCrossEntropy",
+    "LossChunking",
+    "MicroBatching",
+    "Numerics",
+    "OptimizerImplementation",
+    "OptimizerInBackward",
+    "PureBf16",
+    "Strategy",
+    "Tiling",
+    "build_strategy",
+    "strategy_class",
+]

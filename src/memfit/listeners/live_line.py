@@ -21,9 +21,7 @@ from memfit.journal.records import (
     StepRecord,
 )
 from memfit.journal.sentences import event_sentence
-from memfit.units import format_bytes, format_seconds
-
-from .wording import in_unit_of
+from memfit.units import format_bytes, format_seconds, in_unit_of
 
 _REDRAW_SECONDS = 0.1
 _STYLES: dict[type[Event], str] = {

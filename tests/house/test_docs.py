@@ -152,7 +152,9 @@ def test_every_public_name_is_mentioned_in_the_documents(name: str) -> None:
 def taught_names(text: str) -> set[str]:
     """Give the dotted names of memfit that a text imports or mentions."""
     found = set(re.findall(r"(?<![\w./-])memfit(?:\.\w+)+(?![\w/])", text))
-    imports = re.findall(r"^ *from (memfit(?:\.\w+)*) import (\([^)]*\)|[^\n#]+)", text, re.MULTILINE)
+    imports = re.findall(
+        r"^ *from (memfit(?:\.\w+)*) import (\([^)]*\)|[^\n#]+)", text, re.MULTILINE
+    )
     for module, names in imports:
         words = re.findall(r"\w+(?: as \w+)?", names)
         found |= {f"{module}.{word.partition(' ')[0]}" for word in words}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 # Constants that `memfit calibrate` has stored on this machine must not change what tests see.
 os.environ["MEMFIT_CONFIG_DIR"] = str(Path(tempfile.gettempdir()) / "memfit-tests-uncalibrated")
+
+# A job in the background ignores SIGINT, and so would every child that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine makes drawing slow; that says nothing about what is tested.
 settings.register_profile("memfit", suppress_health_check=[HealthCheck.too_slow], deadline=None)

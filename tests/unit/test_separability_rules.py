@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -107,7 +110,34 @@ def test_what_is_said_of_an_operator_is_true_of_numbers(name):
     assert [false for verdict in found for false in verdict.false] == []
 
 
+def claims_in_a_child(operator):
+    """Try an operator in a process of its own: some of torch's end it when given odd shapes.
+
+    Gives how many claims were made, and those that are false; nothing of a process that ended.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        with os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+            with (
+                suppress(NotImplementedError, AssertionError, TypeError),
+                os.fdopen(writer, "w") as file,
+            ):
+                found = [*verdicts(operator, 3, 3)]  # others have no samples in double precision
+                false = [str(each) for verdict in found for each in verdict.false]
+                json.dump([sum(verdict.num_claims for verdict in found), false], file)
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        told = file.read()
+    os.waitpid(child, 0)
+    return json.loads(told) if told else [0, []]
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of torch about its own operators
 def test_what_is_said_of_all_operators_is_true_of_numbers():
     false, num_claims = [], 0
     for operator in torch_operators():
@@ -115,12 +145,9 @@ def test_what_is_said_of_all_operators_is_true_of_numbers():
             "lu_unpack", "empty", "empty_like", "new_empty", "empty_strided",
         }:  # fmt: skip
             continue
-        try:
-            for verdict in verdicts(operator, 3, 3):
-                num_claims += verdict.num_claims
-                false += [f"{operator.name}: {each}" for each in verdict.false]
-        except (NotImplementedError, AssertionError, TypeError):
-            continue  # has no samples in double precision, or takes other arguments
+        count, of_operator = claims_in_a_child(operator)
+        num_claims += count
+        false += [f"{operator.name}: {each}" for each in of_operator]
     assert num_claims > 1000
     assert false == []
 

@@ -18,6 +18,7 @@ from memfit.runtime.batch_file import BatchFile
 from memfit.runtime.fingerprint import Fingerprint
 from memfit.session.leaves import leaves_of
 from memfit.session.random_sources import RandomSourcesReader
+from memfit.session.surroundings import RandomStates
 
 Pair = namedtuple("Pair", "first second")
 A, B = torch.zeros(2), torch.ones(3)
@@ -212,3 +213,27 @@ def test_batches_may_hold_sparse_tensors() -> None:
     with memfit.start(job) as run:
         losses = [run.step(batch(4)).loss.item() for _ in range(5)]
     assert losses == sorted(losses, reverse=True)
+
+
+def test_random_states_that_are_kept_within_a_step_are_part_of_its_peak() -> None:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        kept = RandomStates.here(batch)
+        value = model(batch).square().mean()
+        del kept
+        return value
+
+    def peaks(function: Any) -> tuple[int, int | None]:
+        job = memfit.Job(
+            model=lambda: nn.Linear(8, 8),
+            batch=lambda size: torch.randn(size, 8),
+            loss=function,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            batch_size=4,
+        )
+        measured = memfit.measure(job).peak_allocated_bytes
+        return memfit.predict(job).peak_allocated_bytes, measured
+
+    predicted, measured = peaks(loss)
+    assert abs(predicted - measured) <= 64
+    plain, _ = peaks(lambda model, batch: model(batch).square().mean())
+    assert predicted - plain > 4000

@@ -22,7 +22,7 @@ class RandomStates:
     @classmethod
     def here(cls, *tensors: torch.Tensor) -> Self:
         """Take the states as they are."""
-        cpu = torch.default_generator.get_state()
+        cpu = torch.get_rng_state()  # not the generator's own method: recordings see this one
         if not tensors or all(tensor.device.type == "cpu" for tensor in tensors):
             return cls(cpu=cpu, devices=[], on_devices=[])
         devices, on_devices = get_device_states(*tensors)

@@ -16,7 +16,7 @@ from typing import Any
 
 from results_file import save_result
 
-from memfit.allocator.outcome import simulate_events, smallest_capacity_bytes
+from memfit.allocator.replay import simulate_events, smallest_capacity_bytes
 from memfit.allocator.settings import AllocatorSettings
 from memfit.units import KIB, MIB
 

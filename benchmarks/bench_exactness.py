@@ -20,9 +20,9 @@ from exactness.truth import truth_of
 from results_file import save_result
 
 from memfit import Plan, verify
-from memfit.session.batch_conditions import broken_condition
+from memfit.separation.batch_conditions import broken_condition
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout, real_batch
-from memfit.session.separation import Separation
 from memfit.strategies.micro_batching import MicroBatching
 
 NAME = "exactness"

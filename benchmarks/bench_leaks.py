@@ -22,7 +22,7 @@ from results_file import save_result
 from torch import nn
 
 from memfit.journal.records import LeakEvent
-from memfit.runtime.leaks import LeakFinder
+from memfit.observe.leaks import LeakFinder
 
 _NUM_BLOCKS = 80
 _STEPS_PER_BLOCK = 20

@@ -29,7 +29,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import memfit
-from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.observe.allocator_events import AllocatorWatch
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout
 from memfit.session.session import Session

@@ -18,8 +18,8 @@ import torch
 from random_programs.program import PIECE_SIZE, Program, error_in_pieces, make_program
 from results_file import save_result
 
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 
 NAME = "random_programs"
 COUNT = 3_000

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.multiprocessing import spawn
 
 from memfit.losses import mixture_score_matching
-from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.observe.allocator_events import AllocatorWatch
 from memfit.units import MIB
 from memfit_workloads.wpo_sgm.model import KernelMixture
 from memfit_workloads.wpo_sgm.sizes import SOFTPLUS, MixtureSizes

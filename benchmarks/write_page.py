@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md from the figures in benchmarks/results.
+"""Writes docs/benchmarks.md, and README's figures, from the results in benchmarks/results.
 
 Run: python benchmarks/write_page.py
 """
@@ -6,6 +6,7 @@ Run: python benchmarks/write_page.py
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ from set_loss_sections import set_loss_section, wpo_sgm_section
 from memfit.files import write_atomically
 from memfit.units import format_bytes, format_fraction
 
-_PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+_ROOT = Path(__file__).parent.parent
+_PAGE = _ROOT / "docs" / "benchmarks.md"
+_README = _ROOT / "README.md"
+_BEGIN = "<!-- Written by benchmarks/write_page.py; do not edit. -->"
+_END = "<!-- Until here. -->"
 
 
 _KEPT = re.compile(r"keep=[^)]*")
@@ -32,8 +37,51 @@ _KEPT = re.compile(r"keep=[^)]*")
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page, and the figures in README."""
     write_atomically(_PAGE, page_text())
+    write_atomically(_README, with_figures(_README.read_text("utf-8")))
+
+
+def with_figures(readme: str) -> str:
+    """Put the figures of the results between their marks."""
+    before, after = readme.index(_BEGIN), readme.index(_END)
+    text = "\n\n".join(map(_filled, (_on_the_cpu(), _on_cards())))
+    return f"{readme[:before]}{_BEGIN}\n\n{text}\n\n{readme[after:]}"
+
+
+def _on_the_cpu() -> str:
+    figures = load_result("accuracy")
+    return (
+        "On the CPU, the predicted peak of one step against the allocator's own events, over nine "
+        "architectures (transformers, convolutional networks, an LSTM), two optimizers and four "
+        f"settings: median error {figures['median_abs_error_fraction']:.3%}, worst "
+        f"{figures['worst_abs_error_fraction']:.3%}, {figures['num_exact_to_the_byte']} of the "
+        f"{figures['num_rows']} rows equal to the byte. All rows are in "
+        "[docs/accuracy.md](docs/accuracy.md), all other figures in "
+        "[docs/benchmarks.md](docs/benchmarks.md)."
+    )
+
+
+def _on_cards() -> str:
+    figures, large = load_result("accuracy_gpu"), load_result("large_model")
+    of = {each["quantity"]: each for each in figures["overall"]}
+    return (
+        "On GPUs, against peaks that other people read on real cards "
+        f"({len(figures['rows'])} training configurations), nothing run and no GPU at hand: peak "
+        f"allocated median {of['allocated']['median_abs_error']:.2%}, worst "
+        f"{of['allocated']['worst_abs_error']:.1%}; reserved median "
+        f"{of['reserved']['median_abs_error']:.1%}, one row in twenty beyond "
+        f"{of['reserved']['p95_abs_error']:.1%}; process bytes median "
+        f"{of['process']['median_abs_error']:.1%}. `make accuracy` scores any file of such "
+        f"readings. A decoder of {large['num_parameters'] / 1e9:.0f} billion parameters is "
+        f"predicted in {large['predict_seconds']} s with "
+        f"{format_bytes(large['resident_peak_bytes'])} of memory."
+    )
+
+
+def _filled(paragraph: str) -> str:
+    paragraph = re.sub(r"(\d)%", r"\1 %", paragraph)
+    return textwrap.fill(paragraph, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def page_text() -> str:

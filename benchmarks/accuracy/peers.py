@@ -35,7 +35,7 @@ from memfit.allocator.simulate import CUDA_RULES
 from memfit.devices.catalogue import load_device
 from memfit.errors import MemfitError
 from memfit.files import write_atomically
-from memfit.recording import StepRecording, record_steps
+from memfit.prediction.recording import StepRecording, record_steps
 
 _FOLDER = Path(__file__).parent
 _ADAPTERS = "it has no option for adapters on a frozen or 4-bit model"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memfit.allocator.settings import AllocatorSettings
-from memfit.process_memory import PeakRange, replayed_peaks, smallest_reserved_bytes
-from memfit.recording import record_steps
+from memfit.prediction.process_memory import PeakRange, replayed_peaks, smallest_reserved_bytes
+from memfit.prediction.recording import record_steps
 
 from .cards import card_of_row
 from .protocols import Step

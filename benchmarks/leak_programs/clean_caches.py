@@ -10,7 +10,7 @@ import torch
 import torchmetrics
 from torch.utils.data import DataLoader, Dataset
 
-from memfit.runtime.leaks import LeakFinder
+from memfit.observe.leaks import LeakFinder
 
 from .training import ROWS, WIDTH, optimizer_of, small_model, train, train_step
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from memfit.runtime.leaks import LeakFinder
+from memfit.observe.leaks import LeakFinder
 
 from .training import ROWS, WIDTH, optimizer_of, small_model, train_step
 

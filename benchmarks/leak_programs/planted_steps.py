@@ -8,7 +8,7 @@ import torch
 import torchmetrics
 from torch import nn
 
-from memfit.runtime.leaks import LeakFinder
+from memfit.observe.leaks import LeakFinder
 
 from .training import ROWS, WIDTH, optimizer_of, small_model, train_step
 

@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from memfit.runtime.leaks import LeakFinder
+from memfit.observe.leaks import LeakFinder
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

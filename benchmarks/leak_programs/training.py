@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from memfit.runtime.leaks import LeakFinder
+from memfit.observe.leaks import LeakFinder
 
 WIDTH = 64
 ROWS = 256

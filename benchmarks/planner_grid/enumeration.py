@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 
 from memfit.errors import MemfitError, StrategyError
-from memfit.planner.candidates import Evaluated, Refinement, Strategies
-from memfit.planner.evaluation import JobEvaluator
+from memfit.planner.search.candidates import Evaluated, Refinement, Strategies
+from memfit.planner.search.evaluation import JobEvaluator
 from memfit.session.block_names import shorten_names
-from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
+from memfit.strategies.facts import JobFacts
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.plan import conflict, in_catalogue_order
 

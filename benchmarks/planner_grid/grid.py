@@ -12,11 +12,11 @@ from memfit import Job, Plan, measure, plan
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CPU
 from memfit.errors import MemfitError, NoPlanFitsError
-from memfit.planner.candidates import Strategies
-from memfit.planner.evaluation import Budget, JobEvaluator
 from memfit.planner.measured import measured_times
-from memfit.prediction import evaluate
-from memfit.recording import Recording
+from memfit.planner.search.candidates import Strategies
+from memfit.planner.search.evaluation import Budget, JobEvaluator
+from memfit.prediction.predict import evaluate
+from memfit.prediction.recording import Recording
 from memfit.session.batches import find_layout
 
 from .enumeration import Enumeration, Found, shortlist

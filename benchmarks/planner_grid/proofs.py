@@ -11,10 +11,10 @@ import torch
 
 from memfit import Job, Plan
 from memfit.errors import MemfitError
-from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import Numerics, Strategy
-from memfit.verification import Trial
+from memfit.strategies.facts import JobFacts
+from memfit.verification.verify import Trial
 
 
 def prove_each(job: Job, facts: JobFacts) -> list[dict[str, Any]]:

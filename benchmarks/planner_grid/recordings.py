@@ -8,10 +8,14 @@ from typing import Any
 from unittest.mock import patch
 
 from memfit import Job, Plan
-from memfit.recording import Recording, record
+from memfit.prediction.recording import Recording, record
 
 Recorded = Callable[..., Recording]
-_USERS = ("memfit.planner.planning", "memfit.planner.evaluation", "memfit.measurement")
+_USERS = (
+    "memfit.planner.planning",
+    "memfit.planner.search.evaluation",
+    "memfit.measurement.measure",
+)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from memfit import Job, Plan, Run
 from memfit.devices.spec import CPU
-from memfit.planner.candidates import Strategies
+from memfit.planner.search.candidates import Strategies
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout, real_batch
 

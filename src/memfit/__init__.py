@@ -14,26 +14,29 @@ if TYPE_CHECKING:
     from memfit.figures import Prediction as Prediction
     from memfit.job import Job as Job
     from memfit.job import Total as Total
-    from memfit.measurement import measure as measure
+    from memfit.measurement.measure import measure as measure
+    from memfit.observe.enforced_budget import EnforcedBudget as EnforcedBudget
+    from memfit.observe.leaks import LeakFinder as LeakFinder
+    from memfit.observe.leaks import LeakLimits as LeakLimits
     from memfit.planner import plan as plan
-    from memfit.prediction import predict as predict
-    from memfit.prediction import predict_step as predict_step
-    from memfit.runtime.enforced_budget import EnforcedBudget as EnforcedBudget
-    from memfit.runtime.guard_settings import GuardSettings as GuardSettings
-    from memfit.runtime.leaks import LeakFinder as LeakFinder
-    from memfit.runtime.leaks import LeakLimits as LeakLimits
+    from memfit.prediction.predict import predict as predict
+    from memfit.prediction.predict import predict_step as predict_step
+    from memfit.runtime.attach import Attached as Attached
+    from memfit.runtime.attach import attach as attach
+    from memfit.runtime.guard.settings import GuardSettings as GuardSettings
     from memfit.runtime.run import Run as Run
     from memfit.runtime.start import start as start
     from memfit.strategies.plan import Plan as Plan
-    from memfit.verification import verify as verify
+    from memfit.verification.verify import verify as verify
 
 # Resolved on first use, so that `memfit --help` never imports torch.
 _HOMES = {
-    "EnforcedBudget": "memfit.runtime.enforced_budget",
-    "GuardSettings": "memfit.runtime.guard_settings",
+    "Attached": "memfit.runtime.attach",
+    "EnforcedBudget": "memfit.observe.enforced_budget",
+    "GuardSettings": "memfit.runtime.guard.settings",
     "Job": "memfit.job",
-    "LeakFinder": "memfit.runtime.leaks",
-    "LeakLimits": "memfit.runtime.leaks",
+    "LeakFinder": "memfit.observe.leaks",
+    "LeakLimits": "memfit.observe.leaks",
     "Measurement": "memfit.figures",
     "MemfitError": "memfit.errors",
     "MemfitWarning": "memfit.errors",
@@ -41,15 +44,17 @@ _HOMES = {
     "Prediction": "memfit.figures",
     "Run": "memfit.runtime.run",
     "Total": "memfit.job",
-    "measure": "memfit.measurement",
+    "attach": "memfit.runtime.attach",
+    "measure": "memfit.measurement.measure",
     "plan": "memfit.planner",
-    "predict": "memfit.prediction",
-    "predict_step": "memfit.prediction",
+    "predict": "memfit.prediction.predict",
+    "predict_step": "memfit.prediction.predict",
     "start": "memfit.runtime.start",
-    "verify": "memfit.verification",
+    "verify": "memfit.verification.verify",
 }
 
 __all__ = [
+    "Attached",
     "EnforcedBudget",
     "GuardSettings",
     "Job",
@@ -62,6 +67,7 @@ __all__ = [
     "Prediction",
     "Run",
     "Total",
+    "attach",
     "measure",
     "plan",
     "predict",

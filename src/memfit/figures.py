@@ -177,6 +177,41 @@ class Approximation:
     step_seconds: float
 
 
+class RefusalKind(StrEnum):
+    """Say what kept a strategy out of a plan."""
+
+    NOT_ALLOWED = "not-allowed"
+    """It changes the results."""
+    UNPROVED = "unproved"
+    """Nobody could follow whether it keeps them."""
+    NO_DISK = "no-disk"
+    FORBIDDEN = "forbidden"
+    UNSUITED = "unsuited"
+    """It cannot act on such a job, or there is something better."""
+    FAILED = "failed"
+    """It did not apply when it was recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A strategy that was left out of a plan, and why."""
+
+    kind: RefusalKind
+    strategy: str
+    """Its name, with settings where others of it were taken."""
+    sentence: str
+
+    @property
+    def option(self) -> str:
+        """Return the option of ``memfit plan`` that would admit it; empty where none would."""
+        options = {
+            RefusalKind.NOT_ALLOWED: f"--allow {self.strategy}",
+            RefusalKind.UNPROVED: "--allow unproved",
+            RefusalKind.NO_DISK: "--disk SIZE",
+        }
+        return options.get(self.kind, "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """How many bytes a strategy can take off the plain step's peak allocated at all."""

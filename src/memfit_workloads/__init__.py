@@ -1,4 +1,4 @@
-"""Five complete training systems on top of memfit, each with its model, data and results."""
+"""Complete training systems on top of memfit, each with its model, data and results."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memfit.errors import DataError
-from memfit.trace.virtual import virtual_tensors
+from memfit.virtual.tensors import virtual_tensors
 
 from .benchmark_modules import FOLDER, load
 

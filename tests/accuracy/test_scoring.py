@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.process_memory import PeakRange
+from memfit.prediction.process_memory import PeakRange
 
 from .benchmark_modules import FOLDER, load
 

@@ -13,10 +13,11 @@ import memfit
 from memfit import Plan
 from memfit.devices.catalogue import load_device
 from memfit.errors import StrategyError
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies import CATALOGUE, build_strategy
+from memfit.strategies.base import Seam
 
 from .all_entries import ENTRIES
 from .builders import TOLERANCES, near_peak
@@ -143,6 +144,28 @@ def test_a_run_is_not_started_with_what_is_refused(entry):
     setting, job, fragment = entry.refusal
     with pytest.raises(StrategyError, match=fragment):
         memfit.start(job(), Plan(strategies=(setting,)))
+
+
+MAY_CHANGE = {
+    Seam.MODEL: {"attributes", "members", "values"},
+    Seam.FORWARD: {"contexts"},
+    Seam.OPTIMIZER: {"groups", "optimizer"},
+    Seam.WINDOW: {"gradient_pass", "backward", "update", "stateful", "micro_batch_size"},
+    Seam.PROCESS: set(),
+}
+
+
+@pytest.mark.parametrize(("entry", "setting"), CASES_HERE)
+def test_it_takes_hold_where_it_says(entry, setting):
+    session = open_session(entry.jobs[0]())
+    before = snapshot(session)
+    undo = setting.apply(session)
+    after = snapshot(session)
+    undo()
+    parts = {part for part in before if part != "values" and before[part] != after[part]}
+    if before["values"].keys() != after["values"].keys():
+        parts.add("values")
+    assert parts <= set().union(*(MAY_CHANGE[seam] for seam in setting.seams))
 
 
 @pytest.mark.parametrize(("entry", "setting"), CASES_HERE)

@@ -15,8 +15,8 @@ from tests.benchmark_modules import load
 import memfit
 from memfit import Plan
 from memfit.errors import StrategyError
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching
 

@@ -14,10 +14,10 @@ from memfit import Plan, Total
 from memfit.errors import NotSeparableError, StrategyError
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
-from memfit.session.facts import gather_facts
 from memfit.strategies import build_strategy
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 

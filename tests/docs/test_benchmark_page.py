@@ -13,3 +13,5 @@ def test_the_page_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch) -> Non
     write_page = importlib.import_module("write_page")
     page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     assert page == write_page.page_text(), "run: python benchmarks/write_page.py"
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme == write_page.with_figures(readme), "run: python benchmarks/write_page.py"

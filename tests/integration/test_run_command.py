@@ -178,7 +178,7 @@ def test_watching_every_step_from_hook_to_hook_does_no_harm(tmp_path):
     done, journal = run_script(
         tmp_path,
         """
-        from memfit.runtime.monitor import StepMonitor
+        from memfit.observe.monitor import StepMonitor
         StepMonitor.is_due = lambda *_: True
         import memfit.watch.inside.peaks as peaks
         peaks.living_bytes = lambda: 0  # which takes long
@@ -301,7 +301,7 @@ def test_a_budget_that_backward_exceeds_names_backward_and_a_caught_error_counts
 
 FAKE_FINDER = """
     import types
-    fake = types.ModuleType("memfit.runtime.leaks")
+    fake = types.ModuleType("memfit.observe.leaks")
     class LeakFinder:
         failure = None
         def __init__(self, on_leak=None, *, overhead_fraction=0.005):
@@ -317,7 +317,7 @@ FAKE_FINDER = """
         def finish(self):
             return tuple(self.found)
     fake.LeakFinder = LeakFinder
-    sys.modules["memfit.runtime.leaks"] = fake
+    sys.modules["memfit.observe.leaks"] = fake
 """
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memfit import Job
-from memfit.runtime import step_log
+from memfit.runtime.guard import step_log
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit import Job, Plan
-from memfit.runtime.guard_settings import GuardSettings
+from memfit.runtime.guard.settings import GuardSettings
 from memfit.runtime.run import Run
 
 NUM_STEPS, BATCH_SIZE = 5, 8

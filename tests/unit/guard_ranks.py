@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import memfit
 from memfit.errors import MemfitError
 from memfit.job import Job
-from memfit.runtime import step_log
+from memfit.runtime.guard import step_log
 
 from .guard_faults import build_job, ladder_of, same, trained
 

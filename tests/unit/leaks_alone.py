@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from memfit.runtime.leaks import LeakFinder, LeakLimits, outside, signals
-from memfit.runtime.leaks.budget import Budget
-from memfit.runtime.leaks.contents import frame_variables
-from memfit.runtime.leaks.lines import LineWatch
-from memfit.runtime.leaks.signals import Levels, Trend
-from memfit.runtime.leaks.streams import Stream
-from memfit.runtime.leaks.walk import take_look
+from memfit.observe.leaks import LeakFinder, LeakLimits, outside, signals
+from memfit.observe.leaks.budget import Budget
+from memfit.observe.leaks.contents import frame_variables
+from memfit.observe.leaks.lines import LineWatch
+from memfit.observe.leaks.signals import Levels, Trend
+from memfit.observe.leaks.streams import Stream
+from memfit.observe.leaks.walk import take_look
 
 
 def holders(look) -> dict[str, object]:
@@ -231,7 +231,7 @@ def test_saved_tensors_are_counted_without_unpacking_them() -> None:
 
 def test_pinned_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("memfit.runtime.leaks.sizes._asks_pinned", lambda: True)
+    monkeypatch.setattr("memfit.observe.leaks.sizes._asks_pinned", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
     finder = LeakFinder(overhead_fraction=1.0)
     buffers = []

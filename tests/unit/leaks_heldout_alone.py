@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from memfit.runtime.leaks import LeakFinder, LeakLimits, rules
-from memfit.runtime.leaks.bounds import bounds_of_owner, bounds_of_program
-from memfit.runtime.leaks.histories import Moment, Point
-from memfit.runtime.leaks.unheld import UnheldTensors
-from memfit.runtime.leaks.walk import take_look
+from memfit.observe.leaks import LeakFinder, LeakLimits, rules
+from memfit.observe.leaks.bounds import bounds_of_owner, bounds_of_program
+from memfit.observe.leaks.histories import Moment, Point
+from memfit.observe.leaks.unheld import UnheldTensors
+from memfit.observe.leaks.walk import take_look
 from memfit.watch.inside.loaders import Loaders
 
 

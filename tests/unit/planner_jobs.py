@@ -328,3 +328,8 @@ JOBS = {
     "bert": bert,
     "llama": llama,
 }
+
+
+def reasons(plan) -> dict[str, str]:
+    """Give why strategies were left out of a plan, by name."""
+    return {refusal.strategy: refusal.sentence for refusal in plan.refused}

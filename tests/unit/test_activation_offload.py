@@ -14,17 +14,17 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.errors import DataError, StrategyError
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.runtime.planned_steps import apply_strategies
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout
-from memfit.session.host_copies import BufferPool, CopyStream
-from memfit.session.shelves import HostShelf, HostThenFileShelf
 from memfit.session.spill import Spill
-from memfit.session.spill_file import SpillFile
 from memfit.strategies import build_strategy
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
+from memfit.strategies.activation_offload.host_copies import BufferPool, CopyStream
+from memfit.strategies.activation_offload.host_storage import HostShelf, HostThenFileShelf
+from memfit.strategies.activation_offload.spill_file import SpillFile
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.units import MIB
@@ -514,7 +514,7 @@ def recorded_spill(job: Job, *strategies, monkeypatch) -> tuple[Spill, int]:
         sessions.append(open_plain_session(*args))
         return sessions[-1]
 
-    monkeypatch.setattr("memfit.recording.open_plain_session", opened)
+    monkeypatch.setattr("memfit.prediction.recording.open_plain_session", opened)
     prediction = memfit.predict(job, "a100-40gb", Plan(strategies=strategies))
     return sessions[-1].spill, prediction.peak_allocated_bytes
 

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.advice import (
+from memfit.allocator.settings import AllocatorSettings
+from memfit.devices.catalogue import load_device
+from memfit.job import Job
+from memfit.prediction.advice import (
     Advice,
     PredictedJob,
     Topic,
@@ -17,11 +20,8 @@ from memfit.advice import (
     largest_holders,
     largest_micro_batch,
 )
-from memfit.allocator.settings import AllocatorSettings
-from memfit.devices.catalogue import load_device
-from memfit.job import Job
-from memfit.prediction import evaluate
-from memfit.recording import record
+from memfit.prediction.predict import evaluate
+from memfit.prediction.recording import record
 from memfit.session.batches import find_layout
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.micro_batching import MicroBatching
@@ -196,7 +196,7 @@ def test_a_batch_that_adds_next_to_nothing_gets_no_line() -> None:
 
 
 def test_a_slow_recording_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memfit.advice._CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr("memfit.prediction.advice._CHEAP_SECONDS", 0.0)
 
     assert Topic.BYTES_PER_SAMPLE not in advice_for(predicted(wide_job()))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import memfit
 from memfit import Plan
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.trace.alignment import align
 from memfit.trace.events import Allocation, Category, Phase

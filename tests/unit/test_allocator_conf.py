@@ -10,7 +10,7 @@ import torch
 import memfit
 from memfit import Plan
 from memfit.errors import StrategyError
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies import build_strategy

@@ -12,17 +12,18 @@ from tests.unit.living_jobs import ALL, Living, bits_of
 from torch import nn
 
 import memfit
-from memfit import Plan, proof
+from memfit import Plan
 from memfit.devices.catalogue import load_device
 from memfit.errors import HeldTensorError, NoPlanFitsError, RecordingError, StrategyError
-from memfit.recording import record
+from memfit.measurement.timing import time_plans
+from memfit.prediction.recording import record
+from memfit.separation.representations import rows_are_apart
 from memfit.session.batches import find_layout
-from memfit.session.representations import rows_are_apart
 from memfit.session.stand_ins import StandIns
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
-from memfit.timing import time_plans
+from memfit.verification import proof
 
 # The others have tensors of the host in closures and attributes, which a step on a card refuses.
 ON_A_CARD = [

@@ -10,10 +10,11 @@ from torch import nn
 
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
-from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.forwards import replace_forward
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.facts import JobFacts
 
 EACH = pytest.mark.parametrize(
     "strategy", [ActivationCheckpointing(), ActivationOffload(to="disk")], ids=lambda s: s.name

@@ -9,7 +9,7 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.errors import MemfitWarning, StrategyError
-from memfit.recording import record
+from memfit.prediction.recording import record
 
 from .coupled_jobs import (
     WIDTH,

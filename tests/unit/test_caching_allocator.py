@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memfit.allocator.blocks import ALLOCATED, FREE, UNMAPPED
 from memfit.allocator.caching import CachingAllocator, DeviceExhaustedError
-from memfit.allocator.outcome import simulate_events, smallest_capacity_bytes
+from memfit.allocator.replay import simulate_events, smallest_capacity_bytes
 from memfit.allocator.settings import AllocatorSettings
 from memfit.errors import UsageError
 from memfit.units import KIB, MIB

@@ -9,7 +9,7 @@ from torch import nn
 
 from memfit.errors import JobError
 from memfit.losses import cached_embeddings, contrastive_loss, one_to_many_cross_entropy
-from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.observe.allocator_events import AllocatorWatch
 
 
 def tensors(*shapes: tuple[int, ...]) -> list[torch.Tensor]:

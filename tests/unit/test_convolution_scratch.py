@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 import memfit
 from memfit import Job
-from memfit.runtime.allocator_events import AllocatorWatch
-from memfit.trace.scratch import scratch_bytes
+from memfit.kernels.cpu.scratch import scratch_bytes
+from memfit.observe.allocator_events import AllocatorWatch
 
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 pytestmark = pytest.mark.skipif(not HAS_AVX512, reason="the rules were read off AVX-512")

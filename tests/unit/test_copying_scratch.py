@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memfit.runtime.allocator_events import AllocatorWatch
-from memfit.trace.scratch import scratch_bytes
+from memfit.kernels.cpu.scratch import scratch_bytes
+from memfit.observe.allocator_events import AllocatorWatch
 
 ATEN = torch.ops.aten
 SLACK_BYTES = 4096  # tables of an interpolation, numbers that become tensors

@@ -8,7 +8,7 @@ import pytest
 
 from memfit.errors import RecordingError
 from memfit.figures import Certainty
-from memfit.trace.cuda.attention import (
+from memfit.virtual.cuda.attention import (
     AttentionQuestion,
     attention_hidden_bytes,
     choose_attention,

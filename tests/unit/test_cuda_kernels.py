@@ -10,7 +10,7 @@ from torch import nn
 
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import Fact
-from memfit.recording import record_steps
+from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category
 from memfit.units import MIB
 

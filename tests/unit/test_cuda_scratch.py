@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from memfit.trace.cuda.card import Card
-from memfit.trace.cuda.convolutions import Convolution, Kernel, Pass, workspace_bytes
-from memfit.trace.cuda.cudnn_recurrence import rnn_workspace
-from memfit.trace.cuda.moments import Moment, between, highest
-from memfit.trace.cuda.scratch import (
+from memfit.kernels.cuda.answers import Moment, between, highest
+from memfit.kernels.cuda.card import Card
+from memfit.kernels.cuda.convolutions import Convolution, Kernel, Pass, workspace_bytes
+from memfit.kernels.cuda.cudnn_recurrence import rnn_workspace
+from memfit.kernels.cuda.scratch import (
     Recurrence,
     Scratch,
     cuda_scratch,
     rnn_reserve,
     rnn_reserve_bytes,
 )
-from memfit.trace.cuda.sorting import radix_sort_bytes
+from memfit.kernels.cuda.sorting import radix_sort_bytes
 
 T4 = Card(capability=(7, 5), num_multiprocessors=40, torch_version=(2, 11))
 H100 = Card(capability=(9, 0), num_multiprocessors=132, torch_version=(2, 13))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memfit.figures import Certainty
-from memfit.trace.cuda.workspaces import (
+from memfit.kernels.cuda.workspaces import (
     Product,
     cublas_workspace,
     cublas_workspace_bytes,

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import StrategyError
-from memfit.losses.deferred_logits import DeferredLogits, deferred_logits
-from memfit.losses.noted_logits import NotedHead, noted_heads
+from memfit.strategies.linear_cross_entropy.deferred_logits import DeferredLogits, deferred_logits
+from memfit.strategies.linear_cross_entropy.noted_logits import NotedHead, noted_heads
 
 CLASSES, FEATURES, ROWS = 1100, 6, 10
 EVEN = torch.arange(ROWS) % 2 == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memfit.session.draw_lines import DrawLines
+from memfit.separation.draw_lines import DrawLines
 
 FILE = "/".join(Path(__file__).parts[-2:])
 

@@ -12,8 +12,9 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.figures import Certainty, Interval, Prediction
-from memfit.runtime import drift as drift_module
-from memfit.runtime.drift import PASSING, PASSING_WITHOUT_GRADIENTS, DriftWatch, owned_bytes
+from memfit.observe import drift as drift_module
+from memfit.observe.drift import PASSING, PASSING_WITHOUT_GRADIENTS, DriftWatch
+from memfit.session.storages import owned_bytes
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned

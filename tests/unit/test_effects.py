@@ -13,9 +13,9 @@ from torch import nn
 
 from memfit.analysis.effects import Effect, EffectKind, Effects
 from memfit.job import Job
+from memfit.live_state import LiveState
+from memfit.separation.effects import find_effects
 from memfit.session.batches import find_layout
-from memfit.session.effects import find_effects
-from memfit.session.live_state import LiveState
 
 from .stateful_samples import SAMPLES, Counting, batch, job, linear, mean_square
 

@@ -20,18 +20,18 @@ from memfit.analysis.effects import Effect, EffectKind, Effects
 from memfit.analysis.judgement import judge_effects
 from memfit.analysis.separability import PROVED, Outcome
 from memfit.errors import StrategyError
-from memfit.recording import record
+from memfit.forward_state import Before
+from memfit.forward_state.kept_tensors import KeptTensors
+from memfit.forward_state.random_draws import RandomPositions
+from memfit.prediction.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import open_plain_session
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.facts import gather_facts
-from memfit.session.forward_state import Before
-from memfit.session.forward_state.kept_tensors import KeptTensors
-from memfit.session.forward_state.random_draws import RandomPositions
-from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics
 from memfit.strategies.batchnorm_replay import BatchNormReplay
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.micro_batching import MicroBatching
 
 from . import modules_with_effects as samples

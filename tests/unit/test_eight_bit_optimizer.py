@@ -17,15 +17,15 @@ from torch.optim.lr_scheduler import StepLR
 import memfit
 from memfit import Job, Plan
 from memfit.errors import MissingExtraError, StrategyError
-from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.kernels.cpu.scratch import scratch_bytes
+from memfit.observe.allocator_events import AllocatorWatch
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
-from memfit.session.facts import gather_facts
 from memfit.strategies import eight_bit_optimizer
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
-from memfit.trace.scratch import scratch_bytes
 
 WIDTH, HIDDEN = 64, 128
 NUM_SMALL = HIDDEN + WIDTH

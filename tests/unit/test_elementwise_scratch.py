@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit import Job
-from memfit.runtime.allocator_events import AllocatorWatch
-from memfit.trace.scratch import scratch_bytes
+from memfit.kernels.cpu.scratch import scratch_bytes
+from memfit.observe.allocator_events import AllocatorWatch
 
 NUM_ELEMENTS = 4096
 SLACK_BYTES = 64  # numbers become tensors of a few bytes

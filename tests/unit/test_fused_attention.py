@@ -18,13 +18,15 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.errors import StrategyError
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
-from memfit.session.facts import gather_facts
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fused_attention import FusedAttention, UncomputedWeights
 from memfit.strategies.micro_batching import MicroBatching
+
+from .planner_jobs import reasons
 
 WIDTH, HEADS, TOKENS, SAMPLES = 8, 2, 5, 3
 FUSED = Plan(strategies=(FusedAttention(),))
@@ -437,7 +439,7 @@ def test_together_with_others_it_is_as_exact_and_smaller_than_they_are_alone(oth
 def test_a_plan_without_it_can_be_had():
     job = job_of(Using)
     plan = memfit.plan(job, forbid=["fused-attention"])
-    assert ("fused-attention", "it was forbidden.") in plan.refused
+    assert reasons(plan)["fused-attention"] == "it was forbidden."
     assert record(job).facts.explicit_attention
 
 

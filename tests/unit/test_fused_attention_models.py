@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 import memfit
 from memfit import Job, Plan, Total
 from memfit.errors import StrategyError
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
-from memfit.session.facts import gather_facts
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.micro_batching import MicroBatching
 

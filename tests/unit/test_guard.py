@@ -13,8 +13,8 @@ import torch
 import memfit
 from memfit import Plan
 from memfit.errors import OutOfMemoryAfterAllError, UpdateCutError
-from memfit.runtime import state_file, step_entry, step_log
-from memfit.runtime.enforced_budget import EnforcedBudget
+from memfit.observe.enforced_budget import EnforcedBudget
+from memfit.runtime.guard import state_file, step_entry, step_log
 from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching

@@ -26,8 +26,8 @@ from memfit.errors import (
     UpdateCutError,
 )
 from memfit.journal.records import OutOfMemoryEvent
-from memfit.runtime.enforced_budget import EnforcedBudget
-from memfit.runtime.guard_settings import GuardSettings
+from memfit.observe.enforced_budget import EnforcedBudget
+from memfit.runtime.guard.settings import GuardSettings
 from memfit.runtime.largest_batch import largest_batch
 
 from .guard_faults import (
@@ -245,7 +245,7 @@ def test_a_batch_that_its_step_has_changed_is_put_back_on_the_cpu() -> None:
 
 
 def test_beside_a_card_a_step_that_changes_its_batch_is_not_done_over(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memfit.runtime.step_log.CPU", "a place that is no card")
+    monkeypatch.setattr("memfit.runtime.guard.step_log.CPU", "a place that is no card")
     job = doubling_job()
     run = memfit.start(job, ladder_of())
     with (
@@ -258,7 +258,7 @@ def test_beside_a_card_a_step_that_changes_its_batch_is_not_done_over(monkeypatc
 
 
 def test_beside_a_card_nothing_is_gone_back_to_after_a_changed_batch(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memfit.runtime.step_log.CPU", "a place that is no card")
+    monkeypatch.setattr("memfit.runtime.guard.step_log.CPU", "a place that is no card")
     job = doubling_job()
     run = memfit.start(job, ladder_of())
     run.step(job.batch(BATCH_SIZE))
@@ -353,7 +353,7 @@ def test_batches_that_are_filled_anew_are_repeated_as_they_were() -> None:
 
 
 def test_beside_a_card_batches_are_not_copied_and_a_change_is_noticed(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memfit.runtime.step_log.CPU", "a place that is no card")
+    monkeypatch.setattr("memfit.runtime.guard.step_log.CPU", "a place that is no card")
     with pytest.raises(UpdateCutError, match="batch was changed after its step"):
         filled_anew(build_job(), fails=True)
 

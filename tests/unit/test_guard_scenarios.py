@@ -12,9 +12,9 @@ from torch import nn
 
 import memfit
 from memfit.errors import MemfitWarning, NotPutBackError
-from memfit.runtime.batch_file import BatchFile
-from memfit.runtime.state_marks import PassedState, marks_of
-from memfit.runtime.untold_writes import may_write_untold
+from memfit.runtime.guard.batch_file import BatchFile
+from memfit.runtime.guard.state_marks import PassedState, marks_of
+from memfit.runtime.guard.untold_writes import may_write_untold
 from memfit.strategies.fp16 import Fp16
 
 from .guard_faults import OutOfMemoryAt, batches_of, build_job, everything, ladder_of, same
@@ -76,7 +76,7 @@ def test_one_slow_write_of_a_batch_does_not_end_the_log(monkeypatch: Any) -> Non
         time.sleep(slow.pop() if slow else 0)
         return store(self, batch)
 
-    monkeypatch.setattr("memfit.runtime.step_log._FREE_SECONDS", 0.05)
+    monkeypatch.setattr("memfit.runtime.guard.step_log._FREE_SECONDS", 0.05)
     monkeypatch.setattr(BatchFile, "store", hesitating)
     job = build_job()
     with memfit.start(job, ladder_of()) as run:

@@ -12,12 +12,12 @@ import memfit
 from memfit import Job, Plan
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
-from memfit.planner.evaluation import Budget, JobEvaluator
-from memfit.recording import record
+from memfit.planner.search.evaluation import Budget, JobEvaluator
+from memfit.prediction.recording import record
 from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.bf16 import Bf16
-from memfit.verification import Trial
+from memfit.verification.verify import Trial
 
 from . import planner_jobs
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan, Total
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.strategies import build_strategy
 from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
 

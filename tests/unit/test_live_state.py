@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memfit.session.batches import find_layout
-from memfit.session.live_state import LiveState
+from memfit.session.reachable import live_state_of
 from memfit.session.session import Session, open_session
 
 from .stateful_samples import SAMPLES, Sample
@@ -46,7 +46,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_steps_taken_again_after_a_restore_are_the_same_to_the_bit(name: str) -> None:
     session = opened(SAMPLES[name])
-    state = LiveState.of(session, copies_parameters=True)
+    state = live_state_of(session, copies_parameters=True)
     for _ in range(3):  # fresh, with states made, and steady
         snapshot = state.snapshot()
         first = train(session, 2)
@@ -58,7 +58,7 @@ def test_steps_taken_again_after_a_restore_are_the_same_to_the_bit(name: str) ->
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_a_step_changes_is_named(name: str) -> None:
     session = opened(SAMPLES[name])
-    state = LiveState.of(session, copies_parameters=True)
+    state = live_state_of(session, copies_parameters=True)
     snapshot = state.snapshot()
     train(session, 3)
     told = [change.full_name for change in snapshot.changes()]
@@ -69,7 +69,7 @@ def test_what_a_step_changes_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_nothing_is_said_of_a_job_that_was_only_looked_at(name: str) -> None:
     session = opened(SAMPLES[name])
-    state = LiveState.of(session)
+    state = live_state_of(session)
     snapshot = state.snapshot()
     assert snapshot.changes() == ()
     assert state.obstacles == ()

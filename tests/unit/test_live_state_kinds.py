@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from memfit.errors import MemfitError
-from memfit.session.live_state import Change, LiveState
+from memfit.live_state import Change, LiveState
 from memfit.trace.recorder import Recorder
-from memfit.trace.virtual import virtual_tensors
+from memfit.virtual.tensors import virtual_tensors
 
 
 class Thing:

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memfit.session.tileable import (
+from memfit.strategies.tiling.tileable import (
     EffectfulBlock,
     dims_of_call,
     find_tileable_blocks,
     judged_blocks,
 )
-from memfit.trace.virtual import virtual_tensors
+from memfit.virtual.tensors import virtual_tensors
 
 
 class MLP(nn.Module):

@@ -9,9 +9,9 @@ import torch
 
 import memfit
 from memfit import Job
-from memfit.runtime import monitor as monitor_module
-from memfit.runtime.allocator_events import AllocatorWatch, GrowthWatch
-from memfit.runtime.monitor import StepMonitor, storage_bytes
+from memfit.observe import monitor as monitor_module
+from memfit.observe.allocator_events import AllocatorWatch, GrowthWatch
+from memfit.observe.monitor import StepMonitor, storage_bytes
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
 

@@ -17,7 +17,7 @@ from memfit.errors import MemfitWarning, OutOfMemoryAfterAllError
 from memfit.journal.folder import WATCH_FOLDER_VARIABLE, read_journal
 from memfit.journal.records import DriftEvent, OutOfMemoryEvent, Reason
 from memfit.journal.timeline import read_timeline
-from memfit.runtime.guard_settings import GuardSettings
+from memfit.runtime.guard.settings import GuardSettings
 from memfit.strategies.micro_batching import MicroBatching
 
 from .guard_faults import BATCH_SIZE, OutOfMemoryAt, build_job
@@ -200,7 +200,7 @@ def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> 
         made.append(Finder(on_leak))
         return made[-1]
 
-    monkeypatch.setattr("memfit.runtime.notes.LeakFinder", make)
+    monkeypatch.setattr("memfit.runtime.events.LeakFinder", make)
     job = build_job(batch_norm=False)
     memfit.start(job).close()
     assert made == []
@@ -218,7 +218,7 @@ def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> 
 
 
 def test_a_finder_that_gives_up_is_no_all_clear(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memfit.runtime.notes.LeakFinder", Finder)
+    monkeypatch.setattr("memfit.runtime.events.LeakFinder", Finder)
     monkeypatch.setattr(Finder, "failure", "TypeError: unreadable")
     job = build_job(batch_norm=False)
     with memfit.start(job, find_leaks=True) as run:

@@ -18,7 +18,7 @@ from memfit import Job, Plan, Total
 from memfit.errors import StrategyError
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
-from memfit.session.facts import gather_facts
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 

@@ -10,13 +10,13 @@ from ruamel.yaml import YAML
 import memfit
 from memfit import Plan
 from memfit.errors import PlanFileError, StrategyError
-from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy, strategy_class
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.compatibility import RULES
+from memfit.strategies.facts import JobFacts
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation

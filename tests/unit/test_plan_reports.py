@@ -11,7 +11,16 @@ from types import ModuleType
 import pytest
 from rich.console import Console, RenderableType
 
-from memfit.figures import Approximation, Certainty, ConsideredPlan, ParetoPoint, Prediction, Remedy
+from memfit.figures import (
+    Approximation,
+    Certainty,
+    ConsideredPlan,
+    ParetoPoint,
+    Prediction,
+    Refusal,
+    RefusalKind,
+    Remedy,
+)
 from memfit.reports.plan_rows import (
     considered_rows,
     curve,
@@ -21,7 +30,6 @@ from memfit.reports.plan_rows import (
     refusals,
     remedy_rows,
     spread_out,
-    way_out,
     with_chosen_time,
 )
 from memfit.reports.text import plan_report, plan_table
@@ -69,6 +77,11 @@ def make_remedy(strategy: str, most_mib: int, state: str, *, is_recorded: bool =
     return Remedy(
         strategy=strategy, most_bytes=most_mib * MIB, is_recorded=is_recorded, state=state
     )
+
+
+def refused(strategy: str, sentence: str, kind: RefusalKind = RefusalKind.UNSUITED) -> Refusal:
+    """Make a strategy that was left out."""
+    return Refusal(kind=kind, strategy=strategy, sentence=sentence)
 
 
 def make_plan(peak_mib: int, seconds: float, *strategies: Strategy) -> Plan:
@@ -130,8 +143,9 @@ PLAN = replace(
         make_remedy("linear-cross-entropy", 0, "not needed", is_recorded=True),
     ),
     refused=(
-        ("pure-bf16", "allow it with --allow pure-bf16"),
-        ("tiling", "nothing to act on."),
+        refused("pure-bf16", "allow it with --allow pure-bf16", RefusalKind.NOT_ALLOWED),
+        refused("activation-offload", "give --disk SIZE.", RefusalKind.NO_DISK),
+        refused("tiling", "nothing to act on."),
     ),
     notes=("the loss was not checked.",),
 )
@@ -220,17 +234,8 @@ def test_remedies_are_those_that_are_open_or_that_an_option_would_open() -> None
         ("optimizer-in-backward", "at most", "not needed"),
         ("optimizer-implementation", "recorded", "used"),
     ]
-    twice = replace(PLAN, refused=(*PLAN.refused, ("bf16", "nothing to act on.")))
+    twice = replace(PLAN, refused=(*PLAN.refused, refused("bf16", "nothing to act on.")))
     assert refusals(twice) == {"nothing to act on.": ["tiling", "bf16"]}
-
-
-def test_the_option_in_a_reason_is_found() -> None:
-    assert way_out("allow it by name with --allow eight-bit-optimizer") == (
-        "--allow eight-bit-optimizer"
-    )
-    assert way_out("give it room with --disk SIZE.") == "--disk SIZE"
-    assert way_out("the model has no batch normalisation.") == ""
-    assert way_out("it could not be recorded (predict with --device cpu).") == ""
 
 
 def test_a_measured_time_stands_beside_no_estimate() -> None:

@@ -15,11 +15,11 @@ import memfit
 from memfit import Job
 from memfit.errors import NoPlanFitsError, StrategyError, UnknownDeviceError, UsageError
 from memfit.figures import Certainty, Prediction
-from memfit.planner.candidates import Evaluated, Evaluator
-from memfit.planner.choices import Choices, gather_choices
-from memfit.planner.explanation import considered_plans
-from memfit.planner.search import Search
-from memfit.recording import record
+from memfit.planner.result.explanation import considered_plans
+from memfit.planner.search.candidates import Evaluated, Evaluator
+from memfit.planner.search.options import Choices, gather_choices
+from memfit.planner.search.search import Search
+from memfit.prediction.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
@@ -27,6 +27,8 @@ from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.plan import conflict, in_catalogue_order
+
+from .planner_jobs import reasons
 
 FUSED, LOOP = (OptimizerImplementation(implementation=name) for name in ("fused", "loop"))
 CHUNKED = LossChunking(num_candidates=128)
@@ -319,7 +321,7 @@ def test_the_smallest_peak_named_can_be_reached(job, impossible):
 
 def test_what_changes_results_is_used_only_if_it_is_allowed(job):
     facts = record(job).facts
-    names = {name for name, _ in gather_choices(facts).refused}
+    names = {each.strategy for each in gather_choices(facts).refused}
     assert "bf16" in names
     for allow in (["bf16"], ["approximate"]):
         options = gather_choices(facts, allow).fixed_size
@@ -346,7 +348,7 @@ def test_what_is_forbidden_is_in_no_plan(job, plain_bytes):
     plan = memfit.plan(job, budget=budget_bytes, forbid=forbidden)
     assert forbidden
     assert not {strategy.name for strategy in plan.strategies} & set(forbidden)
-    assert {name: dict(plan.refused)[name] for name in forbidden} == dict.fromkeys(
+    assert {name: reasons(plan)[name] for name in forbidden} == dict.fromkeys(
         forbidden, "it was forbidden."
     )
 
@@ -401,7 +403,7 @@ def test_a_budget_may_bound_another_figure(job, plain_bytes):
 
 
 def test_refused_strategies_are_listed_with_their_reasons(job):
-    refused = dict(memfit.plan(job).refused)
+    refused = reasons(memfit.plan(job))
     assert set(refused) >= {"loss-chunking", "batchnorm-replay", "bf16", "allocator-settings"}
     assert all(reason.strip() for reason in refused.values())
 

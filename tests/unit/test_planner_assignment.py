@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memfit.planner.assignment import fastest, frontier, smallest
-from memfit.planner.chain import Block, Chain, Option
+from memfit.planner.recompute.assignment import fastest, frontier, smallest
+from memfit.planner.recompute.chain import Block, Chain, Option
 
 STORE_BYTES = st.integers(0, 60)
 

@@ -16,13 +16,13 @@ from memfit.analysis.separability import refuted
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.errors import NoPlanFitsError, RecordingError, StrategyError
-from memfit.planner import evaluation
-from memfit.planner.evaluation import Budget, JobEvaluator
-from memfit.planner.pieces import Pieces
-from memfit.recording import record
+from memfit.planner.search import evaluation
+from memfit.planner.search.evaluation import Budget, JobEvaluator
+from memfit.planner.search.splits import Pieces
+from memfit.prediction.recording import record
 from memfit.reports.text import plan_report
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.micro_batching import MicroBatching
@@ -30,6 +30,7 @@ from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.tiling import Tiling
 
 from . import planner_jobs
+from .planner_jobs import reasons
 
 FUSED = OptimizerImplementation(implementation="fused")
 HALVED, TILED = MicroBatching(micro_batch_size=2), Tiling(num_tiles=4)
@@ -109,7 +110,7 @@ def test_whatever_a_strategy_raises_while_recorded_leaves_it_out(
     monkeypatch.setattr(ActivationCheckpointing, "apply", fail)
     monkeypatch.setattr(Tiling, "apply", fail)
     plan = memfit.plan(transformer, budget=int(0.8 * plain_bytes))
-    reason = dict(plan.refused)["activation-checkpointing"]
+    reason = reasons(plan)["activation-checkpointing"]
     assert type(error).__name__ in reason
     assert "a kernel is missing" in reason
     assert "much more" not in reason
@@ -133,7 +134,7 @@ def test_what_fails_in_some_settings_only_is_named_beside_a_plan_that_uses_it(
     forbid = ["micro-batching", "tiling", "optimizer-in-backward"]
     plan = memfit.plan(transformer, budget=int(0.9 * plain_bytes), forbid=forbid)
     assert "activation-checkpointing" in {strategy.name for strategy in plan.strategies}
-    assert "activation-checkpointing" not in dict(plan.refused)
+    assert "activation-checkpointing" not in reasons(plan)
     (note,) = plan.notes
     assert note.startswith("activation-checkpointing, in some plans: ")
     assert "these blocks are special" in note

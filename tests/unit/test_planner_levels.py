@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.planner.levels import Item, Trade, frontier, spread, undominated
+from memfit.planner.recompute.knapsack import Item, Trade, frontier, spread, undominated
 
 ITEMS = st.lists(
     st.builds(

@@ -12,9 +12,9 @@ from memfit.devices.catalogue import load_device
 from memfit.errors import DeviceUnavailableError
 from memfit.figures import Certainty, Prediction
 from memfit.planner import measured
-from memfit.planner.candidates import Candidate
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
-from memfit.recording import record
+from memfit.planner.search.candidates import Candidate
+from memfit.prediction.recording import record
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 

@@ -8,15 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memfit
-from memfit import Job, Plan, recording
+from memfit import Job, Plan
 from memfit.errors import StrategyError
 from memfit.figures import ParetoPoint
-from memfit.planner import outcome
-from memfit.planner.outcome import pareto
-from memfit.recording import record
+from memfit.planner.result import assembly
+from memfit.planner.result.assembly import pareto
+from memfit.prediction import recording
+from memfit.prediction.recording import record
 from memfit.strategies import CATALOGUE, build_strategy
 
 from . import planner_jobs
+from .planner_jobs import reasons
 from .test_planner_jobs import contrastive
 
 # --- Memory against time ---
@@ -146,7 +148,7 @@ def test_there_is_no_safer_plan_where_nothing_smaller_can_be_made():
 def test_no_safer_plan_cuts_a_batch_whose_samples_the_loss_couples():
     plan = memfit.plan(contrastive(), forbid=["activation-checkpointing"])
     assert not any("micro-batching" in label for row in plan.considered for label in row.strategies)
-    assert "sample" in dict(plan.refused)["micro-batching"]
+    assert "sample" in reasons(plan)["micro-batching"]
 
 
 # --- Approximations ---
@@ -184,7 +186,7 @@ def test_what_is_allowed_or_forbidden_is_not_tried_again(transformer):
 def test_where_recording_takes_long_approximations_are_left_out_and_a_note_says_so(
     transformer, monkeypatch
 ):
-    monkeypatch.setattr(outcome, "_MOST_RECORD_SECONDS", 0.0)
+    monkeypatch.setattr(assembly, "_MOST_RECORD_SECONDS", 0.0)
     plan = memfit.plan(transformer)
     assert plan.approximations == ()
     assert "What approximations would buy was not recorded" in plan.notes[0]

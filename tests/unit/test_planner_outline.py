@@ -14,17 +14,17 @@ from memfit import Job
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.figures import Prediction
-from memfit.planner.candidates import Evaluated
-from memfit.planner.evaluation import Budget, JobEvaluator
-from memfit.planner.outline import outline
-from memfit.prediction import rules_of
-from memfit.recording import record
+from memfit.planner.recompute.blocks import outline
+from memfit.planner.search.candidates import Evaluated
+from memfit.planner.search.evaluation import Budget, JobEvaluator
+from memfit.prediction.predict import rules_of
+from memfit.prediction.recording import record
 from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase
-from memfit.verification import Trial
+from memfit.verification.verify import Trial
 
 from . import planner_jobs
 

@@ -15,6 +15,7 @@ from memfit.strategies.plan import Plan
 
 from . import planner_jobs
 from .opaque_jobs import kept_apart, labelled_job, mixed, opaque_job
+from .planner_jobs import reasons
 
 ALONE = (
     "tiling",
@@ -37,7 +38,7 @@ def wide(operator) -> memfit.Job:
 
 def refusal(job, **wanted) -> str:
     plan = memfit.plan(job, budget="1GiB", require=["micro-batching"], **wanted)
-    return dict(plan.refused)["micro-batching"]
+    return reasons(plan)["micro-batching"]
 
 
 def test_a_proved_plan_says_so_in_one_line():
@@ -111,7 +112,7 @@ def test_a_condition_that_holds_is_told():
 
 
 def test_a_size_is_looked_into_only_when_it_is_considered(monkeypatch):
-    from memfit.session import separation
+    from memfit.separation import separation
 
     sizes = []
     record = separation.record_step
@@ -147,14 +148,14 @@ def test_the_command_says_what_proved_a_plan(tmp_path, capsys):
 
 
 def test_a_coupled_job_names_the_strategy_that_computes_its_loss_on_the_whole_batch(monkeypatch):
-    from memfit.planner import pieces
+    from memfit.planner.search import splits
 
     job = wide(lambda x: x - x.mean(0))
 
     class Named:
         name = "cached-gradients"
 
-    monkeypatch.setattr(pieces, "CATALOGUE", (Named,))
+    monkeypatch.setattr(splits, "CATALOGUE", (Named,))
     with pytest.raises(StrategyError, match=r"The exact way .* is cached-gradients"):
         memfit.plan(job, require=["micro-batching"])
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from memfit.errors import StrategyError
 from memfit.figures import Certainty, Prediction
-from memfit.planner.candidates import Evaluated, Evaluator, Refinement
-from memfit.planner.choices import Choices
-from memfit.planner.search import Search
+from memfit.planner.search.candidates import Evaluated, Evaluator, Refinement
+from memfit.planner.search.options import Choices
+from memfit.planner.search.search import Search
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.loss_chunking import LossChunking

@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 
 from memfit import predict_step
-from memfit.advice import Advice, LargestMicroBatch, Topic
 from memfit.cli.main import main
 from memfit.errors import JobFunctionError, RecordingError, StepBuilderError
 from memfit.figures import Certainty, Holder, Interval, Prediction
 from memfit.job import BuildsJobError, Job, StepBuilder, load_target
-from memfit.prediction import predict
+from memfit.prediction.advice import Advice, LargestMicroBatch, Topic
+from memfit.prediction.predict import predict
 from memfit.reports.text import comparison_table, prediction_table
 from memfit.reports.wording import advice_sentence, fits_sentence, interval_words, verdict
 from memfit.units import GIB, MIB

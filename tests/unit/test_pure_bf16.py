@@ -14,11 +14,9 @@ import memfit
 from memfit import Job, Plan
 from memfit.devices.catalogue import load_device
 from memfit.errors import StrategyError
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
-from memfit.session.rounding import RoundedStep, StochasticRounding
-from memfit.strategies import pure_bf16
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
@@ -26,6 +24,8 @@ from memfit.strategies.compatibility import clash
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
+from memfit.strategies.pure_bf16 import strategy as pure_bf16
+from memfit.strategies.pure_bf16.rounding import RoundedStep, StochasticRounding
 from memfit.trace.events import Category
 
 BF16 = torch.bfloat16

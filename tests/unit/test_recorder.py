@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Job, Plan
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.trace.accumulation import num_holders_when_exclusive
 from memfit.trace.events import Category, Phase

@@ -10,8 +10,8 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan
+from memfit.kernels.cpu.scratch import lstm_workspace_bytes, scratch_bytes
 from memfit.strategies.bf16 import Bf16
-from memfit.trace.scratch import lstm_workspace_bytes, scratch_bytes
 
 # oneDNN lays convolutions out for the vector width of the processor; the rules know AVX-512.
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"

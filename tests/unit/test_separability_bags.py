@@ -9,8 +9,8 @@ from tests.conformance import builders
 from torch import nn
 
 from memfit import Job
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 
 NUM_TOKENS, WIDTH = 6, 5
 

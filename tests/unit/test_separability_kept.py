@@ -9,8 +9,8 @@ from torch import nn
 
 import memfit
 from memfit import Job
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 
 
 class Keeping(nn.Module):

@@ -10,8 +10,8 @@ from torch import nn
 
 from memfit import Job, Total
 from memfit.analysis.separability import Outcome
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 
 NUM_SAMPLES = 8
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from memfit import Job
 from memfit.analysis.flow import Axis
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 
 SAMPLE = (
     "add", "mul", "div", "pow", "where", "sum", "mean", "amax", "softmax", "cumsum", "sort", "topk",

@@ -13,9 +13,9 @@ from torch import nn
 
 from memfit import Job, Total
 from memfit.analysis.separability import NeverHolds, Outcome
-from memfit.session import separation
+from memfit.separation import separation
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 
 
 def rows(size):

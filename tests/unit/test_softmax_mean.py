@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import memfit
 from memfit.errors import JobError
 from memfit.losses import SoftmaxMean, chunked, noted_losses, softmax_mean, softmax_mean_of_parts
-from memfit.runtime.allocator_events import AllocatorWatch
+from memfit.observe.allocator_events import AllocatorWatch
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 

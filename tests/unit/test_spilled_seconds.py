@@ -12,9 +12,9 @@ from memfit.cost.operator_times import OperatorTimes
 from memfit.cost.transfers import DISK_BYTES_PER_SECOND
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import Device
-from memfit.prediction import evaluate
-from memfit.recording import Recording, record
-from memfit.spilled_seconds import waited_seconds
+from memfit.prediction.predict import evaluate
+from memfit.prediction.recording import Recording, record
+from memfit.prediction.waiting import waited_seconds
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.micro_batching import MicroBatching
 

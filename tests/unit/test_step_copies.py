@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import memfit
-from memfit.runtime.batch_file import BatchFile
-from memfit.runtime.fingerprint import Fingerprint
-from memfit.session.leaves import leaves_of
-from memfit.session.random_sources import RandomSourcesReader
-from memfit.session.surroundings import RandomStates
+from memfit.live_state.random_sources import RandomSourcesReader
+from memfit.live_state.torch_context import RandomStates
+from memfit.runtime.guard.batch_file import BatchFile
+from memfit.runtime.guard.fingerprint import Fingerprint
+from memfit.session.leaves import bytes_in, leaves_of
 
 Pair = namedtuple("Pair", "first second")
 A, B = torch.zeros(2), torch.ones(3)
@@ -42,6 +42,22 @@ A, B = torch.zeros(2), torch.ones(3)
 )
 def test_leaves_are_those_of_the_pytree(batch: Any) -> None:
     assert [*map(id, leaves_of(batch))] == [*map(id, tree_leaves(batch))]
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_bytes"),
+    [
+        (torch.zeros(3), 12),
+        ([torch.eye(3).to_sparse(), torch.zeros(2)], 4 * (9 + 2)),
+        ({"x": [torch.zeros(3), "text"], "y": torch.zeros(2, dtype=torch.int8)}, 14),
+        (UserDict(ids=torch.zeros(2, 2), more=(torch.zeros(1), None)), 20),
+        (Pair(torch.zeros(2), torch.zeros(1)), 12),
+        ("text", 0),
+    ],
+    ids=str,
+)
+def test_the_bytes_of_a_batch_are_those_of_its_tensors(batch: Any, num_bytes: int) -> None:
+    assert bytes_in(batch) == num_bytes
 
 
 DRAWS = {

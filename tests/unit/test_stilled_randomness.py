@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memfit.session.stilled_randomness import StilledRandomness, untouched_randomness
+from memfit.session.deterministic_draws import StilledRandomness, untouched_randomness
 
 DRAWS = {
     "rand": lambda: torch.rand(40),

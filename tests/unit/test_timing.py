@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from memfit import Job, Plan, timing
+from memfit import Job, Plan
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
-from memfit.recording import record
+from memfit.measurement import timing
+from memfit.measurement.timing import time_operators, time_plans
+from memfit.prediction.recording import record
 from memfit.strategies.micro_batching import MicroBatching
-from memfit.timing import time_operators, time_plans
 
 CPU = load_device("cpu")
 

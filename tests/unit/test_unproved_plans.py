@@ -20,10 +20,10 @@ from memfit.errors import (
 )
 from memfit.journal.records import UnprovedPlanEvent
 from memfit.journal.sentences import event_sentence
-from memfit.recording import record
+from memfit.prediction.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import open_plain_session
-from memfit.session import separation
+from memfit.separation import separation
 from memfit.session.batches import find_layout
 from memfit.strategies.base import Numerics
 from memfit.strategies.evidence import Evidence

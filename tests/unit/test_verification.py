@@ -15,20 +15,27 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memfit
-from memfit import Job, Plan, proof
+from memfit import Job, Plan
 from memfit.analysis.separability import PROVED
 from memfit.cli.main import main
 from memfit.errors import PromiseBrokenError, RecordingError, TooLargeToVerifyError
-from memfit.proof import affordable_batch_size, applicable, micro_batch_size, prove, scaled
-from memfit.runtime.comparison import relative_errors
-from memfit.session.facts import gather_facts
-from memfit.session.separation import Separation
+from memfit.separation.separation import Separation
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
+from memfit.verification import proof
+from memfit.verification.comparison import relative_errors
+from memfit.verification.proof import (
+    affordable_batch_size,
+    applicable,
+    micro_batch_size,
+    prove,
+    scaled,
+)
 
 EXACT = 1e-10
 

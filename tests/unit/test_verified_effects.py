@@ -14,18 +14,19 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import memfit
-from memfit import Job, Plan, proof
+from memfit import Job, Plan
 from memfit.analysis.separability import PROVED
+from memfit.comparison.gradients import accumulate_gradients
+from memfit.comparison.split_comparison import compare_splits
 from memfit.errors import NothingToVerifyError, StrategyError
-from memfit.runtime.gradients import accumulate_gradients
 from memfit.runtime.run import open_plain_session
-from memfit.runtime.split_comparison import compare_splits
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.separation import Separation
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
+from memfit.verification import proof
 
 IN_PIECES = Plan(strategies=(MicroBatching(micro_batch_size=3),))
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import memfit
 from memfit import Job
 from memfit.errors import RecordingError
-from memfit.trace.virtual import ValuesNeededError, as_virtual, virtual_tensors
+from memfit.virtual.tensors import ValuesNeededError, as_virtual, virtual_tensors
 
 
 def job_of(model, loss=None) -> Job:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from memfit.devices.catalogue import load_device
-from memfit.recording import record_steps
+from memfit.prediction.recording import record_steps
 
 FLOAT = 4
 WIDTH = 1024

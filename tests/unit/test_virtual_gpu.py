@@ -12,8 +12,8 @@ from torch import nn
 
 from memfit.devices.catalogue import load_device
 from memfit.errors import RecordingError
-from memfit.recording import record_steps
-from memfit.trace.virtual import ValuesNeededError
+from memfit.prediction.recording import record_steps
+from memfit.virtual.tensors import ValuesNeededError
 
 FLOAT, HALF, LONG = 4, 2, 8
 NUM = 300

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memfit.devices.catalogue import load_device
-from memfit.recording import record_steps
+from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category
 
 from .installed_transformers import part_of_transformers

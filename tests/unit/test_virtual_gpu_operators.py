@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memfit.devices.catalogue import load_device
 from memfit.errors import RecordingError
-from memfit.recording import record_steps
+from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category, Phase
 
 FLOAT, HALF, BOOL, LONG = 4, 2, 1, 8

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memfit.devices.catalogue import load_device
-from memfit.recording import record_steps
+from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category, Phase
-from memfit.trace.virtual import ValuesNeededError
+from memfit.virtual.tensors import ValuesNeededError
 
 FLOAT = 4
 

@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 
 from memfit.journal.folder import JournalWriter, read_journal
 from memfit.journal.records import RunFacts
-from memfit.runtime.enforced_budget import BudgetExceededError
+from memfit.observe.enforced_budget import BudgetExceededError
 from memfit.units import MIB
 from memfit.watch.inside import loaders as loaders_module
 from memfit.watch.inside import peaks as peaks_module
 from memfit.watch.inside import script_watch as script_watch_module
 from memfit.watch.inside.budgets import WatchedBudget, limit_cards
 from memfit.watch.inside.errors_seen import describe_error, describe_here
-from memfit.watch.inside.loaders import Loaders, batch_bytes
+from memfit.watch.inside.loaders import Loaders
 from memfit.watch.inside.peaks import CpuPeaks, CudaPeaks, living_bytes
 from memfit.watch.inside.process_record import ProcessRecord
 from memfit.watch.inside.rank_journal import RankJournal, RankTakenError
@@ -147,14 +147,6 @@ def test_a_validation_without_no_grad_stays_one_when_epochs_go_by(loaders):
         loaders.begin_pass(iterator, loader, sys._getframe())
         assert not loaders.wanted(iterator, num_steps).is_training
         assert not loaders.wanted(iterator, num_steps).is_training
-
-
-def test_sparse_tensors_of_a_batch_are_counted_as_well():
-    assert batch_bytes([torch.eye(3).to_sparse(), torch.zeros(2)]) == 4 * (9 + 2)
-
-
-def test_the_bytes_of_a_batch_are_those_of_its_tensors():
-    assert batch_bytes({"x": [torch.zeros(3), "text"], "y": torch.zeros(2, dtype=torch.int8)}) == 14
 
 
 # --- Peaks ---

@@ -42,7 +42,7 @@ class MeasureCommand:
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Measure, and show the prediction beside it."""
         from memfit.job import load_job
-        from memfit.measurement import measure
+        from memfit.measurement.measure import measure
         from memfit.reports.text import measurement_table
 
         plan = load_plan(args.plan)
@@ -63,7 +63,7 @@ COMMAND: Command = MeasureCommand()
 def _predicted(job: Job, plan: Plan | None, device: str) -> Prediction | None:
     """Predict the same step on the CPU, to show category by category; None where that fails."""
     from memfit.errors import RecordingError
-    from memfit.prediction import predict
+    from memfit.prediction.predict import predict
 
     if device != "cpu":
         return None

@@ -176,7 +176,10 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "approximations": [asdict(each) for each in plan.approximations],
         "remedies": [asdict(remedy) for remedy in plan.remedies],
         "notes": list(plan.notes),
-        "refused": [{"strategy": name, "reason": reason} for name, reason in plan.refused],
+        "refused": [
+            {"kind": str(each.kind), "strategy": each.strategy, "reason": each.sentence}
+            for each in plan.refused
+        ],
     }
 
 

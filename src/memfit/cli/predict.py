@@ -16,12 +16,12 @@ from .job_arguments import add_budget_arguments, add_device_argument, add_plan_a
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memfit.advice import Advice, LargestMicroBatch, PredictedJob
     from memfit.allocator.settings import AllocatorSettings
     from memfit.devices.spec import Device
     from memfit.figures import Prediction
     from memfit.job import Job, StepBuilder
-    from memfit.recording import StepRecording
+    from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
+    from memfit.prediction.recording import StepRecording
     from memfit.strategies.plan import Plan
 
 Progress = Callable[[str], object]
@@ -176,8 +176,8 @@ def _answers(args: argparse.Namespace, question: _Question, console: Console) ->
 
 def _step_answers(builder: StepBuilder, question: _Question, progress: Progress) -> list[_Answer]:
     """Record any code for every device."""
-    from memfit.prediction import evaluate_steps
-    from memfit.recording import record_steps
+    from memfit.prediction.predict import evaluate_steps
+    from memfit.prediction.recording import record_steps
 
     answers = []
     for device in question.devices:
@@ -195,9 +195,9 @@ def _step_answers(builder: StepBuilder, question: _Question, progress: Progress)
 
 def _job_answers(job: Job, question: _Question, progress: Progress) -> list[_Answer]:
     """Record a job for every device."""
-    from memfit.advice import PredictedJob
-    from memfit.prediction import evaluate
-    from memfit.recording import record
+    from memfit.prediction.advice import PredictedJob
+    from memfit.prediction.predict import evaluate
+    from memfit.prediction.recording import record
     from memfit.session.batches import find_layout
     from memfit.strategies.plan import Plan
 
@@ -230,7 +230,7 @@ def _answer(
     job: PredictedJob | None = None,
 ) -> _Answer:
     """Add to a prediction what is asked of it: advice alone, micro-batches in a comparison."""
-    from memfit.advice import advise, largest_holders, largest_micro_batch
+    from memfit.prediction.advice import advise, largest_holders, largest_micro_batch
 
     holders = largest_holders(recording, device, question.num_holders)
     prediction = replace(prediction, largest=holders)

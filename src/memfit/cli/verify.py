@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit.job import Job
-    from memfit.proof import Proof
     from memfit.strategies.plan import Plan
+    from memfit.verification.proof import Proof
 
 _DTYPES = ("fp64", "fp32")
 
@@ -75,7 +75,7 @@ def _proof(job: Job, plan: Plan | None, args: argparse.Namespace, console: Conso
     import torch
 
     from memfit.errors import UsageError
-    from memfit.proof import prove
+    from memfit.verification.proof import prove
 
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, not {args.batch_size}.")

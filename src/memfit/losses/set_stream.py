@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from memfit.errors import JobError
+from memfit.live_state.torch_context import Surroundings
 from memfit.losses.gradient_sums import GradientSums, leaves_behind
 from memfit.losses.ranks import add_over_ranks
 from memfit.losses.softmax_sums import SoftmaxSums, term_gradients
-from memfit.session.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from memfit.losses.ranks import Group

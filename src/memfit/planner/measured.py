@@ -11,12 +11,12 @@ from memfit.devices.detect import free_memory_bytes
 from memfit.devices.spec import CPU, Device
 from memfit.errors import DeviceUnavailableError, UnknownDeviceError
 from memfit.job import Job
-from memfit.planner.candidates import Candidate
-from memfit.planner.search import Search, without_recomputation
-from memfit.prediction import evaluate
-from memfit.recording import Recording
+from memfit.measurement.timing import time_operators, time_plans
+from memfit.planner.search.candidates import Candidate
+from memfit.planner.search.search import Search, without_recomputation
+from memfit.prediction.predict import evaluate
+from memfit.prediction.recording import Recording
 from memfit.strategies.plan import Plan
-from memfit.timing import time_operators, time_plans
 
 _SLACK = 1.2
 """Plans estimated to take up to this much longer than the best one may be run as well."""

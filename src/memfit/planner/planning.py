@@ -10,16 +10,17 @@ from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CPU, Device
 from memfit.errors import NoPlanFitsError, UsageError
+from memfit.figures import RefusalKind
 from memfit.job import Job
-from memfit.planner.candidates import Candidate, Evaluator
-from memfit.planner.choices import Choices, calls_blocks_again, gather_choices
-from memfit.planner.evaluation import Budget, JobEvaluator, Progress
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
-from memfit.planner.outcome import Outcome
-from memfit.planner.search import Search
+from memfit.planner.result.assembly import Outcome
+from memfit.planner.search.candidates import Candidate, Evaluator
+from memfit.planner.search.evaluation import Budget, JobEvaluator, Progress
+from memfit.planner.search.options import Choices, calls_blocks_again, gather_choices
+from memfit.planner.search.search import Search
 from memfit.planner.trial import BatchTrial
-from memfit.prediction import default_budget_of
-from memfit.recording import Recording, record
+from memfit.prediction.predict import default_budget_of
+from memfit.prediction.recording import Recording, record
 from memfit.session.batches import BatchLayout, find_layout
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.plan import Plan
@@ -208,11 +209,16 @@ def _no_plan_fits(
 ) -> NoPlanFitsError:
     """Say how small it got, what else could be allowed, and what could not be recorded."""
     pieces = () if choices.pieces is None else choices.pieces.refused()
-    remedies = [f"{name} ({reason})" for name, reason in choices.refused if "--allow" in reason]
+    remedies = [
+        f"{each.strategy} ({each.sentence})"
+        for each in choices.refused
+        if each.kind is RefusalKind.NOT_ALLOWED
+    ]
     advice = ["Raise the budget or reduce the batch size or the model."]
     if remedies:
         advice.append("Not tried, because the results would change: " + "; ".join(remedies) + ".")
-    advice += [f"Left out: {name}: {reason}" for name, reason in (*failed.items(), *pieces)]
+    advice += [f"Left out: {name}: {reason}" for name, reason in failed.items()]
+    advice += [f"Left out: {each.strategy}: {each.sentence}" for each in pieces]
     return NoPlanFitsError(
         budget_bytes=budget_bytes,
         smallest_peak_bytes=smallest.prediction.bounded_bytes(),

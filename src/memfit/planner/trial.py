@@ -10,22 +10,22 @@ import torch
 
 from memfit.allocator.simulate import CPU_RULES, peak_bytes
 from memfit.analysis.separability import Separability, refuted
+from memfit.comparison.precision import FP64_BOUND
+from memfit.comparison.split_comparison import SplitComparison
 from memfit.devices.detect import free_memory_bytes
 from memfit.errors import MemfitError
 from memfit.job import Job
-from memfit.recording import Recording
+from memfit.prediction.recording import Recording
 from memfit.runtime.first_step_check import (
     compared_with,
     difference,
     equality,
     other_size,
 )
-from memfit.runtime.precision import FP64_BOUND
 from memfit.runtime.run import open_plain_session
-from memfit.runtime.split_comparison import SplitComparison
 from memfit.session.batches import BatchLayout, real_batch
 from memfit.session.borrowing import borrowed_to_run
-from memfit.session.stilled_randomness import untouched_randomness
+from memfit.session.deterministic_draws import untouched_randomness
 from memfit.strategies.base import AbstractSplitting
 
 _MOST_FLOPS = 1e11

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from memfit.figures import ConsideredPlan, ParetoPoint, Prediction
-from memfit.planner.outcome import pareto
+from memfit.planner.result.assembly import pareto
 from memfit.strategies.plan import Plan
 from memfit.units import GIB, format_bytes
 
@@ -16,8 +15,6 @@ _NUM_FITTING = 3
 _NUM_POINTS = 10
 _WORTH_TELLING = 0.01
 """A larger budget that makes a step faster by less than this share is not worth a line."""
-_OPTION = re.compile(r"--(?:allow|disk) [\w-]+")
-"""The options that admit more; a reason may name others, where it quotes an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +167,9 @@ def remedy_rows(plan: Plan) -> tuple[RemedyRow, ...]:
     What is not used and takes nothing off the peak is left out.
     """
     rows = []
+    options = {refusal.strategy: refusal.option for refusal in plan.refused}
     for remedy in plan.remedies:
-        option = way_out(remedy.state)
+        option = options.get(remedy.strategy, "")
         is_open = remedy.state in ("used", "not needed")
         is_worth_telling = remedy.most_bytes > 0 or remedy.state == "used"
         if is_worth_telling and (is_open or option):
@@ -190,13 +188,7 @@ def remedy_rows(plan: Plan) -> tuple[RemedyRow, ...]:
 def refusals(plan: Plan) -> dict[str, list[str]]:
     """Give the strategies that no option of the command would admit, by the reason."""
     found: dict[str, list[str]] = {}
-    for name, reason in plan.refused:
-        if not way_out(reason):
-            found.setdefault(reason, []).append(name)
+    for refusal in plan.refused:
+        if not refusal.option:
+            found.setdefault(refusal.sentence, []).append(refusal.strategy)
     return found
-
-
-def way_out(reason: str) -> str:
-    """Find the option that a reason names, such as ``--allow bf16``; empty if it names none."""
-    found = _OPTION.search(reason)
-    return found.group() if found else ""

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.figures import ConsideredPlan, ParetoPoint
+from memfit.figures import ConsideredPlan, ParetoPoint, RefusalKind
 from memfit.strategies.plan import Plan
 from memfit.units import format_bytes, format_seconds
 
@@ -202,7 +202,9 @@ def _remedy_section(plan: Plan) -> RenderableType:
         whole_bytes = plain.peak_bytes
         of += f" of {format_bytes(whole_bytes)}"
     rows = remedy_rows(plan)
-    notes = [_BOUND, *([_ALLOW] if any("--allow" in row.state for row in rows) else [])]
+    shown = {row.strategy for row in rows}
+    not_allowed = (each for each in plan.refused if each.kind is RefusalKind.NOT_ALLOWED)
+    notes = [_BOUND, *([_ALLOW] if any(each.strategy in shown for each in not_allowed) else [])]
     table = _remedy_table(rows, whole_bytes)
     body = Group(table, Text("\n".join(notes), style="dim"))
     return section(f"What each strategy could take off {of}", body)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memfit.advice import Advice
 from memfit.figures import Certainty, Prediction
+from memfit.prediction.advice import Advice
 from memfit.units import format_bytes, format_seconds
 
 from .html import TONES, Card, page_environment

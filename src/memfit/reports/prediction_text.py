@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.advice import Advice, LargestMicroBatch
 from memfit.figures import Certainty, Holder, Prediction, Term
+from memfit.prediction.advice import Advice, LargestMicroBatch
 from memfit.units import format_bytes, format_seconds
 
 from .terminal import (

@@ -12,8 +12,8 @@ from .terminal import INDENT, PLAN_WIDTH, at_page_width, grid
 from .wording import plan_name
 
 if TYPE_CHECKING:
-    from memfit.proof import Proof
-    from memfit.runtime.verification_result import Verification
+    from memfit.verification.proof import Proof
+    from memfit.verification.result import Verification
 
 
 def proof_table(proof: Proof) -> RenderableType:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memfit.advice import Advice, Topic
 from memfit.figures import Certainty, ConsideredPlan, Interval, Measurement, Prediction
+from memfit.prediction.advice import Advice, Topic
 from memfit.units import format_bytes, format_fraction, format_seconds, in_unit_of
 
 NUMERICS_MEANING = {

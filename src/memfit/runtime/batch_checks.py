@@ -11,7 +11,7 @@ from memfit.analysis.separability import Separability
 from memfit.errors import BatchConditionError, MemfitWarning, NotSeparableError
 from memfit.journal.records import UnprovedPlanEvent
 from memfit.journal.sentences import event_sentence
-from memfit.session.batch_conditions import broken_condition
+from memfit.separation.batch_conditions import broken_condition
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.evidence import Evidence

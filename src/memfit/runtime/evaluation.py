@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from memfit.errors import MemfitError, OutOfMemoryAfterAllError
 from memfit.job import Total
 from memfit.journal.records import Event, OutOfMemoryEvent
-from memfit.runtime.insistence import free_memory
+from memfit.live_state.random_sources import RandomSourcesReader
+from memfit.runtime.guard.retry import free_memory
 from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import PlannedSteps
-from memfit.session.batch_conditions import broken_condition
-from memfit.session.random_sources import RandomSourcesReader
+from memfit.separation.batch_conditions import broken_condition
 
 EVALUATION = "evaluation"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from memfit.comparison.gradients import accumulate_gradients
+from memfit.comparison.split_comparison import SplitComparison, compare_splits
 from memfit.errors import NotSeparableError
-from memfit.runtime.gradients import accumulate_gradients
-from memfit.runtime.split_comparison import SplitComparison, compare_splits
 from memfit.session.session import GradientPass, PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting
 

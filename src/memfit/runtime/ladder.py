@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memfit.errors import StrategyError
-from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.session import Session
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import AbstractSplitting
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.facts import JobFacts
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan, in_catalogue_order
 

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from memfit.devices.spec import CPU
 from memfit.errors import MemfitError
+from memfit.live_state.random_sources import RandomSourcesReader
 from memfit.session.leaves import tensors_in
-from memfit.session.random_sources import RandomSourcesReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_map_only
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
 from memfit.figures import Timeline
+from memfit.observe.monitor import StepMonitor, StepReading
 from memfit.runtime.batch_checks import BatchChecks, TrySplit
 from memfit.runtime.ladder import smaller_plans
-from memfit.runtime.monitor import StepMonitor, StepReading
-from memfit.session.facts import gather_facts
 from memfit.session.leaves import bytes_in
 from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting, Strategy, Undo
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Phase
 
@@ -123,7 +123,7 @@ class PlannedSteps:
 
     def close(self) -> None:
         """Take the strategies off the model and the optimizer."""
-        _undo_all(self._undos)
+        undo_all(self._undos)
         self._undos = []
 
     def change_plan(self, plan: Plan) -> None:
@@ -201,11 +201,12 @@ def apply_strategies(session: Session, strategies: Sequence[Strategy]) -> list[U
                 raise StrategyError(strategy.name, reason)
             undos.append(strategy.apply(session))
     except BaseException:
-        _undo_all(undos)
+        undo_all(undos)
         raise
     return undos
 
 
-def _undo_all(undos: Sequence[Undo]) -> None:
+def undo_all(undos: Sequence[Undo]) -> None:
+    """Take strategies off, the last one first."""
     for undo in reversed(undos):
         undo()

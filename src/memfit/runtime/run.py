@@ -9,18 +9,18 @@ from typing import Any, Self
 
 import torch
 
+from memfit.comparison.gradients import accumulate_gradients
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.journal.records import Event, OutOfMemoryEvent
+from memfit.live_state import Obstacle
 from memfit.runtime.evaluation import Evaluation
+from memfit.runtime.events import RunNotes
 from memfit.runtime.found_plan import FoundPlan
-from memfit.runtime.gradients import accumulate_gradients
-from memfit.runtime.guard import Guard
+from memfit.runtime.guard.guard import Guard
 from memfit.runtime.largest_batch import LargestBatch, largest_batch
-from memfit.runtime.notes import RunNotes
 from memfit.runtime.planned_steps import Attempt, PlannedSteps
 from memfit.session.batches import BatchLayout
-from memfit.session.live_state import Obstacle
 from memfit.session.session import PhaseListener, Session, open_session
 from memfit.strategies.plan import Plan
 

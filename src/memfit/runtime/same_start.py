@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from memfit.runtime.left_behind import LeftBehind, left_behind
+from memfit.comparison.left_behind import LeftBehind, left_behind
+from memfit.live_state import LiveState, Obstacle
+from memfit.live_state.reading import tensors_of
 from memfit.session.conversion import converted
-from memfit.session.live_state import LiveState, Obstacle
-from memfit.session.live_state.reading import tensors_of
 from memfit.session.session import Session
 from memfit.session.stand_ins import StandIns, optimizer_tensors
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import torch
 
+from memfit.comparison.gradients import accumulate_gradients
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError, StrategyError
 from memfit.job import Job
 from memfit.listeners.protocol import StepListener
-from memfit.runtime.attempts import Attempts
+from memfit.observe.monitor import StepMonitor
 from memfit.runtime.data_parallel import GradientAverage, unwrapped
 from memfit.runtime.first_step_check import check_split
-from memfit.runtime.gradients import accumulate_gradients
-from memfit.runtime.guard import Guard
-from memfit.runtime.guard_settings import GuardSettings
-from memfit.runtime.monitor import StepMonitor
-from memfit.runtime.noting import begun_notes
+from memfit.runtime.guard.attempts import Attempts
+from memfit.runtime.guard.guard import Guard
+from memfit.runtime.guard.ranks import num_ranks_here, ranks_here
+from memfit.runtime.guard.settings import GuardSettings
+from memfit.runtime.journaling import begun_notes
 from memfit.runtime.planned_steps import PlannedSteps
-from memfit.runtime.ranks import num_ranks_here, ranks_here
 from memfit.runtime.run import Run
 from memfit.session.batches import find_layout
 from memfit.session.session import Session, open_session
@@ -48,8 +48,7 @@ def start(
         device: ``cpu`` or a CUDA device of this machine (``cuda``, ``cuda:1``); None takes the
             kind of device that the plan was made for.
         guard: whether a step that runs out of memory is undone and carried out again under the next
-            plan of the ladder, or how; see ``memfit.runtime.guard``. With several ranks all of them
-            agree on every step.
+            plan of the ladder, or how. With several ranks all of them agree on every step.
         average_gradients: whether gradients are averaged over the ranks of torch's default process
             group. Not to be asked for where the loss itself exchanges what it needs.
         folder: where the run's journal, the plan in force and the timeline of a step are written,

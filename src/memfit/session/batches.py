@@ -19,7 +19,7 @@ from memfit.errors import BatchSizeIgnoredError, JobFunctionError, RecordingErro
 from memfit.job import Job, expected_signature
 from memfit.session.borrowing import left_alone
 from memfit.session.leaves import leaves_of
-from memfit.trace.virtual import as_virtual, virtual_tensors
+from memfit.virtual.tensors import as_virtual, virtual_tensors
 
 
 @dataclass(frozen=True, slots=True)

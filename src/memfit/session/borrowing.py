@@ -14,11 +14,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memfit.devices.spec import CPU
+from memfit.forward_state import tensors_held
 from memfit.job import Job, Total
-from memfit.session.forward_state import tensors_held
-from memfit.session.live_state import LiveState, Snapshot
-from memfit.session.live_state.reading import contents_of, reaches, tensors_of
-from memfit.session.live_state.tensors import bytes_of, has_content
+from memfit.live_state import LiveState, Snapshot
+from memfit.live_state.reading import contents_of, reaches, tensors_of
+from memfit.live_state.tensors import bytes_of, has_content
 from memfit.session.stand_ins import (
     Maker,
     NamedTensors,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import StrategyError
-from memfit.session.forward_state import Before, ForwardState, Left
+from memfit.forward_state import Before, ForwardState, Left
 
 if TYPE_CHECKING:
     from memfit.session.session import Session

@@ -6,6 +6,7 @@ whose step has filled the caches with other things.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,8 +29,16 @@ def leaves_of(batch: Any) -> list[Any]:
 
 
 def bytes_in(batch: Any) -> int:
-    """Add up the bytes of a batch; sparse tensors count as if they were dense."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
+    """Add up the bytes of a batch of any depth; sparse tensors count as if they were dense."""
+    if isinstance(batch, torch.Tensor):
+        return batch.numel() * batch.element_size()
+    if isinstance(batch, Mapping):  # those of transformers are no pytrees
+        return sum(map(bytes_in, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(bytes_in, batch))
+    leaves = tree_leaves(batch)
+    is_leaf = len(leaves) == 1 and leaves[0] is batch
+    return 0 if is_leaf else sum(map(bytes_in, leaves))
 
 
 def tensors_in(batch: Any) -> list[torch.Tensor]:

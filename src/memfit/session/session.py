@@ -22,9 +22,9 @@ from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
 
 if TYPE_CHECKING:
+    from memfit.separation.separation import Separation
     from memfit.session.carried_effects import CarriedEffects
-    from memfit.session.facts import JobFacts
-    from memfit.session.separation import Separation
+    from memfit.strategies.facts import JobFacts
 
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
 """Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from memfit.allocator.simulate import CPU_RULES, CUDA_RULES
+from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
 
 
@@ -18,6 +20,23 @@ def storages_of(owned: Iterable[Owned]) -> Iterator[tuple[Owned, torch.UntypedSt
             if storage._cdata not in seen:
                 seen.add(storage._cdata)
                 yield entry, storage
+
+
+def owned_bytes(owned: Iterable[Owned]) -> dict[Category, int]:
+    """Add up the bytes of a job's tensors by category, each storage once.
+
+    On a GPU, what lies in the host's memory is left out, except for the batch, which may not have
+    been moved yet.
+    """
+    entries = [*owned]
+    is_on_gpu = any(entry.tensor.is_cuda for entry in entries)
+    rules = CUDA_RULES if is_on_gpu else CPU_RULES
+    found: dict[Category, int] = {}
+    for entry, storage in storages_of(entries):
+        is_elsewhere = is_on_gpu and not entry.tensor.is_cuda
+        if entry.category is Category.BATCH or not is_elsewhere:
+            found[entry.category] = found.get(entry.category, 0) + rules.rounded(storage.nbytes())
+    return found
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

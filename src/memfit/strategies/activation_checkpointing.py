@@ -17,12 +17,13 @@ from torch.utils.checkpoint import (
 )
 
 from memfit.errors import StrategyError
-from memfit.session.facts import JobFacts, gather_facts
-from memfit.session.forward_state import Before, ForwardState
+from memfit.forward_state import Before, ForwardState
 from memfit.session.forwards import replace_forward
 from memfit.session.generation_caches import without_generation_caches
 from memfit.session.session import Session
-from memfit.strategies.base import AbstractBlockwise, Numerics, Undo
+from memfit.strategies.base import AbstractBlockwise, Numerics, Seam, Undo
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.facts import JobFacts
 from memfit.trace.operators import draws, operator_name
 
 
@@ -52,6 +53,7 @@ class ActivationCheckpointing(AbstractBlockwise):
 
     name: ClassVar[str] = "activation-checkpointing"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
     never_faster: ClassVar[bool] = True
 
     @classmethod

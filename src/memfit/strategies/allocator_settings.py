@@ -12,9 +12,9 @@ import torch
 from memfit.allocator.settings import AllocatorSettings
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError, UsageError
-from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category
 from memfit.units import MIB, format_bytes
 
@@ -55,6 +55,7 @@ class AllocatorConf(Strategy):
 
     name: ClassVar[str] = "allocator-settings"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.PROCESS})
     acts_on: ClassVar[Mapping[Category, float]] = {}
 
     def __post_init__(self) -> None:

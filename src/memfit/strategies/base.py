@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Self, get_origin, get_type_hints
 
 from memfit.analysis.separability import Separability, not_known
 from memfit.errors import StrategyError
+from memfit.separation.separation import Separation
 from memfit.session.block_names import expand_names
-from memfit.session.facts import JobFacts
-from memfit.session.separation import Separation
 from memfit.session.session import Session
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category, Phase
 
 Undo = Callable[[], None]
@@ -35,6 +35,21 @@ class Numerics(StrEnum):
         return list(Numerics).index(self)
 
 
+class Seam(StrEnum):
+    """Name a place in a training loop where a strategy takes hold."""
+
+    MODEL = "model"
+    """The module, before the first step."""
+    FORWARD = "forward"
+    """Around forward and loss."""
+    OPTIMIZER = "optimizer"
+    """The optimizer, before the first step."""
+    WINDOW = "window"
+    """What happens between two updates: passes over the batch, and the update itself."""
+    PROCESS = "process"
+    """Before the process starts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strategy(abc.ABC):
     """Change how a step is carried out. Settings are the fields of the subclass."""
@@ -42,6 +57,8 @@ class Strategy(abc.ABC):
     name: ClassVar[str]
     """The word in commands, plans and docs."""
     numerics: ClassVar[Numerics]
+    seams: ClassVar[frozenset[Seam]]
+    """Where it takes hold; a loop that does not offer all of them cannot have it."""
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.SAVED_ACTIVATIONS: 1.0,
         Category.TEMPORARIES: 1.0,

@@ -9,9 +9,9 @@ from typing import ClassVar, Self
 
 import torch
 
-from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category
 
 
@@ -29,6 +29,7 @@ class Bf16(Strategy):
 
     name: ClassVar[str] = "bf16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.SAVED_ACTIVATIONS: 0.5,
         Category.TEMPORARIES: 0.5,

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from memfit.errors import MissingExtraError
-from memfit.session.facts import JobFacts
 from memfit.session.optimizer_facts import TORCH
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category, Phase
 
 _LIBRARY = "bitsandbytes"
@@ -56,6 +56,7 @@ class EightBitOptimizer(Strategy):
 
     name: ClassVar[str] = "eight-bit-optimizer"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.OPTIMIZER})
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.OPTIMIZER_STATE: 0.75,
         Category.TEMPORARIES: 1.0,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from memfit.analysis.separability import NeverHolds, Separability
-from memfit.session.facts import JobFacts
 from memfit.strategies.base import AbstractSplitting, Strategy
+from memfit.strategies.facts import JobFacts
 
 
 class Evidence(StrEnum):

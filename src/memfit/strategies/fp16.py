@@ -11,9 +11,9 @@ import torch
 
 from memfit.devices.spec import CPU
 from memfit.session.block_names import first_few
-from memfit.session.facts import JobFacts
 from memfit.session.session import PhaseListener, Session, clip_gradients
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category
 
 _SCALER = "gradient_scaler"
@@ -38,6 +38,7 @@ class Fp16(Strategy):
 
     name: ClassVar[str] = "fp16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD, Seam.WINDOW})
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.SAVED_ACTIVATIONS: 0.5,
         Category.TEMPORARIES: 0.5,

@@ -15,10 +15,10 @@ from torch import nn
 
 from memfit.errors import StrategyError
 from memfit.session.attention import find_explicit_attention, parts_of
-from memfit.session.facts import JobFacts
 from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
 
 _NAME = "fused-attention"
 _REMEDY = f"Leave the strategy out with --forbid {_NAME}."
@@ -56,6 +56,7 @@ class FusedAttention(Strategy):
 
     name: ClassVar[str] = _NAME
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import ClassVar, Self
 
 from memfit.losses.chunking import chunked
-from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
 
 _MOST_CHUNKS = 1024
 """More chunks than this are offered to nobody: each of them takes its time."""
@@ -31,6 +31,7 @@ class LossChunking(Strategy):
 
     name: ClassVar[str] = "loss-chunking"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
     never_faster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

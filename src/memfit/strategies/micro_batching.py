@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from memfit.session.block_names import first_few
 from memfit.session.carried_effects import CarriedEffects
-from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.strategies.base import AbstractSplitting, Numerics, Undo
+from memfit.strategies.base import AbstractSplitting, Numerics, Seam, Undo
+from memfit.strategies.facts import JobFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class MicroBatching(AbstractSplitting):
 
     Limits: a loss or layer that couples samples (batch normalisation, in-batch negatives) is not a
     sum over samples. Batch normalisation is refused here. What else the step does with its samples
-    is followed operator by operator (``memfit.session.separation``): what mixes them is refused,
+    is followed operator by operator (``memfit.separation.separation``): what mixes them is refused,
     and what cannot be followed is unproved.
     Source: the gradient of a sum is the sum of the gradients; the weighting error of common
     frameworks is described in https://github.com/huggingface/transformers/pull/34191.
@@ -34,6 +34,7 @@ class MicroBatching(AbstractSplitting):
 
     name: ClassVar[str] = "micro-batching"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.WINDOW})
     never_faster: ClassVar[bool] = True
 
     def unsuited(self, facts: JobFacts) -> str | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from memfit.session.facts import JobFacts
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category, Phase
 
 _FLAGS = {
@@ -35,6 +35,7 @@ class OptimizerImplementation(Strategy):
 
     name: ClassVar[str] = "optimizer-implementation"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.OPTIMIZER})
     acts_on: ClassVar[Mapping[Category, float]] = {Category.TEMPORARIES: 1.0}
     acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
 

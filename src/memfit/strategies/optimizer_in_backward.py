@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from memfit.errors import StrategyError
-from memfit.session.facts import JobFacts
 from memfit.session.session import GradientPass, PhaseListener, Session
-from memfit.session.single_steps import PACKAGES, attachment_obstacle, step_alone
-from memfit.strategies.base import Numerics, Strategy, Undo
+from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts
+from memfit.strategies.single_steps import PACKAGES, attachment_obstacle, step_alone
 from memfit.trace.events import Category, Phase
 
 _NEED_ALL_GRADIENTS = ("LBFGS",)
@@ -41,6 +41,7 @@ class OptimizerInBackward(Strategy):
 
     name: ClassVar[str] = "optimizer-in-backward"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.WINDOW})
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.GRADIENTS: 1.0,
         Category.TEMPORARIES: 1.0,

@@ -14,13 +14,20 @@ from ruamel.yaml.error import YAMLError
 
 from memfit.devices.spec import CPU
 from memfit.errors import PlanFileError, StrategyError
-from memfit.figures import Approximation, ConsideredPlan, ParetoPoint, Prediction, Remedy
+from memfit.figures import (
+    Approximation,
+    ConsideredPlan,
+    ParetoPoint,
+    Prediction,
+    Refusal,
+    Remedy,
+)
 from memfit.files import write_atomically
-from memfit.session.facts import JobFacts
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.compatibility import clash
 from memfit.strategies.evidence import Evidence
+from memfit.strategies.facts import JobFacts
 
 _VERSION = 1
 
@@ -49,8 +56,8 @@ class Plan:
     """What each strategy of the catalogue could remove at most, largest first."""
     notes: Sequence[str] = ()
     """What could not be found out."""
-    refused: Sequence[tuple[str, str]] = ()
-    """Strategies that were left out of the search, each with the reason."""
+    refused: Sequence[Refusal] = ()
+    """Strategies that were left out of the search."""
 
     def labels(self) -> tuple[str, ...]:
         """Write the strategies with their settings."""

@@ -1,4 +1,4 @@
-"""Records a step: the only dispatch-mode code in memfit.
+"""Records a step: which storages operators return, and when they die.
 
 Every storage that an operator returns is noted when it appears and when it dies. Nothing is added
 up here; the events are replayed later under the rules of an allocator.
@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.kernels.base import CpuKernels, HiddenMemory, Scratch
 from memfit.trace.accumulation import (
     accumulate_in_place,
     is_in_place_accumulation,
@@ -29,7 +30,6 @@ from memfit.trace.events import (
     Trace,
     trace_of_step,
 )
-from memfit.trace.hidden import CpuKernels, HiddenMemory, Scratch
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
 from memfit.trace.shrunken import hold_whole_storage

@@ -14,19 +14,20 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from memfit.analysis.separability import Separability, not_known
 from memfit.errors import StrategyError
+from memfit.separation.separation import Separation
 from memfit.session.block_names import expand_names, first_few
-from memfit.session.facts import JobFacts, gather_facts
 from memfit.session.forwards import replace_forward
 from memfit.session.generation_caches import without_generation_caches
 from memfit.session.leaves import leaves_of
-from memfit.session.separation import Separation
 from memfit.session.session import GradientPass, PhaseListener, Session
-from memfit.strategies.base import AbstractSplitting, Numerics, Undo
+from memfit.strategies.base import AbstractSplitting, Numerics, Seam, Undo
 from memfit.strategies.cached_gradients.forwards import (
     NAME,
     PiecewiseForward,
     StepInProgress,
 )
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Phase
 
 
@@ -57,6 +58,7 @@ class CachedGradients(AbstractSplitting):
 
     name: ClassVar[str] = NAME
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.WINDOW})
     never_faster: ClassVar[bool] = True
     keeps_batch_whole: ClassVar[bool] = True
 

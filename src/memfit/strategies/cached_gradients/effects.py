@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memfit.session.forward_state import Before, ForwardState, Left
+from memfit.forward_state import Before, ForwardState, Left
 from memfit.strategies.cached_gradients.rows import CannotCutError
 
 

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import StrategyError
+from memfit.forward_state import Before, ForwardState
 from memfit.session.abridgement import left_out
-from memfit.session.forward_state import Before, ForwardState
 from memfit.strategies.cached_gradients.effects import CallEffects, carried_out_and_undone
 from memfit.strategies.cached_gradients.rows import (
     CannotCutError,

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import MemfitError
-from memfit.session.stilled_randomness import StilledRandomness, untouched_randomness
+from memfit.session.deterministic_draws import StilledRandomness, untouched_randomness
 from memfit.strategies.cached_gradients.rows import (
     CannotCutError,
     ResultForm,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memfit.runtime.enforced_budget import BudgetExceededError
+from memfit.observe.enforced_budget import BudgetExceededError
 from memfit.watch.settings import WatchSettings, settings_from
 
 from .budgets import WatchedBudget, limit_cards

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memfit.runtime.enforced_budget import BudgetExceededError, EnforcedBudget
+from memfit.observe.enforced_budget import BudgetExceededError, EnforcedBudget
 
 
 class WatchedBudget(EnforcedBudget):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -92,17 +92,6 @@ class _Pass:
     """How many steps were done when it began."""
     num_steps: int | None = None
     """How many were done when the last batch was wanted."""
-
-
-def batch_bytes(batch: Any) -> int:
-    """Add up the tensors of a batch, in lists, tuples and dictionaries of any depth."""
-    # Not torch's own tree functions: this is called for every batch, and they take ten times as
-    # long.
-    if isinstance(batch, torch.Tensor):
-        return batch.numel() * batch.element_size()  # of sparse ones as well
-    if isinstance(batch, Mapping):
-        return sum(map(batch_bytes, batch.values()))
-    return sum(map(batch_bytes, batch)) if isinstance(batch, list | tuple) else 0
 
 
 def hook_loaders(

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import profiler
 
-from memfit.runtime.allocator_events import GrowthWatch
-from memfit.runtime.monitor import StepMonitor, StepReading
+from memfit.observe.allocator_events import GrowthWatch
+from memfit.observe.monitor import StepMonitor, StepReading
 
 from .budgets import WatchedBudget
 

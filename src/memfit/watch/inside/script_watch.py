@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from memfit.journal.records import LeakEvent, StepRecord
-from memfit.runtime.host_memory import ResidentMemory
-from memfit.runtime.leaks import LeakFinder
+from memfit.observe.host_memory import ResidentMemory
+from memfit.observe.leaks import LeakFinder
+from memfit.session.leaves import bytes_in
 from memfit.watch.settings import WatchSettings
 
 from .budgets import WatchedBudget
-from .loaders import Loaders, batch_bytes
+from .loaders import Loaders
 from .peaks import BudgetPeaks, CpuPeaks, CudaPeaks, Peak, Peaks
 from .process_record import ProcessRecord
 from .rank_journal import RankJournal, RankTakenError
@@ -196,7 +197,7 @@ class ScriptWatch:
         # Not asked whose thread it is: a loader may be read ahead by one that does no steps.
         if not torch.is_grad_enabled() or self._thread not in {None, threading.get_ident()}:
             return
-        self._batch_bytes += batch_bytes(batch)
+        self._batch_bytes += bytes_in(batch)
         if self._peaks is not None:
             began_seconds = time.perf_counter()
             self._peaks.begin(self._batch_bytes)

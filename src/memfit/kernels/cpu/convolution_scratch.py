@@ -1,0 +1,178 @@
+"""Copies in oneDNN's layouts that convolutions take and give back, on processors with AVX-512.
+
+oneDNN lays images out in blocks of 16 channels, so an image of 2 channels becomes one of 16. Which
+kernel serves which convolution was read off its own log (``ONEDNN_VERBOSE=profile_exec``) beside
+the allocator's events, over some thousands of shapes (torch 2.13.0+cpu, oneDNN 3.12, 2026-11-21).
+
+Limits: processors without AVX-512 use blocks of 8 channels and other kernels, those with AMX other
+kernels below fp32. Of grouped convolutions that are not depthwise, the hungriest kernel is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from memfit.kernels.cpu.convolution_layouts import (
+    data_layouts,
+    forward_layouts,
+    last_data_layouts,
+    last_forward_layouts,
+    last_weight_layouts,
+    weight_layouts,
+)
+from memfit.kernels.cpu.convolution_shape import Convolution
+
+_ONEDNN = "Mkldnn"
+_NAMELESS = "???"
+_ALIGNMENT_BYTES = 128
+_UNFOLDED = "Slow2d"
+_ONE_BY_ONE = frozenset(
+    ("Slow3d", "SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d")
+)
+
+
+def convolution_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
+    """Give the bytes that ``convolution`` takes beside its result."""
+    image, weight, bias, *settings = args[:9]
+    backend = _backend(image, weight, settings)
+    has_bias = bias is not None
+    shape = Convolution.of(image, weight, out, settings, has_bias=has_bias)
+    is_last = _is_last(image) or _is_last(weight)
+    copied = _copied_bytes(is_last, image, weight)
+    num_bytes = out.numel() * out.element_size()
+    if backend != _ONEDNN:
+        # Groups are convolved one by one, and their results joined.
+        joined = num_bytes if shape.groups > 1 else 0
+        return copied + joined + _column_bytes(shape, backend)
+    if settings[3]:
+        peaks = _data_peaks(shape, is_last=is_last, has_bias=has_bias)
+    else:
+        peaks = _result_peaks(shape, is_last=is_last)
+    return copied + max(peaks) - num_bytes
+
+
+def convolution_backward_bytes(args: tuple[Any, ...]) -> int:
+    """Give the bytes that ``convolution_backward`` takes beside the gradients.
+
+    The image's gradient comes first, then those of weight and bias.
+    """
+    grad_out, image, weight = args[:3]
+    settings, wanted = args[4:10], args[10]
+    backend = _backend(image, weight, settings)
+    shape = Convolution.of(image, weight, grad_out, settings, has_bias=wanted[2])
+    is_last = _is_last(image) or _is_last(weight)
+    copied = _copied_bytes(is_last, grad_out, image, weight)
+    grad_image = image.numel() * image.element_size() * wanted[0]
+    bias = grad_out.shape[1] * shape.width * wanted[2]
+    kept = grad_image + shape.weight_bytes() * wanted[1] + bias
+    if backend != _ONEDNN:
+        split = shape.image_bytes() + shape.result_bytes() if shape.groups > 1 else 0
+        columns = 0 if backend == _UNFOLDED and not wanted[1] else _column_bytes(shape, backend)
+        return copied + split // shape.groups + (kept if split else 0) + columns
+    peaks = [0]
+    if wanted[0] and settings[3]:
+        peaks += _result_peaks(shape, is_last=is_last)
+    elif wanted[0]:
+        peaks += _data_peaks(shape, is_last=is_last, has_bias=False)
+    if wanted[1] or wanted[2]:
+        peaks += [grad_image + peak for peak in _weight_peaks(shape, bias, is_last=is_last)]
+    return copied + max(0, int(max(peaks) - kept))
+
+
+def _result_peaks(shape: Convolution, *, is_last: bool) -> list[int]:
+    """Give what the result takes, itself included."""
+    num_threads, result = torch.get_num_threads(), shape.result_bytes()
+    if is_last:
+        found = last_forward_layouts(shape, num_threads)
+        return [result + each.weight + each.scratchpad for each in found]
+    found = forward_layouts(shape, num_threads)
+    return [max(each.total, each.result + each.num_returns * result) for each in found]
+
+
+def _data_peaks(shape: Convolution, *, is_last: bool, has_bias: bool) -> list[int]:
+    """Give what the image's gradient takes, itself included.
+
+    A transposed convolution is such a gradient, to which a bias may be added in a copy.
+    """
+    num_threads, gradient = torch.get_num_threads(), shape.image_bytes()
+    if is_last:
+        found = last_data_layouts(shape, num_threads)
+        is_copied = shape.is_depthwise or not shape.is_even
+        biased = gradient if has_bias and is_copied else 0
+        return [gradient + each.weight + each.scratchpad + biased for each in found]
+    found = data_layouts(shape, num_threads)
+    return [
+        max(
+            each.total + (each.image + _ALIGNMENT_BYTES if has_bias else 0),
+            each.image + each.num_returns * gradient,
+        )
+        for each in found
+    ]
+
+
+def _weight_peaks(shape: Convolution, bias: int, *, is_last: bool) -> list[int]:
+    """Give what the gradients of weight and bias take, themselves included."""
+    num_threads, gradient = torch.get_num_threads(), shape.weight_bytes()
+    layouts = last_weight_layouts if is_last else weight_layouts
+    found = layouts(shape, num_threads)
+    return [
+        max(each.total + bias, each.weight + 2 * bias + each.num_returns * gradient)
+        for each in found
+    ]
+
+
+def _column_bytes(shape: Convolution, backend: str) -> int:
+    """Give the bytes of torch's own columns, of the whole batch or of one image.
+
+    Source: slow_conv2d in aten/src/ATen/native/ConvolutionMM2d.cpp and
+    slow_conv_dilated_all_cpu_template in NaiveDilatedConvolution.cpp, torch 2.13.
+    """
+    if backend != _UNFOLDED and backend not in _ONE_BY_ONE:
+        return 0
+    num_images = shape.batch if backend == _UNFOLDED else 1
+    if backend == _UNFOLDED and shape.is_pointwise and not shape.is_strided:
+        return 0  # the image is its own columns
+    positions = num_images * math.prod(shape.kernel) * math.prod(shape.result)
+    columns = shape.in_per_group * positions * shape.width
+    if "Transpose" not in backend:
+        return columns
+    return columns + shape.result_bytes() + math.prod(shape.image) * shape.width
+
+
+def _backend(image: torch.Tensor, weight: torch.Tensor, settings: Any) -> str:
+    """Name the kernels that torch chooses: oneDNN's, or its own in fp64 and for one small image."""
+    name = str(torch._C._select_conv_backend(image, weight, None, *settings, None).name)
+    # torch has no name for oneDNN's transposed convolutions.
+    return _ONEDNN if name == _NAMELESS and settings[3] else name
+
+
+def _copied_bytes(is_last: bool, *tensors: torch.Tensor) -> int:
+    """Give the bytes of the tensors that are copied first, to have their channels where wanted."""
+    wanted = torch.contiguous_format
+    if is_last:
+        wanted = torch.channels_last if tensors[0].dim() == 4 else torch.channels_last_3d
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in tensors
+        if not tensor.is_contiguous(memory_format=wanted)
+    )
+
+
+def _is_last(tensor: torch.Tensor) -> bool:
+    """Say whether torch takes a tensor's channels to be last.
+
+    Source: ``is_channels_last_strides_2d`` in c10/core/MemoryFormat.h, torch 2.13.
+    """
+    if tensor.dim() < 4 or tensor.stride(1) == 0:
+        return False
+    least = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        stride = tensor.stride(dim)
+        # An image of one channel is taken to have its channels first.
+        if stride < least or (dim == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * max(1, tensor.shape[dim])
+    return True

@@ -1,0 +1,1 @@
+"""What CUDA's kernels take inside, and their workspaces."""

@@ -1,0 +1,321 @@
+"""Memory of CUDA convolutions: which kernel torch picks, the copies it makes, and the workspace.
+
+Torch's own kernels are followed exactly. cuDNN's workspace is not computable: cuDNN picks an
+engine by heuristics of its own. What is most likely follows from how engines work, never from a
+fit to measured models: tensor cores read channels last, so other layouts are turned around inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from memfit.kernels.base import Scratch
+from memfit.kernels.cuda.answers import (
+    GUESS,
+    Moment,
+    between,
+    copied_bytes,
+    highest,
+    num_bytes,
+    sure,
+)
+from memfit.kernels.cuda.card import Card
+from memfit.kernels.cuda.reductions import reduction_blocks
+
+_CHOICE = "use_cudnn, use_cudnn_depthwise in aten/src/ATen/native/Convolution.cpp"
+_SLOW = "aten/src/ATen/native/cuda/ConvolutionMM2d.cu"
+_WORKSPACE = "run_single_conv in aten/src/ATen/native/cudnn/Conv_v8.cpp; cuDNN's engines"
+_VECTOR_BYTES = 16
+_FEWEST_CUDNN_DEPTHWISE = 32
+# Winograd on 4 x 4 outputs of a 3 x 3 kernel: tiles of 6 x 6, so (6/4)^2 and (6/3)^2 the elements.
+_WINOGRAD_IMAGE, _WINOGRAD_WEIGHT = 2.25, 4
+# Winograd on 2 x 2 outputs turns 3 x 3 weights into 4 x 4.
+_FUSED_WINOGRAD_WEIGHT = 16 / 9
+
+
+class Kernel(StrEnum):
+    """Name who computes a convolution."""
+
+    CUDNN = "cudnn"
+    DEPTHWISE = "depthwise"
+    """Torch's own kernel for one input channel per group; it takes nothing inside."""
+    UNFOLDED = "unfolded"
+    """Torch's own matrix product over an image unfolded into columns, one image at a time."""
+
+
+class Pass(StrEnum):
+    """Name what a convolution computes."""
+
+    FORWARD = "forward"
+    INPUT_GRADIENT = "input gradient"
+    WEIGHT_GRADIENT = "weight gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """One convolution: image (N, C, ...), weight, result (N, K, ...) or its gradient, settings."""
+
+    image: torch.Tensor
+    weight: torch.Tensor
+    result: torch.Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    is_transposed: bool
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        image: torch.Tensor,
+        weight: torch.Tensor,
+        result: torch.Tensor,
+        settings: tuple[Any, ...],
+    ) -> Convolution:
+        """Read the settings: stride, padding, dilation, transposed, output padding, groups."""
+        return cls(
+            image=image,
+            weight=weight,
+            result=result,
+            stride=tuple(settings[0]),
+            padding=tuple(settings[1]),
+            dilation=tuple(settings[2]),
+            is_transposed=bool(settings[3]),
+            groups=int(settings[5]),
+        )
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Give the extents of the kernel."""
+        return tuple(self.weight.shape[2:])
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Give the layout cuDNN is handed: channels last if image or weight is laid out so."""
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        last = formats.get(self.image.dim())
+        if last is not None and any(_is_only(t, last) for t in (self.image, self.weight)):
+            return last
+        return torch.contiguous_format
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Say whether each group has one input channel (is_depthwise)."""
+        channels = int(self.image.shape[1])
+        return (
+            not self.is_transposed
+            and self.image.dim() in (4, 5)
+            and channels == self.groups > 1
+            and int(self.weight.shape[0]) % channels == 0
+        )
+
+    @property
+    def column_bytes(self) -> int:
+        """Give the bytes of one image of one group unfolded: a column per position."""
+        spread = self.image if self.is_transposed else self.result
+        rows = int(self.weight.shape[1]) * math.prod(self.kernel_size)
+        return rows * math.prod(spread.shape[2:]) * self.image.element_size()
+
+    @property
+    def needs_columns(self) -> bool:
+        """Say whether forward unfolds: an image is its own columns for a plain 1 x 1 kernel."""
+        settings = (*self.kernel_size, *self.stride, *self.dilation)
+        return self.is_transposed or any(s != 1 for s in settings) or any(self.padding)
+
+    def kernel(self, card: Card) -> Kernel:
+        """Say who computes it on a card.
+
+        cuDNN is used for everything except: bf16 below compute capability 8.0 (so on T4 and V100),
+        and one channel per group in plain layout unless it is fp16, with 32 channels or more.
+
+        Source: ``use_cudnn``, ``use_cudnn_depthwise`` in aten/src/ATen/native/Convolution.cpp and
+        ``supportsBFloat16ConvolutionWithCuDNNv8`` in aten/src/ATen/cuda/detail/CUDAHooks.cpp, main
+        branch, read 2026-11-21. Of fp16's further conditions on sizes none is followed: both
+        kernels take next to nothing.
+        """
+        is_bf16 = torch.bfloat16 in (self.image.dtype, self.weight.dtype)
+        has_cudnn = not is_bf16 or card.capability[0] >= 8
+        if self.is_depthwise:
+            is_plain = self.memory_format == torch.contiguous_format
+            return Kernel.DEPTHWISE if is_plain and not self._suits_cudnn() else Kernel.CUDNN
+        return Kernel.CUDNN if has_cudnn else Kernel.UNFOLDED
+
+    def _suits_cudnn(self) -> bool:
+        return (
+            self.image.dtype == self.weight.dtype == torch.float16
+            and self.image.dim() == 4
+            and all(d == 1 for d in self.dilation)
+            and int(self.image.shape[1]) >= _FEWEST_CUDNN_DEPTHWISE
+        )
+
+
+def convolution_forward(
+    args: tuple[Any, ...], _kwargs: Mapping[str, Any], out: Any, card: Card
+) -> Scratch:
+    """Give copies into the kernel's layout, and cuDNN's workspace or the columns.
+
+    A bias is added in place. Source: _convolution in aten/src/ATen/native/Convolution.cpp,
+    cudnn_convolution in cudnn/ConvShared.cpp, ConvolutionMM2d.cu, main branch, read 2026-11-21.
+    """
+    conv = Convolution.of(args[0], args[1], out, args[3:9])
+    kernel = conv.kernel(card)
+    if kernel is Kernel.DEPTHWISE:
+        return sure(_CHOICE, copied_bytes(conv.image, conv.weight))
+    if kernel is Kernel.UNFOLDED:
+        return _unfolded_forward(conv)
+    copies = copied_bytes(conv.image, conv.weight, memory_format=conv.memory_format)
+    return _with_workspace(conv, [Pass.FORWARD], [Moment(blocks=copies)], card)
+
+
+def convolution_backward(
+    args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, card: Card
+) -> Scratch:
+    """Give copies, then the highest of both gradients' workspaces and the sum for the bias.
+
+    The gradient of the input comes first, and both workspaces are given back before the next.
+
+    Source: convolution_backward in aten/src/ATen/native/Convolution.cpp, cudnn_convolution_backward
+    in cudnn/ConvShared.cpp, ConvolutionMM2d.cu, main branch, read 2026-11-21.
+    """
+    grad, image, weight, mask = args[0], args[1], args[2], args[10]
+    conv = Convolution.of(image, weight, grad, args[4:10])
+    kernel = conv.kernel(card)
+    plain = kernel is not Kernel.CUDNN
+    layout = torch.contiguous_format if plain else conv.memory_format
+    copies = copied_bytes(grad, image, weight, memory_format=layout)
+    dims = [0, *range(2, grad.dim())]
+    bias = reduction_blocks(grad, dims, card) if mask[2] else ()
+    if kernel is Kernel.DEPTHWISE:
+        return sure(_CHOICE, (*copies, *bias))
+    if kernel is Kernel.UNFOLDED:
+        return _unfolded_backward(conv, mask, copies, bias)
+    passes = [p for p, asked in zip(list(Pass)[1:], mask, strict=False) if asked]
+    return _with_workspace(
+        conv, passes, [Moment(blocks=copies), Moment(blocks=(*copies, *bias))], card
+    )
+
+
+def workspace_bytes(conv: Convolution, which: Pass, card: Card) -> tuple[int, int]:
+    """Give the most likely workspace of cuDNN and a high one; both are guesses, the low end is 0.
+
+    With tensor cores (fp16, bf16; fp32 as TF32 from compute capability 8.0): nothing for channels
+    last, except for the gradient of weights, which is added up in fp32. In plain layout, what is
+    read is turned to channels last, and a gradient of the input is turned back; forward engines
+    write plain layout themselves. Kernels of 1 x 1, groups, and channels that do not fill 16 bytes
+    have engines that read plain layout.
+
+    Without tensor cores: weights turned by Winograd for a 3 x 3 kernel of stride 1, a copy of the
+    weights for their gradient, else nothing (implicit products keep a few indices).
+
+    The high end is unfused Winograd, or every operand turned, twice. It is not a bound: with
+    ``benchmark`` off torch takes the first engine of cuDNN's instant heuristics whose workspace
+    can be allocated, however large (pytorch issues 49207 and 13412).
+
+    Source: Conv_v8.cpp, main branch; cuDNN developer guide, algorithms and layouts of convolutions.
+    """
+    weight = num_bytes(conv.weight)
+    summed = weight * max(4, conv.weight.element_size()) // conv.weight.element_size()
+    turned = num_bytes(conv.image) + num_bytes(conv.result) + summed
+    if conv.image.dtype == torch.float64:
+        likely = 0
+    elif not _has_tensor_cores(conv, card) or not _is_turned(conv):
+        likely = _plain_workspace(conv, which, weight)
+    elif conv.memory_format != torch.contiguous_format:
+        likely = summed if which is Pass.WEIGHT_GRADIENT else 0
+    elif which is Pass.FORWARD:
+        likely = num_bytes(conv.image) + weight
+    else:
+        likely = turned
+    arrays = num_bytes(conv.image) + num_bytes(conv.result)
+    winograd = _WINOGRAD_IMAGE * arrays + _WINOGRAD_WEIGHT * weight
+    return likely, int(max(2 * turned, winograd if _suits_winograd(conv) else 0))
+
+
+def _plain_workspace(conv: Convolution, which: Pass, weight_bytes: int) -> int:
+    if which is Pass.WEIGHT_GRADIENT:
+        return weight_bytes
+    return int(_FUSED_WINOGRAD_WEIGHT * weight_bytes) if _suits_winograd(conv) else 0
+
+
+def _has_tensor_cores(conv: Convolution, card: Card) -> bool:
+    if conv.image.dtype == torch.float32:
+        return card.capability[0] >= 8 and card.allow_tf32
+    return card.capability[0] >= 7
+
+
+def _is_turned(conv: Convolution) -> bool:
+    """Say whether tensor cores are likely to be used through channels last.
+
+    1 x 1 kernels are plain products, groups have engines of their own, and an image of three
+    channels does not fill the 16 bytes that tensor cores read at once.
+    """
+    vector = _VECTOR_BYTES // conv.image.element_size()
+    is_aligned = not (int(conv.image.shape[1]) % vector or int(conv.result.shape[1]) % vector)
+    return conv.groups == 1 and math.prod(conv.kernel_size) > 1 and is_aligned
+
+
+def _suits_winograd(conv: Convolution) -> bool:
+    steps = (*conv.stride, *conv.dilation)
+    return conv.kernel_size == (3, 3) and conv.groups == 1 and all(s == 1 for s in steps)
+
+
+def _with_workspace(
+    conv: Convolution, passes: Iterable[Pass], moments: list[Moment], card: Card
+) -> Scratch:
+    """Add the workspace of each pass to the copies of the first moment, and take the highest."""
+    copies = moments[0].blocks
+    low = max(sum(moment.blocks) for moment in moments)
+    high = low
+    for which in passes:
+        likely, highest_bytes = workspace_bytes(conv, which, card)
+        moments = [*moments, Moment(blocks=(*copies, likely))]
+        high = max(high, sum(copies) + highest_bytes)
+    return between(_WORKSPACE, highest(moments), low_bytes=low, high_bytes=high, certainty=GUESS)
+
+
+def _unfolded_forward(conv: Convolution) -> Scratch:
+    """Give columns of one image; with groups, slices, and results that are put together."""
+    copies = copied_bytes(conv.image, conv.weight)
+    columns = conv.column_bytes if conv.needs_columns else 0
+    if conv.groups == 1:
+        return _unfolded(conv, Moment(blocks=(*copies, columns)))
+    result = num_bytes(conv.result)
+    inside = (*copies, result, num_bytes(conv.image) // conv.groups, columns)
+    return _unfolded(
+        conv,
+        Moment(blocks=inside, missing_output_bytes=result),
+        Moment(blocks=(*copies, result)),
+    )
+
+
+def _unfolded_backward(
+    conv: Convolution, mask: Any, copies: tuple[int, ...], bias: tuple[int, ...]
+) -> Scratch:
+    """Give columns, kept from one gradient to the next and made for 1 x 1 kernels too."""
+    columns = conv.column_bytes if mask[0] or mask[1] else 0
+    if conv.groups == 1:
+        return _unfolded(conv, Moment(blocks=(*copies, columns, *(bias if mask[0] else ()))))
+    grads = (num_bytes(conv.image) if mask[0] else 0) + (num_bytes(conv.weight) if mask[1] else 0)
+    sliced = (num_bytes(conv.image) + num_bytes(conv.result)) // conv.groups
+    inside = Moment(blocks=(*copies, grads, sliced, columns), missing_output_bytes=grads)
+    return _unfolded(conv, inside, Moment(blocks=(*copies, grads)))
+
+
+def _unfolded(conv: Convolution, *moments: Moment) -> Scratch:
+    blocks = highest(moments)
+    is_plain = conv.image.dim() == 4 and conv.groups == 1 and not conv.is_transposed
+    if is_plain and all(d == 1 for d in conv.dilation):
+        return sure(_SLOW, blocks)
+    return between(_SLOW, blocks, low_bytes=0, high_bytes=2 * sum(blocks))
+
+
+def _is_only(tensor: torch.Tensor, layout: torch.memory_format) -> bool:
+    if tensor.dim() not in (4, 5) or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=layout)

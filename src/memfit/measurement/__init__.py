@@ -1,0 +1,1 @@
+"""Measures what steps take: they really run here."""

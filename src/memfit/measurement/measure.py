@@ -1,0 +1,254 @@
+"""Measures what a step takes: it is really run here, under the allocator's own counters."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.allocator.simulate import CPU_RULES, peak_bytes
+from memfit.devices.catalogue import current_device_name
+from memfit.errors import DeviceUnavailableError, RecordingError, UnknownDeviceError
+from memfit.figures import Measurement, Timeline
+from memfit.job import Job
+from memfit.measurement.timing import shortest_step
+from memfit.observe.allocator_events import AllocatorEvent, AllocatorWatch
+from memfit.prediction.predict import predict
+from memfit.prediction.recording import Recording, record
+from memfit.runtime.run import Run, open_plain_session, unguarded_run
+from memfit.session.batches import find_layout, real_batch
+from memfit.session.borrowing import borrowed_to_run
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.facts import JobFacts
+from memfit.strategies.plan import Plan, worst_numerics
+from memfit.trace.alignment import align
+from memfit.trace.events import Allocation, Category, Phase
+
+_MARK = "memfit::"
+_STEP_MARK = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The events of one session: everything, and where its two steps begin and end."""
+
+    events: Sequence[AllocatorEvent]
+    marks: Sequence[tuple[int, str]]
+
+
+def measure(job: Job, plan: Plan | None = None, device: str = "cpu") -> Measurement:
+    """Run two steps of a job here and measure the peak of each, then time a few more.
+
+    On ``cpu`` every allocation and free since before the model was built is counted, as the
+    allocator reports it. On a CUDA device its counters are read.
+
+    Args:
+        job: what to run.
+        plan: how; None means as it is.
+        device: ``cpu`` or ``cuda`` (with an index if wanted).
+
+    Raises:
+        DeviceUnavailableError: if the device is not in this machine.
+    """
+    plan = plan or Plan()
+    if device != "cpu" and not (torch.cuda.is_available() and device.startswith("cuda")):
+        raise DeviceUnavailableError(device, _devices_here())
+    if device == "cpu":
+        return _measure_on_cpu(job, plan)
+    return _measure_on_cuda(job, plan, device)
+
+
+def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
+    recording = _recorded(job, plan)
+    gc.collect()
+    with borrowed_to_run(job) as borrowed_job:
+        with AllocatorWatch() as watch:
+            run, batch, facts = _open(borrowed_job, plan, "cpu", recording)
+            for _ in range(2):
+                with torch.profiler.record_function(_MARK + _STEP_MARK):
+                    run.step(batch)
+            with torch.profiler.record_function(_MARK + _STEP_MARK):
+                pass
+        step_seconds = shortest_step(run, batch)
+        run.close()
+    steps = _Steps(watch.events(), watch.marks(_MARK))
+    begins = [time_ns for time_ns, name in steps.marks if name == _STEP_MARK]
+    timeline = _timeline(steps, begins[1], begins[2], recording)
+    first_peak = _peak_between(steps.events, begins[0], begins[1])
+    peak = max(timeline.allocated_bytes, default=0)
+    at_peak = timeline.allocated_bytes.index(peak)
+    return Measurement(
+        device="cpu",
+        batch_size=job.batch_size,
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=None,
+        process_bytes=_resident_peak_bytes(),
+        first_step_peak_bytes=first_peak,
+        step_seconds=step_seconds,
+        by_category={}
+        if recording is None
+        else {name: part[at_peak] for name, part in timeline.by_category.items()},
+        strategies=plan.labels(),
+        numerics=str(worst_numerics(plan.strategies, facts)),
+        predicted_peak_bytes=_predicted(recording),
+        timeline=timeline,
+    )
+
+
+def _recorded(job: Job, plan: Plan) -> Recording | None:
+    """Record the step as well, where that can be done, to say what was predicted."""
+    try:
+        return record(job, plan)
+    except RecordingError:
+        return None
+
+
+def _predicted(recording: Recording | None) -> int | None:
+    return None if recording is None else peak_bytes(recording.steady, CPU_RULES)
+
+
+def _predicted_here(job: Job, plan: Plan) -> int | None:
+    """Predict the peak for this machine's GPU, where the catalogue has it and the step records."""
+    try:
+        return predict(job, current_device_name(), plan).peak_allocated_bytes
+    except (RecordingError, UnknownDeviceError):
+        return None
+
+
+def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
+    predicted_bytes = _predicted_here(job, plan)
+    peaks = []
+    with borrowed_to_run(job) as borrowed_job:
+        run, batch, facts = _open(borrowed_job, plan, device)
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            run.step(batch)
+            torch.cuda.synchronize()
+            peaks.append(torch.cuda.max_memory_allocated())
+        reserved = torch.cuda.max_memory_reserved()
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        step_seconds = shortest_step(run, batch)
+        run.close()
+    return Measurement(
+        device=torch.cuda.get_device_name(),
+        batch_size=job.batch_size,
+        peak_allocated_bytes=peaks[1],
+        peak_reserved_bytes=reserved,
+        process_bytes=total_bytes - free_bytes,
+        first_step_peak_bytes=peaks[0],
+        step_seconds=step_seconds,
+        by_category={},
+        strategies=plan.labels(),
+        numerics=str(worst_numerics(plan.strategies, facts)),
+        predicted_peak_bytes=predicted_bytes,
+    )
+
+
+def _open(
+    job: Job, plan: Plan, device: str, recording: Recording | None = None
+) -> tuple[Run, Any, JobFacts]:
+    """Build a run without a monitor, which would measure inside the measurement."""
+    session = open_plain_session(job, device.partition(":")[0], find_layout(job))
+    if recording is not None:  # what was found out about the plan's pieces
+        session.separation = recording.facts.separation
+    batch = real_batch(job, job.batch_size)
+    if device != "cpu":
+        batch = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)
+    facts = gather_facts(session)
+    return unguarded_run(session, plan, phase_listener=_mark_phase), batch, facts
+
+
+def _mark_phase(phase: Phase) -> None:
+    """Leave the beginning of a phase in the profile."""
+    with torch.profiler.record_function(_MARK + phase.value):
+        pass
+
+
+def _peak_between(events: Sequence[AllocatorEvent], begin_ns: int, end_ns: int) -> int:
+    """Give the highest total between two moments."""
+    current = highest = 0
+    for event in events:
+        if event.time_ns >= end_ns:
+            break
+        current += event.num_bytes
+        if event.time_ns >= begin_ns:
+            highest = max(highest, current)
+    return highest
+
+
+def _timeline(steps: _Steps, begin_ns: int, end_ns: int, recording: Recording | None) -> Timeline:
+    """Lay the measured events of the steady step out by the recorded blocks' categories."""
+    before = [event for event in steps.events if event.time_ns < begin_ns]
+    inside = [event for event in steps.events if begin_ns <= event.time_ns < end_ns]
+    recorded = [] if recording is None else recording.steady.allocations
+    current = _categories_at_start(before, recorded)
+    total = sum(current.values())
+    asked = [event.num_bytes for event in inside if event.num_bytes > 0]
+    recorded = [block for block in recorded if block.phase is not Phase.SETUP]
+    matches = iter(align(asked, recorded))
+    of_address: dict[int, Category] = {}
+    totals: list[int] = [total]
+    parts: dict[str, list[int]] = {name.value: [current[name]] for name in Category}
+    for event in inside:
+        if event.num_bytes > 0:
+            of_address[event.address] = _category(next(matches))
+        category = of_address.get(event.address, Category.TEMPORARIES)
+        current[category] += event.num_bytes
+        total += event.num_bytes
+        totals.append(total)
+        for name in Category:
+            parts[name.value].append(current[name])
+    phases = _phase_starts(steps, inside, begin_ns, end_ns)
+    return Timeline(allocated_bytes=totals, by_category=parts, phases=phases)
+
+
+def _category(block: Allocation | None) -> Category:
+    """Call what was not recorded a temporary: it is scratch inside a kernel."""
+    return Category.TEMPORARIES if block is None else block.category
+
+
+def _categories_at_start(
+    before: Sequence[AllocatorEvent], recorded: Sequence[Allocation]
+) -> dict[Category, int]:
+    """Split what lives when the step begins; what the recording does not know is temporary."""
+    current = dict.fromkeys(Category, 0)
+    for block in recorded:
+        if block.phase is Phase.SETUP:
+            current[block.category] += block.num_bytes
+    total = sum(event.num_bytes for event in before)
+    current[Category.TEMPORARIES] += total - sum(current.values())
+    return current
+
+
+def _phase_starts(
+    steps: _Steps, inside: Sequence[AllocatorEvent], begin_ns: int, end_ns: int
+) -> list[tuple[int, str]]:
+    """Turn the marks of phases into positions among the events."""
+    starts = []
+    position = 0
+    for time_ns, name in steps.marks:
+        if name == _STEP_MARK or not begin_ns <= time_ns < end_ns:
+            continue
+        while position < len(inside) and inside[position].time_ns < time_ns:
+            position += 1
+        starts.append((position, name))
+    return starts
+
+
+def _resident_peak_bytes() -> int:
+    """Give the highest resident size of this process so far (kilobytes on Linux)."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _devices_here() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return "here: cpu, " + ", ".join(names)

@@ -1,0 +1,278 @@
+"""Finds the chain of blocks in a recorded step, and what each block could keep or recompute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+from memfit.allocator.simulate import AllocatorRules
+from memfit.planner.recompute.chain import Block, Chain, Option
+from memfit.planner.recompute.forward_backward import Stretch, find_stretch
+from memfit.planner.recompute.knapsack import Item, Trade, frontier, spread
+from memfit.trace.events import ModuleCall, Operation, Trace
+
+Seconds = Callable[[Operation], float]
+
+_LARGEST_SHARE = 1 / 6
+"""A module that holds more of the saved bytes than this is looked into, where it has parts."""
+_COVERED_SHARE = 0.7
+"""It is split into its parts if they hold at least this much of its saved bytes."""
+_SMALLEST_SHARE = 1 / 1000
+_MOST_OPTIONS = 10
+
+
+def outline(
+    trace: Trace,
+    rules: AllocatorRules,
+    seconds_of: Seconds,
+    link_bytes_per_second: float | None = None,
+) -> Chain:
+    """Outline a step that stores everything.
+
+    Args:
+        trace: the steady step, recorded without checkpointing.
+        rules: how the allocator rounds.
+        seconds_of: the time of an operator.
+        link_bytes_per_second: how fast a block's inputs can be moved away and back; None if they
+            cannot.
+
+    Totals are of the highest micro-batch; the seconds of recomputation are of all of them. Does not
+    account for what a block's choice changes in another block, such as the order of frees; a plan
+    has to be recorded to know its peak.
+    """
+    stretch = find_stretch(trace, rules)
+    if stretch is None:
+        return Chain(blocks=(), elsewhere_bytes=0)
+    return _Outline(stretch, seconds_of, link_bytes_per_second).chain()
+
+
+@dataclass(slots=True)
+class _Part:
+    """A module that could be a block: its forward and what it saves."""
+
+    name: str
+    call: ModuleCall
+    inner: list[int]
+    """Saved allocations made inside and read by nobody outside."""
+    inner_bytes: int
+    parts: list[_Part] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Window:
+    """Where a block lies among the events of the step, in forward and in backward."""
+
+    part: _Part
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+
+
+class _Outline:
+    """The analysis of one stretch."""
+
+    def __init__(
+        self, stretch: Stretch, seconds_of: Seconds, link_bytes_per_second: float | None
+    ) -> None:
+        self._stretch = stretch
+        self._seconds_of = seconds_of
+        self._link = link_bytes_per_second
+        self._repeats = stretch.repeats(seconds_of)
+        self._first_read = stretch.first_reads()
+        self._last_read = stretch.last_reads()
+        self._known: dict[tuple[Item, ...], list[Trade]] = {}
+
+    def chain(self) -> Chain:
+        """Build the chain."""
+        windows = self._windows(self._parts())
+        saved = 0
+        blocks = []
+        for window, later in zip_longest(windows, windows[1:]):
+            blocks.append(self._block(window, later, saved))
+            saved += window.part.inner_bytes
+        return Chain(blocks=tuple(blocks), elsewhere_bytes=self._elsewhere(windows))
+
+    def _parts(self) -> list[_Part]:
+        """Choose the modules that are the blocks, in the order of forward."""
+        called = [call for call in self._stretch.forward_calls() if call.module]
+        counts = Counter(call.module for call in called)
+        roots: list[_Part] = []
+        open_parts: list[_Part] = []
+        for call in called:
+            if counts[call.module] > 1:
+                continue
+            inner = self._inner(call)
+            part = _Part(call.module, call, inner, self._stretch.num_bytes(inner))
+            while open_parts and open_parts[-1].call.last_operation <= call.first_operation:
+                open_parts.pop()
+            (open_parts[-1].parts if open_parts else roots).append(part)
+            open_parts.append(part)
+        total = sum(part.inner_bytes for part in roots)
+        return [block for part in roots for block in _split(part, total)]
+
+    def _inner(self, call: ModuleCall) -> list[int]:
+        """Give the saved allocations of a call that nobody outside reads in forward."""
+        stretch = self._stretch
+        return [
+            index
+            for operation in stretch.operations(call)
+            for index in operation.writes
+            if stretch.is_saved(index) and self._last_read.get(index, 0) < call.last_operation
+        ]
+
+    def _windows(self, parts: Sequence[_Part]) -> list[_Window]:
+        """Find each block's events, last block first, so that backward windows do not overlap."""
+        windows: list[_Window] = []
+        begin = self._stretch.backward_begin
+        for part in reversed(parts):
+            backward = self._stretch.backward_of(part.name, part.inner, begin)
+            begin = backward[1]
+            windows.append(_Window(part, self._stretch.forward_of(part.call), backward))
+        return windows[::-1]
+
+    def _block(self, window: _Window, later: _Window | None, saved_before: int) -> Block:
+        stretch, part = self._stretch, window.part
+        saved = saved_before + part.inner_bytes
+        inside = stretch.highest(*window.forward) - stretch.total(window.forward[0])
+        if later is None:
+            gap = stretch.highest(window.forward[1], window.backward[0])
+        else:
+            gap = max(
+                stretch.highest(window.forward[1], later.forward[0]),
+                stretch.highest(later.backward[1], window.backward[0]),
+            )
+        return Block(
+            name=part.name,
+            options=self._options(part),
+            forward_bytes=stretch.highest(*window.forward) - saved_before,
+            backward_bytes=stretch.highest(*window.backward) - saved_before,
+            recompute_bytes=stretch.total(window.backward[0]) - saved + inside,
+            gap_bytes=gap - saved,
+        )
+
+    def _options(self, part: _Part) -> tuple[Option, ...]:
+        """Give storing everything, then recomputation with less and less kept."""
+        store = Option(
+            recomputes=False, keep=(), saved_bytes=part.inner_bytes, unneeded_bytes=0, seconds=0.0
+        )
+        input_bytes = self._input_bytes(part.call)
+        trades = self._frontier(tuple(self._items(part)))
+        useful = [trade for trade in trades if input_bytes + trade.num_bytes < part.inner_bytes]
+        again = [
+            Option(
+                recomputes=True,
+                keep=trade.keep,
+                saved_bytes=input_bytes + trade.num_bytes,
+                unneeded_bytes=input_bytes + trade.unneeded_bytes,
+                seconds=trade.seconds * self._repeats,
+            )
+            for trade in reversed(spread(useful, _MOST_OPTIONS))
+        ]
+        return (store, *again, *self._offloading(part.call, again[-1:]))
+
+    def _offloading(self, call: ModuleCall, whole: Sequence[Option]) -> list[Option]:
+        """Give recomputation of everything from inputs that have been moved away meanwhile.
+
+        Both ways run beside the block next to it, which computes for about as long.
+        """
+        stretch = self._stretch
+        num_bytes = stretch.num_bytes(self._own_inputs(call))
+        if self._link is None or not num_bytes:
+            return []
+        seconds = sum(self._seconds_of(operation) for operation in stretch.operations(call))
+        waited = 2 * max(0.0, num_bytes / self._link - seconds) * self._repeats
+        return [
+            replace(
+                option,
+                offloads=True,
+                saved_bytes=option.saved_bytes - num_bytes,
+                unneeded_bytes=option.unneeded_bytes + num_bytes,
+                seconds=option.seconds + waited,
+            )
+            for option in whole
+        ]
+
+    def _own_inputs(self, call: ModuleCall) -> list[int]:
+        """Give the saved allocations that a block takes from before it and nobody else reads."""
+        stretch = self._stretch
+        operations = range(call.first_operation, call.last_operation)
+        read = {index for op in stretch.operations(call) for index in op.reads}
+        return [
+            index
+            for index in read
+            if stretch.is_saved(index)
+            and self._first_read[index] in operations
+            and self._last_read[index] in operations
+            and not stretch.is_made_by(index, call)
+        ]
+
+    def _frontier(self, items: tuple[Item, ...]) -> list[Trade]:
+        """Find the trades of a block, once for all blocks that are alike."""
+        if items not in self._known:
+            self._known[items] = frontier(items)
+        return self._known[items]
+
+    def _items(self, part: _Part) -> list[Item]:
+        """List the operators that recomputation runs: up to the last one that makes a saved result.
+
+        Recomputation stops as soon as all that was saved is there again.
+        """
+        inner = set(part.inner)
+        counts: Counter[str] = Counter()
+        operations = list(self._stretch.operations(part.call))
+        changed = {index for operation in operations for index in operation.changes}
+        last = max(
+            (place for place, op in enumerate(operations) if inner.intersection(op.writes)),
+            default=-1,
+        )
+        items = []
+        for operation in operations[: last + 1]:
+            call = f"{operation.name}.{counts[operation.name]}"
+            counts[operation.name] += 1
+            writes = [index for index in operation.writes if not self._stretch.is_scratch(index)]
+            can_be_kept = (
+                writes
+                and not operation.is_random  # the random state would lag behind in recomputation
+                and not operation.changes
+                and not changed.intersection(writes)
+            )
+            unneeded = [index for index in writes if index not in inner]
+            items.append(
+                Item(
+                    name=call,
+                    num_bytes=self._stretch.num_bytes(writes) if can_be_kept else None,
+                    unneeded_bytes=self._stretch.num_bytes(unneeded),
+                    seconds=self._seconds_of(operation),
+                )
+            )
+        return items
+
+    def _input_bytes(self, call: ModuleCall) -> int:
+        """Count what the block reads from outside and nobody else keeps for backward."""
+        stretch = self._stretch
+        made = {index for op in stretch.operations(call) for index in op.writes}
+        read = {index for op in stretch.operations(call) for index in op.reads} - made
+        return stretch.num_bytes(
+            index
+            for index in read
+            if stretch.is_made_in_forward(index) and not stretch.is_saved(index)
+        )
+
+    def _elsewhere(self, windows: Sequence[_Window]) -> int:
+        """Give the highest total outside of everything from the first forward to its backward."""
+        if not windows:
+            return self._stretch.peak_bytes
+        first = windows[0]
+        return self._stretch.highest_outside(first.forward[0], first.backward[1])
+
+
+def _split(part: _Part, total_bytes: int) -> list[_Part]:
+    """Give the blocks below a module: itself, or its parts where it holds much."""
+    if part.inner_bytes < _SMALLEST_SHARE * total_bytes:
+        return []
+    covered = sum(inner.inner_bytes for inner in part.parts)
+    is_large = part.inner_bytes > _LARGEST_SHARE * total_bytes
+    if is_large and covered >= _COVERED_SHARE * part.inner_bytes:
+        return [block for inner in part.parts for block in _split(inner, total_bytes)]
+    return [part]

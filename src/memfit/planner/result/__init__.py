@@ -1,0 +1,1 @@
+"""What a search found: the plan, the ones around it, and why."""

@@ -1,0 +1,64 @@
+"""What the chosen plan would take with one approximation more, each recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.errors import StrategyError
+from memfit.figures import Approximation, RefusalKind
+from memfit.planner.search.candidates import Evaluator, Strategies
+from memfit.planner.search.options import Choices
+from memfit.strategies import strategy_class
+from memfit.strategies.base import Strategy
+from memfit.strategies.facts import JobFacts
+from memfit.strategies.plan import conflict, in_catalogue_order
+
+_MOST_RECORDINGS = 4
+
+
+def not_allowed(choices: Choices) -> list[str]:
+    """Name the strategies that were left out because they change the results."""
+    left_out = RefusalKind.NOT_ALLOWED
+    return [refusal.strategy for refusal in choices.refused if refusal.kind is left_out]
+
+
+def approximations(
+    evaluate: Evaluator, chosen: Strategies, choices: Choices, facts: JobFacts
+) -> tuple[tuple[Approximation, ...], list[str]]:
+    """Record the chosen plan with each strategy that was not allowed, in its mildest setting.
+
+    What excludes it is left out, unless it was required.
+
+    Returns:
+        What was recorded, the fastest first, and a sentence for each that could not be.
+    """
+    found: list[Approximation] = []
+    failures: list[str] = []
+    for setting in [*_mildest_settings(choices, facts)][:_MOST_RECORDINGS]:
+        others = [strategy for strategy in chosen if not conflict([strategy, setting])]
+        strategies = in_catalogue_order([*others, setting])
+        try:
+            prediction = evaluate.in_short(strategies).prediction
+        except StrategyError as error:
+            failures.append(f"--allow {setting.name} was tried: {error.reason}")
+            continue
+        found.append(
+            Approximation(
+                allow=setting.name,
+                strategies=tuple(strategy.label() for strategy in strategies),
+                peak_bytes=prediction.bounded_bytes(),
+                step_seconds=prediction.step_seconds,
+            )
+        )
+    found.sort(key=lambda approximation: approximation.step_seconds)
+    return tuple(found), failures
+
+
+def _mildest_settings(choices: Choices, facts: JobFacts) -> Iterator[Strategy]:
+    """Yield the first setting of each strategy that can apply beside what was required."""
+    required = [options[0] for options in choices.fixed_size if options[0] is not None]
+    for name in not_allowed(choices):
+        settings = strategy_class(name).options(facts)
+        setting = next((s for s in settings if s.obstacle(facts) is None), None)
+        if setting is not None and not conflict([*required, setting]):
+            yield setting

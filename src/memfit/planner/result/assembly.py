@@ -1,0 +1,179 @@
+"""Puts a plan together: what was chosen, what is safer, and what everything would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from memfit.devices.spec import Device
+from memfit.figures import Approximation, ParetoPoint, Refusal, RefusalKind
+from memfit.planner.result.approximations import approximations, not_allowed
+from memfit.planner.result.explanation import (
+    considered_plans,
+    held_at_peak,
+    remedies,
+    removed_alone,
+)
+from memfit.planner.result.ladder import Ladder
+from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
+from memfit.planner.search.options import Choices
+from memfit.planner.search.search import Search
+from memfit.prediction.predict import effect_notes, rules_of
+from memfit.prediction.recording import Recording
+from memfit.session.evaluation_mode import evaluation_notes
+from memfit.strategies.base import Numerics
+from memfit.strategies.evidence import evidence_of
+from memfit.strategies.plan import Plan
+from memfit.units import format_seconds
+
+_BEYOND = 1.05
+"""An estimate is worth showing where nothing recorded is as good when the estimate is made worse
+by this factor in both figures; about so far off estimated times have been seen."""
+_WORTH_A_NOTE = 0.01
+"""The share of a step's time that what was not recorded has to promise before a note says so."""
+_MOST_RECORD_SECONDS = 3.0
+"""Where recording a step takes longer, approximations that nobody asked for are not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a search was asked and how it ended."""
+
+    device: Device
+    plain: Recording
+    choices: Choices
+    evaluate: Evaluator
+    search: Search
+    is_measured: bool
+    """Whether times were taken here; what is recorded afterwards has none to stand beside them."""
+
+    def plan(self, best: Candidate) -> Plan:
+        """Describe the chosen plan and what lies around it."""
+        search, used = self.search, {strategy.name for strategy in best.strategies}
+        ladder = Ladder(search, self.evaluate, self.choices, is_long=self.plain.is_long)
+        rungs = tuple(self._plan_of(rung) for rung in ladder.below(best))
+        tried = ladder.tried | search.tried
+        approximated, notes = self._approximations(best)
+        notes += evaluation_notes(self.plain.facts.modules_in_evaluation)
+        notes += [f"{each}." for each in effect_notes(self.plain)]
+        failed = search.refused.items()
+        pieces = self.choices.pieces
+        refused = (
+            *self.choices.refused,
+            *(() if pieces is None else pieces.refused()),
+            *(
+                Refusal(kind=RefusalKind.FAILED, strategy=name, sentence=reason)
+                for name, reason in failed
+                if name not in used
+            ),
+        )
+        notes += self._left_out(best)
+        notes += [f"{name}, in some plans: {why}" for name, why in failed if name in used]
+        held = held_at_peak(self.plain.steady, rules_of(self.device))
+        removed = removed_alone(tried, self.choices)
+        return replace(
+            self._plan_of(best),
+            ladder=rungs,
+            pareto=pareto(_points(tried | {best.strategies: best}, search.refinements(), best)),
+            considered=considered_plans(tried.values(), best),
+            approximations=approximated,
+            remedies=remedies(held, removed, best.strategies, refused),
+            refused=refused,
+            notes=tuple(notes),
+        )
+
+    def _plan_of(self, candidate: Candidate) -> Plan:
+        proof, reasons = evidence_of(candidate.strategies, self.plain.facts)
+        return Plan(
+            strategies=candidate.strategies,
+            device=self.device.name,
+            numerics=Numerics(candidate.prediction.numerics),
+            proof=proof,
+            reasons=reasons,
+            prediction=candidate.prediction,
+        )
+
+    def _left_out(self, best: Candidate) -> list[str]:
+        """Say how much faster what was not recorded could be."""
+        left_seconds, seconds = self.search.least_seconds_left, best.prediction.step_seconds
+        if left_seconds is None or left_seconds >= seconds * (1 - _WORTH_A_NOTE):
+            return []
+        note = (
+            "Recording this step takes long, so not every combination was recorded. By the "
+            f"estimates, what was left out is at most {1 - left_seconds / seconds:.0%} faster. "
+            "Plan with --thorough to see."
+        )
+        return [note]
+
+    def _approximations(self, best: Candidate) -> tuple[tuple[Approximation, ...], list[str]]:
+        """Record what approximations would buy where that is quick; give notes as well."""
+        if self.is_measured or not not_allowed(self.choices):
+            return (), []
+        seconds = max(self.plain.record_seconds, best.prediction.record_seconds)
+        if seconds > _MOST_RECORD_SECONDS:
+            note = (
+                "What approximations would buy was not recorded, because recording a step takes "
+                f"{format_seconds(seconds)}. Plan with --allow NAME to see."
+            )
+            return (), [note]
+        return approximations(self.evaluate, best.strategies, self.choices, self.plain.facts)
+
+
+def pareto(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
+    """Keep the points that nothing recorded beats, and the chosen one; the fastest first.
+
+    An estimate hides nothing that was recorded, and is kept only where it is clearly beyond.
+    """
+    points = list(points)
+    recorded = _front(point for point in points if point.is_recorded)
+    beyond = _front(
+        point
+        for point in points
+        if not point.is_recorded and not any(_is_near_or_beaten(point, by) for by in recorded)
+    )
+    return tuple(sorted([*recorded, *beyond], key=_by_time))
+
+
+def _front(points: Iterable[ParetoPoint]) -> list[ParetoPoint]:
+    """Keep the points that no other beats, and the chosen one."""
+    found: list[ParetoPoint] = []
+    least_bytes: int | None = None
+    for point in sorted(points, key=_by_time):
+        if point.is_chosen or least_bytes is None or point.peak_bytes < least_bytes:
+            found.append(point)
+            least_bytes = min(point.peak_bytes, least_bytes or point.peak_bytes)
+    return found
+
+
+def _by_time(point: ParetoPoint) -> tuple[float, int, bool]:
+    return point.step_seconds, point.peak_bytes, not point.is_chosen
+
+
+def _is_near_or_beaten(estimate: ParetoPoint, recorded: ParetoPoint) -> bool:
+    return (
+        recorded.peak_bytes <= _BEYOND * estimate.peak_bytes
+        and recorded.step_seconds <= _BEYOND * estimate.step_seconds
+    )
+
+
+def _points(
+    tried: Mapping[Strategies, Candidate], refinements: Iterable[Refinement], best: Candidate
+) -> Iterator[ParetoPoint]:
+    """Yield everything that was recorded, and every refinement that was only estimated."""
+    for strategies, candidate in tried.items():
+        yield ParetoPoint(
+            strategies=tuple(strategy.label() for strategy in strategies),
+            peak_bytes=candidate.prediction.bounded_bytes(),
+            step_seconds=candidate.prediction.step_seconds,
+            is_recorded=True,
+            is_chosen=strategies == best.strategies,
+        )
+    for refinement in refinements:
+        if refinement.strategies not in tried:
+            yield ParetoPoint(
+                strategies=tuple(strategy.label() for strategy in refinement.strategies),
+                peak_bytes=refinement.peak_bytes,
+                step_seconds=refinement.seconds,
+                is_recorded=False,
+                is_chosen=False,
+            )

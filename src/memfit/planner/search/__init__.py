@@ -1,0 +1,1 @@
+"""Searches for the fastest combination of strategies that fits."""

@@ -1,0 +1,174 @@
+"""What the planner may combine: the settings of each strategy that this job and user allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memfit.errors import StrategyError, UsageError
+from memfit.figures import Refusal, RefusalKind
+from memfit.planner.search.splits import Pieces, Trial, may_be_unproved
+from memfit.strategies import CATALOGUE, strategy_class
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
+from memfit.strategies.facts import JobFacts
+from memfit.trace.events import Phase, Trace
+
+Choice = Strategy | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The planner's options.
+
+    ``fixed_size`` holds, for each strategy, its settings and None for going without it; ``splits``
+    the micro-batch settings from the largest to the smallest.
+    """
+
+    fixed_size: tuple[tuple[Choice, ...], ...]
+    splits: tuple[AbstractSplitting, ...]
+    must_split: bool
+    """Whether a micro-batch setting was required by name."""
+    refused: tuple[Refusal, ...]
+    """Strategies left out."""
+    may_recompute: bool = True
+    """Whether blocks may be checkpointed, as the recorded step suggests."""
+    pieces: Pieces | None = field(default=None, compare=False)
+    """Says which of the splits keep the results; None takes all of them."""
+
+    def takes(self, split: Strategy) -> bool:
+        """Say whether a batch may be cut that way; it is looked into when it is first asked."""
+        return self.pieces is None or self.pieces.takes(split)
+
+    def offers(self, name: str) -> bool:
+        """Say whether a strategy may be used."""
+        return any(
+            option is not None and option.name == name
+            for options in self.fixed_size
+            for option in options
+        )
+
+
+def gather_choices(
+    facts: JobFacts,
+    allow: Sequence[str] = (),
+    require: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    *,
+    may_use_disk: bool = False,
+    calls_blocks_again: bool = False,
+    trial: Trial | None = None,
+) -> Choices:
+    """Ask every strategy of the catalogue for the settings it could have.
+
+    Args:
+        facts: what is known of the job.
+        allow: names of strategies, or numerics classes, that may change the results.
+        require: names of strategies that every plan must have.
+        forbid: names of strategies that no plan may have.
+        may_use_disk: whether tensors may be moved to disk.
+        calls_blocks_again: whether a forward calls repeated blocks several times. The blocks to
+            recompute are then offered whole; otherwise they are chosen from the recorded step.
+        trial: settles on a real batch whether pieces keep the results, where that is not known.
+
+    Raises:
+        UsageError: if a name is unknown, or both required and forbidden.
+        StrategyError: if a required strategy cannot apply.
+    """
+    _check_names(allow, require, forbid)
+    fixed: list[tuple[Choice, ...]] = []
+    splits: list[AbstractSplitting] = []
+    refused: list[Refusal] = []
+    for strategy in CATALOGUE:
+        is_required = strategy.name in require
+        options, refusal = _options(strategy, facts, is_required or _is_allowed(strategy, allow))
+        if not (may_use_disk or is_required):
+            options, refusal = _without_disk(strategy, options, refusal)
+        if strategy.name in forbid:
+            options = []
+            refusal = _refused(strategy, RefusalKind.FORBIDDEN, "it was forbidden.")
+        refused += [] if refusal is None else [refusal]
+        if is_required and not options:
+            none = "it has no settings for this job."
+            raise StrategyError(strategy.name, none if refusal is None else refusal.sentence)
+        if issubclass(strategy, AbstractSplitting):
+            splits += [option for option in options if isinstance(option, AbstractSplitting)]
+        elif options and (
+            is_required or calls_blocks_again or strategy is not ActivationCheckpointing
+        ):
+            fixed.append((*([] if is_required else [None]), *options))
+    must_split = any(split.name in require for split in splits)
+    if must_split:
+        splits = [split for split in splits if split.name in require]
+    unproved = may_be_unproved(CATALOGUE, allow, require)
+    return Choices(
+        fixed_size=tuple(fixed),
+        splits=tuple(splits),
+        must_split=must_split,
+        refused=tuple(refused),
+        may_recompute=ActivationCheckpointing.name not in forbid,
+        pieces=Pieces(splits, facts, unproved, trial),
+    )
+
+
+def _options(
+    strategy: type[Strategy], facts: JobFacts, is_allowed: bool
+) -> tuple[list[Strategy], Refusal | None]:
+    """Return the settings of a strategy that can apply, or why none can."""
+    if not is_allowed:
+        sentence = f"it is {strategy.numerics}; allow it by name with --allow {strategy.name}"
+        return [], _refused(strategy, RefusalKind.NOT_ALLOWED, sentence)
+    options: list[Strategy] = []
+    sentence = "there is nothing in this job that it could act on."
+    for option in strategy.options(facts):
+        # Whether pieces of some size keep the results is looked into when that size is considered.
+        if isinstance(option, AbstractSplitting):
+            obstacle = option.unsuited(facts)
+        else:
+            obstacle = option.obstacle(facts)
+        if obstacle is None:
+            options.append(option)
+        else:
+            sentence = obstacle
+    return options, None if options else _refused(strategy, RefusalKind.UNSUITED, sentence)
+
+
+def _refused(strategy: type[Strategy], kind: RefusalKind, sentence: str) -> Refusal:
+    return Refusal(kind=kind, strategy=strategy.name, sentence=sentence)
+
+
+def calls_blocks_again(trace: Trace, facts: JobFacts) -> bool:
+    """Say whether a forward calls some of the repeated blocks several times."""
+    counts = Counter(call.module for call in trace.calls if call.phase is Phase.FORWARD)
+    return any(counts[name] > 1 for names in facts.block_levels for name in names)
+
+
+def _without_disk(
+    strategy: type[Strategy], options: list[Strategy], refusal: Refusal | None
+) -> tuple[list[Strategy], Refusal | None]:
+    """Leave out what writes to disk."""
+    kept = [option for option in options if getattr(option, "to", "") != "disk"]
+    if options and not kept:
+        sentence = "only the disk is left to move tensors to; give it room with --disk SIZE."
+        refusal = _refused(strategy, RefusalKind.NO_DISK, sentence)
+    return kept, refusal
+
+
+def _is_allowed(strategy: type[Strategy], allow: Sequence[str]) -> bool:
+    if strategy.numerics.rank <= Numerics.SAME_IN_LAW.rank:
+        return True
+    return strategy.name in allow or str(strategy.numerics) in allow
+
+
+def _check_names(allow: Sequence[str], require: Sequence[str], forbid: Sequence[str]) -> None:
+    classes = [str(numerics) for numerics in Numerics]
+    if both := sorted(set(require) & set(forbid)):
+        raise UsageError(f"{both[0]} is both required and forbidden; leave out one of the two.")
+    for name in (*allow, *require, *forbid):
+        if name in classes and name in allow:
+            continue
+        try:
+            strategy_class(name)
+        except StrategyError as error:
+            raise UsageError(str(error)) from None

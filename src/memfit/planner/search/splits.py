@@ -1,0 +1,143 @@
+"""Which pieces a batch may be cut into; each size is looked into when it is first considered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from memfit.analysis.separability import Separability
+from memfit.errors import StrategyError
+from memfit.figures import Refusal, RefusalKind
+from memfit.separation.batch_conditions import broken_condition
+from memfit.session.batches import real_batch
+from memfit.session.deterministic_draws import untouched_randomness
+from memfit.strategies import CATALOGUE
+from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
+from memfit.strategies.facts import JobFacts
+
+Trial = Callable[[AbstractSplitting, Separability], Separability]
+"""Settles on a real batch whether pieces keep the results, where that could not be followed."""
+_EXACT_WAY = "cached-gradients"
+
+
+class Pieces:
+    """Say which of some ways to cut a batch keep the results, or may be taken nevertheless.
+
+    Args:
+        splits: the ways, from the mildest on.
+        facts: what is known of the job.
+        allowed: the names of those that may be taken unproved.
+        trial: settles what could not be followed; None where nothing may be run.
+    """
+
+    def __init__(
+        self,
+        splits: Sequence[AbstractSplitting],
+        facts: JobFacts,
+        allowed: frozenset[str] = frozenset(),
+        trial: Trial | None = None,
+    ) -> None:
+        self._splits = splits
+        self._facts = facts
+        self._allowed = allowed
+        self._trial = trial
+        self._batch: Any = None
+        self._reasons: dict[AbstractSplitting, str | None] = {}
+
+    def takes(self, split: Strategy) -> bool:
+        """Say whether a batch may be cut that way."""
+        return self.obstacle(split) is None
+
+    def obstacle(self, split: Strategy) -> str | None:
+        """Say why a batch may not be cut that way; None if it may."""
+        if not isinstance(split, AbstractSplitting):
+            return None
+        if split not in self._reasons:
+            self._reasons[split] = self._better(split) or self._looked_into(split)
+        return self._reasons[split]
+
+    def check_any(self) -> None:
+        """Refuse a search for pieces where there are none.
+
+        Raises:
+            StrategyError: if no size of any strategy may be taken.
+        """
+        if self._splits and not any(self.takes(split) for split in self._splits):
+            first = self._splits[0]
+            raise StrategyError(first.name, self.obstacle(first) or "")
+
+    def refused(self) -> tuple[Refusal, ...]:
+        """Return what was looked into and may not be taken."""
+        found: dict[tuple[str, str], list[AbstractSplitting]] = {}
+        for split, reason in self._reasons.items():
+            if reason is not None:
+                found.setdefault((split.name, reason), []).append(split)
+        return tuple(
+            Refusal(kind=self._kind(splits[0]), strategy=self._named(splits), sentence=reason)
+            for (_, reason), splits in found.items()
+        )
+
+    def _kind(self, split: AbstractSplitting) -> RefusalKind:
+        found = split.separability(self._facts.separation)
+        is_open = not (found.is_settled or found.is_refuted)
+        return RefusalKind.UNPROVED if is_open else RefusalKind.UNSUITED
+
+    def _named(self, splits: Sequence[AbstractSplitting]) -> str:
+        """Name sizes: by the strategy alone where all that were looked into are among them."""
+        name = splits[0].name
+        if sum(split.name == name for split in self._reasons) == len(splits):
+            return name
+        return ", ".join(split.label() for split in splits)
+
+    def _better(self, split: AbstractSplitting) -> str | None:
+        """Say which strategy does the same with less; that is the first of which a size works."""
+        for other in self._splits:
+            if other.name == split.name:
+                return None
+            if self.takes(other):
+                return f"{other.name} does the same with less work."
+        return None
+
+    def _looked_into(self, split: AbstractSplitting) -> str | None:
+        found = split.separability(self._facts.separation)
+        if not (found.is_settled or found.is_refuted) and self._trial is not None:
+            found = self._trial(split, found)
+            split.settle(self._facts.separation, found)
+        if found.is_refuted:
+            return " ".join((found.sentence, *self._exact_ways(split)))
+        if found.is_settled or split.name in self._allowed:
+            return self._broken(found)
+        return (
+            f"it could not be proved: {found.sentence} `--allow {Numerics.UNPROVED}` takes it "
+            "unproved, `--prove` settles it on a real batch."
+        )
+
+    def _broken(self, found: Separability) -> str | None:
+        """Say which condition of a proof the job's own batch does not keep to."""
+        separation = self._facts.separation
+        if not found.conditions or separation is None:
+            return None
+        if self._batch is None:
+            job = separation.job
+            with untouched_randomness():
+                torch.manual_seed(0)
+                self._batch = real_batch(job, job.batch_size)
+        broken = broken_condition(separation.layout, self._batch, found.conditions)
+        return None if broken is None else broken.sentence
+
+    def _exact_ways(self, split: AbstractSplitting) -> Iterator[str]:
+        """Name what computes a loss on the whole batch and the rest in pieces."""
+        is_there = any(strategy.name == _EXACT_WAY for strategy in CATALOGUE)
+        if is_there and split.name != _EXACT_WAY:
+            yield f"The exact way for losses that mix samples is {_EXACT_WAY}."
+
+
+def may_be_unproved(
+    strategies: Sequence[type[Strategy]], allow: Sequence[str], require: Sequence[str]
+) -> frozenset[str]:
+    """Name the strategies that may be taken although nobody could follow what they do."""
+    is_class_allowed = str(Numerics.UNPROVED) in allow
+    names = (strategy.name for strategy in strategies)
+    return frozenset(n for n in names if is_class_allowed or n in allow or n in require)

@@ -1,0 +1,307 @@
+"""Says what would change a prediction, as data: each piece of advice comes from a computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from memfit.allocator.settings import AllocatorSettings
+from memfit.allocator.simulate import alive_at_peak, replay
+from memfit.devices.spec import CUDA, Device
+from memfit.figures import Certainty, Holder, Prediction
+from memfit.job import Job
+from memfit.prediction.predict import evaluate, holder_of, rules_of
+from memfit.prediction.process_memory import card_memory
+from memfit.prediction.recording import Recording, StepRecording, record
+from memfit.session.batches import BatchLayout
+from memfit.strategies.base import AbstractSplitting
+from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.plan import Plan, conflict, in_catalogue_order
+from memfit.trace.events import Category, Phase, Trace
+
+_LEAST_SHARE = 0.02
+"""What is less than this part of the figure it belongs to is not worth a line."""
+_DOMINANT_SHARE = 0.5
+_CHEAP_SECONDS = 3.0
+_NOISE = 1.1
+"""Fragmentation bends the curve of process bytes over the micro-batch by up to a tenth."""
+_INTERPOLATIONS = 3
+
+
+class Topic(StrEnum):
+    """Name what a piece of advice is about."""
+
+    EXPANDABLE_SEGMENTS = "expandable-segments"
+    OPTIMIZER_TEMPORARIES = "optimizer-temporaries"
+    SAVED_ACTIVATIONS = "saved-activations"
+    GUESSED_TERM = "guessed-term"
+    BYTES_PER_SAMPLE = "bytes-per-sample"
+    MICRO_BATCH = "micro-batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One thing that would change the answer.
+
+    ``num_bytes`` is what it is worth: bytes saved for expandable segments and the optimizer, bytes
+    held for saved activations and guessed terms, and bytes per sample for the batch.
+    ``part_fraction`` is its part of the figure it belongs to.
+    """
+
+    topic: Topic
+    num_bytes: int
+    part_fraction: float
+    subject: str = ""
+    """The guessed term, or the micro-batch size that fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestMicroBatch:
+    """The largest micro-batch with which the step fits, or the reason why none does."""
+
+    micro_batch_size: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedJob:
+    """A job, how it is carried out, and what a recording of it gave on a device."""
+
+    job: Job
+    plan: Plan
+    layout: BatchLayout
+    device: Device
+    settings: AllocatorSettings
+    recording: Recording
+    prediction: Prediction
+
+    def with_plan(self, plan: Plan) -> Prediction:
+        """Predict the same job on the same device under another plan, with the same budget."""
+        recording = record(self.job, plan, self.layout, device=self.device)
+        return self._evaluated(self.job, recording, plan)
+
+    def with_batch_size(self, batch_size: int) -> Prediction:
+        """Predict the same step with another effective batch."""
+        job = replace(self.job, batch_size=batch_size)
+        recording = record(job, self.plan, self.layout, device=self.device)
+        return self._evaluated(job, recording, self.plan)
+
+    def _evaluated(self, job: Job, recording: Recording, plan: Plan) -> Prediction:
+        return evaluate(
+            job,
+            recording,
+            self.device,
+            plan,
+            budget_bytes=self.prediction.budget_bytes,
+            budget_of=self.prediction.budget_of,
+            settings=self.settings,
+        )
+
+
+def advise(
+    recording: StepRecording,
+    prediction: Prediction,
+    device: Device,
+    settings: AllocatorSettings,
+    job: PredictedJob | None = None,
+) -> tuple[Advice, ...]:
+    """Say what would change a prediction.
+
+    Replays the recording, and records a job a few more times where its recording was quick.
+
+    Args:
+        recording: what the prediction was made from.
+        prediction: of one step.
+        device: that the recording was made for.
+        settings: of the allocator.
+        job: the job, where it was one that was recorded.
+    """
+    found = [
+        _expandable_segments(recording, prediction, device, settings),
+        _optimizer_temporaries(recording, device),
+        _saved_activations(prediction),
+        *_guessed_terms(prediction, device),
+    ]
+    if job is not None and recording.record_seconds < _CHEAP_SECONDS:
+        found += [_bytes_per_sample(job), _fitting_micro_batch(job)]
+    return tuple(advice for advice in found if advice is not None)
+
+
+def largest_holders(recording: StepRecording, device: Device, limit: int) -> tuple[Holder, ...]:
+    """Give the largest blocks that live at the peak of the steady step, largest first."""
+    trace = recording.steady
+    blocks = sorted(alive_at_peak(trace, rules_of(device)), key=lambda block: -block[1])
+    return tuple(
+        holder_of(num_bytes, trace.allocations[index]) for index, num_bytes in blocks[:limit]
+    )
+
+
+def largest_micro_batch(job: PredictedJob) -> LargestMicroBatch:
+    """Find the largest micro-batch with which a job fits its budget, up to its batch.
+
+    Every size that is tried is recorded as it would run. Other strategies of the plan stay.
+    """
+    own = [member for member in job.plan.strategies if isinstance(member, AbstractSplitting)]
+    batch_size = job.job.batch_size
+    if not own and job.prediction.fits is not False:
+        return LargestMicroBatch(micro_batch_size=batch_size)
+    splitting = own[0] if own else MicroBatching(micro_batch_size=batch_size)
+    others = tuple(member for member in job.plan.strategies if member is not splitting)
+    obstacle = splitting.obstacle(job.recording.facts) or conflict((*others, splitting))
+    if obstacle:
+        return LargestMicroBatch(micro_batch_size=None, reason=obstacle)
+
+    def bytes_with(micro_batch_size: int) -> int:
+        member = replace(splitting, micro_batch_size=micro_batch_size)
+        plan = Plan(strategies=in_catalogue_order((*others, member)))
+        return job.with_plan(plan).bounded_bytes()
+
+    budget_bytes = job.prediction.budget_bytes or 0
+    if own and bytes_with(batch_size) <= budget_bytes:
+        return LargestMicroBatch(micro_batch_size=batch_size)
+    found = largest_fitting(batch_size, budget_bytes, bytes_with)
+    reason = "" if found else "not even one sample at a time fits"
+    return LargestMicroBatch(micro_batch_size=found, reason=reason)
+
+
+def largest_fitting(
+    too_large: int, budget_bytes: int, bytes_with: Callable[[int], int]
+) -> int | None:
+    """Find the largest number below ``too_large`` whose bytes are within a budget; None if none is.
+
+    Powers of two are tried from the largest down, since small micro-batches take longest to record.
+    Bytes are convex in the number (a maximum of sums that are linear in it), so the line through
+    two numbers bounds every smaller one from below. What lies between the last two is interpolated.
+    """
+    last: tuple[int, int] | None = None
+    size = too_large
+    while size > 1:
+        size = 1 << ((size - 1).bit_length() - 1)
+        found_bytes = bytes_with(size)
+        if found_bytes <= budget_bytes:
+            return _between((size, found_bytes), (too_large, last), budget_bytes, bytes_with)
+        if last is not None:
+            slope = (last[1] - found_bytes) / (last[0] - size)
+            if found_bytes - slope * (size - 1) > _NOISE * budget_bytes:
+                return None
+        too_large, last = size, (size, found_bytes)
+    return None
+
+
+def _between(
+    fitting: tuple[int, int],
+    above: tuple[int, tuple[int, int] | None],
+    budget_bytes: int,
+    bytes_with: Callable[[int], int],
+) -> int:
+    """Close in on the largest fitting number between one that fits and one that does not."""
+    low, low_bytes = fitting
+    high = above[0]
+    high_bytes = above[1][1] if above[1] else None
+    tried = 0
+    while high - low > 1:
+        guess = (low + high) // 2
+        if high_bytes is not None and high_bytes > low_bytes and tried < _INTERPOLATIONS:
+            guess = low + (budget_bytes - low_bytes) * (high - low) // (high_bytes - low_bytes)
+        guess = min(max(guess, low + 1), high - 1)
+        found_bytes = bytes_with(guess)
+        tried += 1
+        if found_bytes <= budget_bytes:
+            low, low_bytes = guess, found_bytes
+        else:
+            high, high_bytes = guess, found_bytes
+    return low
+
+
+def _expandable_segments(
+    recording: StepRecording, prediction: Prediction, device: Device, settings: AllocatorSettings
+) -> Advice | None:
+    """Replay the same recording with segments that grow."""
+    if device.kind != CUDA or settings.expandable_segments:
+        return None
+    growing = replace(settings, expandable_segments=True)
+    memory = card_memory(recording, device, growing, in_full=False)
+    saved = prediction.peak_reserved_bytes - memory.peak_reserved_bytes
+    return _worth(Topic.EXPANDABLE_SEGMENTS, saved, prediction.peak_reserved_bytes)
+
+
+def _optimizer_temporaries(recording: StepRecording, device: Device) -> Advice | None:
+    """Tell what the optimizer's temporaries add to the peak, where the peak lies in its step."""
+    trace, rules = recording.steady, rules_of(device)
+    outcome, phases = replay(trace, rules), _phases(trace)
+    if not phases or phases[outcome.peak_event] is not Phase.OPTIMIZER:
+        return None
+    temporaries = sum(
+        num_bytes
+        for index, num_bytes in alive_at_peak(trace, rules)
+        if trace.allocations[index].category is Category.TEMPORARIES
+        and trace.allocations[index].phase is Phase.OPTIMIZER
+    )
+    total = elsewhere = 0
+    for phase, (index, delta) in zip(phases, trace.deltas(), strict=True):
+        num_bytes = rules.rounded(trace.allocations[index].num_bytes)
+        total += num_bytes if delta >= 0 else -num_bytes
+        if phase is not Phase.OPTIMIZER:
+            elsewhere = max(elsewhere, total)
+    peak = outcome.peak_allocated_bytes
+    return _worth(Topic.OPTIMIZER_TEMPORARIES, min(temporaries, peak - elsewhere), peak)
+
+
+def _phases(trace: Trace) -> list[Phase]:
+    """Give the phase of every event: that of the last block made by then."""
+    phase, phases = Phase.SETUP, []
+    for event in trace.events:
+        phase = trace.allocations[event].phase if event >= 0 else phase
+        phases.append(phase)
+    return phases
+
+
+def _saved_activations(prediction: Prediction) -> Advice | None:
+    held = prediction.by_category.get(Category.SAVED_ACTIVATIONS.value, 0)
+    if held < _DOMINANT_SHARE * prediction.peak_allocated_bytes:
+        return None
+    return _worth(Topic.SAVED_ACTIVATIONS, held, prediction.peak_allocated_bytes)
+
+
+def _guessed_terms(prediction: Prediction, device: Device) -> Iterator[Advice | None]:
+    if device.kind != CUDA:
+        return
+    for term in prediction.terms:
+        if term.certainty is Certainty.GUESS:
+            yield _worth(Topic.GUESSED_TERM, term.num_bytes, prediction.process_bytes, term.name)
+
+
+def _bytes_per_sample(job: PredictedJob) -> Advice | None:
+    """Compare with half of the batch."""
+    is_split = any(isinstance(member, AbstractSplitting) for member in job.plan.strategies)
+    half = job.job.batch_size // 2
+    if is_split or half < 1:
+        return None
+    peak = job.prediction.peak_allocated_bytes
+    less = peak - job.with_batch_size(half).peak_allocated_bytes
+    if less < _LEAST_SHARE * peak:
+        return None
+    per_sample = less // (job.job.batch_size - half)
+    return Advice(
+        topic=Topic.BYTES_PER_SAMPLE, num_bytes=per_sample, part_fraction=per_sample / peak
+    )
+
+
+def _fitting_micro_batch(job: PredictedJob) -> Advice | None:
+    """Name the micro-batch with which a step fits that does not fit whole."""
+    if job.prediction.fits is not False:
+        return None
+    found = largest_micro_batch(job).micro_batch_size
+    if found is None:
+        return None
+    return Advice(topic=Topic.MICRO_BATCH, num_bytes=0, part_fraction=0.0, subject=str(found))
+
+
+def _worth(topic: Topic, num_bytes: int, whole_bytes: int, subject: str = "") -> Advice | None:
+    """Give the advice if it concerns a part worth mentioning."""
+    if num_bytes <= 0 or num_bytes < _LEAST_SHARE * whole_bytes:
+        return None
+    return Advice(
+        topic=topic, num_bytes=num_bytes, part_fraction=num_bytes / whole_bytes, subject=subject
+    )

@@ -1,0 +1,358 @@
+"""Records a step on fake tensors, on the CPU or on a virtual GPU; nothing is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from memfit.devices.spec import CPU, CUDA, Device
+from memfit.errors import JobFunctionError, MemfitError, RecordingError
+from memfit.forward_state import RandomPositions
+from memfit.job import Job
+from memfit.kernels.cuda.card import Card
+from memfit.live_state import LiveState
+from memfit.losses.chunking import noted_losses
+from memfit.runtime.run import open_plain_session, unguarded_run
+from memfit.separation.separation import Separation
+from memfit.session.batches import BatchLayout, find_layout, shapes_of
+from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_alone
+from memfit.session.session import Session
+from memfit.session.spill import Spill
+from memfit.strategies.base import AbstractSplitting
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.facts import JobFacts
+from memfit.strategies.linear_cross_entropy.noted_logits import noted_heads
+from memfit.strategies.plan import Plan
+from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
+from memfit.trace.modules import user_frames
+from memfit.trace.phases import StepFollower
+from memfit.trace.recorder import Recorder
+from memfit.virtual.cuda.kernels import CudaKernels
+from memfit.virtual.tensors import ValuesNeededError, as_virtual, virtual_tensors
+
+Step = Callable[[], object]
+_NUM_STEPS = 2
+_MANY_OPERATIONS = 3000
+"""About a second's worth of recording, and several of analysis."""
+_WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
+_NO_WEIGHTS_NEEDED = (
+    "No weights are needed for a prediction: build the model from its configuration, with "
+    "Model(config) or AutoModel.from_config(config), or under torch.device('meta') followed by "
+    "model.to_empty(device=...)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecording:
+    """Everything that was allocated since before the model was built, and where its steps lie."""
+
+    history: Trace
+    marks: Sequence[StepMark]
+    card: Card | None
+    record_seconds: float
+
+    @cached_property
+    def first(self) -> Trace:
+        """Give the first step, in which optimizer states are made."""
+        return trace_of_step(self.history, self.marks[0])
+
+    @cached_property
+    def steady(self) -> Trace:
+        """Give the last step, which stands for all later ones."""
+        return trace_of_step(self.history, self.marks[-1])
+
+    @property
+    def is_long(self) -> bool:
+        """Say whether recording such a step takes seconds; the same on every machine."""
+        return len(self.steady.operations) > _MANY_OPERATIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording(StepRecording):
+    """A job's first and second step under a plan."""
+
+    facts: JobFacts
+    is_disguised: bool = True
+    """Whether fake tensors could pass for real ones; see ``virtual_tensors``."""
+    spill: Spill = field(default_factory=Spill)
+    """What the last step kept and moved outside the device."""
+
+
+def record(
+    job: Job,
+    plan: Plan | None = None,
+    layout: BatchLayout | None = None,
+    *,
+    device: Device | None = None,
+    disguised: bool = True,
+    facts: JobFacts | None = None,
+) -> Recording:
+    """Record two steps of a job under a plan on fake tensors.
+
+    The second step is the steady one: optimizer states exist by then.
+
+    Args:
+        job: what would be trained.
+        plan: how; None means as it is.
+        layout: of the job's batches, if it is known already.
+        device: where; None means the CPU.
+        disguised: whether to try first what ``is_disguised`` of an earlier recording says.
+        facts: what an earlier recording of the job as it is has gathered.
+
+    Raises:
+        RecordingError: if the step needs the values of tensors, or an operator has no fake version.
+        StrategyError: if a strategy of the plan cannot apply.
+    """
+    started = time.perf_counter()
+    plan = plan or Plan()
+    layout = layout or find_layout(job)
+    card = card_of(device)
+    separation = _asked_beforehand(job, plan, layout, facts)
+    record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
+    with left_alone(job, copies_content=False), _clear_refusals():
+        try:
+            recorder, found, spill = record_with(disguised=disguised)
+        except ValuesNeededError:
+            # Code that looks at its batch may have a path for fake tensors that does not.
+            disguised = not disguised
+            recorder, found, spill = record_with(disguised=disguised)
+    _check_placed(recorder, card)
+    return Recording(
+        history=recorder.history,
+        marks=recorder.marks,
+        card=card,
+        facts=found,
+        is_disguised=disguised,
+        spill=spill,
+        record_seconds=time.perf_counter() - started,
+    )
+
+
+def record_steps(
+    setup: Callable[[], Step],
+    device: Device,
+    *,
+    num_steps: int = _NUM_STEPS,
+    torch_version: tuple[int, int] | None = None,
+) -> StepRecording:
+    """Record any code: ``setup`` builds everything and gives a function that does one step.
+
+    The code is recorded as it is, with every name that it keeps alive.
+
+    Args:
+        setup: builds model, optimizer and the like, on ``cuda`` or the CPU as it likes.
+        device: the GPU that ``cuda`` means, or the CPU.
+        num_steps: how often the step is done.
+        torch_version: whose CUDA rules hold; None means the installed torch's.
+
+    Raises:
+        RecordingError: if the code needs the values of tensors, or an operator has no fake version.
+    """
+    started = time.perf_counter()
+    card = card_of(device, torch_version)
+    with code_left_alone("setup", setup), _clear_refusals(), _code_at_fault(card):
+        try:
+            recorder = _record_code(setup, card, num_steps, disguised=True)
+        except ValuesNeededError:
+            recorder = _record_code(setup, card, num_steps, disguised=False)
+    _check_placed(recorder, card)
+    return StepRecording(
+        history=recorder.history,
+        marks=recorder.marks,
+        card=card,
+        record_seconds=time.perf_counter() - started,
+    )
+
+
+def card_of(device: Device | None, torch_version: tuple[int, int] | None = None) -> Card | None:
+    """Describe a catalogue GPU as a virtual card; None for the CPU."""
+    if device is None or device.kind != CUDA:
+        return None
+    major, _, minor = (device.compute_capability or "8.0").partition(".")
+    count = device.facts.get("num_multiprocessors")
+    workspace = device.facts.get("cublas_workspace_bytes")
+    return Card(
+        title=device.title,
+        memory_bytes=device.memory_bytes,
+        capability=(int(major), int(minor)),
+        torch_version=torch_version or installed_torch_version(),
+        num_multiprocessors=int(count.value) if count else None,
+        cublas_workspace_bytes=int(workspace.value) if workspace else None,
+    )
+
+
+def installed_torch_version() -> tuple[int, int]:
+    """Give the major and minor version of the installed torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@contextmanager
+def _recording_on(card: Card | None, *, disguised: bool) -> Iterator[tuple[Recorder, Any]]:
+    """Record everything inside, on a card or on the CPU; give the recorder and the fake mode."""
+    recorder = Recorder() if card is None else Recorder(hidden=CudaKernels(card))
+    with virtual_tensors(card, disguised=disguised) as mode, recorder:
+        if card is None:
+            yield recorder, mode
+            return
+        with patch.object(torch.cuda, "empty_cache", recorder.release_cache):
+            yield recorder, mode
+
+
+def _record_job(
+    job: Job,
+    plan: Plan,
+    layout: BatchLayout,
+    card: Card | None,
+    facts: JobFacts | None,
+    *,
+    separation: Separation,
+    disguised: bool,
+) -> tuple[Recorder, JobFacts, Spill]:
+    """Record two steps of a job, and gather its facts."""
+    batch_shapes = shapes_of(job, job.batch_size)
+    with (
+        _recording_on(card, disguised=disguised) as (recorder, mode),
+        borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
+        noted_losses() as losses,
+        ExitStack() as stack,
+    ):
+        # Watching every function of torch takes time, so what is known is not looked for again.
+        heads = stack.enter_context(noted_heads()) if facts is None else []
+        batch = as_virtual(mode, batch_shapes)
+        session = open_plain_session(borrowed_job, CPU if card is None else CUDA, layout)
+        session.facts, session.separation = facts, separation
+        recorder.owners = lambda: session.owned_tensors(batch)
+        recorder.name_modules(session.model)
+        run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
+        positions = _generators_of(session)
+        for _ in range(_NUM_STEPS):
+            recorder.begin_step()
+            run.step(batch)
+            recorder.end_step()
+            stack.close()  # one step shows every head
+        draws_random = positions.first_moved() is not None or _draws_in_forward(recorder)
+        largest = max(losses, key=lambda loss: loss.num_candidates, default=None)
+        run.close()
+        found = gather_facts(
+            session,
+            0 if largest is None else largest.num_candidates,
+            streamable_chunk=1 if largest is None else largest.smallest_chunk,
+            linear_cross_entropy_classes=max((head.num_classes for head in heads), default=0),
+            linear_cross_entropy_rows=max((head.num_rows for head in heads), default=0),
+            draws_random=draws_random,
+        )
+        return recorder, facts or found, session.spill
+
+
+def _asked_beforehand(
+    job: Job, plan: Plan, layout: BatchLayout, facts: JobFacts | None
+) -> Separation:
+    """Find out whether the plan's pieces keep the results; inside a recording it would be seen."""
+    known = None if facts is None else facts.separation
+    separation = known or Separation(job, layout)
+    for strategy in plan.strategies:
+        if isinstance(strategy, AbstractSplitting):
+            strategy.separability(separation)
+    return separation
+
+
+def _generators_of(session: Session) -> RandomPositions:
+    """Look where the generators stand that are not torch's global ones."""
+    live = LiveState({"model": session.model, "loss": session.job.loss})
+    return RandomPositions([pair[0] for found in live.found() for pair in found.generators])
+
+
+def _draws_in_forward(recorder: Recorder) -> bool:
+    """Say whether an operator of the last forward has drawn random numbers."""
+    mark = recorder.marks[-1]
+    operations = recorder.history.operations[mark.first_operation : mark.last_operation]
+    return any(each.is_random and each.phase is Phase.FORWARD for each in operations)
+
+
+def _record_code(
+    setup: Callable[[], Step], card: Card | None, num_steps: int, *, disguised: bool
+) -> Recorder:
+    """Record code of any kind."""
+    with _recording_on(card, disguised=disguised) as (recorder, _), StepFollower(recorder):
+        step = setup()
+        for _ in range(num_steps):
+            recorder.begin_step()
+            recorder.enter_phase(Phase.FORWARD)
+            step()
+            recorder.end_step()
+    return recorder
+
+
+@contextmanager
+def _clear_refusals() -> Iterator[None]:
+    """Name the user's line where values are needed, and say that weights are not."""
+    try:
+        yield
+    except ValuesNeededError as error:
+        place = _place_of(error.__cause__ or error)
+        where = f" ({place})" if place else ""
+        raise ValuesNeededError(f"{error.what}{where}", error.remedy) from error
+    except JobFunctionError as error:
+        if error.function != "model" or not _is_about_files(error.__cause__):
+            raise
+        raise JobFunctionError(
+            error.function, error.expected, error.reason, remedy=_NO_WEIGHTS_NEEDED
+        ) from error.__cause__
+
+
+@contextmanager
+def _code_at_fault(card: Card | None) -> Iterator[None]:
+    """Say where code of any kind failed while it was recorded, and what may help."""
+    try:
+        yield
+    except (MemfitError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        place = _place_of(error)
+        where = f" ({place})" if place else ""
+        what = f"the code raised {type(error).__name__}: {str(error).rstrip('.')}{where}"
+        remedy = "If it runs without memfit, --debug shows where it goes wrong here."
+        if _is_about_files(error):
+            remedy = _NO_WEIGHTS_NEEDED
+        elif card is None and "cuda" in str(error).lower():
+            remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
+        raise RecordingError(what, remedy) from error
+
+
+def _check_placed(recorder: Recorder, card: Card | None) -> None:
+    """Refuse a recording that never touched the card: its figures would be zeros.
+
+    Raises:
+        RecordingError: if nothing was placed on the card.
+    """
+    if card is not None and not any(a.num_bytes for a in recorder.history.allocations):
+        raise RecordingError(
+            f"nothing was placed on the GPU ({card.title})",
+            "Move model and batch there, with model.cuda(), batch.cuda() or device='cuda', or "
+            "predict with --device cpu. For a memfit.Job memfit moves both by itself.",
+        )
+
+
+def _place_of(error: BaseException) -> str:
+    """Name the innermost line that belongs neither to torch nor to memfit."""
+    own = user_frames(error)
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+
+
+def _is_about_files(error: BaseException | None) -> bool:
+    """Say whether an error is about a file or a download that is not there."""
+    while error is not None:
+        library = type(error).__module__.partition(".")[0]
+        if isinstance(error, OSError) or library in _WEIGHT_LIBRARIES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,55 @@
+"""Prices what a recorded step moves off its device: seconds that it waits for host or disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.cost.operator_times import OperatorTimes
+from memfit.cost.transfers import DISK_BYTES_PER_SECOND, BlockWork, added_seconds
+from memfit.devices.spec import Device
+from memfit.prediction.recording import Recording
+from memfit.trace.events import ModuleCall, Phase, Trace
+
+_BACKWARD_OVER_FORWARD = 2.0
+"""Two products of matrices in backward for each one in forward."""
+
+
+def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -> float:
+    """Give the seconds that the steady step stands still for what it moves.
+
+    Disks are written and read while nothing is computed. Copies to the host run beside the
+    computation, block by block; see memfit.cost.transfers.
+    """
+    spill = recording.spill
+    if spill.peak_disk_bytes:
+        moved_bytes = sum(spill.out_bytes.values()) + sum(spill.in_bytes.values())
+        return moved_bytes / DISK_BYTES_PER_SECOND
+    if not spill.out_bytes:
+        return 0.0
+    trace = recording.steady
+    calls = {module: _forward_calls(trace, module) for module in spill.out_bytes}
+    num_pieces = max(1, *(len(found) for found in calls.values()))
+    blocks = []
+    for module, found in calls.items():
+        seconds = sum(_seconds(trace, call, times) for call in found) / num_pieces
+        blocks.append(
+            BlockWork(
+                forward_seconds=seconds,
+                backward_seconds=_BACKWARD_OVER_FORWARD * seconds,
+                out_bytes=spill.out_bytes[module] // num_pieces,
+                in_bytes=spill.in_bytes.get(module, 0) // num_pieces,
+            )
+        )
+    # The last block keeps what it has, and covers the copies of the one before it.
+    blocks.append(replace(blocks[-1], out_bytes=0, in_bytes=0))
+    link = device.value("link_bytes_per_second")
+    return added_seconds(blocks, link) * num_pieces
+
+
+def _forward_calls(trace: Trace, module: str) -> list[ModuleCall]:
+    return [c for c in trace.calls if c.module == module and c.phase is Phase.FORWARD]
+
+
+def _seconds(trace: Trace, call: ModuleCall, times: OperatorTimes) -> float:
+    operations = trace.operations[call.first_operation : call.last_operation]
+    return sum(times.seconds(operation) for operation in operations)

@@ -1,0 +1,247 @@
+"""Carries out steps that may run out of memory: undone, made smaller, and carried out again.
+
+Nothing is recovered while the error is being handled, since its traceback holds the tensors of the
+failed attempt (https://docs.pytorch.org/docs/stable/notes/faq.html, "My out of memory exception
+handler can't allocate memory").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import (
+    BatchChangedError,
+    LostContextError,
+    MemfitError,
+    NotPutBackError,
+    OtherRankError,
+    OutOfMemoryAfterAllError,
+    StrategyError,
+)
+from memfit.journal.records import Event, OutOfMemoryEvent, PlanClimbedEvent
+from memfit.live_state import Obstacle
+from memfit.runtime.guard.attempts import Attempts, Failure
+from memfit.runtime.guard.emergency import exit_with_code_of, save_emergency_checkpoint
+from memfit.runtime.guard.larger_plans import Climbing
+from memfit.runtime.guard.ranks import Ranks
+from memfit.runtime.guard.repetition import Repetition
+from memfit.runtime.guard.retry import free_memory, insist
+from memfit.runtime.guard.settings import GuardSettings
+from memfit.runtime.guard.step_entry import StepEntry
+from memfit.runtime.guard.step_log import StepLog
+from memfit.runtime.out_of_memory import has_lost_context
+from memfit.runtime.planned_steps import Attempt, PlannedSteps
+
+
+class Guard:
+    """Carry out steps, each as if no attempt at it had ever failed.
+
+    Whatever the job's own code can reach and change is put back; where something cannot be, that is
+    said when the run starts, and a step that fails ends the run.
+
+    Args:
+        steps: what carries them out.
+        attempts: what attempts them.
+        ranks: who goes through the same at the same time.
+        settings: how far the guard goes.
+        on_event: is told whenever something happened.
+    """
+
+    def __init__(
+        self,
+        steps: PlannedSteps,
+        attempts: Attempts,
+        ranks: Ranks,
+        settings: GuardSettings,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._steps = steps
+        self._attempts = attempts
+        self._ranks = ranks
+        self._settings = settings
+        self._on_event = on_event
+        self._device_type = steps.session.device_type
+        self._log = StepLog(steps.session, settings.overhead_fraction)
+        self._repetition = Repetition(steps, attempts, ranks, self._log)
+        self._climbing = Climbing(settings.climb_after_steps)
+        self.events: list[OutOfMemoryEvent] = []
+
+    @property
+    def not_put_back(self) -> tuple[Obstacle, ...]:
+        """Give what the job's code can reach and change, and nobody can put back."""
+        return self._log.not_put_back
+
+    def step(self, batch: Any, number: int) -> Attempt:
+        """Carry out a step, under ever smaller plans if need be.
+
+        Raises:
+            OutOfMemoryAfterAllError: if it fails under all of them.
+            UpdateCutError: if its update was cut, and could not be undone.
+            NotPutBackError: if it reaches what nobody can put back.
+            BatchChangedError: if the job changes the batch, so that the step cannot be done over.
+            LostContextError: if nothing can be computed on the card any more.
+        """
+        self._climb_if_due(number)
+        entry = self._insist(self._log.begin)
+        self._write_if_due(number, entry)
+        self._insist(lambda: self._log.take_batch(entry, batch))
+        done, seconds = self._carried_out(entry, number)
+        self._insist(partial(self._log.done, entry, seconds))
+        self._climbing.note_step()
+        return done
+
+    def rehearse(self, batch: Any, number: int) -> Attempt:
+        """Carry out a step, under ever smaller plans if need be, and undo it.
+
+        Raises:
+            MemfitError: if it could not be undone.
+        """
+        entry = self._insist(self._log.begin)
+        self._insist(lambda: self._log.write(number - 1, entry))
+        self._insist(lambda: self._log.take_batch(entry, batch))
+        obstacle = self._log.obstacle or " ".join(map(str, self._log.fatal_obstacles))
+        if obstacle:
+            msg = f"A step cannot be rehearsed, as it could not be undone: {obstacle.rstrip('.')}."
+            raise MemfitError(msg)
+        done, _ = self._carried_out(entry, number)
+        self._insist(self._log.roll_back)
+        self._insist(lambda: self._log.put_batch_back(entry))
+        self._log.forget("a step was rehearsed")
+        return done
+
+    def forget(self) -> None:
+        """Go back no further than to now: something else has changed the state."""
+        self._log.forget("the state was loaded from a checkpoint")
+
+    def close(self) -> None:
+        """Drop what was kept to go back to."""
+        self._log.close()
+
+    def _carried_out(self, entry: StepEntry, number: int) -> tuple[Attempt, float]:
+        """Attempt a step until it is done; give how long the last attempt took as well."""
+        while True:
+            started = time.perf_counter()
+            done = self._tried(entry, number)
+            if isinstance(done, Attempt):
+                return done, time.perf_counter() - started
+            self._recover(entry, number, done)
+
+    def _write_if_due(self, number: int, entry: StepEntry) -> None:
+        """Write the file if that is due on any rank: all have to go back equally far."""
+        is_due = self._log.is_due
+        if self._ranks.num_ranks > 1:
+            is_due = any(each[0] for each in self._ranks.exchange(int(is_due)))
+        if is_due:
+            self._insist(lambda: self._log.write(number - 1, entry))
+
+    def _tried(self, entry: StepEntry, number: int) -> Attempt | Failure:
+        """Attempt a step.
+
+        Raises:
+            LostContextError: if nothing can be computed on the card any more.
+        """
+        self._repetition.begin()
+        try:
+            return self._attempts.tried(
+                entry.batch.batch, lambda: self._log.has_touched_large(entry)
+            )
+        except Exception as error:
+            if not has_lost_context(error):
+                raise
+            cause = str(error).partition("\n")[0]
+            folder = self._settings.folder or Path()
+            saved = save_emergency_checkpoint(self._steps.session, self._log, folder)
+            lost = LostContextError(
+                number, cause, None if saved is None else str(saved), self._log.num_steps_before
+            )
+            exit_with_code_of(lost)
+            raise lost from error
+
+    def _recover(self, entry: StepEntry, number: int, failure: Failure) -> None:
+        """Undo an attempt and take a smaller plan.
+
+        Raises:
+            NotPutBackError: if it reaches what nobody can put back.
+            BatchChangedError: if it has changed its batch.
+        """
+        plan = self._steps.plan.labels()
+        free_memory(self._device_type)
+        stays = self._has_what_stays()
+        repeated = 0
+        if failure.is_cut and not stays:
+            repeated = self._repetition.go_back(entry, number, failure)
+        self._insist(entry.restore)
+        has_batch = self._insist(lambda: self._log.put_batch_back(entry))
+        if stays:
+            sentences = " ".join(map(str, self._log.fatal_obstacles))
+            raise NotPutBackError(number, failure.cause, sentences or "another rank cannot.")
+        if not has_batch:
+            raise BatchChangedError(number, failure.cause)
+        self._take_smaller_plan(number, failure.cause)
+        entry.random.put_back()
+        # Another plan has other hooks, and the logged steps were carried out under the one before.
+        self._insist(lambda: self._log.begin_again(entry))
+        self._insist(lambda: self._log.write(number - 1, entry))
+        self._insist(lambda: self._log.take_batch(entry, entry.batch.batch))
+        event = OutOfMemoryEvent(
+            step=number,
+            phase=failure.place,
+            cause=failure.cause,
+            plan=plan,
+            next_plan=self._steps.plan.labels(),
+            num_steps_repeated=repeated,
+            rank=failure.rank,
+        )
+        self.events.append(event)
+        self._on_event(event)
+
+    def _has_what_stays(self) -> bool:
+        """Say whether something that a step may have changed stays so, on any rank."""
+        said = self._ranks.exchange(int(bool(self._log.fatal_obstacles)))
+        return any(each[0] for each in said)
+
+    def _take_smaller_plan(self, number: int, cause: str) -> None:
+        """Go on with the next smaller plan, the same on every rank.
+
+        Raises:
+            OutOfMemoryAfterAllError: if there is none.
+        """
+        plan, reason = self._steps.plan, None
+        try:
+            self._steps.take_smaller_plan()
+        except StrategyError as error:
+            reason = error.reason
+        said = self._ranks.exchange(int(reason is not None), self._steps.plan.checksum())
+        if reason is not None:
+            plans = [" + ".join(event.plan) or "as it is" for event in self.events]
+            plans.append(" + ".join(plan.labels()) or "as it is")
+            raise OutOfMemoryAfterAllError(number, [*dict.fromkeys(plans)], cause, reason)
+        if len(set(said)) > 1:
+            msg = "the ranks have not come to the same plan"
+            raise OtherRankError(msg)
+        self._climbing.note_descent(plan)
+
+    def _climb_if_due(self, number: int) -> None:
+        """Try the plan above again, after many steps that went well."""
+        plan = self._climbing.due_plan()
+        if plan is None:
+            return
+        before = self._steps.plan.labels()
+        try:
+            self._steps.change_plan(plan)
+        except StrategyError:  # the job has changed since; where it is, it may stay
+            self._climbing.note_refusal()
+            return
+        self._climbing.note_climb()
+        self._log.forget("the plan was changed")
+        self._on_event(
+            PlanClimbedEvent(step=number, plan=before, next_plan=self._steps.plan.labels())
+        )
+
+    def _insist(self, action: Callable[[], Any]) -> Any:
+        """Carry out what the guard itself needs, again if memory is short."""
+        return insist(action, self._device_type)

@@ -1,1 +1,0 @@
-"""What CUDA would choose and hide, as data and pure functions; nothing here imports torch."""

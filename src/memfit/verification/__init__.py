@@ -1,0 +1,1 @@
+"""Proves on a job itself that plans keep the results."""

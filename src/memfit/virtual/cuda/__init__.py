@@ -1,0 +1,1 @@
+"""A virtual GPU: what CUDA would choose, while a step is recorded on fake tensors."""

@@ -1,0 +1,250 @@
+"""Answers the questions that code asks of ``torch.cuda`` as the virtual card would."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.kernels.cuda.card import Card
+from memfit.virtual.cuda.placement import CARD, device_meant
+
+_RANDOM_STATE_BYTES = 16
+"""Seed and offset of the Philox generator (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
+_CUDNN_VERSION = 91900
+"""Of the wheels of torch 2.11 and later; code compares it with much older ones."""
+_THREADS_PER_WARP = 32
+_THREADS_PER_BLOCK = 1024
+_AMPERE = 8
+"""The first major compute capability with bf16 and TF32."""
+_NOTHING_TO_DO = (
+    "_lazy_init",
+    "_sleep",
+    "empty_cache",
+    "init",
+    "ipc_collect",
+    "manual_seed",
+    "manual_seed_all",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_per_process_memory_fraction",
+    "set_rng_state",
+    "synchronize",
+)
+_NO_BYTES = (
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_reserved",
+)
+
+
+def runtime(card: Card) -> Iterator[Any]:
+    """Yield the replacements that make ``torch.cuda`` answer for a card."""
+    answers = _answers(card)
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+        for name, answer in answers.items():
+            if hasattr(module, name):
+                yield patch.object(module, name, answer)
+    yield from _cached_memory()
+    yield from _accelerator()
+    yield patch.object(torch, "get_device_module", _device_module(torch.get_device_module))
+    yield patch.object(torch.cuda.nvtx, "_nvtx", _Inert())
+    yield patch.object(torch.backends.cudnn, "is_available", _always(True))
+    yield patch.object(torch.backends.cudnn, "version", _always(_CUDNN_VERSION))
+    yield patch.object(torch.random, "fork_rng", _no_fork)
+    yield patch.object(torch.nn.RNNBase, "flatten_parameters", _always(None))
+    yield from _optimizers()
+
+
+def _cached_memory() -> Iterator[Any]:
+    """Send every way to ``empty_cache`` through ``torch.cuda.empty_cache``, where it is noted."""
+
+    def release() -> None:
+        torch.cuda.empty_cache()
+
+    yield patch.object(torch.cuda.memory, "empty_cache", release)
+    yield patch.object(torch._C, "_cuda_emptyCache", release, create=True)
+    if hasattr(torch.accelerator, "empty_cache"):
+        yield patch.object(torch.accelerator, "empty_cache", release)
+
+
+def _accelerator() -> Iterator[Any]:
+    """Yield the replacements that make ``torch.accelerator`` answer for the card."""
+    answers: dict[str, Any] = {
+        "is_available": _always(True),
+        "current_accelerator": _always(torch.device("cuda")),
+        "device_count": _always(1),
+        "current_device_index": _always(0),
+        "current_device_idx": _always(0),
+        "current_stream": _always(_Inert()),
+        "set_device_index": _use_only_the_card,
+        "set_device_idx": _use_only_the_card,
+        "device_index": _Guard,
+        "memory_stats": lambda *_args: defaultdict(int),
+        **dict.fromkeys((*_NOTHING_TO_DO, "set_stream"), _always(None)),
+        **dict.fromkeys(_NO_BYTES, _always(0)),
+    }
+    for name, answer in answers.items():
+        if name != "empty_cache" and hasattr(torch.accelerator, name):
+            yield patch.object(torch.accelerator, name, answer)
+
+
+def _answers(card: Card) -> dict[str, Any]:
+    """Give what replaces functions of ``torch.cuda``, by name."""
+    answers: dict[str, Any] = dict.fromkeys(_NOTHING_TO_DO, _always(None))
+    answers.update(dict.fromkeys(_NO_BYTES, _always(0)))
+    inert = _Inert()
+    is_ampere = card.capability[0] >= _AMPERE
+    answers.update(
+        is_available=_always(True),
+        is_initialized=_always(True),
+        is_bf16_supported=lambda including_emulation=True: including_emulation or is_ampere,
+        is_tf32_supported=_always(is_ampere),
+        is_current_stream_capturing=_always(False),
+        device_count=_always(1),
+        current_device=_always(0),
+        current_blas_handle=_always(0),
+        initial_seed=_always(0),
+        set_device=_use_only_the_card,
+        get_device_name=_always(card.title),
+        get_device_capability=_always(card.capability),
+        get_device_properties=_always(_properties(card)),
+        mem_get_info=_always((card.memory_bytes, card.memory_bytes)),
+        memory_stats=lambda *_args, **_kwargs: defaultdict(int),
+        memory_stats_as_nested_dict=lambda *_args, **_kwargs: {},
+        memory_snapshot=lambda *_args, **_kwargs: [],
+        memory_summary=_always(""),
+        get_rng_state=_random_state,
+        get_rng_state_all=lambda: [_random_state()],
+        set_rng_state_all=_always(None),
+        device=_Guard,
+        device_of=_Inert,
+        stream=_Inert,
+        Stream=_Inert,
+        Event=_Inert,
+        current_stream=_always(inert),
+        default_stream=_always(inert),
+    )
+    return answers
+
+
+def _properties(card: Card) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=card.title,
+        total_memory=card.memory_bytes,
+        major=card.capability[0],
+        minor=card.capability[1],
+        multi_processor_count=card.likely_multiprocessors,
+        max_threads_per_multi_processor=card.threads_per_multiprocessor,
+        max_threads_per_block=_THREADS_PER_BLOCK,
+        warp_size=_THREADS_PER_WARP,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
+
+
+class _Inert(nullcontext[None]):
+    """Stand in for streams, events and device guards: entering, waiting and timing do nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        super().__init__()
+
+    def elapsed_time(self, _end: object) -> float:
+        """Give no time: nothing runs."""
+        return 0.0
+
+    def query(self) -> bool:
+        """Say that everything is done."""
+        return True
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _always(None)
+
+
+class _Guard(_Inert):
+    """Stand in for guards that name a device."""
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+        _use_only_the_card(device)
+
+
+def _use_only_the_card(device: Any = None) -> None:
+    """Refuse another GPU; a negative number means no device at all."""
+    if device is not None and not (isinstance(device, int) and device < 0):
+        device_meant(device)
+
+
+def _device_module(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Find ``torch.cuda`` where torch would look for the accelerator of the machine."""
+
+    def device_module(device: Any = None) -> Any:
+        return find(CARD if device is None else device)
+
+    return device_module
+
+
+def _optimizers() -> Iterator[Any]:
+    """Let optimizers choose as they do on CUDA: they look at the type and the device of tensors."""
+    # Hidden behind torch.optim's own names.
+    optimizer: Any = sys.modules["torch.optim.optimizer"]
+    foreach: Any = sys.modules["torch.utils._foreach_utils"]
+    clipping: Any = sys.modules["torch.nn.utils.clip_grad"]
+    supported = [*optimizer._foreach_supported_types, FakeTensor]
+    yield patch.object(optimizer, "_foreach_supported_types", supported)
+    yield patch.object(foreach, "_foreach_supported_types", supported)
+    in_optimizer = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+    yield patch.object(
+        torch.optim.Optimizer,
+        "_group_tensors_by_device_and_dtype",
+        staticmethod(_grouped(in_optimizer)),
+    )
+    name = "_group_tensors_by_device_and_dtype"
+    yield patch.object(clipping, name, _grouped(getattr(clipping, name)))
+
+
+def _grouped(group: Callable[..., Any]) -> Callable[..., Any]:
+    """Name the device that is meant: C++ groups by the one that it was told."""
+
+    @functools.wraps(group)
+    def grouped(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+        groups = group(*args, **kwargs)
+        return {(_meant(device), dtype): value for (device, dtype), value in groups.items()}
+
+    return grouped
+
+
+def _meant(device: torch.device | None) -> torch.device | None:
+    return None if device is None else device_meant(device)
+
+
+def _no_fork(*_args: Any, **_kwargs: Any) -> nullcontext[None]:
+    """Leave the random state alone: fake tensors draw nothing."""
+    return nullcontext()
+
+
+def _random_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
+    return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    """Give a function that takes anything and returns ``value``."""
+
+    def answer(*_args: Any, **_kwargs: Any) -> Any:
+        return value
+
+    return answer

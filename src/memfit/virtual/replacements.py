@@ -1,0 +1,202 @@
+"""Replaces functions of torch that cannot or need not do their work on fake tensors."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils import flop_counter
+from torch.utils._mode_utils import no_dispatch
+
+from memfit.virtual.cuda.placement import is_on_card
+
+_RANDOM_STATE_BYTES = 5056
+"""Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
+
+
+def replacements(*, disguised: bool) -> Iterator[Any]:
+    """Yield the replacements.
+
+    Args:
+        disguised: have libraries that treat fake tensors specially take their usual path.
+    """
+    # Truncated normals are drawn by rejection, which looks at the values drawn.
+    yield patch.object(torch.nn.init, "_no_grad_trunc_normal_", _leave_as_is)
+    # Fake parameters can be neither swapped nor given other data: put new ones in their places.
+    yield patch.object(torch.nn.Module, "_apply", _ConvertedInPlace().apply)
+    # A copied storage would be real, and no fake tensor can have one.
+    yield patch.object(torch.Tensor, "__deepcopy__", _deep_copy)
+    # The random state does not pass through dispatch, but it takes memory.
+    for module in (torch, torch.random):
+        yield patch.object(module, "get_rng_state", _random_state)
+        yield patch.object(module, "set_rng_state", _drop_state)
+    yield patch.object(torch.Tensor, "numpy", _array_of)
+    yield patch.object(FakeTensor, "data_ptr", _no_address, create=True)
+    yield patch.object(torch.amp.GradScaler, "_maybe_opt_step", _take_step)
+    yield patch.object(fake_tensor, "run_fallback_kernel", _refuse_on_card)
+    for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+        yield patch.object(flop_counter, name, _for_grouped_queries(getattr(flop_counter, name)))
+    # transformers builds attention masks for fake tensors that it leaves out for real ones.
+    library = sys.modules.get("transformers.utils.import_utils")
+    if disguised and hasattr(library, "is_fake_tensor"):
+        yield patch.object(library, "is_fake_tensor", _say_no)
+
+
+class _ConvertedInPlace:
+    """Stand in for ``Module._apply``, which ``.to()``, ``.half()`` and their kin go through."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._converted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def apply(self) -> Callable[..., torch.nn.Module]:
+        """Give the function that takes the method's place."""
+
+        def convert(
+            module: torch.nn.Module,
+            fn: Callable[[torch.Tensor], torch.Tensor],
+            recurse: bool = True,
+        ) -> torch.nn.Module:
+            self._depth += 1
+            try:
+                # Through each child's own method: recurrent layers gather their weights anew.
+                for child in module.children() if recurse else ():
+                    child._apply(fn)
+                self._convert_own(module, fn)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._converted.clear()
+            return module
+
+        return convert
+
+    def _convert_own(
+        self, module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = self._one(tensor, fn)  # type: ignore[assignment]
+
+    def _one(
+        self, tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Convert a tensor once, however many modules share it."""
+        if id(tensor) not in self._converted:
+            with torch.no_grad():
+                converted = fn(tensor)
+            if isinstance(tensor, torch.nn.Parameter) and converted is not tensor:
+                converted = torch.nn.Parameter(converted, tensor.requires_grad)
+            self._converted[id(tensor)] = (tensor, converted)
+        return self._converted[id(tensor)][1]
+
+
+_deep_copy_as_torch_makes_it: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
+
+
+def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """Copy a real tensor, such as a buffer of a template, as a fake one; values are not kept.
+
+    Tensors that share memory share it in their copies.
+    """
+    is_plain = type(tensor) is torch.Tensor and not (tensor.is_conj() or tensor.is_neg())
+    has_memory = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not (is_plain and has_memory and tensor.is_leaf) or tensor.is_quantized:
+        return _deep_copy_as_torch_makes_it(tensor, memo)
+    if id(tensor) in memo:
+        return cast(torch.Tensor, memo[id(tensor)])
+    storage = tensor.untyped_storage()
+    # Torch keeps what it has copied of storages in the same place.
+    storages = memo.setdefault("torch", {})
+    if storage._cdata not in storages:
+        memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+        storages[storage._cdata] = memory.untyped_storage()
+    copied = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    with torch.no_grad():
+        copied.set_(
+            storages[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride()
+        )
+    copied.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copied
+    if tensor.grad is not None:
+        copied.grad = copy.deepcopy(tensor.grad, memo)
+    vars(copied).update(copy.deepcopy(vars(tensor), memo))
+    return copied
+
+
+def _random_state() -> torch.Tensor:
+    """Give a tensor as large as the CPU's random state, which checkpointing keeps per block."""
+    return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+
+def _drop_state(_state: torch.Tensor) -> None:
+    """Take no random state: fake tensors draw nothing."""
+
+
+def _for_grouped_queries(count: Callable[..., int]) -> Callable[..., int]:
+    """Count attention over groups of queries, which older formulas of torch refuse.
+
+    Each query head does its work with a key head, however many share it.
+    """
+
+    def counted(*shapes: Sequence[int]) -> int:
+        num_heads = max(shape[1] for shape in shapes)
+        return count(*((shape[0], num_heads, *shape[2:]) for shape in shapes))
+
+    return counted
+
+
+_array_as_torch_gives_it = torch.Tensor.numpy
+_fallback_as_torch_runs_it = fake_tensor.run_fallback_kernel
+
+
+def _array_of(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Give the values of a tensor as an array, where they are known."""
+    if not isinstance(tensor, FakeTensor):
+        return _array_as_torch_gives_it(tensor, *args, **kwargs)
+    if tensor.constant is None:
+        raise DataDependentOutputException("Tensor.numpy")  # type: ignore[arg-type]
+    with no_dispatch():
+        return _array_as_torch_gives_it(tensor.constant, *args, **kwargs)
+
+
+def _no_address(_tensor: torch.Tensor) -> int:
+    """Give the address that fake tensors have, without torch's warning."""
+    return 0
+
+
+def _refuse_on_card(
+    mode: FakeTensorMode, func: Any, flat_args: Sequence[object], *args: Any, **kwargs: Any
+) -> Any:
+    """Refuse to run an operator on real tensors of the card to learn the shape of its result."""
+    if any(is_on_card(value) for value in flat_args):
+        raise UnsupportedOperatorException(func)
+    return _fallback_as_torch_runs_it(mode, func, flat_args, *args, **kwargs)
+
+
+def _take_step(
+    _scaler: object, optimizer: torch.optim.Optimizer, _state: object, *args: Any, **kwargs: Any
+) -> Any:
+    """Have a gradient scaler take every step: whether one is skipped depends on values."""
+    return optimizer.step(*args, **kwargs)
+
+
+def _leave_as_is(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    return tensor
+
+
+def _say_no(_value: object) -> bool:
+    return False

@@ -65,6 +65,15 @@ def test_a_run_that_leaked_says_so_in_every_figure(tmp_path):
     assert cards["Out of memory"] == ("never", "", "")
 
 
+@pytest.mark.parametrize(
+    ("finds_leaks", "told"), [(True, "none found"), (None, "none found"), (False, "not looked for")]
+)
+def test_leaks_that_nobody_looked_for_are_not_said_to_be_absent(tmp_path, finds_leaks, told):
+    facts = replace(FACTS, finds_leaks=finds_leaks)
+    folder = write_run(tmp_path, facts, STEPS, (), run_samples_ending(Reason.DONE))
+    assert cards_of(folder)["Leaks"][0] == told
+
+
 def test_a_leak_that_is_noted_twice_is_one_leak_with_its_latest_figures(tmp_path):
     ending = replace(
         run_samples_ending(Reason.DONE), leaks=(replace(LEAK, total_growth_bytes=9 * GIB),)

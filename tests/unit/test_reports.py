@@ -567,3 +567,12 @@ def test_a_missing_extra_is_named_and_nothing_is_written(
     with pytest.raises(MissingExtraError, match=rf"{package}.*memfit\[html\]"):
         write_report(tmp_path / "run", REPORT)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_page_names_the_peak_that_training_itself_has_measured(html: ModuleType) -> None:
+    page = html.report_html(replace(REPORT, run_peak_bytes=1234 * MIB))
+    assert "1.21 GiB" in page
+    assert replace(REPORT, run_peak_bytes=3 * GIB).found_bytes == 3 * GIB
+    assert "went above the budget" in html.report_html(replace(REPORT, run_peak_bytes=3 * GIB))
+    by_process = replace(REPORT, planned=replace(PLANNED, budget_of="process"), run_peak_bytes=1)
+    assert by_process.found_bytes == MEASURED.process_bytes

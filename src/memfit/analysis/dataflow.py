@@ -147,7 +147,12 @@ class DataflowRecorder(TorchDispatchMode):
         place = self._modules.in_backward() if is_backward else self._modules.in_forward()
         given = tuple(self._noted(value) for value in _in_order(func, args, kwargs))
         out = func(*args, **kwargs)
-        results = tuple(Ref(self._number(each, is_made=True)) for each in tensors_in(out))
+        # What is written to memory as it was found may leave no trace on the tensor's version.
+        holds_values = "empty" not in func.__name__
+        results = tuple(
+            Ref(self._number(each, is_made=True, holds_values=holds_values))
+            for each in tensors_in(out)
+        )
         self._add(Call(func, given, results, place, is_backward))
         return out
 
@@ -171,7 +176,7 @@ class DataflowRecorder(TorchDispatchMode):
             return tuple(self._noted(each) for each in value)
         return value
 
-    def _number(self, tensor: torch.Tensor, *, is_made: bool) -> int:
+    def _number(self, tensor: torch.Tensor, *, is_made: bool, holds_values: bool = True) -> int:
         shape = _shape_of(tensor)
         key = _key_of(shape)
         number = self._numbers.get(key)
@@ -182,7 +187,10 @@ class DataflowRecorder(TorchDispatchMode):
             self.flow.objects.append((tensor, _memory_of(tensor)))
             if not is_made:
                 self.flow.foreign.append(number)
-        self._note_values(tensor, number)
+        if holds_values:
+            self._note_values(tensor, number)
+        else:
+            self._note_contents(number, None)
         return number
 
     def _note_values(self, tensor: torch.Tensor, number: int) -> None:

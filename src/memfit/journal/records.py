@@ -25,6 +25,8 @@ class RunFacts:
     """The plan that the run began with."""
     host_name: str = ""
     """The machine, so that another one does not look for the process."""
+    finds_leaks: bool | None = None
+    """Whether leaks were looked for; None where the run did not note it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

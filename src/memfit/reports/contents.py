@@ -8,6 +8,8 @@ from typing import Any
 
 from memfit.figures import ConsideredPlan, Measurement, Prediction
 
+from .wording import measured_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
@@ -28,5 +30,16 @@ class RunReport:
     """The final metrics by name."""
     command: str
     """The command line that repeats the run."""
+    run_peak_bytes: int | None = None
+    """The highest peak allocated that was measured while training; ``measured`` is one step of the
+    largest batch. None where training was not measured."""
     pictures: Sequence[tuple[str, bytes]] = ()
     """What the system shows of its results: titles and PNG files."""
+
+    @property
+    def found_bytes(self) -> int | None:
+        """Return the measured figure that the budget bounds: training's own where it is known."""
+        budget_of = self.planned.budget_of
+        if budget_of == "allocated" and self.run_peak_bytes is not None:
+            return self.run_peak_bytes
+        return None if self.measured is None else measured_bytes(self.measured, budget_of)

@@ -32,7 +32,6 @@ from .wording import (
     flat_values,
     format_value,
     is_within,
-    measured_bytes,
     module_name,
     percent,
     plan_name,
@@ -190,7 +189,7 @@ def _allocated_budget(report: RunReport) -> int | None:
 
 def _verdict(report: RunReport) -> tuple[bool | None, str]:
     """Say whether the run fits; what was measured overrules what was predicted."""
-    found = report.measured and measured_bytes(report.measured, report.planned.budget_of)
+    found = report.found_bytes
     if found and report.budget_bytes is not None and found > report.budget_bytes:
         figure = FIGURE_NAMES[report.planned.budget_of]
         return False, (
@@ -215,7 +214,7 @@ def _cards(report: RunReport) -> list[Card]:
     if measurement is None:
         cards.append(Card(label="Measured peak", value="-", notes=("not measured",)))
     else:
-        found = measured_bytes(measurement, budget_of)
+        found = report.found_bytes
         over = found is not None and report.budget_bytes and found > report.budget_bytes
         notes = (figure, f"step {format_seconds(measurement.step_seconds)}")
         value = "-" if found is None else format_bytes(found)
@@ -246,10 +245,9 @@ def _prediction_card(label: str, prediction: Prediction, budget_bytes: int | Non
 
 def _measured_error(report: RunReport) -> str:
     """Write the signed error of the figure that the budget bounds."""
-    if report.measured is None:
+    if report.found_bytes is None:
         return "-"
-    found = measured_bytes(report.measured, report.planned.budget_of)
-    return signed_error(report.planned.bounded_bytes(), found)
+    return signed_error(report.planned.bounded_bytes(), report.found_bytes)
 
 
 def _peaks(report: RunReport) -> list[tuple[str, int]]:
@@ -258,10 +256,8 @@ def _peaks(report: RunReport) -> list[tuple[str, int]]:
         ("plain", report.plain.bounded_bytes()),
         ("planned", report.planned.bounded_bytes()),
     ]
-    if report.measured is not None:
-        found = measured_bytes(report.measured, report.planned.budget_of)
-        if found is not None:
-            peaks.append(("measured", found))
+    if report.found_bytes is not None:
+        peaks.append(("measured", report.found_bytes))
     return peaks
 
 

@@ -189,7 +189,8 @@ def _times(count: int) -> str:
 
 def _leaks_card(report: JournalReport) -> Card:
     if not report.leaks:
-        return Card(label="Leaks", value="none found", notes=())
+        is_off = report.facts is not None and report.facts.finds_leaks is False
+        return Card(label="Leaks", value="not looked for" if is_off else "none found", notes=())
     largest = max(report.leaks, key=lambda told: told.event.total_growth_bytes).event
     return Card(
         label="Leaks",

@@ -52,7 +52,7 @@ def begun_notes(
         told.add(JournalListener(folder))
         keeper = FolderKeeper(rank_folder(Path(folder), ranks.rank))
     notes = RunNotes(told, keeper=keeper, finds_leaks=finds_leaks)
-    notes.begin(_facts(steps, ranks))
+    notes.begin(_facts(steps, ranks, finds_leaks=finds_leaks))
     watched = os.environ.get(WATCH_FOLDER_VARIABLE)
     if watched:
         told.add(_EventsForWatch(rank_folder(Path(watched), ranks.rank)))
@@ -85,7 +85,7 @@ class _EventsForWatch:
         self._writer.close()
 
 
-def _facts(steps: PlannedSteps, ranks: Ranks) -> RunFacts:
+def _facts(steps: PlannedSteps, ranks: Ranks, *, finds_leaks: bool) -> RunFacts:
     prediction = steps.plan.prediction
     return RunFacts(
         title=Path(sys.argv[0]).stem or "run",
@@ -98,4 +98,5 @@ def _facts(steps: PlannedSteps, ranks: Ranks) -> RunFacts:
         num_ranks=ranks.num_ranks,
         budget_bytes=prediction.budget_bytes if prediction else None,
         strategies=steps.plan.labels(),
+        finds_leaks=finds_leaks,
     )

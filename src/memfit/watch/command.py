@@ -72,7 +72,7 @@ def watch_command(
     writer = JournalWriter(own_folder)
     words_folder(own_folder).mkdir(exist_ok=True)
     try:
-        writer.begin(_facts(words, budget_bytes))
+        writer.begin(_facts(words, settings))
         if signs is None:
             with contextlib.closing(HostKillerSigns()) as host_signs:
                 ending = _watched(words, settings, host_signs)
@@ -130,7 +130,7 @@ def _journals(folder: Path) -> Mapping[int, Journal]:
         return {}
 
 
-def _facts(words: Sequence[str], budget_bytes: int | None) -> RunFacts:
+def _facts(words: Sequence[str], settings: WatchSettings) -> RunFacts:
     return RunFacts(
         title=script_name(words),
         command=shlex.join(words),
@@ -138,7 +138,8 @@ def _facts(words: Sequence[str], budget_bytes: int | None) -> RunFacts:
         started_at=datetime.now().astimezone().isoformat(),
         process_id=os.getpid(),
         host_name=socket.gethostname(),
-        budget_bytes=budget_bytes,
+        budget_bytes=settings.budget_bytes,
+        finds_leaks=settings.finds_leaks,
     )
 
 

@@ -141,9 +141,7 @@ def _finish(
         "numerics": str(planned_memory.planned.numerics),
         "run_folder": str(folder.root),
     }
-    _write_report(
-        folder.root, planned_memory, settings, loop.state.history, metrics, console=console
-    )
+    _write_report(folder.root, planned_memory, settings, loop, metrics, console=console)
     peaks = peaks_line(planned_memory, loop.run.measured_peak_bytes)
     where = f"run folder: {folder.root} (report.html, plan.yaml, metrics.jsonl, best_model.pt)"
     console.print(f"{peaks}\n{where}", markup=False, soft_wrap=True)
@@ -166,7 +164,7 @@ def _write_report(
     folder: Path,
     planned_memory: PlannedMemory,
     settings: TrainingSettings,
-    history: list[dict[str, Any]],
+    loop: TrainingLoop,
     metrics: dict[str, Any],
     *,
     console: Console,
@@ -186,8 +184,9 @@ def _write_report(
             planned_memory.job, planned_memory.plan, device=planned_memory.run_device
         ),
         rows=planned_memory.plan.considered,
-        metrics=[{k: v for k, v in epoch.items() if k != "valid"} for epoch in history],
+        metrics=[{k: v for k, v in epoch.items() if k != "valid"} for epoch in loop.state.history],
         results=metrics,
         command=settings.command,
+        run_peak_bytes=loop.run.measured_peak_bytes,
     )
     write_report_if_possible(folder, report, console)

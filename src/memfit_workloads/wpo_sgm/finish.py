@@ -142,6 +142,7 @@ def _report(
         metrics=loop.state.history,
         results=metrics,
         command=training.settings.command,
+        run_peak_bytes=loop.run.measured_peak_bytes,
         pictures=[(name.removesuffix(".png"), content) for name, content in pictures.items()],
     )
     write_report_if_possible(training.folder.root, report, training.console)

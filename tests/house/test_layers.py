@@ -1,9 +1,11 @@
 """The import contract in pyproject.toml refuses what it is there to refuse."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,19 @@ def test_the_sources_keep_every_contract() -> None:
     for contract in ("layers", "workloads", "no-torch"):
         code, output = lint_imports(ROOT / "src", contract)
         assert code == 0, output
+
+
+def test_the_documents_list_the_rooms_in_the_order_of_the_contract() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["id"] == "layers")
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page[page.index("| package | holds |") : page.index("At the top of the package")]
+    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[2:] if row]
+    rooms = {path.parent.name for path in (ROOT / "src" / "memfit").glob("*/__init__.py")}
+    expected = [[name for name in re.findall(r"\w+", layer) if name in rooms] for layer in layers]
+    places = {name: place for place, names in enumerate(expected) for name in names}
+
+    assert sorted(name for row in rows for name in row) == sorted(rooms)
+    found = [places[name] for row in rows for name in row]
+    assert found == sorted(found)

@@ -110,6 +110,14 @@ def test_what_is_said_of_an_operator_is_true_of_numbers(name):
     assert [false for verdict in found for false in verdict.false] == []
 
 
+NOT_TRIED = {
+    # What they give is what lay in memory, or a packed form.
+    "lu_unpack", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided",
+    # Whole and pieces are rounded otherwise, far above what double precision allows.
+    "bfloat16", "half", "chalf", "pinverse",
+}  # fmt: skip
+
+
 def claims_in_a_child(operator):
     """Try an operator in a process of its own: some of torch's end it when given odd shapes.
 
@@ -141,9 +149,7 @@ def claims_in_a_child(operator):
 def test_what_is_said_of_all_operators_is_true_of_numbers():
     false, num_claims = [], 0
     for operator in torch_operators():
-        if operator.name.startswith(("_refs", "jiterator", "signal")) or operator.name in {
-            "lu_unpack", "empty", "empty_like", "new_empty", "empty_strided",
-        }:  # fmt: skip
+        if operator.name.startswith(("_refs", "jiterator", "signal")) or operator.name in NOT_TRIED:
             continue
         count, of_operator = claims_in_a_child(operator)
         num_claims += count

@@ -1,1 +1,1 @@
-"""What the CPU's kernels take inside, oneDNN's read off version 3.11 as torch 2.13 has it."""
+"""What the CPU's kernels take inside; oneDNN's as torch 2.13 has them, in version 3.12."""

@@ -1,4 +1,4 @@
-"""The strategies, one file each. ``CATALOGUE`` lists them in display order."""
+"""The strategies, a file or a package each. ``CATALOGUE`` lists them in display order."""
 
 from __future__ import annotations
 

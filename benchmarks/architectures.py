@@ -25,7 +25,7 @@ _BATCH_SIZE = 8
 
 
 def architectures() -> Mapping[str, Callable[[OptimizerBuilder], Job]]:
-    """Give the builders of all jobs, by the name of their architecture."""
+    """Return the builders of all jobs, by the name of their architecture."""
     return {
         "BERT": bert,
         "GPT-2": gpt2,
@@ -168,7 +168,7 @@ class _Lstm(nn.Module):
         self.head = nn.Linear(128, _VOCABULARY)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Give logits (B, T, vocabulary) for ids (B, T)."""
+        """Return logits (B, T, vocabulary) for ids (B, T)."""
         states, _ = self.lstm(self.embedding(ids))
         logits: torch.Tensor = self.head(states)
         return logits

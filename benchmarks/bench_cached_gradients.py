@@ -97,7 +97,7 @@ class _Case:
         )
 
     def in_one_pass(self, job: Job) -> Job:
-        """Give a job that runs pieces one after the other, and keeps all that backward needs."""
+        """Return a job that runs pieces one after the other, and keeps all that backward needs."""
 
         def loss(model: nn.Module, batch: Any) -> Tensor:
             def encode(ids: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class _Case:
         return replace(job, loss=loss)
 
     def of_representations(self, batch_size: int) -> Job:
-        """Give a job of the loss alone, on representations that are there."""
+        """Return a job of the loss alone, on representations that are there."""
 
         def loss(model: nn.ParameterList, batch: Any) -> Tensor:
             views = iter(model)
@@ -186,7 +186,7 @@ def _memory(case: _Case, batch_size: int) -> dict[str, Any]:
 
 
 def _peak_bytes(case: _Case) -> int:
-    """Give the peak of two steps at the smaller batch."""
+    """Return the peak of two steps at the smaller batch."""
     job = case.job(_BATCH_SIZES[0])
     with memfit.start(job, _plan(), guard=False) as run:
         batch = job.batch(job.batch_size)
@@ -196,7 +196,7 @@ def _peak_bytes(case: _Case) -> int:
 
 
 def _gradient_error(case: _Case, rate: float) -> float:
-    """Give the largest relative error of a gradient in fp64."""
+    """Return the largest relative error of a gradient in fp64."""
     job = case.job(_BATCH_SIZES[-1], rate=rate, double=True)
     reference = case.in_one_pass(job) if rate else job
     torch.manual_seed(1)
@@ -210,7 +210,7 @@ def _gradient_error(case: _Case, rate: float) -> float:
 
 
 def _gradients(job: Job, plan: Plan, batch: Any) -> list[Tensor]:
-    """Carry out one step and catch the gradients before the update."""
+    """Run one step and catch the gradients before the update."""
     torch.manual_seed(0)
     with memfit.start(job, plan, guard=False) as run:
         caught: list[Tensor] = []

@@ -26,7 +26,7 @@ from results_file import save_result
 from torch.multiprocessing import spawn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.unit import guard_faults, guard_ranks
+from tests.runtime import guard_faults, guard_ranks
 
 from memfit import Job, Plan
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -142,7 +142,7 @@ def _row(case: Case, share: float) -> dict[str, Any]:
 
 
 def _difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
-    """Give the largest difference of anything, relative to its largest value; 0 means equal."""
+    """Return the largest difference of anything, relative to its largest value; 0 means equal."""
     if found.keys() != wanted.keys():
         return float("inf")
     return max(_tensors_differ(found[name].double(), wanted[name].double()) for name in wanted)

@@ -150,19 +150,19 @@ def _sums(rounds: list[_Times]) -> list[float]:
 
 
 def _ratio(rounds: list[_Times]) -> float:
-    """Give the first loop's time over the last one's."""
+    """Return the first loop's time over the last one's."""
     sums = _sums(rounds)
     return round(sums[0] / sums[-1], 4)
 
 
 def _guard_share(rounds: list[_Times]) -> float:
-    """Give what the guard alone adds to the second loop, as a share of the bare one."""
+    """Return what the guard alone adds to the second loop, as a share of the bare one."""
     guarded, unguarded, bare = _sums(rounds)
     return round((guarded - unguarded) / bare, 4)
 
 
 def _bare_step(job: memfit.Job) -> Step:
-    """Give the loop that a user would write."""
+    """Return the loop that a user would write."""
     model = job.model()
     optimizer = job.optimizer(model.parameters())
 

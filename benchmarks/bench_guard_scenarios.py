@@ -3,7 +3,7 @@
 Run: python benchmarks/bench_guard_scenarios.py [--each 10] [--only WORDS]   (some minutes)
 
 Every loop trains six steps around ``run.step`` and has some state of its own: in weights that the
-caller changes, in optimizers, layers, hooks, closures, generators, batches. It is carried out once
+caller changes, in optimizers, layers, hooks, closures, generators, batches. It is run once
 undisturbed, and then again and again with an error at a random operator: of forward, backward and
 update in turn, and of what the guard itself does. Compared is everything that can be reached from
 model, optimizer, loss, caller's records and random generators.

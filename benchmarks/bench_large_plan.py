@@ -56,7 +56,7 @@ def _plan_in(output: str) -> str:
 
 
 def _refusal_in(output: str) -> str:
-    """Give the smallest peak and its holders, without the advice behind them."""
+    """Return the smallest peak and its holders, without the advice behind them."""
     said = " ".join(output.split())
     return said[said.find("The smallest peak") : said.find(" Raise the budget")]
 

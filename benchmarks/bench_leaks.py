@@ -136,7 +136,7 @@ def _overhead() -> dict[str, Any]:
 
 
 def _empty_boundary_seconds() -> float:
-    """Give the median time of a call at which nothing is due."""
+    """Return the median time of a call at which nothing is due."""
     finder = LeakFinder()
     times = []
     for step in range(20_000):

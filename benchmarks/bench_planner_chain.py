@@ -86,7 +86,7 @@ class Transformer(nn.Module):
 
 @dataclass(slots=True)
 class Variant:
-    """One way to carry out the step, and what was measured of it."""
+    """One way to run the step, and what was measured of it."""
 
     name: str
     step: Callable[[], None]
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _peers(session: Session, batch: Any, *, with_compile: bool) -> Iterator[Variant]:
-    """Give the plain step, torch's checkpointing, and torch.compile with and without budgets."""
+    """Yield the plain step, torch's checkpointing, and torch.compile with and without budgets."""
     yield Variant("plain", partial(_plain_step, session, batch, session.model))
     whole = memfit.Plan(strategies=(ActivationCheckpointing(),))
     yield Variant("checkpoint every block", partial(_planned_step, session, batch, whole))

@@ -63,7 +63,7 @@ def judged(seeds: range) -> tuple[Counter[str], list[int]]:
 
 
 def claimed(program: Program) -> str:
-    """Give what is claimed of a program in pieces: proved, refuted or not_known."""
+    """Return what is claimed of a program in pieces: proved, refuted or not_known."""
     job = program.job()
     found = Separation(job, find_layout(job)).of(PIECE_SIZE)
     return found.outcome.value.replace("-", "_")

@@ -70,7 +70,7 @@ def main() -> None:
 def _bare_step(
     job: memfit.Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[[Any], None]:
-    """Give the loop that a user would write."""
+    """Return the loop that a user would write."""
 
     def step(batch: Any) -> None:
         loss = job.loss(model, batch)

@@ -232,7 +232,7 @@ def _many_centres() -> list[dict[str, Any]]:
 
 
 def _peak_bytes(mixture: KernelMixture, step: _Step) -> int:
-    """Give what a step takes beyond the network's weights and gradients."""
+    """Return what a step takes beyond the network's weights and gradients."""
     step().backward()
     _clear(mixture)
     with AllocatorWatch() as watch:

@@ -100,7 +100,7 @@ class _Steps:
         return time.perf_counter() - started
 
     def hook_fraction(self) -> float:
-        """Give the share of the time that is spent in the hooks themselves."""
+        """Return the share of the time that is spent in the hooks themselves."""
         in_hooks: list[float] = []
         for name in ("optimizer_stepped", "loader_begun", "batch_wanted", "batch_given"):
             setattr(self._watch, name, _timed(getattr(self._watch, name), in_hooks))
@@ -148,7 +148,7 @@ def _watch(folder: Path) -> ScriptWatch:
 
 
 def _attach_seconds(folder: Path) -> float:
-    """Give how much longer Python takes to import torch when it is watched."""
+    """Return how much longer Python takes to import torch when it is watched."""
     bare = dict(os.environ)
     watched = watched_environment(WatchSettings(folder=folder), bare)
     pairs = [(_start_seconds(watched), _start_seconds(bare)) for _ in range(_NUM_STARTS)]

@@ -8,7 +8,7 @@ from memfit.units import format_bytes
 
 
 def cached_gradients_section(figures: dict[str, Any]) -> list[str]:
-    """Say how exact cached gradients are, how their peak grows, and what they cost."""
+    """Return how exact cached gradients are, how their peak grows, and what they cost."""
     cases = figures["cases"]
     lines = [
         (

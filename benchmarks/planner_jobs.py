@@ -38,7 +38,7 @@ _SEED = 7
 
 
 def planner_jobs() -> Mapping[str, Callable[[], Job]]:
-    """Give the builders of all jobs by name."""
+    """Return the builders of all jobs by name."""
     return {
         "gpt": gpt,
         "bert": bert,

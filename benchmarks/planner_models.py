@@ -100,7 +100,7 @@ class LanguageModel(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Give scores (B, T, classes) for ids (B, T)."""
+        """Return scores (B, T, classes) for ids (B, T)."""
         x = self.embedding(ids) + self.positions
         for block in self.blocks:
             x = block(x)
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(sizes.width, sizes.num_classes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Give scores (B, T, classes) for ids (B, T)."""
+        """Return scores (B, T, classes) for ids (B, T)."""
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x)
@@ -165,7 +165,7 @@ class Unet(nn.Module):
         self.head = nn.Conv2d(16, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give scores (B, 2, H, W) for images (B, 1, H, W)."""
+        """Return scores (B, 2, H, W) for images (B, 1, H, W)."""
         x = self.stem(x)
         skips = []
         for down, shrink in zip(self.down, self.shrink, strict=True):
@@ -188,7 +188,7 @@ class LstmClassifier(nn.Module):
         self.head = nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give scores (B, 10) for series (B, T, 48)."""
+        """Return scores (B, 10) for series (B, T, 48)."""
         states, _ = self.lstm(x)
         scores: Tensor = self.head(states[:, -1])
         return scores

@@ -8,7 +8,7 @@ from memfit.units import format_bytes, format_fraction
 
 
 def set_loss_section(figures: dict[str, Any]) -> list[str]:
-    """Say how exact streaming over kernels is, and what it takes."""
+    """Return how exact streaming over kernels is, and what it takes."""
     exactness, memory = figures["exactness"], figures["memory"]
     ranks = exactness["ranks"]
     lines = [
@@ -67,7 +67,7 @@ def _tables(memory: dict[str, Any], many: list[dict[str, Any]]) -> list[str]:
 
 
 def wpo_sgm_section(figures: dict[str, Any]) -> list[str]:
-    """Say what the document's scale takes, and how good trained mixtures are."""
+    """Return what the document's scale takes, and how good trained mixtures are."""
     lines: list[str] = []
     scale = figures["scale"]
     if scale is not None:

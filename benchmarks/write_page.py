@@ -85,7 +85,7 @@ def _filled(paragraph: str) -> str:
 
 
 def page_text() -> str:
-    """Give the page for the results as they are."""
+    """Return the page for the results as they are."""
     sections = (
         _accuracy(),
         _planner_chain(),

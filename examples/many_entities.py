@@ -31,7 +31,7 @@ class Scorer(nn.Module):
 
 
 def make_batch(batch_size: int) -> tuple[Tensor, Tensor]:
-    """Give heads (batch,) and the entities that are true for each, (batch, positives)."""
+    """Return heads (batch,) and the entities that are true for each, (batch, positives)."""
     heads = torch.randint(NUM_ENTITIES, (batch_size,))
     return heads, torch.randint(NUM_ENTITIES, (batch_size, NUM_POSITIVES))
 

@@ -19,7 +19,7 @@ NUM_TOKENS, LENGTH, WIDTH, PADDING = 100, 24, 32, -1
 
 
 def make_batch(batch_size: int) -> tuple[Tensor, Tensor]:
-    """Give tokens and targets, both (batch, length); past a sentence's end targets are PADDING."""
+    """Get tokens and targets, both (batch, length); past a sentence's end targets are PADDING."""
     tokens = torch.randint(NUM_TOKENS, (batch_size, LENGTH))
     lengths = torch.arange(batch_size) % LENGTH + 1
     is_padding = torch.arange(LENGTH) >= lengths[:, None]
@@ -27,7 +27,7 @@ def make_batch(batch_size: int) -> tuple[Tensor, Tensor]:
 
 
 def token_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Give the sum of the tokens' losses and their number."""
+    """Return the sum of the tokens' losses and their number."""
     tokens, targets = batch
     scores = model(tokens).flatten(0, 1)
     total = F.cross_entropy(scores, targets.flatten(), ignore_index=PADDING, reduction="sum")
@@ -35,7 +35,7 @@ def token_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor
 
 
 def as_total(model: nn.Module, batch: tuple[Tensor, Tensor]) -> memfit.Total:
-    """Say what the loss is made of."""
+    """Return what the loss is made of."""
     return memfit.Total(*token_losses(model, batch))
 
 

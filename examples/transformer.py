@@ -58,7 +58,7 @@ class Transformer(nn.Module):
 
 
 def make_batch(batch_size: int) -> Tensor:
-    """Give random sentences, one token longer than what goes in."""
+    """Return random sentences, one token longer than what goes in."""
     return torch.randint(NUM_TOKENS, (batch_size, LENGTH + 1))
 
 

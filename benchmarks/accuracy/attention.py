@@ -18,7 +18,7 @@ _MASK_CHECKS = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
 
 
 def attention_implementation(row: Row) -> str | None:
-    """Give the attention that a row asks of transformers; None for the library's choice."""
+    """Return the attention that a row asks of transformers; None for the library's choice."""
     asked = (row.attention or "").lower()
     if asked.startswith(("transformers default", "default")):
         return None
@@ -29,7 +29,7 @@ def attention_implementation(row: Row) -> str | None:
 
 
 def pinned_backend(row: Row) -> SDPBackend | None:
-    """Give the kernel that scaled dot product attention is pinned to; None where torch chooses."""
+    """Get the kernel that scaled dot product attention is pinned to; None where torch chooses."""
     asked = (row.attention or "").upper()
     for sign, backend in (
         ("EFFICIENT", SDPBackend.EFFICIENT_ATTENTION),
@@ -42,7 +42,7 @@ def pinned_backend(row: Row) -> SDPBackend | None:
 
 
 def attended(row: Row, device: str, step: Callable[[], None]) -> Callable[[], None]:
-    """Carry out a step with the attention kernel and the masks that the authors' run had.
+    """Run a step with the attention kernel and the masks that the authors' run had.
 
     The CPU has no pinned kernels; there torch chooses.
     """

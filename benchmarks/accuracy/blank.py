@@ -17,7 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 
 
 def has_no_values() -> bool:
-    """Say whether tensors made now have no values: fake ones, or those of the meta device."""
+    """Return whether tensors made now have no values: fake ones, or those of the meta device."""
     key = torch._C._TorchDispatchModeKey.FAKE
     return torch._C._get_dispatch_mode(key) is not None or torch.empty(0).device.type == "meta"
 

@@ -21,7 +21,7 @@ class Call:
 
     @property
     def last_name(self) -> str:
-        """Give the name without the modules before it."""
+        """Return the name without the modules before it."""
         return self.name.rpartition(".")[2]
 
 
@@ -42,7 +42,7 @@ def parse_call(text: str | None) -> Call | None:
 
 
 def inner_calls(call: Call | None) -> tuple[Call, ...]:
-    """Give a call and the calls among its arguments, outermost first."""
+    """Return a call and the calls among its arguments, outermost first."""
     if call is None:
         return ()
     inside = [each for each in (*call.args, *call.kwargs.values()) if isinstance(each, Call)]

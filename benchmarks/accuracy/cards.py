@@ -34,7 +34,7 @@ def card_of_row(row: Row) -> Device:
 
 
 def _named(name: str, total_bytes: int | None) -> set[str]:
-    """Give the catalogue names of all cards with a driver's name, a title or a catalogue name."""
+    """Return the catalogue names of all cards with a driver's name, a title or a catalogue name."""
     found = {each for each in _cards() if name in (each, catalogued_device(each).title)}
     if found:
         return found

@@ -37,7 +37,7 @@ class Published:
 
 @cache
 def published() -> Mapping[str, Published]:
-    """Give all published configurations by hub name, in lower case and without the owner."""
+    """Return all published configurations by hub name, in lower case and without the owner."""
     found: dict[str, Published] = {}
     for name, entry in json.loads(_PATH.read_text(encoding="utf-8")).items():
         model = Published(

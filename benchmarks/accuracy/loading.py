@@ -53,14 +53,14 @@ def load_on_card(model: Any, row: Row, dtype: torch.dtype, device: str) -> None:
 
 
 def _reads_ahead(row: Row) -> bool:
-    """Say whether the row's transformers read weights ahead while it quantized others."""
+    """Return whether the row's transformers read weights ahead while it quantized others."""
     version = row.library_versions.get("transformers", "")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     return bool(numbers) and numbers < _FIRST_SEQUENTIAL
 
 
 def _checkpoint_names(model: Any) -> list[str]:
-    """Give the names of the stored weights in the order in which they are loaded."""
+    """Return the names of the stored weights in the order in which they are loaded."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     names = [name for name in model.state_dict() if name not in tied]
     return sorted(names, key=_natural_key)

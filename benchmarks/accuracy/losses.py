@@ -1,7 +1,7 @@
-"""Loss expressions of rows, carried out without running text as code.
+"""Loss expressions of rows, run without running text as code.
 
 An expression such as ``cross_entropy(model(x), target)`` is parsed, and only what losses are made
-of is carried out: the model, the batch, ``torch.nn`` losses, tensor methods and arithmetic.
+of is run: the model, the batch, ``torch.nn`` losses, tensor methods and arithmetic.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def loss_of(row: Row) -> Loss:
-    """Give the loss function of a row.
+    """Return the loss function of a row.
 
     Raises:
-        CannotRebuild: if the expression is missing or says what cannot be carried out.
+        CannotRebuild: if the expression is missing or says what cannot be run.
     """
     text = row.loss or ""
     node = _parsed(text)
@@ -95,7 +95,7 @@ def _expression_for(text: str, row: Row) -> str:
 
 
 class _Evaluation:
-    """Carry out one expression; what is only intermediate is dropped as Python drops it."""
+    """Run one expression; what is only intermediate is dropped as Python drops it."""
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         self._model = model
@@ -103,7 +103,7 @@ class _Evaluation:
         self.output: Any = None
 
     def of(self, node: ast.expr) -> Any:
-        """Carry out one node of the expression."""
+        """Run one node of the expression."""
         method = getattr(self, f"_of_{type(node).__name__.lower()}", None)
         if method is None:
             raise CannotRebuild(f"the loss has {ast.unparse(node)!r}, which is not supported")

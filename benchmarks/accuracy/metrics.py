@@ -41,12 +41,12 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Give predicted / measured - 1; None where nothing was measured."""
+        """Return predicted / measured - 1; None where nothing was measured."""
         return self.predicted_bytes / self.measured_bytes - 1 if self.measured_bytes else None
 
     @property
     def is_covered(self) -> bool | None:
-        """Say whether the reading lies in the stated interval; None where there is none."""
+        """Return whether the reading lies in the stated interval; None where there is none."""
         if not self.measured_bytes:
             return None
         return self.interval.low_bytes <= self.measured_bytes <= self.interval.high_bytes
@@ -67,7 +67,7 @@ class Verdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Say whether the answer is wrong, however uncertain it calls itself."""
+        """Return whether the answer is wrong, however uncertain it calls itself."""
         return self.says_fits != self.fits
 
 
@@ -150,7 +150,7 @@ def _figure(name: str, peak: PeakRange, row: Row) -> Figure:
 def fitted_context(
     answer: Answer, answers: Iterable[Answer], known: Iterable[ContextReading] = ()
 ) -> tuple[int, int]:
-    """Give what lies outside the allocator, and from how many rows of other models it was read.
+    """Return what lies outside the allocator, and from how many rows of other models it was read.
 
     It is the median over the rows of the same source, device and torch version. Without any it is
     the catalogue's guess, from 0 rows.
@@ -208,13 +208,13 @@ def _verdicts(
 
 
 def _whole(figures: Mapping[str, Figure]) -> Figure | None:
-    """Give the widest quantity that was measured."""
+    """Return the widest quantity that was measured."""
     measured = [name for name in reversed(QUANTITIES) if figures[name].measured_bytes]
     return figures[measured[0]] if measured else None
 
 
 def _scaled(reserved: Figure, num_bytes: int, context_bytes: int) -> Figure:
-    """Give the least memory the interval that reserved memory has, in proportion."""
+    """Return the least memory the interval that reserved memory has, in proportion."""
     scale = num_bytes / reserved.predicted_bytes if reserved.predicted_bytes else 0.0
     interval = Interval(
         low_bytes=int(reserved.interval.low_bytes * scale) + context_bytes,
@@ -278,7 +278,7 @@ def summarized(
 
 
 def percentile(values: Iterable[float], fraction: float) -> float:
-    """Give a percentile, linear between the two nearest values."""
+    """Return a percentile, linear between the two nearest values."""
     ordered = sorted(values)
     position = fraction * (len(ordered) - 1)
     below = int(position)
@@ -300,7 +300,7 @@ class VerdictCount:
 
     @property
     def wrong_fraction(self) -> float | None:
-        """Give the share of wrong verdicts, uncertain ones included."""
+        """Return the share of wrong verdicts, uncertain ones included."""
         return self.wrong / self.all if self.all else None
 
 

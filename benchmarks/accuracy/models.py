@@ -73,7 +73,7 @@ def build_blank(row: Row) -> nn.Module:
 
 
 def parameter_dtype(row: Row) -> torch.dtype:
-    """Give the dtype that the weights have before adapters and upcasts."""
+    """Return the dtype that the weights have before adapters and upcasts."""
     detail = row.precision_detail
     defaults = {"fp16": "float16", "bf16": "bfloat16"}
     name = detail.get("load_dtype") or detail.get("parameters")
@@ -115,7 +115,7 @@ def _torchvision_model(row: Row) -> nn.Module:
 
 
 def _names_weights(argument: str) -> bool:
-    """Say whether an argument chooses stored weights, which take no other memory."""
+    """Return whether an argument chooses stored weights, which take no other memory."""
     return argument in {"weights", "pretrained", "weights_backbone"}
 
 

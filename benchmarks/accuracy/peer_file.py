@@ -10,7 +10,7 @@ PATH = Path(__file__).parent / "peer_figures.json"
 
 
 def read_peers() -> list[dict[str, Any]]:
-    """Give the stored figures of all tools; none where nothing is stored yet."""
+    """Return the stored figures of all tools; none where nothing is stored yet."""
     if not PATH.exists():
         return []
     peers: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))

@@ -71,7 +71,7 @@ def _asked(folder: Path | None) -> Mapping[str, Callable[[Sequence[Row]], dict[s
 def _stored(
     tool: str, version: str, quantity: str, command: str, figures: Mapping[str, Figure]
 ) -> dict[str, Any]:
-    """Give one tool's entry; what it could not answer is kept as its reason."""
+    """Return one tool's entry; what it could not answer is kept as its reason."""
     return {
         "tool": tool,
         "version": version,
@@ -140,7 +140,7 @@ def _fake_tensor_bytes(row: Row) -> Figure:
 
 
 def _highest_sum(recording: StepRecording, first_event: int) -> int:
-    """Give the highest sum of tensors; what comes and goes inside one operator is none.
+    """Return the highest sum of tensors; what comes and goes inside one operator is none.
 
     Scratch is recorded as blocks that are freed right after they were taken, so that they are in
     the sum only between two events that no tensor lies between.

@@ -51,7 +51,7 @@ class Protocol:
 
 
 def protocol_of(row: Row) -> Protocol:
-    """Give the protocol of a row's source; of an unknown source, what its fields say."""
+    """Return the protocol of a row's source; of an unknown source, what its fields say."""
     position, sets_to_none = _zero_grad(row.zero_grad)
     source = row.source.lower()
     if source == "xmem":
@@ -89,7 +89,7 @@ def _zero_grad(text: str | None) -> tuple[str, bool]:
 
 
 def _keeps_output(row: Row) -> bool:
-    """Say whether the step has a name for the model's output; of transformers models, usually."""
+    """Test whether the step has a name for the model's output; of transformers models, usually."""
     notes = " ".join(row.notes).lower()
     if _NOT_KEPT.search(notes):
         return False
@@ -108,7 +108,7 @@ class Parts:
 
 
 def make_step(row: Row, protocol: Protocol, parts: Parts) -> Step:
-    """Give the function that carries out one step as the protocol says."""
+    """Return the function that runs one step as the protocol says."""
     return attended(row, parts.device, write_step(row, protocol, parts))
 
 
@@ -234,7 +234,7 @@ def probe_context(device: str) -> None:
 
 
 def autocast(row: Row, device: str) -> AbstractContextManager[Any]:
-    """Give the context of the forward pass: autocast for mixed precision, else nothing."""
+    """Return the context of the forward pass: autocast for mixed precision, else nothing."""
     if row.precision != "amp":
         return nullcontext()
     name = str(row.precision_detail.get("autocast_dtype") or "float16").removeprefix("torch.")

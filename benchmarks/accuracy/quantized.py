@@ -23,7 +23,7 @@ _NESTED_TABLE_VALUES = 256
 
 
 def quantize(weight: torch.Tensor, layer: Any) -> nn.Parameter:
-    """Give the packed 4-bit parameter of a weight that is on the card, without its values."""
+    """Return the packed 4-bit parameter of a weight that is on the card, without its values."""
     bitsandbytes = load_package("bitsandbytes")
     device, num_values = weight.device, weight.numel()
     num_blocks = -(num_values // -layer.block_size)
@@ -49,7 +49,7 @@ def quantize(weight: torch.Tensor, layer: Any) -> nn.Parameter:
 
 
 def _quantize_scales(scales: torch.Tensor, state_class: Any) -> tuple[torch.Tensor, ...]:
-    """Give 8-bit scales, their mean, and their own scales in blocks of 256."""
+    """Return 8-bit scales, their mean, and their own scales in blocks of 256."""
     offset = scales.mean()
     centred = scales - offset
     num_blocks = -(scales.numel() // -_NESTED_BLOCK_SIZE)
@@ -78,7 +78,7 @@ class _Matmul4Bit(torch.autograd.Function):
 
 
 def _unpack(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Give the weight in full, in a new tensor."""
+    """Return the weight in full, in a new tensor."""
     scales = state.absmax
     if state.nested:
         scales = torch.empty_like(state.absmax, dtype=torch.float32) + state.offset
@@ -91,7 +91,7 @@ def _unpack(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tenso
 
 @cache
 def linear_class() -> type[nn.Linear]:
-    """Give the class of 4-bit linear layers, which peft takes for that of bitsandbytes."""
+    """Return the class of 4-bit linear layers, which peft takes for that of bitsandbytes."""
     library = load_package("bitsandbytes").nn
 
     class Linear4bit(library.Linear4bit):  # type: ignore[misc, name-defined]
@@ -122,7 +122,7 @@ def linear_class() -> type[nn.Linear]:
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Say whether a module is a 4-bit linear layer made here."""
+    """Return whether a module is a 4-bit linear layer made here."""
     return type(module).__name__ == "Linear4bit" and hasattr(module, "double_quant")
 
 

@@ -24,13 +24,13 @@ from .rows import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """A row as something to carry out."""
+    """A row as something to run."""
 
     row: Row
     setup: Callable[[], Step]
     """Makes model, optimizer and batch on the device, and gives the function of one step."""
     num_steps: int
-    """How many steps to carry out, warm-up included."""
+    """How many steps to run, warm-up included."""
     measured_from_step: int
     """The step (counted from 0) before which peaks are reset; 0 where the authors reset nothing."""
     prelude: tuple[Callable[[], None], ...] = ()
@@ -74,7 +74,7 @@ def _set_up(row: Row, protocol: Protocol, device: str) -> Step:
 
 
 def _notes(row: Row) -> tuple[str, ...]:
-    """Say what is assumed about a row."""
+    """Return what is assumed about a row."""
     notes = []
     if row.precision_detail.get("autocast_dtype_inferred"):
         notes.append("the autocast dtype is inferred, not recorded")

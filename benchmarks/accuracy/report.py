@@ -44,7 +44,7 @@ def _load(name: str) -> Content | None:
 
 
 def page(gpu: Content | None, cpu: Content | None, peers: Sequence[Content]) -> str:
-    """Give the whole page."""
+    """Return the whole page."""
     lines = [HEAD]
     if gpu is None:
         lines += ["No row of a GPU has been scored here yet: `make accuracy`.", ""]
@@ -250,7 +250,7 @@ def _has_figures(peer: Content, rows: Sequence[Content]) -> bool:
 
 
 def _reading(row: Content, quantity: str) -> tuple[str, int | None]:
-    """Give the reading of a quantity, or else of the widest that was read."""
+    """Return the reading of a quantity, or else of the widest that was read."""
     figures = row.get("figures", {})
     for name in (quantity, *reversed(QUANTITIES)):
         if name in figures and figures[name]["measured_bytes"]:

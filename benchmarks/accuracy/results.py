@@ -20,7 +20,7 @@ KINDS = ("budget", "card", "cap", "oom")
 
 
 def as_json(scores: Sequence[Score]) -> dict[str, Any]:
-    """Give all rows, and the sums over each source and over all of them."""
+    """Return all rows, and the sums over each source and over all of them."""
     sources = dict.fromkeys(score.row.source for score in scores)
     return {
         "summaries": [asdict(each) for each in summaries(scores)],
@@ -56,7 +56,7 @@ def _counts(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def _row(score: Score) -> dict[str, Any]:
-    """Give one row; figures are missing where it could not be predicted."""
+    """Return one row; figures are missing where it could not be predicted."""
     row, predicted = score.row, score.predicted
     fields = _described(row) | {"failure": score.failure}
     if predicted is None:

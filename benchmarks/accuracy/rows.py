@@ -184,7 +184,7 @@ def _count(name: str, value: object, *, at_least: int) -> int:
 
 
 def _checkpointing(value: object) -> Mapping[str, Any] | None:
-    """Give the settings of gradient checkpointing, None where it is off."""
+    """Return the settings of gradient checkpointing, None where it is off."""
     if not value:
         return None
     if value is True:

@@ -82,18 +82,18 @@ def predict_row(row: Row) -> Predicted:
 
 
 def has_limit(row: Row) -> bool:
-    """Say whether a row tells how a run inside a limit ended: a failed one, or tried caps."""
+    """Return whether a row tells how a run inside a limit ended: a failed one, or tried caps."""
     return row.outcome == "oom" or bool(row.measured_extra.get("cap_tests"))
 
 
 def torch_version_of(row: Row) -> tuple[int, int] | None:
-    """Give the major and minor version of a row's torch; None where it is not recorded."""
+    """Return the major and minor version of a row's torch; None where it is not recorded."""
     match = _VERSION.match(row.torch_version or "")
     return (int(match[1]), int(match[2])) if match else None
 
 
 def settings_of(row: Row) -> AllocatorSettings:
-    """Give the settings under which a row's allocator ran, its defaults where nothing is recorded.
+    """Get the settings under which a row's allocator ran, its defaults where nothing is recorded.
 
     Raises:
         UsageError: if the recorded settings cannot be read.

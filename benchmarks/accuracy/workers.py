@@ -83,7 +83,7 @@ class _Worker:
             self.connection.send(place)
 
     def answer(self) -> tuple[int, Predicted | str] | None:
-        """Give the row's position with its prediction or failure; None while it is under way."""
+        """Return the row's position with its prediction or failure; None while it is under way."""
         position = self._position
         assert position is not None, "only a worker with a row is asked"
         found: Predicted | str

@@ -47,7 +47,7 @@ class Case:
 
     @property
     def coupled(self) -> bool:
-        """Say whether the usual accumulation of this job computes another gradient."""
+        """Return whether the usual accumulation of this job computes another gradient."""
         return self.adds in ("no", "groups") or self.draws == "shared"
 
     @property
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def description(self) -> str:
-        """Give the builder's docstring."""
+        """Return the builder's docstring."""
         return (self.build.__doc__ or "").strip()
 
 

@@ -65,7 +65,7 @@ def seed_all() -> None:
 
 
 def global_states() -> tuple[bytes, ...]:
-    """Give the states of the generators that a process has anyway, to be compared."""
+    """Return the states of the generators that a process has anyway, to be compared."""
     return (
         torch.get_rng_state().numpy().tobytes(),
         np.random.get_state(legacy=False)["state"]["key"].tobytes(),
@@ -75,7 +75,7 @@ def global_states() -> tuple[bytes, ...]:
 
 
 def name_of(operator: Any) -> str:
-    """Give an operator's name without its namespace and overload."""
+    """Return an operator's name without its namespace and overload."""
     return operator._schema.name.rpartition("::")[2]
 
 
@@ -147,7 +147,7 @@ class Replay(TorchDispatchMode):
 
 
 def states_of(sources: list[Any]) -> list[Any]:
-    """Give the states of generators that belong to the job."""
+    """Return the states of generators that belong to the job."""
     return [_state(source) for source in sources]
 
 

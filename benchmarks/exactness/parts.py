@@ -52,12 +52,12 @@ def classifier() -> nn.Module:
 
 
 def vectors(size: int) -> Tensor:
-    """Give feature vectors."""
+    """Return feature vectors."""
     return torch.randn(size, NUM_FEATURES)
 
 
 def labelled(size: int) -> tuple[Tensor, Tensor]:
-    """Give feature vectors and labels that repeat, no class as often as another."""
+    """Return feature vectors and labels that repeat, no class as often as another."""
     x = torch.randn(size, NUM_FEATURES)
     return x, torch.tensor([0, 1, 2, 0, 3, 1, 0, 2, 0, 1, 3, 0, 0, 1, 2, 3])[
         torch.arange(size) % 16
@@ -65,47 +65,47 @@ def labelled(size: int) -> tuple[Tensor, Tensor]:
 
 
 def binary(size: int) -> tuple[Tensor, Tensor]:
-    """Give feature vectors and labels of zero or one, unevenly many."""
+    """Return feature vectors and labels of zero or one, unevenly many."""
     x = torch.randn(size, NUM_FEATURES)
     return x, (torch.arange(size) % 5 < 2).to(x.dtype)
 
 
 def regression(size: int) -> tuple[Tensor, Tensor]:
-    """Give feature vectors and one target each."""
+    """Return feature vectors and one target each."""
     x = torch.randn(size, NUM_FEATURES)
     return x, x[:, :3].sum(1).sin() + 0.1 * torch.randn(size)
 
 
 def two_views(size: int) -> tuple[Tensor, Tensor]:
-    """Give two views of the same samples."""
+    """Return two views of the same samples."""
     x = torch.randn(size, NUM_FEATURES)
     return x, x + 0.3 * torch.randn(size, NUM_FEATURES)
 
 
 def images(size: int, channels: int = 3, extent: int = 8) -> Tensor:
-    """Give images ``(size, channels, extent, extent)``."""
+    """Return images ``(size, channels, extent, extent)``."""
     return torch.randn(size, channels, extent, extent)
 
 
 def labelled_images(size: int) -> tuple[Tensor, Tensor]:
-    """Give images and labels that repeat."""
+    """Return images and labels that repeat."""
     return images(size), labelled(size)[1]
 
 
 def segmented(size: int) -> tuple[Tensor, Tensor]:
-    """Give images and binary masks, of which some are nearly empty."""
+    """Return images and binary masks, of which some are nearly empty."""
     x = images(size)
     covered = torch.rand(size, 1, 8, 8) < torch.linspace(0.05, 0.8, size).view(-1, 1, 1, 1)
     return x, covered.to(x.dtype)
 
 
 def tokens(size: int) -> Tensor:
-    """Give whole sequences of seven tokens."""
+    """Return whole sequences of seven tokens."""
     return torch.randint(1, NUM_TOKENS, (size, 7))
 
 
 def padded_tokens(size: int) -> tuple[Tensor, Tensor]:
-    """Give sequences padded with zeros, and their lengths, which differ."""
+    """Return sequences padded with zeros, and their lengths, which differ."""
     ids = torch.randint(1, NUM_TOKENS, (size, 7))
     lengths = torch.tensor([7, 3, 5, 2, 6, 4, 7, 1])[torch.arange(size) % 8]
     return ids * (torch.arange(7) < lengths[:, None]), lengths

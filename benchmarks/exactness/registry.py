@@ -10,7 +10,7 @@ from exactness.case import Case
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Give all cases, the blind half first."""
+    """Return all cases, the blind half first."""
     names = sorted(module.name for module in pkgutil.iter_modules(cases.__path__))
     themes = [importlib.import_module(f"{cases.__name__}.{name}").theme for name in names]
     found = [case for theme in themes for case in theme.cases]
@@ -18,7 +18,7 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def find_case(name: str) -> Case:
-    """Give the case of a name.
+    """Return the case of a name.
 
     Raises:
         KeyError: if there is none.

@@ -48,7 +48,7 @@ class Row:
 
 
 def verdict(case: Case, numerics: str, earned: str = "") -> str:
-    """Say what a claim is worth.
+    """Return what a claim is worth.
 
     ``false``: it promises more than is true. ``carried``: accumulating gradients would not keep the
     results, since forward changes something; memfit's own run puts that back between pieces and
@@ -121,7 +121,7 @@ def _half(rows: list[Row]) -> dict[str, Any]:
 
 
 def as_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Give rows as they are written; an infinite error, of a piece that failed, as None."""
+    """Return rows as they are written; an infinite error, of a piece that failed, as None."""
     return [
         {**asdict(each), "worst_error": each.worst_error if each.worst_error < 1e300 else None}
         for each in rows

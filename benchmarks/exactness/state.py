@@ -84,13 +84,13 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _of_dict(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Give a dict's entries; hooks lie under numbers that differ from process to process."""
+    """Yield a dict's entries; hooks lie under numbers that differ from process to process."""
     for index, (key, each) in enumerate(list(value.items())):
         yield key if isinstance(key, str) else f"#{index}", each
 
 
 def difference(one: State, other: State) -> tuple[float, float]:
-    """Give the largest relative difference in trained parameters, and in all else.
+    """Return the largest relative difference in trained parameters, and in all else.
 
     Something that only one of them has, or of another shape or kind, differs by infinity.
     """

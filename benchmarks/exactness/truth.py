@@ -67,7 +67,7 @@ class Cut:
 
     @property
     def agrees(self) -> bool:
-        """Say whether the gradients are equal up to rounding.
+        """Return whether the gradients are equal up to rounding.
 
         Raises:
             UnclearError: if they are neither equal nor clearly different.
@@ -141,7 +141,7 @@ def truth_of(case: Case) -> Truth:
 
 
 def piece_counts(batch_size: int) -> tuple[tuple[int, ...], ...]:
-    """Give four equal pieces, and uneven ones that begin with three samples."""
+    """Return four equal pieces, and uneven ones that begin with three samples."""
     rest = batch_size - 3
     return (batch_size // 4,) * 4, (3, rest // 2, rest - rest // 2)
 
@@ -171,7 +171,7 @@ def _plain(case: Case, tape: Tape) -> tuple[_End, bool, bool]:
 
 
 def _value(loss: Tensor | Total, weight: float) -> Tensor:
-    """Give the scalar that is differentiated."""
+    """Return the scalar that is differentiated."""
     return loss.sum / loss.count if isinstance(loss, Total) else loss * weight
 
 
@@ -197,7 +197,7 @@ def build_step(case: Case) -> Step:
 
 
 def as_doubles(batch: Any) -> Any:
-    """Give a batch whose floating-point tensors are in fp64."""
+    """Return a batch whose floating-point tensors are in fp64."""
     return tree_map(_as_double, batch)
 
 
@@ -286,7 +286,7 @@ def _cut(case: Case, plain: _End, tape: Tape, cut: Cut) -> Cut:
 
 
 def _pieces(step: Step, tape: Tape, cut: Cut, sources: list[Any]) -> tuple[float, int]:
-    """Run forward and backward of each piece; give the loss and how many draws were shared."""
+    """Run forward and backward of each piece; return the loss and how many draws were shared."""
     own = states_of(sources)
     start, total, count, num_shared = 0, 0.0, 0.0, 0
     for length in cut.counts:
@@ -323,7 +323,7 @@ def _divide_gradients(model: nn.Module, count: float) -> None:
 
 
 def gradient_errors(expected: list[Tensor], got: list[Tensor]) -> tuple[float, float]:
-    """Give the relative error of gradients as one vector, and of the worst parameter.
+    """Return the relative error of gradients as one vector, and of the worst parameter.
 
     A parameter whose gradient is below a millionth of the whole is measured against that, since
     some are zero but for rounding, such as that of a bias in front of a BatchNorm.
@@ -339,7 +339,7 @@ def gradient_errors(expected: list[Tensor], got: list[Tensor]) -> tuple[float, f
 
 
 def _recompute_errors(case: Case, plain: _End) -> tuple[float, float]:
-    """Run each block's forward twice, as checkpointing does; give the gradients' and state's error.
+    """Run each block's forward twice, as checkpointing does; return the errors.
 
     Both are infinite if the step fails.
     """
@@ -357,7 +357,7 @@ def _recompute_errors(case: Case, plain: _End) -> tuple[float, float]:
 
 
 def blocks_of(case: Case, model: nn.Module) -> list[nn.Module]:
-    """Give the modules that are recomputed: a case's blocks, or the model's children."""
+    """Return the modules that are recomputed: a case's blocks, or the model's children."""
     if case.blocks:
         return list(model.get_submodule(case.blocks).children())
     found = []

@@ -28,7 +28,7 @@ _OWN = "guard_scenarios"
 
 
 def digest(**roots: Any) -> dict[str, Any]:
-    """Give all that can be reached from some objects, by path; shared objects are told as such."""
+    """Get all that can be reached from some objects, by path; shared objects are told as such."""
     walk = _Walk()
     for name, root in roots.items():
         walk.into(name, root)
@@ -67,7 +67,7 @@ class _Walk:
 
     @staticmethod
     def _is_foreign(value: Any) -> bool:
-        """Say whether something belongs to memfit, or is a class of somebody else's."""
+        """Return whether something belongs to memfit, or is a class of somebody else's."""
         kind = value if isinstance(value, type) else type(value)
         module = getattr(kind, "__module__", "") or ""
         if module.startswith("memfit."):

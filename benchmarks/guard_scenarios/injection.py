@@ -29,7 +29,7 @@ class Fault:
 
     operators: tuple[int, ...] = ()
     comes_after: bool = False
-    """Whether the operator has been carried out when the error comes."""
+    """Whether the operator has been run when the error comes."""
     is_cpu_allocator: bool = False
 
 
@@ -106,7 +106,7 @@ class _Faults(TorchDispatchMode):
 
 
 def carried_out(scenario: Scenario, fault: Fault) -> Ending:
-    """Build a training and carry it out with a fault."""
+    """Build a training and run it with a fault."""
     _seed(3)
     training = scenario.build()
     with warnings.catch_warnings(record=True) as caught:
@@ -151,7 +151,7 @@ def _ending(training: Training, run: Run, mode: _Faults, caught: list[Any]) -> E
 
 
 def _said(run: Run, caught: list[Any]) -> str:
-    """Give what the run says that it cannot put back."""
+    """Return what the run says that it cannot put back."""
     return " ".join(map(str, getattr(run, "not_put_back", ()))) if caught else ""
 
 
@@ -178,7 +178,7 @@ def _seed(seed: int) -> None:
 
 
 def judged(scenario: Scenario, fault: Fault, undisturbed: Ending) -> Verdict:
-    """Carry out a training with a fault and compare it with the undisturbed one."""
+    """Run a training with a fault and compare it with the undisturbed one."""
     found = carried_out(scenario, fault)
     place = undisturbed.places[min(fault.operators) - 1]
     if not found.error:

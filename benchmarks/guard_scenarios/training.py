@@ -46,7 +46,7 @@ class Training:
 
     @property
     def plan(self) -> Plan:
-        """Give a plan whose smaller plans are the same, so that results are equal to the bit."""
+        """Return a plan whose smaller plans are the same, so that results are equal to the bit."""
         rung = Plan(strategies=tuple(self.strategies))
         return Plan(strategies=rung.strategies, ladder=(rung,) * 8)
 
@@ -110,7 +110,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    """Give the optimizer that most people take."""
+    """Return the optimizer that most people take."""
     return torch.optim.AdamW(parameters, lr=0.05)
 
 

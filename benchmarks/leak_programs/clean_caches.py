@@ -103,7 +103,7 @@ def trimmed_list(finder: LeakFinder) -> None:
 
 @functools.lru_cache(maxsize=128)
 def mask_of(length: int) -> torch.Tensor:
-    """Give a mask, cached by its length."""
+    """Return a mask, cached by its length."""
     return torch.ones(length, WIDTH)
 
 
@@ -121,7 +121,7 @@ def bounded_cache(finder: LeakFinder) -> None:
 
 @functools.cache
 def positions_of(length: int) -> torch.Tensor:
-    """Give positions, cached by their length."""
+    """Return positions, cached by their length."""
     return torch.ones(length, WIDTH)
 
 

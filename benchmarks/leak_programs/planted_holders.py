@@ -53,7 +53,7 @@ class Trainer:
         self.outputs: list[torch.Tensor] = []
 
     def step(self) -> None:
-        """Carry out a step."""
+        """Run a step."""
         train_step(self.model, self.optimizer)
         self.outputs.append(torch.randn(ROWS, WIDTH))
 
@@ -113,7 +113,7 @@ def class_attribute(finder: LeakFinder) -> None:
 
 @functools.cache
 def embedded(batch: torch.Tensor) -> torch.Tensor:
-    """Give features, cached under the tensor object."""
+    """Return features, cached under the tensor object."""
     return batch.cos()
 
 

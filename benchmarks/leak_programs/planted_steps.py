@@ -27,7 +27,7 @@ class Classifier(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give logits."""
+        """Return logits."""
         return self.body(x)[:, 0]
 
 

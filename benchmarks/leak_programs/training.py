@@ -30,17 +30,17 @@ class Program:
 
 
 def small_model() -> nn.Module:
-    """Give a model of three layers."""
+    """Return a model of three layers."""
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Give its optimizer."""
+    """Return its optimizer."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 64) -> torch.Tensor:
-    """Carry out a step and give its loss, with what is left of its graph."""
+    """Run a step and give its loss, with what is left of its graph."""
     loss = model(torch.randn(rows, WIDTH)).square().mean()
     loss.backward()
     optimizer.step()
@@ -51,7 +51,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 6
 def train(
     finder: LeakFinder, steps: range, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Carry out steps and tell the finder."""
+    """Run steps and tell the finder."""
     for step in steps:
         train_step(model, optimizer)
         finder.boundary("train", step)

@@ -33,11 +33,11 @@ class Program:
 
     @property
     def leaks(self) -> bool:
-        """Say whether anything should be told at all."""
+        """Return whether anything should be told at all."""
         return bool(self.holders)
 
     def is_held_by(self, holder: str) -> bool:
-        """Say whether a holder is the planted one, or lies within it."""
+        """Return whether a holder is the planted one, or lies within it."""
         own = holder.removeprefix("__main__.")
         return any(
             re.search(rf"(?:^|\.){re.escape(each.lstrip('.'))}(?:$|[.\[])", own)
@@ -62,7 +62,7 @@ class Score:
 
 
 def programs() -> list[Program]:
-    """Give all programs, those that leak first."""
+    """Return all programs, those that leak first."""
     paths = [*sorted((HERE / "leaks").glob("*.py")), *sorted((HERE / "clean").glob("*.py"))]
     return [_program(path) for path in paths]
 

@@ -65,7 +65,7 @@ class Enumeration:
 
     @property
     def found(self) -> list[Found]:
-        """Give everything that could be recorded, the fastest first."""
+        """Return everything that could be recorded, the fastest first."""
         return sorted(filter(None, self._found.values()), key=lambda each: each.seconds)
 
     def run(self) -> None:
@@ -111,7 +111,7 @@ class Enumeration:
             self._found[strategies] = _found(strategies, evaluated)
 
     def _is_too_slow(self, node: Found) -> bool:
-        """Say whether what is to be extended is too slow for every budget already."""
+        """Return whether what is to be extended is too slow for every budget already."""
         best = [best_seconds(self.found, num_bytes) for num_bytes in self._budgets_bytes]
         return all(seconds is not None and node.seconds > SLACK * seconds for seconds in best)
 
@@ -127,7 +127,7 @@ class Enumeration:
             yield from (last.strategies for last in found.refinements[-1:]) if found else ()
 
     def _recomputing(self, node: Found) -> list[Sequence[Strategy]]:
-        """Give ways to recompute blocks: the planner's own for each budget, and those by hand."""
+        """Return ways to recompute blocks: the planner's own for each budget, and those by hand."""
         fitting = [
             next((each for each in node.refinements if each.peak_bytes <= num_bytes), None)
             for num_bytes in self._budgets_bytes
@@ -176,7 +176,7 @@ def product_of(dims: Sequence[Sequence[Strategy | None]]) -> Iterator[Sequence[S
 
 
 def best_seconds(found: Iterable[Found], budget_bytes: int) -> float | None:
-    """Give the least estimated time of what fits; None if nothing does."""
+    """Return the least estimated time of what fits; None if nothing does."""
     return min((each.seconds for each in found if each.peak_bytes <= budget_bytes), default=None)
 
 
@@ -218,7 +218,7 @@ def _any_of(kind: type[Strategy]) -> Strategy:
 
 
 def _clashing(members: Sequence[Strategy]) -> Strategy | None:
-    """Give a strategy that has to go so that the last one can stay."""
+    """Return a strategy that has to go so that the last one can stay."""
     return next((m for m in members[:-1] if conflict([m, members[-1]])), None)
 
 

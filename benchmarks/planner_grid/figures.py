@@ -21,29 +21,29 @@ class Answer:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """Give what is known of it."""
+        """Return what is known of it."""
         found: Mapping[str, Any] = self.cell[self.mode]
         return found
 
     @property
     def is_plan(self) -> bool:
-        """Say whether there is a plan."""
+        """Return whether there is a plan."""
         return "strategies" in self.figures
 
     @property
     def is_within(self) -> bool:
-        """Say whether the measured peak keeps to the budget."""
+        """Return whether the measured peak keeps to the budget."""
         return bool(self.figures["measured_bytes"] <= self.cell["budget_bytes"])
 
     @property
     def error_fraction(self) -> float:
-        """Give how far the predicted peak is from the measured one."""
+        """Return how far the predicted peak is from the measured one."""
         measured_bytes = self.figures["measured_bytes"]
         return float(abs(self.figures["predicted_bytes"] - measured_bytes) / measured_bytes)
 
     @property
     def fault(self) -> str:
-        """Say what is not as promised; empty if all is."""
+        """Return what is not as promised; empty if all is."""
         figures = self.figures
         if "failure" in figures:
             return f"no answer: {figures['failure']}"
@@ -64,7 +64,7 @@ def answers(jobs: Jobs) -> Iterator[Answer]:
 
 
 def summary(jobs: Jobs) -> dict[str, Any]:
-    """Give the figures over all cells."""
+    """Return the figures over all cells."""
     given = list(answers(jobs))
     plans = [answer for answer in given if answer.is_plan]
     errors = sorted(answer.error_fraction for answer in plans)

@@ -54,7 +54,7 @@ class _Cell:
 
     @property
     def chosen(self) -> dict[str, Strategies]:
-        """Give the planner's plans."""
+        """Return the planner's plans."""
         return {
             mode: found.strategies for mode, found in self.plans.items() if isinstance(found, Plan)
         }

@@ -20,7 +20,7 @@ _USERS = (
 
 @contextmanager
 def recorded_once(job: Job) -> Iterator[Recorded]:
-    """Have planner and measurements of a job on the CPU share recordings; give what records.
+    """Have planner and measurements of a job on the CPU share recordings; return what records.
 
     Recording is deterministic, so this changes how long planning takes and nothing else.
     """

@@ -24,7 +24,7 @@ _NUM_STEPS = 2
 def time_in_turns(
     job: Job, plans: Mapping[Key, Strategies], num_rounds: int
 ) -> dict[Key, list[float]]:
-    """Give the seconds of a step in each round, by plan.
+    """Return the seconds of a step in each round, by plan.
 
     The order changes from round to round. Models are built anew, since where their weights happen
     to lie changes how long a step takes.
@@ -48,7 +48,7 @@ def time_in_turns(
 
 
 def usual_ratio(seconds: list[float], others: list[float]) -> float:
-    """Give the median over rounds of how much longer one plan takes than another."""
+    """Return the median over rounds of how much longer one plan takes than another."""
     return statistics.median(mine / other for mine, other in zip(seconds, others, strict=True))
 
 

@@ -42,7 +42,7 @@ def make_model(seed: int = 0) -> Model:
 
 
 def make_batch(num_samples: int, seed: int = 0) -> Batch:
-    """Give features and labels; those of fewer samples are the first ones of more."""
+    """Return features and labels; those of fewer samples are the first ones of more."""
     torch.manual_seed(seed + 5)
     features = torch.randn(BATCH_SIZE, NUM_ROWS, NUM_FEATURES) * 1.3
     return features[:num_samples], torch.randint(0, NUM_CLASSES, (BATCH_SIZE,))[:num_samples]
@@ -101,7 +101,7 @@ class Program:
 
 
 def run(operations: Sequence[Operation], model: nn.Module, batch: Batch) -> list[Tensor]:
-    """Give the features, the labels and what each operation makes."""
+    """Return the features, the labels and what each operation makes."""
     values = [model(batch[0]), batch[1]]
     for operation in operations:
         values.append(operation(values, len(batch[0])))
@@ -164,7 +164,7 @@ def _gradients(program: Program, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def error_in_pieces(program: Program) -> float:
-    """Give the largest relative error of the gradient in pieces, over weights and batches.
+    """Return the largest relative error of the gradient in pieces, over weights and batches.
 
     Infinite where the program fails on a piece.
     """

@@ -135,7 +135,7 @@ class Processor:
         return ProcessReading(process_bytes=None, source=None)
 
     def further(self) -> dict[str, Any]:
-        """Say how many threads worked."""
+        """Return how many threads worked."""
         return {"num_threads": torch.get_num_threads(), "pid": os.getpid()}
 
     def record_history(self) -> None:

@@ -36,7 +36,7 @@ _LIBRARIES = ("transformers", "torchvision", "timm")
 
 
 def main(words: list[str]) -> None:
-    """Carry out the job that a file describes."""
+    """Run the job that a file describes."""
     job = json.loads(Path(words[0]).read_text(encoding="utf-8"))
     folder = Path(words[1])
     if job["row"] is None:

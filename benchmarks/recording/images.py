@@ -286,7 +286,7 @@ class Autoencoder(Recomputing):
         self.decoder = nn.Sequential(*up, nn.ConvTranspose2d(width, 3, 4, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give reconstruction error plus divergence, one value per image (64 x 64 pixels)."""
+        """Return reconstruction error plus divergence, one value per image (64 x 64 pixels)."""
         mean, log_variance = self.encoder(x).chunk(2, dim=1)
         latent = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         image = self.decoder(latent).sigmoid()
@@ -312,7 +312,7 @@ class Adversaries(Recomputing):
         self.discriminator = nn.Sequential(*down, nn.Flatten(), nn.Linear(128 * width, 1))
 
     def forward(self, turn: str, x: torch.Tensor) -> torch.Tensor:
-        """Give the loss of ``generator`` or ``discriminator`` (images of 64 x 64 pixels)."""
+        """Return the loss of ``generator`` or ``discriminator`` (images of 64 x 64 pixels)."""
         noise = torch.randn(len(x), self.latent, device=x.device, dtype=x.dtype)
         if turn == "generator":
             return F.softplus(-self.discriminator(self.generator(noise)))

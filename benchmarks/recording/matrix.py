@@ -169,7 +169,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Give the name, which says everything that distinguishes the entry."""
+        """Return the name, which says everything that distinguishes the entry."""
         parts = [self.workload, f"b{self.batch_size}", self.precision, self.optimizer]
         parts += ["ckpt"] if self.recomputes else []
         parts += [f"acc{self.accumulation_steps}"] if self.accumulation_steps > 1 else []
@@ -178,12 +178,12 @@ class Entry:
 
     @property
     def about(self) -> Workload:
-        """Give the model, batch and loss."""
+        """Return the model, batch and loss."""
         return WORKLOADS[self.workload]
 
 
 def all_entries() -> tuple[Entry, ...]:
-    """Give the whole list, in its order."""
+    """Return the whole list, in its order."""
     return tuple(_entry(line) for line in _TABLE.strip().splitlines())
 
 

@@ -83,7 +83,7 @@ class Reading:
     measured_extra: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain JSON values."""
+        """Return plain JSON values."""
         return asdict(self)
 
 
@@ -151,7 +151,7 @@ _MEASURED = ("allocated_bytes", "reserved_bytes", "process_bytes", "context_byte
 
 
 def _measured(place: Place, card: Card, snapshot: Path | None, extra: dict[str, Any]) -> Reading:
-    """Carry out the steps; ``extra`` says how far it came if memory runs out."""
+    """Run the steps; ``extra`` says how far it came if memory runs out."""
     watch = PhaseWatch(card)
     extra["oom_in"] = "setup"
     step = place(card.device, watch)
@@ -202,7 +202,7 @@ def _phases_and_seconds(card: Card, watch: PhaseWatch, step: Step) -> dict[str, 
 
 
 def _outside_allocator(card: Card, process: ProcessReading) -> int | None:
-    """Give what the process occupies beside the memory of torch's allocator."""
+    """Return what the process occupies beside the memory of torch's allocator."""
     reserved_bytes = card.reserved_bytes()
     if process.process_bytes is None or reserved_bytes is None:
         return None

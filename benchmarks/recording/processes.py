@@ -38,19 +38,19 @@ class Child(Protocol):
     """One child, as the recording sees it."""
 
     def is_ready(self) -> bool:
-        """Say whether it waits for its turn on the card."""
+        """Return whether it waits for its turn on the card."""
 
     def go(self) -> None:
         """Give it the card."""
 
     def has_ended(self) -> bool:
-        """Say whether it is over."""
+        """Return whether it is over."""
 
     def result(self) -> dict[str, Any] | None:
-        """Give its outcome; None if it failed."""
+        """Return its outcome; None if it failed."""
 
     def complaint(self) -> str:
-        """Give the end of what it wrote, which names the error."""
+        """Return the end of what it wrote, which names the error."""
 
     def end(self) -> None:
         """End it, if it is not over."""
@@ -78,7 +78,7 @@ class ChildProcess:
             )
 
     def is_ready(self) -> bool:
-        """Say whether it waits for its turn on the card."""
+        """Return whether it waits for its turn on the card."""
         return (self._folder / READY).exists()
 
     def go(self) -> None:
@@ -86,7 +86,7 @@ class ChildProcess:
         (self._folder / GO).touch()
 
     def has_ended(self) -> bool:
-        """Say whether it is over."""
+        """Return whether it is over."""
         return self._process.poll() is not None
 
     def result(self) -> dict[str, Any] | None:
@@ -115,7 +115,7 @@ class ChildProcess:
 
 
 def child_environment(parent: Mapping[str, str], allocator: str | None) -> dict[str, str]:
-    """Give a child's environment: nothing that changes memory but the allocator's setting."""
+    """Return a child's environment: nothing that changes memory but the allocator's setting."""
     found = {name: value for name, value in parent.items() if name not in _CLEARED}
     paths = [str(BENCHMARKS), str(BENCHMARKS.parent / "src"), found.get("PYTHONPATH", "")]
     found["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -21,7 +21,7 @@ _PROBE_READINGS = ("context_after_init_bytes", "context_after_cublas_bytes", "co
 
 
 def row_id(card: str, entry: Entry) -> str:
-    """Give the id of an entry's row on a card."""
+    """Return the id of an entry's row on a card."""
     return f"memfit-{card_slug(card)}-{entry.name}"
 
 
@@ -80,11 +80,11 @@ class RowFile:
         self.failures = path.with_suffix(".failures.jsonl")
 
     def names(self) -> frozenset[str]:
-        """Give the ids of the rows that are there."""
+        """Return the ids of the rows that are there."""
         return frozenset(row["id"] for row in _lines(self.path))
 
     def failed_names(self) -> frozenset[str]:
-        """Give the ids of what failed."""
+        """Return the ids of what failed."""
         return frozenset(failure["id"] for failure in _lines(self.failures))
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ class ProbeError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a recording is carried out."""
+    """How a recording is run."""
 
     device: str = "cuda"
     deadline: float = float("inf")

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version() -> str:
-    """Give the installed version, or ``0+unknown`` when memfit runs from a plain source folder."""
+    """Get the installed version, or ``0+unknown`` when memfit runs from a plain source folder."""
     try:
         return version("memfit")
     except PackageNotFoundError:

@@ -27,7 +27,7 @@ MemfitError
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
 ├── NothingToVerifyError        a plan would leave the batch of a trial as it is
-├── TooLargeToVerifyError       not even a few samples can be carried out here
+├── TooLargeToVerifyError       not even a few samples can be run here
 ├── CommandNotStartedError      a command to be watched does not exist or cannot be executed
 ├── MissingExtraError           an optional package is not installed
 └── DataError                   a data file or checkpoint is missing or malformed
@@ -267,7 +267,7 @@ class UpdateCutError(MemfitError):
 
 
 class NotPutBackError(MemfitError):
-    """Say that a step cannot be carried out again, because it reaches what nobody can put back."""
+    """Say that a step cannot be run again, because it reaches what nobody can put back."""
 
     exit_code = 4
 
@@ -280,13 +280,13 @@ class NotPutBackError(MemfitError):
 
 
 class BatchChangedError(MemfitError):
-    """Say that a step cannot be carried out again, because it has changed its own batch."""
+    """Say that a step cannot be run again, because it has changed its own batch."""
 
     exit_code = 4
 
     def __init__(self, step: int, cause: str) -> None:
         super().__init__(
-            f"Step {step} ran out of memory ({cause}) and cannot be carried out again: the job's "
+            f"Step {step} ran out of memory ({cause}) and cannot be run again: the job's "
             "loss has changed the batch in place. Everything else is as it was before that step. "
             "Let the loss work on a copy, or go on with the batch built anew and a smaller plan."
         )
@@ -367,7 +367,7 @@ class NothingToVerifyError(MemfitError):
 
 
 class TooLargeToVerifyError(MemfitError):
-    """Say what is missing to carry out even a few samples here."""
+    """Say what is missing to run even a few samples here."""
 
     def __init__(self, batch_size: int, reason: str) -> None:
         super().__init__(

@@ -103,7 +103,7 @@ class Prediction:
     timeline: Timeline | None = field(default=None, repr=False)
 
     def bounded_bytes(self, budget_of: str | None = None) -> int:
-        """Give the figure that a budget bounds: ``allocated``, ``reserved`` or ``process``."""
+        """Return the figure that a budget bounds: ``allocated``, ``reserved`` or ``process``."""
         return {
             "allocated": self.peak_allocated_bytes,
             "reserved": self.peak_reserved_bytes,
@@ -111,7 +111,7 @@ class Prediction:
         }[budget_of or self.budget_of]
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as plain JSON values, without the timeline."""
+        """Return the fields as plain JSON values, without the timeline."""
         return without_timeline(asdict(self))
 
 
@@ -133,7 +133,7 @@ class Measurement:
     timeline: Timeline | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as plain JSON values, without the timeline."""
+        """Return the fields as plain JSON values, without the timeline."""
         return without_timeline(asdict(self))
 
 

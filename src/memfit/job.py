@@ -82,7 +82,7 @@ _SIGNATURES = {
 
 
 def expected_signature(function: str) -> str:
-    """Give the signature that a job's function should have, for messages."""
+    """Return the signature that a job's function should have, for messages."""
     return _SIGNATURES[function]
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def workload_names() -> tuple[str, ...]:
-    """Give the names of all workloads, sorted, as they are typed after ``memfit train``."""
+    """Return the names of all workloads, sorted, as they are typed after ``memfit train``."""
     packages = (entry.name for entry in pkgutil.iter_modules(__path__) if entry.ispkg)
     return tuple(sorted(package.replace("_", "-") for package in packages))
 

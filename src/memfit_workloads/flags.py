@@ -30,7 +30,7 @@ def add_memory_flags(group: Any) -> None:
         metavar="NAME",
         help="let the planner use a strategy that changes the numerics; may be repeated",
     )
-    group.add_argument("--plan", type=Path, metavar="FILE", help="carry out this saved plan")
+    group.add_argument("--plan", type=Path, metavar="FILE", help="run this saved plan")
 
 
 def command_of(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMemory:
-    """The plan that a run carries out, and the figures it is held against."""
+    """The plan that a run runs, and the figures it is held against."""
 
     job: Job
     plan: Plan
@@ -74,7 +74,7 @@ def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:
 
 
 def devices(name: str | None) -> tuple[str, str]:
-    """Give where to run (``cpu`` or ``cuda``) and the catalogue's name for it."""
+    """Return where to run (``cpu`` or ``cuda``) and the catalogue's name for it."""
     from memfit.devices.catalogue import current_device_name
 
     if name is None:
@@ -85,7 +85,7 @@ def devices(name: str | None) -> tuple[str, str]:
 
 
 def show_plan(planned_memory: PlannedMemory, console: Console) -> None:
-    """Say what training would take as it is, what it may take, and how it is carried out."""
+    """Say what training would take as it is, what it may take, and how it is run."""
     planned = planned_memory.planned
     budget_bytes = planned_memory.budget_bytes
     budget = "none" if budget_bytes is None else format_bytes(budget_bytes)

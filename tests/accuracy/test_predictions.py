@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def jobs():
-    """Give a function that builds the job of an architecture."""
+    """Return a function that builds the job of an architecture."""
     pytest.importorskip("transformers", reason="the architectures come from transformers")
     spec = importlib.util.spec_from_file_location("memfit_benchmark_architectures", PATH)
     module = importlib.util.module_from_spec(spec)

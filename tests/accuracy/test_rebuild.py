@@ -1,4 +1,4 @@
-"""Rows of published measurements are read, rebuilt, and carried out with the authors' lifetimes."""
+"""Rows of published measurements are read, rebuilt, and run with the authors' lifetimes."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_step_runs_on_fake_tensors(end):
         step()
 
 
-# --- small rows, carried out for real ----------------------------------------------------------------
+# --- small rows, run for real ----------------------------------------------------------------
 
 
 def parts_of(row):

@@ -56,7 +56,7 @@ class Entry:
 
 
 def near_peak(peak_bytes: int, tolerance: float = PEAK_TOLERANCE) -> object:
-    """Give what equals another peak of the same step but for scalars."""
+    """Return what equals another peak of the same step but for scalars."""
     return pytest.approx(peak_bytes, rel=tolerance, abs=SCALARS_BYTES)
 
 
@@ -129,7 +129,7 @@ def squared_error(model, batch):
 def residual(
     width: int = 8, num_blocks: int = 4, batch_size: int = 10, rate: float = 0.0, clip=None
 ) -> Job:
-    """Give a stack of residual blocks and a mean loss."""
+    """Return a stack of residual blocks and a mean loss."""
     return Job(
         model=lambda: nn.Sequential(*(Residual(width, rate) for _ in range(num_blocks))),
         batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
@@ -153,7 +153,7 @@ def large_residual() -> Job:
 
 
 def ragged_tokens() -> Job:
-    """Give sequences of different lengths, a tied weight, and a loss over true tokens."""
+    """Return sequences of different lengths, a tied weight, and a loss over true tokens."""
 
     def batch(size):
         ids = torch.randint(0, 11, (size, 9))
@@ -170,7 +170,7 @@ def ragged_tokens() -> Job:
 
 
 def samples_in_second_dimension() -> Job:
-    """Give batches of (steps, samples, features) with a mask that has no samples."""
+    """Return batches of (steps, samples, features) with a mask that has no samples."""
 
     def batch(size):
         return {"x": torch.randn(5, size, 8), "mask": torch.ones(5, 1, 1), "y": torch.randn(size)}
@@ -191,7 +191,7 @@ def samples_in_second_dimension() -> Job:
 def batch_normalised(
     channels: int = 4, side: int = 5, batch_size: int = 10, rate: float = 0.0
 ) -> Job:
-    """Give convolutional blocks with batch normalisation."""
+    """Return convolutional blocks with batch normalisation."""
 
     def model():
         blocks = [Convolutional(channels, rate) for _ in range(2)]
@@ -211,7 +211,7 @@ def large_batch_normalised() -> Job:
 
 
 def many_candidates(width: int = 8, num_candidates: int = 600, batch_size: int = 6) -> Job:
-    """Give a streamable loss of rows x candidates."""
+    """Return a streamable loss of rows x candidates."""
 
     def batch(size):
         return torch.randn(size, width), torch.randint(0, num_candidates, (size, 3))
@@ -236,7 +236,7 @@ def large_many_candidates() -> Job:
 
 
 def unknown_optimizer() -> Job:
-    """Give an optimizer from outside torch.optim."""
+    """Return an optimizer from outside torch.optim."""
 
     class Plain(torch.optim.Optimizer):
         def __init__(self, parameters) -> None:

@@ -48,7 +48,7 @@ class CausalLanguageModel(nn.Module):
 
 
 def attention_blocks(width: int = 16, num_tokens: int = 7, batch_size: int = 6) -> Job:
-    """Give blocks that attend to all tokens."""
+    """Return blocks that attend to all tokens."""
     shape = (num_tokens, width)
     return Job(
         model=lambda: nn.Sequential(*(AttentionBlock(width) for _ in range(3))),
@@ -64,7 +64,7 @@ def large_attention_blocks() -> Job:
 
 
 def padded_language_model() -> Job:
-    """Give padded sequences of different lengths to a causal model."""
+    """Return padded sequences of different lengths to a causal model."""
 
     def batch(size):
         ids = torch.randint(0, 11, (size, 9))

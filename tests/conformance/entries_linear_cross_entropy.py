@@ -29,7 +29,7 @@ class Tagger(nn.Module):
 def shifted_tokens(
     width: int = 8, vocabulary: int = VOCABULARY, num_tokens: int = 9, batch_size: int = 7
 ) -> Job:
-    """Give a tied language model, whose loss shifts tokens, and a mean over true tokens."""
+    """Return a tied language model, whose loss shifts tokens, and a mean over true tokens."""
 
     def batch(size):
         ids = torch.randint(0, vocabulary, (size, num_tokens))
@@ -54,7 +54,7 @@ def shifted_tokens(
 
 
 def tagged_tokens() -> Job:
-    """Give a model that scores classes in the second dimension, and weights of classes."""
+    """Return a model that scores classes in the second dimension, and weights of classes."""
     importance = torch.linspace(0.5, 2.0, VOCABULARY, dtype=torch.float64)
 
     def loss(model, batch):
@@ -74,7 +74,7 @@ def tagged_tokens() -> Job:
 
 
 def log_probabilities() -> Job:
-    """Give a loss in two parts: a softmax, and what it gives the true classes."""
+    """Return a loss in two parts: a softmax, and what it gives the true classes."""
 
     def loss(model, batch):
         scores = F.log_softmax(model(batch), dim=-1)

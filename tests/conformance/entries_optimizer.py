@@ -70,7 +70,7 @@ def adam_with_coupled_decay() -> Job:
 
 
 def large_parameters() -> Job:
-    """Give a job whose parameters, gradients and states outweigh its activations."""
+    """Return a job whose parameters, gradients and states outweigh its activations."""
     return replace(residual(width=256, num_blocks=6, batch_size=16), optimizer=adamw)
 
 

@@ -27,7 +27,7 @@ def adamw(parameters):
 
 
 def representable() -> Job:
-    """Give weights that bfloat16 can hold, so that undoing it gives back every bit of them."""
+    """Return weights that bfloat16 can hold, so that undoing it gives back every bit of them."""
     job = residual()
     return replace(job, model=lambda: job.model().bfloat16().float())
 
@@ -41,7 +41,7 @@ def large_residual_with_adamw() -> Job:
 
 
 def batch_normalised(clip: float | None = None) -> Job:
-    """Give batch normalisation without a bias in front of it, whose gradient is rounding alone."""
+    """Return batch normalisation without a bias in front of it, whose gradient is rounding alone."""
 
     def model():
         convolution = nn.Conv2d(4, 4, 3, padding=1, bias=False)

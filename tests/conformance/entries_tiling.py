@@ -52,7 +52,7 @@ class TransformerBlock(nn.Module):
 def transformer(
     width: int = 8, num_tokens: int = 9, batch_size: int = 6, expansion: int = 4
 ) -> Job:
-    """Give transformer blocks whose MLPs can be tiled; 6 x 9 tokens fall into uneven tiles."""
+    """Return transformer blocks whose MLPs can be tiled; 6 x 9 tokens fall into uneven tiles."""
     shape = (num_tokens, width)
     return Job(
         model=lambda: nn.Sequential(*(TransformerBlock(width, expansion) for _ in range(2))),
@@ -68,7 +68,7 @@ def large_transformer() -> Job:
 
 
 def convolutional(channels: int = 3, side: int = 13, batch_size: int = 2) -> Job:
-    """Give a chain of convolutions, one of them dilated, between layers that mix positions."""
+    """Return a chain of convolutions, one of them dilated, between layers that mix positions."""
 
     def model():
         chain = nn.Sequential(
@@ -91,7 +91,7 @@ def convolutional(channels: int = 3, side: int = 13, batch_size: int = 2) -> Job
 
 
 def over_time(num_steps: int = 23) -> Job:
-    """Give dilated convolutions over time."""
+    """Return dilated convolutions over time."""
 
     def model():
         layers = [

@@ -1,7 +1,7 @@
-"""Ordinary jobs whose plans were once called exact and were not: each is refused, or carried out.
+"""Ordinary jobs whose plans were once called exact and were not: each is refused, or run.
 
 Micro-batching cuts the batch into four pieces. What is refused or not known names operator and
-line; what is carried out ends, in fp64, where the plain step by hand ends.
+line; what is run ends, in fp64, where the plain step by hand ends.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def found_for(case):
 
 
 def plainly(case):
-    """Carry out a case's step by hand; give what it leaves."""
+    """Run a case's step by hand; return what it leaves."""
     step = truths.build_step(case)
     draws.seed_all()
     loss = step.job.loss(step.model, step.batch)
@@ -136,7 +136,7 @@ def plainly(case):
 
 
 def planned(case, strategy):
-    """Carry out the same step under a plan; give what it leaves."""
+    """Run the same step under a plan; return what it leaves."""
     step = truths.build_step(case)
     run = memfit.start(in_fp64(step), Plan(strategies=(strategy,)), guard=False)
     draws.seed_all()

@@ -63,7 +63,7 @@ def carry_out(block: Block) -> None:
 
 
 def carry_out_page(page: Path) -> None:
-    """Carry out the marked blocks of a page in order."""
+    """Run the marked blocks of a page in order."""
     for block in marked_blocks(page):
         carry_out(block)
 
@@ -73,7 +73,7 @@ PAGES_WITH_BLOCKS = [page for page in PAGES if any(marked_blocks(page))]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a folder that is the current one and importable; its modules are forgotten after."""
+    """Yield a folder that is the current one and importable; its modules are forgotten after."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)

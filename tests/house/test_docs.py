@@ -58,7 +58,7 @@ def command_words(line: str) -> list[str]:
 
 @cache
 def help_text(*command: str) -> str | None:
-    """Give what ``memfit COMMAND --help`` prints; None where there is no such command."""
+    """Return what ``memfit COMMAND --help`` prints; None where there is no such command."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -99,7 +99,7 @@ def make_faults(line: str, makefile: str) -> Iterator[str]:
 
 
 def headings(text: str) -> set[str]:
-    """Give the anchors of a document's headings."""
+    """Return the anchors of a document's headings."""
     without_blocks = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     titles = re.findall(r"^#+ +(.+?) *$", without_blocks, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -150,7 +150,7 @@ def test_every_public_name_is_mentioned_in_the_documents(name: str) -> None:
 
 
 def taught_names(text: str) -> set[str]:
-    """Give the dotted names of memfit that a text imports or mentions."""
+    """Return the dotted names of memfit that a text imports or mentions."""
     found = set(re.findall(r"(?<![\w./-])memfit(?:\.\w+)+(?![\w/])", text))
     imports = re.findall(
         r"^ *from (memfit(?:\.\w+)*) import (\([^)]*\)|[^\n#]+)", text, re.MULTILINE
@@ -163,7 +163,7 @@ def taught_names(text: str) -> set[str]:
 
 
 def is_public(name: str) -> bool:
-    """Say whether a dotted name is one of memfit's own or of a package right below it."""
+    """Return whether a dotted name is one of memfit's own or of a package right below it."""
     first, *rest = name.split(".")[1:]
     if first in memfit.__all__:
         return True

@@ -15,7 +15,7 @@ LINT = "from importlinter.cli import lint_imports_command; lint_imports_command(
 
 
 def lint_imports(source_folder: Path, contract: str) -> tuple[int, str]:
-    """Run one contract over the packages in a folder; give the exit code and the output."""
+    """Run one contract over the packages in a folder; return the exit code and the output."""
     done = subprocess.run(
         [
             *(sys.executable, "-c", LINT, "--no-cache", "--no-logo"),

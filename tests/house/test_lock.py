@@ -24,7 +24,7 @@ def locked_versions() -> dict[str, Version]:
 
 
 def requirements() -> list[Requirement]:
-    """Give every requirement of the project, extras included."""
+    """Return every requirement of the project, extras included."""
     extras = PROJECT["optional-dependencies"].values()
     return [Requirement(line) for group in (PROJECT["dependencies"], *extras) for line in group]
 

@@ -68,7 +68,7 @@ def test_every_exception_is_still_needed_and_has_a_reason() -> None:
     [
         ("src/memfit/planted.py", FUNCTION_LINES, False),
         ("src/memfit/planted.py", FUNCTION_LINES + 1, True),
-        ("tests/unit/test_planted.py", FUNCTION_LINES + 1, True),
+        ("tests/planner/test_planted.py", FUNCTION_LINES + 1, True),
     ],
 )
 def test_a_function_is_refused_from_one_line_above_the_limit(
@@ -84,7 +84,7 @@ def test_a_function_is_refused_from_one_line_above_the_limit(
 
 @pytest.mark.parametrize(
     ("path", "limit"),
-    [("src/memfit/planted.py", FILE_LINES), ("tests/unit/test_planted.py", TEST_FILE_LINES)],
+    [("src/memfit/planted.py", FILE_LINES), ("tests/planner/test_planted.py", TEST_FILE_LINES)],
 )
 def test_a_file_is_refused_from_one_line_above_its_limit(path: str, limit: int) -> None:
     assert not list(oversized(path, "a = 1\n" * limit))

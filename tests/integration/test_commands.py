@@ -69,7 +69,7 @@ def job(tmp_path) -> str:
 
 @pytest.fixture
 def ask(capsys):
-    """Give a function that runs a command in this process and reads its JSON."""
+    """Return a function that runs a command in this process and reads its JSON."""
 
     def run(*words: str, exit_code: int = 0):
         assert main([*words, "--json"]) == exit_code
@@ -82,7 +82,7 @@ def ask(capsys):
 
 @pytest.fixture
 def refuse(capsys):
-    """Give a function that runs a command that must fail, and gives its one line."""
+    """Return a function that runs a command that must fail, and gives its one line."""
 
     def run(*words: str, exit_code: int) -> str:
         assert main(list(words)) == exit_code

@@ -35,7 +35,7 @@ def train(folder: Path, *words: str) -> subprocess.Popen:
 
 
 def newest_epoch(folder: Path) -> int:
-    """Give the epoch of the newest checkpoint by the names of the files alone."""
+    """Return the epoch of the newest checkpoint by the names of the files alone."""
     epochs = (path.stem.rpartition("_")[2] for path in folder.glob("checkpoint_epoch_*.pt"))
     return max(map(int, epochs), default=0)
 

@@ -61,14 +61,14 @@ def run(folder: Path, *words: str, options: tuple[str, ...] = (), **more: str):
 
 
 def run_script(folder: Path, body: str, *, options: tuple[str, ...] = (), **more: str):
-    """Run a Python script under ``memfit run``; give the process and the journal."""
+    """Run a Python script under ``memfit run``; return the process and the journal."""
     script = write_script(folder, body)
     done = run(folder, sys.executable, script.name, options=options, **more)
     return done, read_journal(folder / "run")
 
 
 def nothing_is_left(folder: Path) -> bool:
-    """Say whether the folder holds whole files and nothing but the journal."""
+    """Return whether the folder holds whole files and nothing but the journal."""
     names = {path.name for path in folder.rglob("*")}
     return not any(name.startswith(".") or name.endswith(".part") for name in names)
 

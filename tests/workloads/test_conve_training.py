@@ -34,7 +34,7 @@ LARGE = (
 
 @pytest.fixture
 def graph_words(tmp_path: Path) -> list[str]:
-    """Write a small graph with a rule to learn, and give the flags that name its files."""
+    """Write a small graph with a rule to learn, and return the flags that name its files."""
     draw = random.Random(0)
     lines = {f"e{i}\tnext\te{(i + 1) % 20}" for i in range(20)}
     lines |= {f"e{draw.randrange(20)}\tlikes\te{draw.randrange(20)}" for _ in range(60)}
@@ -76,7 +76,7 @@ def assert_same_training(folder: Path, other: Path) -> None:
 
 
 def press_ctrl_c_in_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Have the process receive SIGINT while a step of training is carried out."""
+    """Have the process receive SIGINT while a step of training is run."""
     step: Callable[..., None] = TrainingLoop._step
     numbers = itertools.count(1)
 

@@ -27,7 +27,7 @@ SIZES = DataSizes(num_train=400, num_validation=50, num_test=100)
 
 @pytest.fixture
 def skewed() -> Samples:
-    """Give three coordinates that vary by very different amounts, and together."""
+    """Return three coordinates that vary by very different amounts, and together."""
     torch.manual_seed(0)
     mixing = torch.diag(torch.tensor([30.0, 1.0, 0.3])) @ torch.linalg.qr(torch.randn(3, 3)).Q
     parts = [torch.randn(n, 3) @ mixing + 5 for n in (400, 50, 100)]

@@ -131,7 +131,7 @@ def test_a_chunk_that_does_not_fit_the_budget_is_refused_before_training(tmp_pat
 
 
 def press_ctrl_c_in_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Have the process receive SIGINT while a step of training is carried out."""
+    """Have the process receive SIGINT while a step of training is run."""
     step: Callable[..., None] = TrainingLoop._step
     numbers = itertools.count(1)
 

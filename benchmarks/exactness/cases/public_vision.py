@@ -85,7 +85,7 @@ def total_variation_of_each_image():
 
 
 def anchors(size):
-    """Give images, and a class per anchor: -1 is ignored, 3 is background."""
+    """Return images, and a class per anchor: -1 is ignored, 3 is background."""
     labels = torch.randint(-1, 4, (size, 64))
     labels[: size // 2, 20:] = 3
     return images(size), labels, torch.randn(size, 64, 4)

@@ -83,7 +83,7 @@ class Block:
         self.age_base = 0
 
     def is_split(self) -> bool:
-        """Tell whether other blocks share its segment."""
+        """Return whether other blocks share its segment."""
         return self.previous is not None or self.next is not None
 
     def link_between(self, before: Block | None, after: Block | None) -> None:
@@ -130,7 +130,7 @@ class Pool:
         """Only requests below this size split a block."""
 
     def first_fit(self, num_bytes: int) -> int:
-        """Give the index of the smallest free block that is large enough; the length if none is."""
+        """Get the index of the smallest free block that is large enough; the length if none is."""
         return bisect_left(self.keys, num_bytes << _ADDRESS_BITS)
 
     def take(self, index: int) -> Block:

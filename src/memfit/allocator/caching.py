@@ -170,7 +170,7 @@ class CachingAllocator:
         block.pool.insert(block)
 
     def empty_cache(self) -> None:
-        """Give back every free segment, and the free granules of expandable ones.
+        """Release every free segment, and the free granules of expandable ones.
 
         Source: release_cached_blocks.
         """
@@ -179,7 +179,7 @@ class CachingAllocator:
                 self._release_pool(pool)
 
     def pools(self) -> tuple[Pool, ...]:
-        """Give all pools, to look at: large before small, by stream."""
+        """Return all pools, to look at: large before small, by stream."""
         large = (pool for _, pool in sorted(self._large_pools.items()))
         return (*large, *(pool for _, pool in sorted(self._small_pools.items())))
 
@@ -270,7 +270,7 @@ class CachingAllocator:
         return Block(pool, device.reserve_addresses(segment_bytes), segment_bytes, FREE, None)
 
     def _release_pool(self, pool: Pool) -> None:
-        """Give back what a pool has free; source: release_blocks."""
+        """Release what a pool has free; source: release_blocks."""
         for block in list(pool.blocks):
             if block.segment is None and not block.is_split():
                 self._release_block(block)
@@ -286,7 +286,7 @@ class CachingAllocator:
         self.device.give_back(block.num_bytes, "segment_free")
 
     def _release_oversize(self, pool: Pool, rounded_bytes: int) -> bool:
-        """Give back just enough unsplittable blocks for a request; tell whether that was enough.
+        """Return just enough unsplittable blocks for a request; tell whether that was enough.
 
         Source: release_available_cached_blocks. It does nothing unless max_split_size is set.
         """
@@ -307,7 +307,7 @@ class CachingAllocator:
         return released_bytes >= wanted_bytes
 
     def _collect_garbage(self) -> None:
-        """Give back free large segments that were not used for long, above the threshold.
+        """Release free large segments that were not used for long, above the threshold.
 
         Each round gives back those at least as old as the average of the remaining ones; age is
         the number of searches since a block became free. Source: garbage_collect_cached_blocks.
@@ -339,7 +339,7 @@ class CachingAllocator:
 
 
 def _allowed(settings: AllocatorSettings, capacity_bytes: int | None) -> int | None:
-    """Give the bytes that a memory fraction below 1 allows; None if there is none."""
+    """Return the bytes that a memory fraction below 1 allows; None if there is none."""
     fraction = settings.per_process_memory_fraction
     if fraction is None or fraction >= 1.0:
         return None
@@ -375,7 +375,7 @@ def _least_expandable(blocks: list[Block], index: int) -> int:
 
 
 def _expandable_bytes(block: Block) -> int:
-    """Give what a block has, together with unmapped addresses right behind it."""
+    """Return what a block has, together with unmapped addresses right behind it."""
     following = block.next
     if following is not None and following.state == UNMAPPED:
         return block.num_bytes + following.num_bytes

@@ -38,7 +38,7 @@ class DeviceMemory:
         self._next_address = SEGMENT_ROUNDING_BYTES
 
     def reserve_addresses(self, num_bytes: int) -> int:
-        """Give the first of so many addresses, without memory behind them."""
+        """Return the first of so many addresses, without memory behind them."""
         address = self._next_address
         self._next_address += -(-num_bytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
         return address

@@ -41,7 +41,7 @@ def extend(
 
 
 def unmap(block: Block, device: DeviceMemory) -> None:
-    """Give back the whole granules of a free block; its ends stay mapped and free."""
+    """Release the whole granules of a free block; its ends stay mapped and free."""
     segment = block.segment
     assert segment is not None, "only blocks of expandable segments are unmapped"
     granule = segment.granule_bytes
@@ -85,7 +85,7 @@ def _place(pool: Pool, num_bytes: int, device: DeviceMemory, large_segment_bytes
 
 
 def _has_room(block: Block, num_bytes: int) -> bool:
-    """Tell whether a block and what follows it, up to the next allocated one, are large enough."""
+    """Test whether a block and what follows it, up to the next allocated one, are large enough."""
     room_bytes = 0
     following: Block | None = block
     while room_bytes < num_bytes and following is not None and following.state != ALLOCATED:

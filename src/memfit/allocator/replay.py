@@ -131,7 +131,7 @@ class _Replay:
 
 
 def _between(positions: Sequence[int], first: int, last: int) -> list[int]:
-    """Give the positions inside a range whose ends are handled anyway."""
+    """Return the positions inside a range whose ends are handled anyway."""
     return [position for position in positions if first < position < last]
 
 
@@ -201,7 +201,7 @@ def _num_steps(num_bytes: int) -> int:
 def _peak_of_requests(
     events: Sequence[int], sizes: Sequence[int], settings: AllocatorSettings
 ) -> int:
-    """Give the peak of the rounded requests alone: less than this never suffices."""
+    """Return the peak of the rounded requests alone: less than this never suffices."""
     rounded = CachingAllocator(settings).rounded
     current = peak = 0
     for event in events:

@@ -103,7 +103,7 @@ class AllocatorSettings:
         return cls(**found)  # type: ignore[arg-type]  # each reader gives its field's own type
 
     def divisions(self) -> tuple[int, ...]:
-        """Give the divisions of the sixteen intervals, from 1 MiB (and below) to 32 GiB (and up).
+        """Return the divisions of the sixteen intervals, from 1 MiB (and below) to 32 GiB (and up).
 
         Raises:
             UsageError: if a number of divisions or an interval is no power of two.
@@ -224,7 +224,7 @@ def _read_divisions(key: str, value: str) -> int | Mapping[int, int]:
 
 
 def _interval(key: str, start: str) -> int:
-    """Give the index of the interval that begins at a number of MiB."""
+    """Return the index of the interval that begins at a number of MiB."""
     first = _read_int(key, start, "an interval that begins at a power of two in MiB")
     if not _is_power_of_two(first):
         raise UsageError(_refusal(key, start, "an interval that begins at a power of two in MiB"))

@@ -39,7 +39,7 @@ class Replay:
 
 
 def peak_bytes(trace: Trace, rules: AllocatorRules) -> int:
-    """Give the peak of a trace and nothing else."""
+    """Return the peak of a trace and nothing else."""
     return _find_peak(trace, rules)[0]
 
 
@@ -67,7 +67,7 @@ def replay(trace: Trace, rules: AllocatorRules) -> Replay:
 
 
 def alive_at_peak(trace: Trace, rules: AllocatorRules) -> list[tuple[int, int]]:
-    """Give the allocations that live at the peak, with their rounded bytes."""
+    """Return the allocations that live at the peak, with their rounded bytes."""
     _, peak_event = _find_peak(trace, rules)
     return [
         (index, rules.rounded(trace.allocations[index].num_bytes))
@@ -90,7 +90,7 @@ def _find_peak(trace: Trace, rules: AllocatorRules) -> tuple[int, int]:
 
 
 def _alive_at(trace: Trace, last_event: int) -> set[int]:
-    """Give the allocations that live right after an event."""
+    """Return the allocations that live right after an event."""
     alive: set[int] = set()
     for event in trace.events[: last_event + 1]:
         if event >= 0:
@@ -109,7 +109,7 @@ def num_setup_events(trace: Trace) -> int:
 
 
 def phase_starts(trace: Trace) -> list[tuple[int, str]]:
-    """Give ``(event, phase)`` wherever an allocation of another phase than the last one begins."""
+    """Get ``(event, phase)`` wherever an allocation of another phase than the last one begins."""
     starts: list[tuple[int, str]] = []
     current = Phase.SETUP
     for position, event in enumerate(trace.events):

@@ -74,7 +74,7 @@ class SnapshotCheck:
 
     @property
     def agrees(self) -> bool:
-        """Tell whether segments, peak and end are all equal."""
+        """Return whether segments, peak and end are all equal."""
         return (
             list(self.recorded_segments_bytes) == list(self.simulated_segments_bytes)
             and self.recorded_peak_reserved_bytes == self.simulated_peak_reserved_bytes
@@ -83,7 +83,7 @@ class SnapshotCheck:
 
     @property
     def first_difference(self) -> int | None:
-        """Give the index of the first segment that differs or is missing; None if all agree."""
+        """Return the index of the first segment that differs or is missing; None if all agree."""
         recorded, simulated = self.recorded_segments_bytes, self.simulated_segments_bytes
         for index, (one, other) in enumerate(zip(recorded, simulated, strict=False)):
             if one != other:
@@ -155,7 +155,7 @@ def _load(path: Path) -> Mapping[str, Any]:
 
 
 def _settings(recorded: Mapping[str, Any]) -> AllocatorSettings:
-    """Give the settings that a snapshot names; those that need a capacity are left out."""
+    """Return the settings that a snapshot names; those that need a capacity are left out."""
     text = next((recorded[name] for name in _CONF_NAMES if recorded.get(name)), "")
     if text:
         settings = AllocatorSettings.parse(text)
@@ -284,7 +284,7 @@ def check_snapshot(snapshot: Snapshot) -> SnapshotCheck:
 def _replay(
     snapshot: Snapshot, allocator: CachingAllocator, alive: dict[int, Block], event: int
 ) -> None:
-    """Carry out one event."""
+    """Run one event."""
     if event < 0:
         allocator.free(alive.pop(-1 - event))
     else:

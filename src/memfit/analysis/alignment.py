@@ -92,7 +92,7 @@ class Alignment:
                 raise RecordingsDifferError(culprit)
 
     def _sum_over_one(self, call: Call) -> Call | None:
-        """Give the second recording's sum over one element, where torch has left it out.
+        """Return the second recording's sum over one element, where torch has left it out.
 
         The gradient of what is broadcast is added up over the samples, unless there is one alone.
         """
@@ -130,7 +130,7 @@ class Alignment:
         self._copied.add(source)
 
     def _repeats_nothing(self, call: Call) -> bool:
-        """Say whether a call would leave its tensor as it is at the second size.
+        """Return whether a call would leave its tensor as it is at the second size.
 
         Code for whole batches may leave it out for a batch of one: ``x.expand(len(batch), -1)``.
         """
@@ -145,14 +145,14 @@ class Alignment:
         return here == there and len(here) == len(wanted) and self._sizes_of_one(here, wanted)
 
     def _sizes_of_one(self, here: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-        """Say whether a tensor is repeated once for each sample, and the second size is one."""
+        """Return whether a tensor is repeated once for each sample, and the second size is one."""
         first, second = self._sizes
         return second == 1 and all(
             one == two or (one == 1 and two == first) for one, two in zip(here, wanted, strict=True)
         )
 
     def _match(self, call: Call, other: Call) -> bool:
-        """Say whether two calls are the same but for numbers, and pair their new tensors."""
+        """Return whether two calls are the same but for numbers, and pair their new tensors."""
         if not _same_operator(call, other) or call.role is not other.role:
             return False
         if len(call.results) != len(other.results):
@@ -185,7 +185,7 @@ class Alignment:
 def is_same_program(
     recordings: tuple[Dataflow, Dataflow], names: tuple[Mapping[int, str], Mapping[int, str]]
 ) -> bool:
-    """Say whether two recordings are the same calls with the same numbers, of the same tensors.
+    """Return whether two recordings are the same calls with the same numbers, of the same tensors.
 
     Args:
         recordings: of a step at one batch size.
@@ -218,7 +218,7 @@ def is_same_program(
 
 
 def _is_alike(recordings: tuple[Dataflow, Dataflow], numbers: tuple[int, int]) -> bool:
-    """Say whether two tensors have the same shape, and hold the same as far as is known."""
+    """Return whether two tensors have the same shape, and hold the same as far as is known."""
     one, other = (
         (each.shapes[number].sizes, each.shapes[number].dtype, each.values.get(number),
          each.digests.get(number))

@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def last(self) -> int:
-        """Give the place of the last element in memory."""
+        """Return the place of the last element in memory."""
         steps = zip(self.sizes, self.stride, strict=True)
         return self.offset + sum((extent - 1) * stride for extent, stride in steps)
 
@@ -126,11 +126,11 @@ class DataflowRecorder(TorchDispatchMode):
         self._modules.__exit__(exc_type, exc, traceback)
 
     def number_of(self, tensor: torch.Tensor) -> int:
-        """Give the number of a tensor; one that was not met before is foreign."""
+        """Return the number of a tensor; one that was not met before is foreign."""
         return self._number(tensor, is_made=False)
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor was met."""
+        """Return whether a tensor was met."""
         return _key_of(_shape_of(tensor)) in self._numbers
 
     def __torch_dispatch__(

@@ -64,12 +64,12 @@ class Effect:
 
     @property
     def is_tensor(self) -> bool:
-        """Say whether it is a tensor that is written."""
+        """Return whether it is a tensor that is written."""
         return self.kind is EffectKind.TENSOR
 
     @property
     def is_global_draw(self) -> bool:
-        """Say whether random numbers come from a library's own generator."""
+        """Return whether random numbers come from a library's own generator."""
         return self.kind is EffectKind.GENERATOR and self.name == GLOBAL_GENERATOR
 
     def sentence(self) -> str:
@@ -101,16 +101,16 @@ class Effects:
 
     @property
     def draws(self) -> tuple[Effect, ...]:
-        """Give the draws of random numbers."""
+        """Return the draws of random numbers."""
         return tuple(each for each in self.effects if each.kind is EffectKind.GENERATOR)
 
     @property
     def writes(self) -> tuple[Effect, ...]:
-        """Give everything but the draws of random numbers."""
+        """Return everything but the draws of random numbers."""
         return tuple(each for each in self.effects if each.kind is not EffectKind.GENERATOR)
 
     def of(self, owner: str) -> tuple[Effect, ...]:
-        """Give the effects on one owner and on what lies below it.
+        """Return the effects on one owner and on what lies below it.
 
         Args:
             owner: as in ``Effect.owner``, such as ``model.encoder``.
@@ -121,7 +121,7 @@ class Effects:
         )
 
     def notes(self, most: int = 8) -> Sequence[str]:
-        """Say what a step also changes, in clauses without a full stop; draws of torch left out.
+        """Return what a step also changes, in clauses without a full stop; draws of torch left out.
 
         Args:
             most: how many are named.

@@ -50,11 +50,11 @@ class Axis:
     wild: bool = False
 
     def extent(self, num_samples: int) -> int:
-        """Give the length of the dimension at a batch size."""
+        """Return the length of the dimension at a batch size."""
         return self.outer * num_samples * self.inner
 
     def matches(self, other: Axis) -> bool:
-        """Say whether an index means the same sample on both."""
+        """Return whether an index means the same sample on both."""
         if self.wild or other.wild:
             return self.outer * self.inner == other.outer * other.inner
         return (self.outer, self.inner) == (other.outer, other.inner)
@@ -106,30 +106,30 @@ class Flow:
 
     @property
     def is_bad(self) -> bool:
-        """Say whether nothing more can be said of what depends on it."""
+        """Return whether nothing more can be said of what depends on it."""
         return self.kind in (Kind.MIXED, Kind.UNKNOWN)
 
     @property
     def batch_dim(self) -> int | None:
-        """Give the dimension that runs over the samples."""
+        """Return the dimension that runs over the samples."""
         return next((dim for dim, axis in enumerate(self.axes) if axis is not None), None)
 
     @property
     def is_own_position(self) -> bool:
-        """Say whether each element is the number of its own sample."""
+        """Return whether each element is the number of its own sample."""
         return self.is_positions and self.stride == 1
 
     @property
     def is_plain(self) -> bool:
-        """Say whether its values are those of the same formula at every size."""
+        """Return whether its values are those of the same formula at every size."""
         return is_one(self.ratio)
 
     def with_sources(self, sources: frozenset[int]) -> Flow:
-        """Give the same with its elements copied from other leaves of the batch."""
+        """Return the same with its elements copied from other leaves of the batch."""
         return replace(self, sources=sources)
 
     def with_axes(self, axes: Axes) -> Flow:
-        """Give the same with other dimensions."""
+        """Return the same with other dimensions."""
         kind = self.kind
         if kind in (Kind.EACH, Kind.FREE):
             kind = Kind.EACH if any(axes) else Kind.FREE
@@ -140,10 +140,10 @@ FREE = Flow(kind=Kind.FREE)
 
 
 def is_one(ratio: float) -> bool:
-    """Say whether a ratio is one, but for rounding."""
+    """Return whether a ratio is one, but for rounding."""
     return math.isclose(ratio, 1.0, rel_tol=_SAME)
 
 
 def same_ratio(first: float, second: float) -> bool:
-    """Say whether two ratios are equal, but for rounding."""
+    """Return whether two ratios are equal, but for rounding."""
     return math.isclose(first, second, rel_tol=_SAME)

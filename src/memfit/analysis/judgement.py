@@ -34,7 +34,7 @@ class Ends:
 
 
 def judge(followed: Followed, ends: Ends, others: Ends, sizes: Sizes) -> Separability:
-    """Say whether the gradients of pieces add up to those of the batch.
+    """Return whether the gradients of pieces add up to those of the batch.
 
     Args:
         followed: what is known of the step's tensors.
@@ -64,7 +64,7 @@ def judge_effects(
     bound: Mapping[str, Flow],
     unread: Collection[str] = (),
 ) -> Separability:
-    """Say whether pieces still keep the results, given what else the step changes.
+    """Return whether pieces still keep the results, given what else the step changes.
 
     What operators write is not judged here; see ``judge``. Random draws of torch are followed as
     operators.
@@ -115,7 +115,7 @@ def _judged_loss(followed: Followed, ends: Ends, sizes: Sizes) -> Separability |
 
 
 def _as_sum(flow: Flow, sizes: Sizes) -> float:
-    """Give the ratio of a tensor taken for a sum over the samples."""
+    """Return the ratio of a tensor taken for a sum over the samples."""
     return flow.ratio * (sizes.shrink if flow.kind is Kind.FREE else 1.0)
 
 

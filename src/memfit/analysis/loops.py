@@ -78,7 +78,7 @@ class _Parts:
 
 
 def roll(recording: Dataflow, num_samples: int) -> Dataflow:
-    """Give a recording in which what is done to every sample alike is done to the first alone.
+    """Return a recording in which what is done to every sample alike is done to the first alone.
 
     Args:
         recording: of a step.
@@ -168,7 +168,7 @@ class _Roller:
         return (key for key, samples in seen.items() if samples == set(range(self._num_samples)))
 
     def _group_of(self, call: Call) -> tuple[Any, Sequence[int]] | None:
-        """Say what a call takes samples from, or puts one into, and which."""
+        """Return what a call takes samples from, or puts one into, and which."""
         name, count = operator_name(call.func), self._num_samples
         if name not in _TAKES and name not in _PLACES:
             return None
@@ -304,7 +304,7 @@ class _Roller:
         self._calls.append(replace(call, func=_ADD, arguments=arguments, role=Role.SUM))
 
     def _is_sum(self, call: Call) -> bool:
-        """Say whether terms of one shape and type are added up as they are."""
+        """Return whether terms of one shape and type are added up as they are."""
         if operator_name(call.func) not in _ADDS or len(call.arguments) != 3:
             return False
         first, second, weight = call.arguments
@@ -326,7 +326,7 @@ class _Roller:
         return _Parts(Counter(), (self._as_shared(ref),))
 
     def _spelled_out(self, total: _Parts) -> _Parts:
-        """Say what terms add up of which other samples have no like."""
+        """Return what terms add up of which other samples have no like."""
         while True:
             known = [
                 each for each in total.terms
@@ -387,7 +387,7 @@ class _Roller:
 
 
 def _renamed(call: Call, names: dict[int, Ref]) -> Call:
-    """Give a call whose tensors are those that were computed first."""
+    """Return a call whose tensors are those that were computed first."""
     if not any(ref.number in names for ref in refs_in(call.arguments)):
         return call
 

@@ -30,7 +30,7 @@ _TURNED_IN_PLACE = frozenset({"transpose_", "t_", "unsqueeze_", "squeeze_", "swa
 
 
 def written_to(flow: Flow, after: Flow) -> Flow:
-    """Say what is known of a view after another view of its memory was written."""
+    """Return what is known of a view after another view of its memory was written."""
     is_same = flow.value is not None and flow.value == after.value
     axis = next((axis for axis in after.axes if axis is not None), None)
     axes = flow.axes
@@ -48,7 +48,7 @@ def written_to(flow: Flow, after: Flow) -> Flow:
 
 
 def stays_like(before: Flow, after: Flow) -> bool:
-    """Say whether what is written counts its samples as what was there."""
+    """Return whether what is written counts its samples as what was there."""
     if before.kind is not after.kind or not same_ratio(before.ratio, after.ratio):
         return False
     if before.axes == after.axes:
@@ -61,19 +61,19 @@ def stays_like(before: Flow, after: Flow) -> bool:
 
 
 def lies_like(one: Shape, other: Shape) -> bool:
-    """Say whether two views have the same elements in the same order."""
+    """Return whether two views have the same elements in the same order."""
     return (one.sizes, one.stride, one.offset) == (other.sizes, other.stride, other.offset)
 
 
 def is_apart(one: Shape, other: Shape) -> bool:
-    """Say whether two views of the same memory have no element in common, by where they end."""
+    """Return whether two views of the same memory have no element in common, by where they end."""
     if one.dtype != other.dtype or not one.numel or not other.numel:
         return False
     return one.last < other.offset or other.last < one.offset
 
 
 def is_compatible(flow: Flow, after: Flow) -> bool:
-    """Say whether a view keeps what is known of it when another view of its memory is written."""
+    """Test whether a view keeps what is known of it when another view of its memory is written."""
     if flow.kind is not after.kind or not same_ratio(flow.ratio, after.ratio):
         return False
     if flow.kind is not Kind.EACH:
@@ -83,7 +83,7 @@ def is_compatible(flow: Flow, after: Flow) -> bool:
 
 
 def samples_lie_alike(views: tuple[Shape, Shape], flows: tuple[Flow, Flow]) -> bool:
-    """Say whether the samples of one view of memory are those of another one, by where they lie.
+    """Return whether the samples of one view of memory are those of another one, by where they lie.
 
     A wild dimension may be seen from any side, so that what is known of it says nothing of what
     is written there through another view.
@@ -107,7 +107,7 @@ def samples_lie_alike(views: tuple[Shape, Shape], flows: tuple[Flow, Flow]) -> b
 
 
 def _span(view: Shape, batch_dim: int, whole: int) -> int:
-    """Give how far the elements of one sample lie apart, but for steps over all samples."""
+    """Return how far the elements of one sample lie apart, but for steps over all samples."""
     dims = enumerate(zip(view.sizes, view.stride, strict=True))
     return sum(
         (size - 1) * stride for dim, (size, stride) in dims if dim != batch_dim and stride % whole

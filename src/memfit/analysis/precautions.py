@@ -89,7 +89,7 @@ _TOTAL_WEIGHT = "total_weight"
 
 
 def plain_name(use: Use) -> str:
-    """Give the operator's name; in-place ones share it with the others."""
+    """Return the operator's name; in-place ones share it with the others."""
     return use.name if use.name.startswith("_") else use.name.removesuffix("_")
 
 
@@ -162,7 +162,7 @@ def check_random(use: Use, *, is_drawing: bool) -> None:
 
 
 def is_backward(use: Use) -> bool:
-    """Say whether an operator carries a gradient back, linear in it, by its name."""
+    """Return whether an operator carries a gradient back, linear in it, by its name."""
     name = use.name
     is_named = name.endswith(("_backward", "_backward_data")) or "_backward_" in name
     return is_named and name not in _LINEAR and next(gradients_of(use), None) is not None

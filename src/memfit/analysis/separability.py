@@ -1,4 +1,4 @@
-"""Whether a step can be carried out in pieces of its batch: the answer, as data."""
+"""Whether a step can be run in pieces of its batch: the answer, as data."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class Separability:
 
     @property
     def is_settled(self) -> bool:
-        """Say whether pieces keep the results by a proof, or as far as a real batch shows."""
+        """Return whether pieces keep the results by a proof, or as far as a real batch shows."""
         return self.is_proved or bool(self.trial)
 
     @property
     def is_proved(self) -> bool:
-        """Say whether pieces are known to keep the results."""
+        """Return whether pieces are known to keep the results."""
         return self.outcome is Outcome.PROVED
 
     @property
     def is_refuted(self) -> bool:
-        """Say whether pieces are known to change the results."""
+        """Return whether pieces are known to change the results."""
         return self.outcome is Outcome.REFUTED
 
 

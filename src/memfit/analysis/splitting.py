@@ -62,7 +62,7 @@ class _Result:
 
 
 def split_alone(use: Use) -> list[Flow]:
-    """Say what an operator does with samples by running it on pieces of small tensors.
+    """Return what an operator does with samples by running it on pieces of small tensors.
 
     That can show that samples meet. That they do not, it makes very likely and no more: all pieces
     agree, for several cuts of several draws of different scales, of samples that are zero, equal,
@@ -213,7 +213,7 @@ def _cut(
 
 
 def _rows(axis: Axis, piece: Sequence[int], num_samples: int) -> torch.Tensor:
-    """Give the indices of some samples along their dimension."""
+    """Return the indices of some samples along their dimension."""
     index = torch.arange(axis.extent(num_samples)).view(axis.outer, num_samples, axis.inner)
     return index[:, list(piece)].flatten()
 

@@ -30,7 +30,7 @@ class Sizes:
 
     @property
     def shrink(self) -> float:
-        """Give how a mean over the batch changes: N / M."""
+        """Return how a mean over the batch changes: N / M."""
         return self.first / self.second
 
 
@@ -80,14 +80,14 @@ class Use:
         """What the batch must keep to for a rule to hold."""
 
     def seeing(self, flow_of: Callable[[Ref], Flow]) -> Use:
-        """Give the same use with something else known of its tensors."""
+        """Return the same use with something else known of its tensors."""
         found = copy(self)
         found._flow_of = flow_of
         return found
 
     @property
     def name(self) -> str:
-        """Give the operator's name without its overload: ``add``, ``add_``."""
+        """Return the operator's name without its overload: ``add``, ``add_``."""
         return operator_name(self.call.func)
 
     @property
@@ -101,46 +101,46 @@ class Use:
         return [self._flow_of(ref) for ref in self.tensors]
 
     def has(self, name: str) -> bool:
-        """Say whether the operator has an argument of that name."""
+        """Return whether the operator has an argument of that name."""
         return name in self._names
 
     def argument(self, name: str) -> Any:
-        """Give an argument at the first size; None where the operator has none of that name."""
+        """Return an argument at the first size; None where the operator has none of that name."""
         place = self._names.get(name)
         return None if place is None else self.call.arguments[place]
 
     def arguments(self, name: str) -> tuple[Any, Any]:
-        """Give an argument at both sizes."""
+        """Return an argument at both sizes."""
         place = self._names[name]
         return self.call.arguments[place], self.other.arguments[place]
 
     def flow(self, name: str) -> Flow | None:
-        """Give what is known of a tensor argument; None where there is none."""
+        """Return what is known of a tensor argument; None where there is none."""
         value = self.argument(name)
         return self._flow_of(value) if isinstance(value, Ref) else None
 
     def flow_of(self, ref: Ref) -> Flow:
-        """Give what is known of a tensor."""
+        """Return what is known of a tensor."""
         return self._flow_of(ref)
 
     def size_of(self, ref: Ref) -> tuple[int, ...]:
-        """Give the shape of a tensor at the first size."""
+        """Return the shape of a tensor at the first size."""
         return self._shapes[ref.number].sizes
 
     def shape_of(self, ref: Ref) -> Shape:
-        """Give shape and layout of a tensor at the first size."""
+        """Return shape and layout of a tensor at the first size."""
         return self._shapes[ref.number]
 
     def other_size_of(self, ref: Ref) -> tuple[int, ...]:
-        """Give the shape of a tensor at the second size."""
+        """Return the shape of a tensor at the second size."""
         return self._other_shapes[self.other_of[ref.number]].sizes
 
     def size(self, name: str) -> tuple[int, ...]:
-        """Give the shape of a tensor argument at the first size."""
+        """Return the shape of a tensor argument at the first size."""
         return self.size_of(self.argument(name))
 
     def result_size(self, index: int = 0) -> tuple[int, ...]:
-        """Give the shape of a result at the first size."""
+        """Return the shape of a result at the first size."""
         return self.size_of(self.call.results[index])
 
     def rely_on(self, leaves: Iterable[int], value: int) -> None:
@@ -148,7 +148,7 @@ class Use:
         self.relied_on += [NeverHolds(leaf=leaf, value=value) for leaf in leaves]
 
     def opaque(self, flow: Flow) -> Flow:
-        """Give what is known of a result that only the operator's own backward understands."""
+        """Return what is known of a result that only the operator's own backward understands."""
         return replace(flow, is_opaque=True)
 
     def varying_axes(self, ref: Ref) -> Axes:
@@ -173,19 +173,19 @@ class Use:
 
 @cache
 def argument_names(func: Any) -> dict[str, int]:
-    """Give the places of an operator's arguments by name."""
+    """Return the places of an operator's arguments by name."""
     return {argument.name: place for place, argument in enumerate(func._schema.arguments)}
 
 
 @cache
 def operator_name(func: Any) -> str:
-    """Give an operator's name without namespace and overload."""
+    """Return an operator's name without namespace and overload."""
     return str(func._schema.name).rpartition("::")[2]
 
 
 @cache
 def written_arguments(func: Any) -> tuple[int, ...]:
-    """Give the places of the arguments that an operator writes to."""
+    """Return the places of the arguments that an operator writes to."""
     return tuple(
         place
         for place, argument in enumerate(func._schema.arguments)
@@ -194,7 +194,7 @@ def written_arguments(func: Any) -> tuple[int, ...]:
 
 
 def free(num_dims: int, ratio: float = 1.0) -> Flow:
-    """Give a tensor that does not depend on the batch."""
+    """Return a tensor that does not depend on the batch."""
     return Flow(kind=Kind.FREE, axes=(None,) * num_dims, ratio=ratio)
 
 

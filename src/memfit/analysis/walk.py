@@ -152,7 +152,7 @@ class _Walk:
             numbers.append(number)
 
     def _foreign(self, number: int, call: Call | None = None) -> Flow:
-        """Say what is known of a tensor that comes from outside and that ``call`` reads first."""
+        """Get what is known of a tensor that comes from outside and that ``call`` reads first."""
         counterpart = self._alignment.other_of[number]
         one, other = self._first.shapes[number], self._second.shapes[counterpart]
         num_dims = len(one.sizes)
@@ -228,7 +228,7 @@ class _Walk:
             raise NotFollowedError("could not be followed") from error
 
     def _free_results(self, use: Use) -> list[Flow] | None:
-        """Say what comes of tensors that do not depend on the batch; None if that is not clear."""
+        """Get what comes of tensors that do not depend on the batch; None if that is not clear."""
         if _is_drawing(use.call) or not _same_numbers(use):
             return None
         pairs = [(use.size_of(ref), use.other_size_of(ref)) for ref in use.call.results]
@@ -270,7 +270,7 @@ class _Walk:
             self._note_write(use, ref, flow)
 
     def _after_writing(self, use: Use, ref: Ref, flows: Sequence[Flow]) -> Flow:
-        """Say what a tensor holds after it was written: what the result does that is this tensor.
+        """Get what a tensor holds after it was written: what the result does that is this tensor.
 
         An operator that gives nothing back, or another tensor, keeps what does not depend on the
         batch as it is if nothing that it was given does.

@@ -198,7 +198,7 @@ def _packages_by_extra(requirements: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _is_installed(package: str) -> bool:
-    """Say whether a package is installed, without importing it."""
+    """Return whether a package is installed, without importing it."""
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -270,7 +270,7 @@ def check_build_locks(folders: Iterable[Path]) -> Iterator[Check]:
 
 
 def _extension_folders() -> tuple[Path, ...]:
-    """Give the folders in which torch builds extensions, as far as they exist."""
+    """Return the folders in which torch builds extensions, as far as they exist."""
     home = Path.home()
     caches = (
         Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache"),

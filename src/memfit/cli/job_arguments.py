@@ -44,7 +44,7 @@ def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_plan_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--plan``."""
-    parser.add_argument("--plan", metavar="FILE", help="carry the job out under this plan (YAML)")
+    parser.add_argument("--plan", metavar="FILE", help="run the job under this plan (YAML)")
 
 
 def load_plan(path: str | None) -> Plan | None:

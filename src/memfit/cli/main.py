@@ -190,7 +190,7 @@ def _add_debug_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_debugging(words: Sequence[str]) -> bool:
-    """Say whether tracebacks are wanted; words after ``--`` belong to another program."""
+    """Return whether tracebacks are wanted; words after ``--`` belong to another program."""
     own = words[: words.index("--")] if "--" in words else words
     return "--debug" in own or os.environ.get("MEMFIT_DEBUG") == "1"
 

@@ -160,7 +160,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
-    """Give the plan, its prediction and everything that lies around it."""
+    """Return the plan, its prediction and everything that lies around it."""
     from dataclasses import asdict
 
     prediction = plan.prediction

@@ -100,7 +100,7 @@ class _Question:
 
     @property
     def judged_by(self) -> dict[str, Any]:
-        """Give what a prediction is made with, besides its recording."""
+        """Return what a prediction is made with, besides its recording."""
         return {
             "budget_bytes": self.budget_bytes,
             "budget_of": self.budget_of,
@@ -118,7 +118,7 @@ class _Answer:
     micro_batch: LargestMicroBatch | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Give everything as plain values."""
+        """Return everything as plain values."""
         from dataclasses import asdict
 
         from memfit.reports.wording import advice_sentence, verdict
@@ -185,7 +185,7 @@ def _step_answers(builder: StepBuilder, question: _Question, progress: Progress)
         recording = record_steps(builder, device)
         if question.plan is not None:
             raise UsageError(
-                f"--plan changes how memfit carries out a memfit.Job, and {builder.name} builds a "
+                f"--plan changes how memfit runs a memfit.Job, and {builder.name} builds a "
                 "step of its own. Leave --plan out, or describe the step as a memfit.Job."
             )
         prediction = evaluate_steps(recording, device, **question.judged_by)

@@ -19,7 +19,7 @@ _DTYPES = ("fp64", "fp32")
 
 
 class VerifyCommand:
-    """Carry out two planned steps of a job beside two plain ones, and compare what they change.
+    """Run two planned steps of a job beside two plain ones, and compare what they change.
 
     Loss, every gradient, updated parameters and buffers are compared on the CPU, in fp64 where the
     job can. A plan earns `exact` only up to a relative error of 1e-10 there. Without --plan, every
@@ -71,7 +71,7 @@ COMMAND: Command = VerifyCommand()
 
 
 def _proof(job: Job, plan: Plan | None, args: argparse.Namespace, console: Console) -> Proof:
-    """Verify, saying which plan is being carried out where someone is watching."""
+    """Verify, saying which plan is being run where someone is watching."""
     import torch
 
     from memfit.errors import UsageError

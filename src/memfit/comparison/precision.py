@@ -18,7 +18,7 @@ SMALLEST_SHARE = 1e-4
 
 
 def bound_in(dtype: torch.dtype | None) -> float:
-    """Give the relative error up to which results in a type are equal.
+    """Return the relative error up to which results in a type are equal.
 
     None stands for a job's own types, which are taken to be fp32 until they are seen.
     """
@@ -30,7 +30,7 @@ FP64_BOUND = bound_in(torch.float64)
 
 
 def smallest_share_in(dtype: torch.dtype) -> float:
-    """Give the share of all gradients below which one of them is rounding alone.
+    """Return the share of all gradients below which one of them is rounding alone.
 
     Sums over the batch carry rounding of the size of their terms, however small they end.
     """

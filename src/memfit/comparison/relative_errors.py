@@ -17,7 +17,7 @@ SMALLEST = 1e-300
 def relative_errors(
     found: Tensors, expected: Tensors, smallest_share: float = SMALLEST_SHARE
 ) -> dict[str, float]:
-    """Give |found - expected| / |expected| of every tensor, in the Euclidean norm.
+    """Return |found - expected| / |expected| of every tensor, in the Euclidean norm.
 
     A tensor that is zero but for rounding (the bias in front of a batch normalisation has no
     gradient) is held against a share of the norm of all of them.
@@ -32,7 +32,7 @@ def relative_errors(
 
 
 def gaps(found: Tensors, expected: Tensors) -> dict[str, float]:
-    """Give the norm of each difference; what is missing on one side counts as zeros."""
+    """Return the norm of each difference; what is missing on one side counts as zeros."""
     names: Sequence[str] = list(dict.fromkeys((*expected, *found)))
     return {name: _gap(found.get(name), expected.get(name)) for name in names}
 
@@ -49,7 +49,7 @@ def _gap(found: torch.Tensor | None, expected: torch.Tensor | None) -> float:
 
 
 def norms_of(tensors: Tensors) -> dict[str, float]:
-    """Give the Euclidean norm of each tensor, in fp64."""
+    """Return the Euclidean norm of each tensor, in fp64."""
     return {name: _norm(value) for name, value in tensors.items()}
 
 

@@ -50,7 +50,7 @@ class SplitComparison:
 
     @property
     def agrees(self) -> bool:
-        """Say whether nothing depends on how the batch is split."""
+        """Return whether nothing depends on how the batch is split."""
         return self.largest_error <= self.bound and not self.effects
 
 
@@ -66,7 +66,7 @@ def compare_splits(
 ) -> SplitComparison:
     """Compute the gradients of a batch once per size of its pieces, and compare them.
 
-    Forward and backward are carried out on the session's own objects, from the same state each
+    Forward and backward are run on the session's own objects, from the same state each
     time, with random draws stilled. Nothing is updated, and everything is as it was at the end.
 
     Args:
@@ -110,7 +110,7 @@ class _Pass:
 
 
 class _Engine:
-    """Carry out gradient passes from one state."""
+    """Run gradient passes from one state."""
 
     def __init__(
         self, session: Session, batch: Any, dtype: torch.dtype | None, gradient_pass: GradientPass
@@ -177,7 +177,7 @@ class _Engine:
         )
 
     def _passed(self, num_samples: int, *, watches: bool = False) -> _Pass:
-        """Carry out forward and backward in pieces of a size, and put everything back."""
+        """Run forward and backward in pieces of a size, and put everything back."""
         session, dtype = self._session, self._dtype
         batch = copied(self._batch) if dtype is None else converted(copied(self._batch), dtype)
         session.micro_batch_size = num_samples
@@ -248,7 +248,7 @@ class _Engine:
 
 
 def _worst_error(found: _Pass, reference: _Pass, smallest_share: float) -> tuple[float, str]:
-    """Give the largest relative error, and of what."""
+    """Return the largest relative error, and of what."""
     errors = {
         **relative_errors({"the loss": found.loss}, {"the loss": reference.loss}),
         **relative_errors(found.gradients, reference.gradients, smallest_share),
@@ -258,7 +258,7 @@ def _worst_error(found: _Pass, reference: _Pass, smallest_share: float) -> tuple
 
 
 def _effects(found: LeftBehind, reference: LeftBehind, bound: float) -> list[str]:
-    """Say what the two passes have left otherwise."""
+    """Return what the two passes have left otherwise."""
     errors = relative_errors(found.tensors, reference.tensors)
     tensors = [
         f"{name}: off by {error:.1g} (relative)" for name, error in errors.items() if error > bound

@@ -24,7 +24,7 @@ class Line:
     """What a call takes whatever its size."""
 
     def seconds(self, roofline_seconds: float) -> float:
-        """Give the seconds of one call."""
+        """Return the seconds of one call."""
         return self.fixed_seconds + self.ratio * roofline_seconds
 
 
@@ -52,7 +52,7 @@ class OperatorTimes:
     usual: Line = Line(ratio=1.0)
 
     def seconds(self, operation: Operation) -> float:
-        """Give the seconds of one call."""
+        """Return the seconds of one call."""
         measured = self.measured_seconds.get(operation.signature)
         if measured is not None:
             return measured

@@ -11,7 +11,7 @@ from memfit.trace.events import Operation
 
 
 def operation_seconds(operation: Operation, device: Device) -> float:
-    """Give the roofline time of one operator.
+    """Return the roofline time of one operator.
 
     Does not account for caches, for overlap between operators, or for kernels that reach less than
     the device's dense matrix rate.

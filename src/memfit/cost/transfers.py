@@ -62,7 +62,7 @@ class _Timeline:
             arrival = next_arrival
 
     def _ask(self, num_bytes: int) -> float:
-        """Ask for a copy now; give the time at which it ends, 0 where there is nothing to copy."""
+        """Ask for a copy now; return the time at which it ends, 0 where nothing is copied."""
         if not num_bytes:
             return 0.0
         self._link_free_at = max(self._link_free_at, self.now)

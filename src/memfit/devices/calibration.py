@@ -54,7 +54,7 @@ class Stamp:
 
 
 def configuration_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Give the user's configuration folder; None where the system knows no home folder.
+    """Return the user's configuration folder; None where the system knows no home folder.
 
     It is ``MEMFIT_CONFIG_DIR``, else ``memfit`` in ``XDG_CONFIG_HOME``, else in ``~/.config``.
     """
@@ -71,7 +71,7 @@ def configuration_folder(environment: Mapping[str, str] = os.environ) -> Path | 
 
 
 def calibration_path(name: str) -> Path | None:
-    """Give the file that holds the measured figures of a device; None without a home folder."""
+    """Return the file that holds the measured figures of a device; None without a home folder."""
     folder = configuration_folder()
     return None if folder is None else folder / "devices" / f"{name}.toml"
 
@@ -93,7 +93,7 @@ def stamp_of(path: Path | None) -> Stamp | None:
 
 
 def as_facts(values: Mapping[str, float], card: CardIdentity, read_on: date) -> dict[str, Fact]:
-    """Give measured values their source and date."""
+    """Return measured values their source and date."""
     source = (
         f"measured by memfit calibrate on {card.driver_name}, torch {card.torch_version}, "
         f"CUDA {card.cuda_version or 'unknown'}, driver {card.driver_version or 'unknown'}"

@@ -35,7 +35,7 @@ _ASSUMED_HOST_MEMORY_BYTES = 8 * GIB
 
 
 def device_names() -> tuple[str, ...]:
-    """Give the names of all devices, sorted."""
+    """Return the names of all devices, sorted."""
     return tuple(sorted(_files()))
 
 
@@ -108,7 +108,7 @@ def catalogue_name(cuda_device: CudaDevice) -> str | None:
 
 
 def current_device_name(machine: Host | None = None) -> str:
-    """Give the name of the device that a job would use here: the first CUDA device, or ``cpu``.
+    """Return the name of the device that a job would use here: the first CUDA device, or ``cpu``.
 
     Raises:
         UnknownDeviceError: if the first CUDA device is not in the catalogue.

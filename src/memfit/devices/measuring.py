@@ -51,7 +51,7 @@ class Card(Protocol):
     """What the measurements ask of a card; it has not been used by this process before."""
 
     def identity(self) -> CardIdentity:
-        """Say which card this is; makes no context."""
+        """Return which card this is; makes no context."""
 
     def start(self) -> None:
         """Make the CUDA context."""
@@ -66,7 +66,7 @@ class Card(Protocol):
         """Read what torch's allocator holds."""
 
     def peak_bytes(self, work: Work) -> int:
-        """Give the highest number of allocated bytes while the work is done."""
+        """Return the highest number of allocated bytes while the work is done."""
 
     def product(self, width: int, dtype: str) -> Work:
         """Prepare a square matrix product; ``tf32`` is float32 on tensor cores."""
@@ -152,7 +152,7 @@ def context_and_workspaces(card: Card) -> dict[str, float]:
 
 
 def _context_bytes(card: Card) -> int:
-    """Give what the process occupies outside torch's allocator."""
+    """Return what the process occupies outside torch's allocator."""
     return max(0, card.occupied_bytes() - card.reserved_bytes())
 
 
@@ -189,7 +189,7 @@ class TorchCard:
         self._before_bytes = self._card_bytes()
 
     def identity(self) -> CardIdentity:
-        """Say which card this is, and with which software it is used."""
+        """Return which card this is, and with which software it is used."""
         found = self._properties
         return CardIdentity(
             driver_name=found.name,
@@ -236,7 +236,7 @@ class TorchCard:
         return int(self._torch.cuda.memory_reserved(self._device))
 
     def peak_bytes(self, work: Work) -> int:
-        """Give the highest number of allocated bytes while the work is done."""
+        """Return the highest number of allocated bytes while the work is done."""
         self._wait()
         self._torch.cuda.reset_peak_memory_stats(self._device)
         work()

@@ -86,7 +86,7 @@ class ManagedCard:
         )
 
     def driver_version(self) -> str | None:
-        """Give the driver's version."""
+        """Return the driver's version."""
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         status = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_TEXT_BYTES))
         return text.value.decode("ascii", "replace") if status == _SUCCESS else None

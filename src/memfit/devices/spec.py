@@ -35,16 +35,16 @@ class Device:
     ``matrix_<dtype>_flops_per_second`` for dtypes the device multiplies (dense)."""
 
     def value(self, fact: str) -> float:
-        """Give the value of a fact."""
+        """Return the value of a fact."""
         return self.facts[fact].value
 
     @property
     def memory_bytes(self) -> int:
-        """Give the memory of the device."""
+        """Return the memory of the device."""
         return int(self.value("memory_bytes"))
 
     def matrix_flops_per_second(self, dtype: str) -> float:
-        """Give the dense matrix rate for a dtype (``float32``, ``bfloat16``, ...).
+        """Return the dense matrix rate for a dtype (``float32``, ``bfloat16``, ...).
 
         Falls back to float32 where the device has no rate of its own for the dtype.
         """

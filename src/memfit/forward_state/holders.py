@@ -68,7 +68,7 @@ class _Group(NamedTuple):
         return chain.from_iterable(map(self.kind.values, copies))
 
     def are_same(self, some: Sequence[Any], others: Sequence[Any]) -> bool:
-        """Say whether copies hold the same objects under the same names.
+        """Return whether copies hold the same objects under the same names.
 
         Torch's own layers hold numbers, parameters and buffers, which may be asked if they are
         equal; it is quicker.
@@ -115,7 +115,7 @@ class Holders:
 
     @property
     def has_new_hooks(self) -> bool:
-        """Say whether modules that had no hooks around their forward have some now."""
+        """Return whether modules that had no hooks around their forward have some now."""
         return any(self._without_hooks)
 
     @property
@@ -215,7 +215,7 @@ class Holders:
 
 
 def _is_plain_argument(value: Any) -> bool:
-    """Say whether an argument is no container that a callee could change."""
+    """Return whether an argument is no container that a callee could change."""
     if isinstance(value, torch.Tensor) or type(value) in PLAIN_TYPES:
         return True
     return isinstance(value, tuple) and all(map(_is_plain_argument, value))
@@ -257,7 +257,7 @@ def _targets(found: Found, kind: Kind) -> Sequence[Any]:
 
 
 def _is_of_module(held: dict[str, Any]) -> bool:
-    """Say whether a namespace begins with what torch gives every module."""
+    """Return whether a namespace begins with what torch gives every module."""
     return tuple(islice(held, _NUM_STANDARD)) == _STANDARD
 
 

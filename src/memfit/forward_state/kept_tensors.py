@@ -102,6 +102,6 @@ def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Give all the memory that a tensor is a part of, as one line."""
+    """Return all the memory that a tensor is a part of, as one line."""
     num_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.detach().as_strided((num_elements,), (1,), 0)

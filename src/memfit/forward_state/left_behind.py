@@ -89,12 +89,12 @@ class Left:
 
 
 def lies_in(name: str, places: Collection[str]) -> bool:
-    """Say whether a name is one of some places, or lies below one (``model.kept`` and its [0])."""
+    """Test whether a name is one of some places, or lies below one (``model.kept`` and its [0])."""
     return any(name == each or name.startswith((f"{each}.", f"{each}[")) for each in places)
 
 
 def _are_like_hooks(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> bool:
-    """Say whether modules have hooks of the same code; torch numbers them by a count of all."""
+    """Return whether modules have hooks of the same code; torch numbers them by a count of all."""
     return [*map(_code_of, some.values())] == [*map(_code_of, others.values())]
 
 
@@ -104,7 +104,7 @@ def _code_of(hook: Any) -> Any:
 
 
 def _is_equal(one: Any, other: Any, met: dict[tuple[int, int], bool]) -> bool:
-    """Say whether two values are equal to the bit, whatever they hold."""
+    """Return whether two values are equal to the bit, whatever they hold."""
     if one is other or (id(one), id(other)) in met:
         return True
     met[id(one), id(other)] = True
@@ -157,5 +157,5 @@ def _hold_the_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Give what a tensor holds as one line of bytes."""
+    """Return what a tensor holds as one line of bytes."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)

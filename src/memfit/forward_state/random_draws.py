@@ -31,14 +31,14 @@ class _Reader:
         self._state: Any = None
 
     def here(self) -> Any:
-        """Give the state; the same object for as long as nothing is drawn."""
+        """Return the state; the same object for as long as nothing is drawn."""
         content = self.content()
         if content is None or content != self._content:
             self._content, self._state = content, self.state()
         return self._state
 
     def content(self) -> Any:
-        """Give the memory that the state lies in; None where it is not known where that is."""
+        """Return the memory that the state lies in; None where it is not known where that is."""
         raise NotImplementedError
 
     def state(self) -> Any:

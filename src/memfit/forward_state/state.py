@@ -30,7 +30,7 @@ _without_functions = torch._C.DisableTorchFunction
 
 
 def not_repeatable(obstacles: Iterable[Obstacle]) -> str | None:
-    """Say what a second run would not find as the first did; None if there is no such thing."""
+    """Return what a second run would not find as the first did; None if there is no such thing."""
     return next((str(each) for each in obstacles if each.kind in _GONE_FOR_GOOD), None)
 
 
@@ -120,13 +120,13 @@ class Before:
                 array[...] = content
 
     def with_generators_here(self) -> Before:
-        """Give the same, with random generators where they are now; what is learnt is shared."""
+        """Return the same, with random generators where they are now; what is learnt is shared."""
         twin = copy.copy(self)
         twin.positions = RandomPositions(self.held.generators)
         return twin
 
     def shown(self) -> Shown:
-        """Give a context, to be entered as often as wanted, in which everything is as it was."""
+        """Return a context, to be entered as often as wanted, in which everything is as it was."""
         return Shown(self)
 
 
@@ -198,7 +198,7 @@ class ForwardState:
 
     @property
     def obstacle(self) -> str | None:
-        """Say what the code reaches that cannot be put back; None if there is no such thing."""
+        """Return what the code reaches that cannot be put back; None if there is no such thing."""
         return not_repeatable(self._holders.obstacles)
 
     def before(self, *arguments: Any) -> Before:

@@ -58,7 +58,7 @@ class WrittenTensors(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def kept(self) -> list[KeptTensors]:
-        """Give what the tensors held that were written to, or moved to other memory."""
+        """Return what the tensors held that were written to, or moved to other memory."""
         known = {id(tensor) for kept in self._kept for tensor in kept.tensors}
         pairs = zip(self._tensors, self._memories, strict=True)
         moved = [

@@ -109,7 +109,7 @@ class JournalWriter:
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
-    """Give where a rank writes."""
+    """Return where a rank writes."""
     return folder if rank == 0 else folder / f"rank-{rank}"
 
 
@@ -134,7 +134,7 @@ def read_journal(folder: Path) -> Journal:
 
 
 def holds_journal(folder: Path) -> bool:
-    """Say whether a run has written a journal into a folder."""
+    """Return whether a run has written a journal into a folder."""
     return any((folder / name).is_file() for name in JOURNAL_NAMES)
 
 

@@ -62,7 +62,7 @@ class OutOfMemoryEvent:
     """The strategies of the attempt."""
     next_plan: tuple[str, ...]
     num_steps_repeated: int
-    """Steps before it that were carried out again, because the update itself was cut."""
+    """Steps before it that were run again, because the update itself was cut."""
     rank: int = 0
     """The first rank that ran out."""
 
@@ -118,7 +118,7 @@ class UnprovedPlanEvent:
     """A plan whose pieces could not be proved to keep the results, and what a batch shows."""
 
     step: int
-    """The first that was carried out so."""
+    """The first that was run so."""
     plan: tuple[str, ...]
     strategy: str
     reason: str

@@ -50,7 +50,7 @@ def event_sentence(event: Event) -> str:
 
 def _out_of_memory(event: OutOfMemoryEvent) -> str:
     if event.plan == event.next_plan:
-        then = f"it is carried out again under the same plan, {plan_words(event.plan)}"
+        then = f"it is run again under the same plan, {plan_words(event.plan)}"
     else:
         then = f"it goes on with {plan_words(event.next_plan)} instead of {plan_words(event.plan)}"
     repeated = ""
@@ -60,7 +60,7 @@ def _out_of_memory(event: OutOfMemoryEvent) -> str:
 
 
 def drift_sentence(event: DriftEvent) -> str:
-    """Say how far a measured peak is from the predicted one, and what differs most."""
+    """Return how far a measured peak is from the predicted one, and what differs most."""
     off = ""
     if event.predicted_bytes:
         fraction = event.measured_bytes / event.predicted_bytes - 1

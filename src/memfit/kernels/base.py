@@ -35,7 +35,7 @@ class HiddenMemory(Protocol):
     """Tell what dispatch does not show."""
 
     def is_counted(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor lies on the device."""
+        """Return whether a tensor lies on the device."""
 
     def around(
         self,
@@ -44,7 +44,7 @@ class HiddenMemory(Protocol):
         kwargs: Mapping[str, Any],
         out: Any,
     ) -> tuple[Sequence[int], Scratch | None]:
-        """Give the workspaces that an operator makes for good, in bytes, and its scratch."""
+        """Return the workspaces that an operator makes for good, in bytes, and its scratch."""
 
 
 class CpuKernels:

@@ -20,7 +20,7 @@ class JournalListener:
 
     @property
     def folder(self) -> Path:
-        """Give the folder."""
+        """Return the folder."""
         return self._writer.folder
 
     def begin(self, facts: RunFacts) -> None:

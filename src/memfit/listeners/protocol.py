@@ -17,7 +17,7 @@ class StepListener(Protocol):
         """Hear what is run."""
 
     def step(self, record: StepRecord) -> None:
-        """Hear of a step that was carried out."""
+        """Hear of a step that was run."""
 
     def event(self, event: Event) -> None:
         """Hear that something happened."""

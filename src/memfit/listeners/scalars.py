@@ -11,7 +11,7 @@ STEP_TAG = f"{PREFIX}step"
 
 
 def scalars(record: StepRecord, num_out_of_memory: int) -> dict[str, float]:
-    """Give what is known of a step by its tag; what was not measured is left out."""
+    """Return what is known of a step by its tag; what was not measured is left out."""
     in_bytes = {
         "peak_allocated_gib": record.peak_allocated_bytes,
         "peak_reserved_gib": record.peak_reserved_bytes,

@@ -75,7 +75,7 @@ class WandbListener:
 
 
 def _joined(earlier: Any, value: Any) -> Any:
-    """Give the higher of two numbers, or both of two texts."""
+    """Return the higher of two numbers, or both of two texts."""
     if earlier is None:
         return value
     return f"{earlier}\n{value}" if isinstance(value, str) else max(earlier, value)

@@ -54,12 +54,12 @@ class Kind:
 
     @property
     def has_values(self) -> bool:
-        """Say whether it holds objects that are met by way of it."""
+        """Return whether it holds objects that are met by way of it."""
         return self.values is not _nothing
 
 
 def is_as_copied(kind: Kind, target: Any, copy: Any) -> bool:
-    """Say whether a container holds the very objects that it held, in the same order."""
+    """Return whether a container holds the very objects that it held, in the same order."""
     now = kind.copy(target)
     if not kind.has_values:
         return now is copy
@@ -106,7 +106,7 @@ def _value(entry: Any) -> Any:
 
 
 def at(kind: Kind, place: Place, name: Any) -> Place:
-    """Give the place of what a container that lies somewhere holds under a name."""
+    """Return the place of what a container that lies somewhere holds under a name."""
     if kind is CELL:
         return place
     return place.attribute(name) if kind.is_namespace else place.item(name)
@@ -301,7 +301,7 @@ def _put_namespace_of(instance: Any, copy: Any) -> None:
 
 
 def identity(kind: Kind, target: Any) -> tuple[Kind, int]:
-    """Give what stays the same however often a container is met."""
+    """Return what stays the same however often a container is met."""
     if kind is NAMES:
         return kind, id(target.namespace)
     return kind, id(target.instance if kind is SLOTS else target)

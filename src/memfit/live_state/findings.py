@@ -67,15 +67,15 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Give both as one would write it."""
+        """Return both as one would write it."""
         return full_name(self.owner, self.name)
 
     def attribute(self, name: str) -> Place:
-        """Give the place of an attribute of what lies here."""
+        """Return the place of an attribute of what lies here."""
         return Place(full_name(self.owner, self.name), name)
 
     def item(self, key: Any) -> Place:
-        """Give the place of an item of the container that lies here."""
+        """Return the place of an item of the container that lies here."""
         return Place(self.owner, f"{self.name}[{short(key)}]")
 
 
@@ -103,12 +103,12 @@ def short(value: Any) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether a value holds nothing that could change."""
+    """Return whether a value holds nothing that could change."""
     return type(value) in PLAIN_TYPES or (type(value) is tuple and all(map(is_plain, value)))
 
 
 def is_same(old: Any, new: Any) -> bool:
-    """Say whether two values are one object, or plain and equal to the bit.
+    """Return whether two values are one object, or plain and equal to the bit.
 
     Objects that are not plain are never asked: their ``__eq__`` may do anything.
     """

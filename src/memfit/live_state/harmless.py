@@ -80,7 +80,7 @@ _OBSTACLES: tuple[tuple[tuple[type, ...], str, str], ...] = (
 
 @functools.cache
 def is_harmless(kind: type[Any]) -> bool:
-    """Say whether objects of a type have no state that matters."""
+    """Return whether objects of a type have no state that matters."""
     return issubclass(kind, _HARMLESS) or kind.__module__.startswith(_REGISTRATIONS)
 
 
@@ -118,7 +118,7 @@ def _obstacle_of_type(kind: type[Any]) -> tuple[str, str] | None:
 
 
 def is_made_in_python(kind: type) -> bool:
-    """Say whether a class and all its bases were written in Python, apart from ``object``."""
+    """Return whether a class and all its bases were written in Python, apart from ``object``."""
     return all(
         base.__flags__ & (_IS_HEAP_TYPE | _IS_IMMUTABLE) == _IS_HEAP_TYPE
         and _metaclass_is_known(base)

@@ -16,7 +16,7 @@ _IMPORTS = frozenset(("IMPORT_NAME", "IMPORT_FROM"))
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Give the globals, the attributes and the modules that a piece of code names.
+    """Return the globals, the attributes and the modules that a piece of code names.
 
     Code that is nested in it (inner functions, comprehensions) counts as well.
     """

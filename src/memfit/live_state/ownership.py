@@ -33,7 +33,7 @@ def package_of(module_name: str) -> str:
 
 
 def is_users_namespace(namespace: Mapping[str, Any], own: frozenset[str]) -> bool:
-    """Say whether a module's globals belong to the user's code.
+    """Return whether a module's globals belong to the user's code.
 
     Args:
         namespace: the globals.
@@ -46,7 +46,7 @@ def is_users_namespace(namespace: Mapping[str, Any], own: frozenset[str]) -> boo
 
 
 def is_users_module(name: str, own: frozenset[str]) -> bool:
-    """Say whether a module belongs to the user's code; one that is not known does."""
+    """Return whether a module belongs to the user's code; one that is not known does."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     return _is_users(name, file if isinstance(file, str) else "", own)
@@ -68,7 +68,7 @@ def _is_users(name: str, file: str, own: frozenset[str]) -> bool:
 
 
 def is_reporting(kind: type) -> bool:
-    """Say whether objects of a type only show or log what happens."""
+    """Return whether objects of a type only show or log what happens."""
     return _is_reporting(kind.__module__ if isinstance(kind.__module__, str) else "")
 
 

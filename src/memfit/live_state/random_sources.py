@@ -118,7 +118,7 @@ class _PythonReader:
         self._state: Any = None
 
     def here(self) -> Any:
-        """Give the state."""
+        """Return the state."""
         generator = getattr(random.getstate, "__self__", None)
         if not self._is_laid_out or generator is not self._generator:
             return random.getstate()
@@ -150,7 +150,7 @@ class _NumpyReader:
         self._state: Any = None
 
     def here(self) -> Any:
-        """Give the state."""
+        """Return the state."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in the stubs
         if type(generator) is not np.random.MT19937:
             return np.random.get_state(legacy=False)

@@ -67,7 +67,7 @@ def contents_of(state: LiveState) -> list[Any]:
 
 
 def reaches(state: LiveState, instance: object) -> bool:
-    """Say whether an object can be reached."""
+    """Return whether an object can be reached."""
     return any(id(instance) in part.seen for part in state.found())
 
 

@@ -127,16 +127,16 @@ class Snapshot:
 
     @property
     def generators(self) -> list[Any]:
-        """Give the states of the users' own generators; see ``put_generators_back``."""
+        """Return the states of the users' own generators; see ``put_generators_back``."""
         return [each for part in self._parts for each in part.values.generators]
 
     @property
     def randomness(self) -> GlobalRandomness:
-        """Give the states of the global generators."""
+        """Return the states of the global generators."""
         return self._randomness
 
     def changes(self) -> tuple[Change, ...]:
-        """Say what differs now."""
+        """Return what differs now."""
         with undisturbed():
             return tuple(self._changes())
 

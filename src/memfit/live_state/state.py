@@ -75,11 +75,11 @@ class LiveState:
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
-        """Say what cannot be put back."""
+        """Return what cannot be put back."""
         return tuple(dict.fromkeys((*self._found.obstacles, *self._tensor_watch.obstacles)))
 
     def found(self) -> Sequence[Found]:
-        """Give all that can be reached now: what stays, and what is found anew every time."""
+        """Return all that can be reached now: what stays, and what is found anew every time."""
         with undisturbed():
             self._look()
             return self._found, walk_on(self._scope, self._found)

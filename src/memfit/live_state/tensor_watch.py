@@ -110,7 +110,7 @@ class TensorWatch:
         return TensorsThen(self._kept, contents, self._grads() if self._with_grad else None)
 
     def has_new_hooks(self) -> bool:
-        """Say whether any tensor has other hooks than when it was last looked at."""
+        """Return whether any tensor has other hooks than when it was last looked at."""
         if RemovableHandle.next_id == self._seen[0][-1]:
             return False
         before = [kept.flags for kept in self._kept]

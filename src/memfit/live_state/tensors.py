@@ -55,7 +55,7 @@ def flags_of(tensor: torch.Tensor) -> Flags:
 
 
 def has_content(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor has bytes that can be read: fake ones and those on meta have none."""
+    """Return whether a tensor has bytes that can be read: fake ones and those on meta have none."""
     if type(tensor) is torch.Tensor:
         return tensor.layout is torch.strided and not tensor.is_meta
     return (
@@ -67,7 +67,7 @@ def has_content(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Give the stretch of memory that a tensor lies in, as a flat tensor of bytes."""
+    """Return the stretch of memory that a tensor lies in, as a flat tensor of bytes."""
     if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     size = tensor.element_size()
@@ -95,7 +95,7 @@ class KeptTensor:
     content: torch.Tensor | None = None
 
     def with_content(self, content: torch.Tensor) -> KeptTensor:
-        """Give the same with the bytes that it had."""
+        """Return the same with the bytes that it had."""
         return replace(self, content=content)
 
 
@@ -117,7 +117,7 @@ class KeptGrad:
             bytes_of(self.grad).copy_(self.content)
 
     def has_same_values(self) -> bool:
-        """Say whether a gradient has the values that it had."""
+        """Return whether a gradient has the values that it had."""
         return self.content is None or torch.equal(bytes_of(self.grad), self.content)
 
 
@@ -158,7 +158,7 @@ def put_back(kept: KeptTensor) -> None:
 
 
 def _was_written(kept: KeptTensor) -> bool:
-    """Say whether autograd was told that a tensor without kept content was written to."""
+    """Return whether autograd was told that a tensor without kept content was written to."""
     has = kept.twin is not None and not kept.tensor.is_inference()
     return has and kept.tensor._version != kept.version
 

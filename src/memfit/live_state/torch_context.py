@@ -59,7 +59,7 @@ class Surroundings:
         )
 
     def autocast(self, *, cache_enabled: bool | None = None) -> torch.autocast:
-        """Give autocast as it was."""
+        """Return autocast as it was."""
         return torch.autocast(
             self.device_type,
             dtype=self.autocast_dtype,

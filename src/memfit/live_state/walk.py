@@ -197,7 +197,7 @@ def _dict_of(instance: Any) -> dict[str, Any] | None:
 
 @functools.cache
 def _can_change_class(kind: Any) -> bool:
-    """Say whether a class is an ordinary one, whose objects have a dict and can be asked for it."""
+    """Tell if a class is an ordinary one, whose objects have a dict and can be asked for it."""
     return (
         "__dict__" in dir(kind)
         and kind.__getattribute__ is object.__getattribute__

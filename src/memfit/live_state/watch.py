@@ -61,7 +61,7 @@ class Watch:
         self._read = self._read_all()
 
     def look(self) -> list[Slot] | None:
-        """Copy the containers; give what holds other objects now; None if nothing does."""
+        """Copy the containers; return what holds other objects now; None if nothing does."""
         changed: list[Slot] = []
         if any(self._idle) or (_hooks_now() != self._hooks_then and any(self._idle_hooks)):
             changed += ((identity(each[0], each[1]), None) for each in self.idle if each[1])
@@ -101,7 +101,7 @@ def note_restore() -> None:
 
 
 def _hooks_now() -> tuple[int, int]:
-    """Give what changes whenever a hook may have come.
+    """Return what changes whenever a hook may have come.
 
     Every hook takes a number from one counter (torch/utils/hooks.py), so the many dicts that are
     there for hooks need not be looked at in every step.
@@ -152,7 +152,7 @@ class _Group:
         return (map(reader, self.targets) for reader in self.kind.readers)
 
     def changed(self) -> list[Slot]:
-        """Give what holds other objects than at the last copies, apart from plain values."""
+        """Return what holds other objects than at the last copies, apart from plain values."""
         held = self._values()
         addresses = _addresses_in(held)
         if addresses == self._addresses:

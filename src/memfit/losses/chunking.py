@@ -45,12 +45,12 @@ def chunked(num_candidates: int) -> Iterator[None]:
 
 
 def chunk_size() -> int | None:
-    """Give the candidates per chunk set around here, or None where losses are computed whole."""
+    """Return the candidates per chunk set around here, or None where losses are computed whole."""
     return _CHUNK_SIZE.get()
 
 
 def checked_chunk_size(num_candidates: object) -> int:
-    """Give the chunk size back if it is usable.
+    """Return the chunk size back if it is usable.
 
     Raises:
         JobError: if the chunk size is no whole number of at least 1.

@@ -58,13 +58,13 @@ class GradientSums:
         return [by_id.get(id(each)) for each in also]
 
     def sum_of(self, tensor: Tensor) -> Tensor:
-        """Give the sum for a tensor, to be added to."""
+        """Return the sum for a tensor, to be added to."""
         if id(tensor) not in self._sums:
             self._sums[id(tensor)] = torch.zeros_like(tensor)
         return self._sums[id(tensor)]
 
     def result(self, tensor: Tensor) -> Tensor | None:
-        """Give the sum for a tensor; None where nothing was added."""
+        """Return the sum for a tensor; None where nothing was added."""
         return self._sums.get(id(tensor))
 
 
@@ -90,7 +90,7 @@ class _SummingLinears(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _takes(self, rows: Tensor, weight: Tensor) -> bool:
-        """Say whether a weight is summed for, and its product is what the formula below says."""
+        """Return whether a weight is summed for, and its product is what the formula below says."""
         return (
             self._tensors.get(id(weight)) is weight
             and weight.requires_grad
@@ -119,7 +119,7 @@ class _SummingLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Give the gradients of input and bias, and add the weight's to its sum."""
+        """Return the gradients of input and bias, and add the weight's to its sum."""
         (rows,) = ctx.saved_tensors
         of_outputs = gradient.reshape(-1, gradient.shape[-1])
         ctx.sums.sum_of(ctx.weight).addmm_(of_outputs.t(), rows.reshape(-1, rows.shape[-1]))

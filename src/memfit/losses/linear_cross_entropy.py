@@ -142,7 +142,7 @@ class _InOnePass(torch.autograd.Function):
         chunking: Chunking,
         wants_gradients: bool,
     ) -> Tensor:
-        """Give the sum of the losses."""
+        """Return the sum of the losses."""
         wanted = ctx.needs_input_grad[:3] if wants_gradients else (False,) * 3
         loss = hidden.new_zeros((), dtype=chunking.loss_dtype)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -184,7 +184,7 @@ class _InTwoPasses(torch.autograd.Function):
         chunking: Chunking,
         _wants_gradients: bool,
     ) -> Tensor:
-        """Give the losses, one a row."""
+        """Return the losses, one a row."""
         ctx.save_for_backward(hidden, weight, bias)
         ctx.targets, ctx.chunking = targets, chunking
         loss_N = hidden.new_empty(hidden.shape[0], dtype=chunking.loss_dtype)

@@ -88,7 +88,7 @@ def mixture_means(
     tile: int | None = None,
     group: Group | None = None,
 ) -> SoftmaxMean:
-    """Give what `score_matching_of` needs: the means of u (B, D) and a (B,) over the kernels.
+    """Return what `score_matching_of` needs: the means of u (B, D) and a (B,) over the kernels.
 
     The means of parts of a mixture, wherever they were computed, are put together by
     `softmax_mean_of_parts`. Arguments and errors are those of `softmax_mean`.
@@ -106,7 +106,7 @@ def mixture_means(
 
 
 def score_matching_of(mean: SoftmaxMean) -> Tensor:
-    """Give the implicit score matching objective from the means of u and a, a scalar."""
+    """Return the implicit score matching objective from the means of u and a, a scalar."""
     gradient_BD, laplacian_B = mean.means
     return (2.0 * laplacian_B - gradient_BD.square().sum(1)).mean()
 
@@ -120,7 +120,7 @@ def mixture_log_density(
     tile: int | None = None,
     group: Group | None = None,
 ) -> Tensor:
-    """Give the log-density of an equal-weight mixture at each sample, (B,), in nats.
+    """Return the log-density of an equal-weight mixture at each sample, (B,), in nats.
 
     Its negative mean is the likelihood's loss. Arguments and errors are those of
     `mixture_score_matching`.
@@ -137,7 +137,7 @@ def mixture_log_density(
 def mixture_score(
     kernels: PrepareKernels, centres: Tensor, samples: Tensor, *, chunk: int | None = None
 ) -> Tensor:
-    """Give the score of an equal-weight mixture, grad log p at each sample, (B, D)."""
+    """Return the score of an equal-weight mixture, grad log p at each sample, (B, D)."""
     return -mixture_means(kernels, centres, samples, chunk=chunk).means[0]
 
 
@@ -154,7 +154,7 @@ def _over_kernels(
 def _score_terms(
     centres: Tensor, factors: Tensor, diagonals: Tensor, log_determinants: Tensor, samples: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give l (B, C), u (B, C, D) and a (B, C)."""
+    """Return l (B, C), u (B, C, D) and a (B, C)."""
     terms: tuple[Tensor, Tensor, Tensor] = _ScoreTerms.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         centres, factors, diagonals, samples
     )
@@ -166,7 +166,7 @@ def _score_terms(
 def _density_terms(
     centres: Tensor, factors: Tensor, diagonals: Tensor, log_determinants: Tensor, samples: Tensor
 ) -> tuple[Tensor]:
-    """Give l (B, C)."""
+    """Return l (B, C)."""
     delta_CBD = samples[None] - centres[:, None]
     quadratic_CB = torch.bmm(delta_CBD, factors).square().sum(2)
     quadratic_CB = quadratic_CB + (diagonals[:, None] * delta_CBD.square()).sum(2)
@@ -193,7 +193,7 @@ class _ScoreTerms(torch.autograd.Function):
     def forward(
         ctx: Any, centres: Tensor, factors: Tensor, diagonals: Tensor, samples: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Give quadratic form (C, B), u (C, B, D) and a (C, B)."""
+        """Return quadratic form (C, B), u (C, B, D) and a (C, B)."""
         delta_CBD = samples[None] - centres[:, None]
         z_CBR = torch.bmm(delta_CBD, factors)
         u_CBD = torch.bmm(z_CBR, factors.transpose(1, 2)).addcmul_(diagonals[:, None], delta_CBD)
@@ -206,7 +206,7 @@ class _ScoreTerms(torch.autograd.Function):
     def backward(
         ctx: Any, of_quadratic_CB: Tensor, of_u_CBD: Tensor, of_a_CB: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Give the gradients of centres, factors, diagonals and samples."""
+        """Return the gradients of centres, factors, diagonals and samples."""
         centres, factors, diagonals, samples, z_CBR, u_CBD = ctx.saved_tensors
         needs = dict(
             zip(("centres", "factors", "diagonals", "samples"), ctx.needs_input_grad, strict=True)

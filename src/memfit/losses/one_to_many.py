@@ -107,7 +107,7 @@ def _check_inputs(
 
 
 def _score_dtype(query: Tensor, candidates: Tensor) -> torch.dtype:
-    """Give the dtype in which scores are computed: float32, or more if the inputs have more."""
+    """Return the dtype in which scores are computed: float32, or more if the inputs have more."""
     dtype = torch.promote_types(query.dtype, candidates.dtype)
     return torch.float32 if dtype in LOW_PRECISION else dtype
 
@@ -172,7 +172,7 @@ class _StreamedOneToMany(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        """Give d = (sigmoid(s) - y') / (B N) to query, candidates and bias, chunk by chunk.
+        """Return d = (sigmoid(s) - y') / (B N) to query, candidates and bias, chunk by chunk.
 
         Raises:
             JobError: if the gradients are to be differentiated again (``create_graph=True``).

@@ -33,7 +33,7 @@ class RehearsedGroup:
 
 
 def gathered(own: Tensor, group: Group) -> Tensor:
-    """Give every rank's tensor, (ranks, ...); all have to be of one shape."""
+    """Return every rank's tensor, (ranks, ...); all have to be of one shape."""
     if isinstance(group, RehearsedGroup):
         found = own.new_empty((group.num_ranks, *own.shape))
         return found.copy_(own)
@@ -59,5 +59,5 @@ def counted_over_ranks(number: int, group: Group, device: torch.device) -> int:
 
 
 def _members(group: dist.ProcessGroup | AllRanks) -> dist.ProcessGroup | None:
-    """Give what torch takes for a group; None is its default one."""
+    """Return what torch takes for a group; None is its default one."""
     return None if isinstance(group, AllRanks) else group

@@ -34,7 +34,7 @@ class Targets:
     label_smoothing: float = 0.0
 
     def shares_of(self, labels: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Give usable labels, which of them are to be ignored, and what each row counts for."""
+        """Return usable labels, which of them are to be ignored, and what each row counts for."""
         is_ignored = labels == self.ignore_index
         labels = labels.masked_fill(is_ignored, 0)
         if self.class_weight is None:
@@ -137,7 +137,7 @@ class Gradients:
             self._of_bias.add_(chunk.exponentials.sum(dim=0, dtype=self._of_bias.dtype))
 
     def finish(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Give the gradients, in the types of what they belong to."""
+        """Return the gradients, in the types of what they belong to."""
         of_weight, of_bias = self._of_weight, self._of_bias
         return (
             self._of_hidden,
@@ -147,7 +147,7 @@ class Gradients:
 
 
 def product_dtype_of(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """Give the type in which autocast, or the lack of it, has a linear layer computed."""
+    """Return the type in which autocast, or the lack of it, has a linear layer computed."""
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     device_type = hidden.device.type
     if dtype is not torch.float64 and torch.is_autocast_enabled(device_type):

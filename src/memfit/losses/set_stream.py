@@ -58,7 +58,7 @@ class SetStream:
         return self.leaves
 
     def sums(self, members: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Give log-sum-exp (B,) and means (B, M...) over the whole set."""
+        """Return log-sum-exp (B,) and means (B, M...) over the whole set."""
         autocast = (self._surroundings or Surroundings.here(*inputs, draws=False)).autocast
         sums: list[SoftmaxSums] = []
         with torch.no_grad(), autocast(cache_enabled=False):
@@ -72,7 +72,7 @@ class SetStream:
     def gradients(
         self, tensors: Sequence[Tensor], results: Sequence[Tensor], gradients: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Give the gradients of members, inputs and parameters, given those of the results.
+        """Return the gradients of members, inputs and parameters, given those of the results.
 
         Raises:
             JobError: if a chunk uses a parameter that the first one does not.
@@ -86,7 +86,7 @@ class SetStream:
         return second.found(self.group)
 
     def tiles(self, num_samples: int) -> Iterator[slice]:
-        """Give the samples of each tile."""
+        """Yield the samples of each tile."""
         for start in range(0, num_samples, self.tile):
             yield slice(start, min(start + self.tile, num_samples))
 
@@ -153,7 +153,7 @@ class _SecondPass:
     def _of_chunk(
         self, shared: Sequence[Tensor], results: Sequence[Tensor], gradients: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Give the gradients of a chunk's prepared members, and add those of all else."""
+        """Return the gradients of a chunk's prepared members, and add those of all else."""
         total: list[Tensor | None] = [None] * len(shared)
         for samples in self._stream.tiles(len(self._inputs[0])):
             inputs = _standing_in(self._inputs, samples)
@@ -197,7 +197,7 @@ class _SecondPass:
             raise JobError(msg)
 
     def found(self, group: Group | None) -> list[Tensor | None]:
-        """Give all gradients, added up over the ranks of a group."""
+        """Return all gradients, added up over the ranks of a group."""
         if group is not None:
             for each in (*self._of_inputs, *map(self._parameters.sum_of, self._stream.leaves)):
                 if each is not None:
@@ -207,7 +207,7 @@ class _SecondPass:
 
 
 def _standing_in(tensors: Sequence[Tensor], rows: slice | None = None) -> list[Tensor]:
-    """Give leaves with the same values, or some rows of them, that want a gradient alike."""
+    """Return leaves with the same values, or some rows of them, that want a gradient alike."""
     return [
         (each if rows is None else each[rows]).detach().requires_grad_(each.requires_grad)
         for each in tensors

@@ -133,7 +133,7 @@ def softmax_mean_of_parts(parts: Sequence[SoftmaxMean]) -> SoftmaxMean:
 
 
 def _common_length(tensors: Sequence[Tensor], what: str) -> int:
-    """Give the extent of dimension 0 that all share.
+    """Return the extent of dimension 0 that all share.
 
     Raises:
         JobError: if there is none, or it is 0.
@@ -180,7 +180,7 @@ class _Streamed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Give the gradients of members, inputs and parameters.
+        """Return the gradients of members, inputs and parameters.
 
         Raises:
             JobError: if they are to be differentiated again, or a parameter was changed in between.

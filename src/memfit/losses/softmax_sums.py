@@ -77,7 +77,7 @@ class SoftmaxSums:
         ]
 
     def results(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Give the log-sum-exp (B,) and the means (B, M...)."""
+        """Return the log-sum-exp (B,) and the means (B, M...)."""
         base_B = self.highest.masked_fill(self.highest == -torch.inf, 0.0)
         means = tuple(each / self.total.reshape(-1, *(1,) * (each.dim() - 1)) for each in self.sums)
         return base_B + torch.log(self.total), means
@@ -95,7 +95,7 @@ def term_gradients(
     results: Sequence[Tensor],
     gradients: Sequence[Any],
 ) -> list[Tensor]:
-    """Give the gradients of a chunk's log-weights and values.
+    """Return the gradients of a chunk's log-weights and values.
 
     With p = softmax over the whole set, d mean = sum p dv + sum p (v - mean) dl, and
     d log-sum-exp = sum p dl.

@@ -171,7 +171,7 @@ def _mark_phase(phase: Phase) -> None:
 
 
 def _peak_between(events: Sequence[AllocatorEvent], begin_ns: int, end_ns: int) -> int:
-    """Give the highest total between two moments."""
+    """Return the highest total between two moments."""
     current = highest = 0
     for event in events:
         if event.time_ns >= end_ns:
@@ -242,7 +242,7 @@ def _phase_starts(
 
 
 def _resident_peak_bytes() -> int:
-    """Give the highest resident size of this process so far (kilobytes on Linux)."""
+    """Return the highest resident size of this process so far (kilobytes on Linux)."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -124,7 +124,7 @@ def _opened(
 
 
 def shortest_step(run: Run, batch: Any) -> float:
-    """Give the shortest of a few steps, which the machine disturbed least."""
+    """Return the shortest of a few steps, which the machine disturbed least."""
     seconds = []
     for _ in range(_NUM_STEPS):
         started = time.perf_counter()

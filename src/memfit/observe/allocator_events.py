@@ -54,11 +54,11 @@ class AllocatorWatch:
         self._profile.__exit__(exc_type, exc, traceback)
 
     def highest_growth_bytes(self) -> int:
-        """Give the highest sum of allocations less frees since the watch began."""
+        """Return the highest sum of allocations less frees since the watch began."""
         return _highest_growth_bytes(self._profile.kineto_results)
 
     def events(self) -> list[AllocatorEvent]:
-        """Give every event in order."""
+        """Return every event in order."""
         tree = self._profile.kineto_results.experimental_event_tree()
         allocation = torch._C._profiler._EventType.Allocation
         found = [
@@ -74,7 +74,7 @@ class AllocatorWatch:
         return sorted(found, key=lambda event: event.time_ns)
 
     def marks(self, prefix: str) -> list[tuple[int, str]]:
-        """Give the start of every ``record_function`` range whose name begins with ``prefix``."""
+        """Return the start of every ``record_function`` range whose name begins with ``prefix``."""
         return sorted(
             (event.start_ns(), event.name().removeprefix(prefix))
             for event in self._profile.kineto_results.events()
@@ -113,7 +113,7 @@ class GrowthWatch:
         self._results = torch._C._autograd._disable_profiler()
 
     def highest_growth_bytes(self) -> int:
-        """Give the highest sum of allocations less frees since the watch began."""
+        """Return the highest sum of allocations less frees since the watch began."""
         return _highest_growth_bytes(self._results)
 
 

@@ -51,7 +51,7 @@ class _Looks:
         self._highest_off_bytes = 0
 
     def is_due(self, off_bytes: int, tolerance_bytes: int) -> bool:
-        """Say whether to look again: at first, for little time, and at whatever is further off."""
+        """Test whether to look again: at first, for little time, and at whatever is further off."""
         has_grown = off_bytes > self._highest_off_bytes + tolerance_bytes
         self._highest_off_bytes = max(off_bytes, self._highest_off_bytes)
         seconds = time.perf_counter() - self._begun_seconds
@@ -92,7 +92,7 @@ class DriftWatch:
         measured_peak_bytes: int | None,
         owned: Iterable[Owned],
     ) -> DriftEvent | None:
-        """Compare one step; give what there is to tell, or None.
+        """Compare one step; return what there is to tell, or None.
 
         Args:
             step: counted from 1; the first makes the optimizer states.
@@ -161,7 +161,7 @@ class DriftWatch:
         return batch if is_larger_batch and explains and most in (batch, passing) else most
 
     def _is_news(self, part: _Part, off_bytes: int, predicted_bytes: int) -> bool:
-        """Say whether a drift has not been told yet, or has grown by another tolerance."""
+        """Return whether a drift has not been told yet, or has grown by another tolerance."""
         kind = (part.category, part.growth_bytes > 0)
         told_bytes = self._told.get(kind)
         again_bytes = self._tolerance_bytes(predicted_bytes)
@@ -210,6 +210,6 @@ def _parts(
 
 
 def _is_whole_batch(parts: Mapping[str, _Part]) -> bool:
-    """Say whether a batch is as large as the job's; where that was not predicted, nobody knows."""
+    """Test whether a batch is as large as the job's; where that was not predicted, nobody knows."""
     batch = parts[Category.BATCH.value]
     return 0 < batch.predicted_bytes <= batch.measured_bytes

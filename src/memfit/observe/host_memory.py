@@ -24,7 +24,7 @@ class ResidentMemory:
         weakref.finalize(self, os.close, self._file)
 
     def num_bytes(self) -> int | None:
-        """Give the resident memory; None where the system does not tell it."""
+        """Return the resident memory; None where the system does not tell it."""
         now_seconds = time.monotonic()
         if self._file is not None and now_seconds - self._read_seconds >= _LEAST_SECONDS:
             self._read_seconds = now_seconds

@@ -65,7 +65,7 @@ class StepMonitor:
             self._timeline.mark(phase)
 
     def taken_timeline(self) -> Timeline | None:
-        """Give the timeline of a step once it was taken, and once only."""
+        """Return the timeline of a step once it was taken, and once only."""
         return None if self._timeline is None else self._timeline.taken()
 
     @contextmanager
@@ -79,7 +79,7 @@ class StepMonitor:
             self._timeline.note(watch, owned)
 
     def is_due(self, batch_bytes: int) -> bool:
-        """Say whether to watch the next step."""
+        """Return whether to watch the next step."""
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # untyped binding
             return False  # the caller's own profile is under way, and there can be only one
         if batch_bytes > self._largest_batch_bytes:
@@ -156,7 +156,7 @@ class _TimelineTaker:
             self._timeline = step_timeline(watch.events(), marks, owned_bytes(owned))
 
     def taken(self) -> Timeline | None:
-        """Give the timeline once."""
+        """Return the timeline once."""
         timeline, self._timeline = self._timeline, None
         return timeline
 
@@ -170,7 +170,7 @@ class _Steps:
 
     @property
     def mean_seconds(self) -> float:
-        """Give the mean duration."""
+        """Return the mean duration."""
         return self.seconds / self.count
 
 

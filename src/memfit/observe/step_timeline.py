@@ -34,7 +34,7 @@ def step_timeline(
     marks: Sequence[PhaseMark],
     at_start: Mapping[Category, int],
 ) -> Timeline:
-    """Give the allocated bytes over a step by category.
+    """Return the allocated bytes over a step by category.
 
     Args:
         events: of the allocator during the step, in order.
@@ -71,7 +71,7 @@ def _phases(events: Sequence[AllocatorEvent], marks: Sequence[PhaseMark]) -> Ite
 
 
 def _categories(events: Sequence[AllocatorEvent], phases: Sequence[Phase]) -> list[Category]:
-    """Give the category of each event's block; one that lay there before is a temporary."""
+    """Return the category of each event's block; one that lay there before is a temporary."""
     found = [Category.TEMPORARIES] * len(events)
     allocated: dict[int, int] = {}
     for position, event in enumerate(events):
@@ -87,7 +87,7 @@ def _categories(events: Sequence[AllocatorEvent], phases: Sequence[Phase]) -> li
 
 
 def _outlived(made_in: Phase, freed_in: Phase) -> bool:
-    """Say whether a block has outlived the phase that made it, and was no temporary of it."""
+    """Return whether a block has outlived the phase that made it, and was no temporary of it."""
     if made_in is Phase.FORWARD:
         return freed_in is not Phase.FORWARD
     return made_in is Phase.BACKWARD and freed_in is Phase.OPTIMIZER

@@ -101,7 +101,7 @@ class _Timed:
 
     @property
     def error(self) -> float:
-        """Give how many times longer it took than was estimated."""
+        """Return how many times longer it took than was estimated."""
         return self.seconds / self.candidate.prediction.step_seconds
 
 
@@ -112,7 +112,7 @@ def _timed(job: Job, device: Device, candidate: Candidate) -> _Timed:
 
 
 def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
-    """Give how far too low an estimate is, by what was run with the same strategies or fewer."""
+    """Return how far too low an estimate is, by what was run with the same strategies or fewer."""
     mine = set(without_recomputation(candidate))
     known = (each for each in timed if mine.issuperset(without_recomputation(each.candidate)))
     return max((each.error for each in known), default=1.0)

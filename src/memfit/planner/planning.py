@@ -150,7 +150,7 @@ def plan(
 def _trial(
     job: Job, layout: BatchLayout, plain: Recording, prove: bool | None
 ) -> BatchTrial | None:
-    """Give what settles on a real batch what could not be followed, where that is wanted."""
+    """Return what settles on a real batch what could not be followed, where that is wanted."""
     if prove is False:
         return None
     trial = BatchTrial(job, layout, plain)
@@ -207,7 +207,7 @@ def read_budget(budget: str | int | None, name: str = "budget") -> int | None:
 def _no_plan_fits(
     smallest: Candidate, budget_bytes: int, choices: Choices, failed: Mapping[str, str]
 ) -> NoPlanFitsError:
-    """Say how small it got, what else could be allowed, and what could not be recorded."""
+    """Return how small it got, what else could be allowed, and what could not be recorded."""
     pieces = () if choices.pieces is None else choices.pieces.refused()
     remedies = [
         f"{each.strategy} ({each.sentence})"

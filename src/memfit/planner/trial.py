@@ -52,11 +52,11 @@ class BatchTrial:
 
     @property
     def is_quick(self) -> bool:
-        """Say whether a step takes seconds here and fits."""
+        """Return whether a step takes seconds here and fits."""
         return self.plain.steady.flops() <= _MOST_FLOPS and self._fits(self.job.batch_size)
 
     def __call__(self, split: AbstractSplitting, found: Separability) -> Separability:
-        """Say what a real batch shows of pieces that could not be followed."""
+        """Return what a real batch shows of pieces that could not be followed."""
         reference_size = (
             self.job.batch_size if self._fits(self.job.batch_size) else other_size(split)
         )
@@ -77,7 +77,7 @@ class BatchTrial:
         return replace(found, draws=compared.num_draws > 0, trial=equality(split, compared))
 
     def _fits(self, num_samples: int) -> bool:
-        """Say whether so many samples at once fit, by their share of the whole step's peak."""
+        """Return whether so many samples at once fit, by their share of the whole step's peak."""
         free_bytes = free_memory_bytes()
         if free_bytes is None:
             return True

@@ -66,7 +66,7 @@ class LargestMicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedJob:
-    """A job, how it is carried out, and what a recording of it gave on a device."""
+    """A job, how it is run, and what a recording of it gave on a device."""
 
     job: Job
     plan: Plan
@@ -106,7 +106,7 @@ def advise(
     settings: AllocatorSettings,
     job: PredictedJob | None = None,
 ) -> tuple[Advice, ...]:
-    """Say what would change a prediction.
+    """Return what would change a prediction.
 
     Replays the recording, and records a job a few more times where its recording was quick.
 
@@ -129,7 +129,7 @@ def advise(
 
 
 def largest_holders(recording: StepRecording, device: Device, limit: int) -> tuple[Holder, ...]:
-    """Give the largest blocks that live at the peak of the steady step, largest first."""
+    """Return the largest blocks that live at the peak of the steady step, largest first."""
     trace = recording.steady
     blocks = sorted(alive_at_peak(trace, rules_of(device)), key=lambda block: -block[1])
     return tuple(
@@ -249,7 +249,7 @@ def _optimizer_temporaries(recording: StepRecording, device: Device) -> Advice |
 
 
 def _phases(trace: Trace) -> list[Phase]:
-    """Give the phase of every event: that of the last block made by then."""
+    """Return the phase of every event: that of the last block made by then."""
     phase, phases = Phase.SETUP, []
     for event in trace.events:
         phase = trace.allocations[event].phase if event >= 0 else phase
@@ -299,7 +299,7 @@ def _fitting_micro_batch(job: PredictedJob) -> Advice | None:
 
 
 def _worth(topic: Topic, num_bytes: int, whole_bytes: int, subject: str = "") -> Advice | None:
-    """Give the advice if it concerns a part worth mentioning."""
+    """Return the advice if it concerns a part worth mentioning."""
     if num_bytes <= 0 or num_bytes < _LEAST_SHARE * whole_bytes:
         return None
     return Advice(

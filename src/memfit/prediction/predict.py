@@ -48,7 +48,7 @@ def predict(
     Args:
         job: what would be trained.
         device: a name from ``memfit devices``.
-        plan: how it would be carried out; None means as it is.
+        plan: how it would be run; None means as it is.
         allocator: the text of ``PYTORCH_ALLOC_CONF`` under which it would run.
 
     Raises:
@@ -64,7 +64,7 @@ def predict(
 
 
 def effect_notes(recording: Recording) -> Sequence[str]:
-    """Say what the step changes besides gradients, parameters and optimizer states.
+    """Return what the step changes besides gradients, parameters and optimizer states.
 
     Steps that take seconds to record are not looked into.
     """
@@ -156,7 +156,7 @@ def evaluate(
 
 
 def _settings_of(plan: Plan) -> AllocatorSettings:
-    """Give the allocator's settings that a plan asks for, or the usual ones."""
+    """Return the allocator's settings that a plan asks for, or the usual ones."""
     confs = (s.conf for s in plan.strategies if isinstance(s, AllocatorConf))
     return AllocatorSettings.parse(next(confs, ""))
 
@@ -164,7 +164,7 @@ def _settings_of(plan: Plan) -> AllocatorSettings:
 def _described(
     recording: StepRecording, device: Device, settings: AllocatorSettings, *, in_full: bool
 ) -> Prediction:
-    """Say what the recorded step takes on the device."""
+    """Return what the recorded step takes on the device."""
     rules = rules_of(device)
     steady = recording.steady
     outcome = replay(steady, rules)
@@ -226,17 +226,17 @@ def judge(
 
 
 def default_budget_of(device: Device) -> str:
-    """Say which figure a budget bounds unless told otherwise."""
+    """Return which figure a budget bounds unless told otherwise."""
     return "process" if device.kind == CUDA else "allocated"
 
 
 def rules_of(device: Device) -> AllocatorRules:
-    """Give the allocator rules of a device."""
+    """Return the allocator rules of a device."""
     return CUDA_RULES if device.kind == CUDA else CPU_RULES
 
 
 def timeline_of(trace: Trace, rules: AllocatorRules) -> Timeline:
-    """Give allocated bytes by category, when the step begins and after each of its events."""
+    """Return allocated bytes by category, when the step begins and after each of its events."""
     num_before = num_setup_events(trace)
     current = dict.fromkeys(Category, 0)
     parts: dict[str, list[int]] = {category.value: [] for category in Category}

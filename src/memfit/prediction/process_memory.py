@@ -146,7 +146,7 @@ def _recorded_terms(steady: Trace, peak_bytes: int) -> tuple[Term, ...]:
 def _intervals(
     recording: StepRecording, likely: AllocatorOutcome, run: _Simulation, context_bytes: int
 ) -> dict[str, Interval]:
-    """Give the intervals: replays with the least and the most scratch, widened by the margins."""
+    """Return the intervals: replays with the least and the most scratch, widened by the margins."""
     allocated, reserved = _ranges(recording, likely, run)
     return {
         "allocated": allocated.interval("allocated"),
@@ -182,7 +182,7 @@ class PeakRange:
 def replayed_peaks(
     recording: StepRecording, settings: AllocatorSettings, *, from_step: int = 0
 ) -> tuple[PeakRange, PeakRange]:
-    """Give the allocated and the reserved peak as a program would read them at its end.
+    """Return the allocated and the reserved peak as a program would read them at its end.
 
     Args:
         recording: of everything since before the model was built.
@@ -195,7 +195,7 @@ def replayed_peaks(
 
 
 def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSettings) -> int:
-    """Give the least reserved memory with which everything recorded survives."""
+    """Return the least reserved memory with which everything recorded survives."""
     history = recording.history
     return smallest_capacity_bytes(history.events, _sizes(history), settings)
 
@@ -203,7 +203,7 @@ def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSetting
 def _ranges(
     recording: StepRecording, likely: AllocatorOutcome, run: _Simulation
 ) -> tuple[PeakRange, PeakRange]:
-    """Give the peaks of the last window as they are with the least and the most scratch."""
+    """Return the peaks of the last window as they are with the least and the most scratch."""
     history = recording.history
     outcomes = [likely]
     if history.extras:

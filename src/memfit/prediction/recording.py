@@ -61,17 +61,17 @@ class StepRecording:
 
     @cached_property
     def first(self) -> Trace:
-        """Give the first step, in which optimizer states are made."""
+        """Return the first step, in which optimizer states are made."""
         return trace_of_step(self.history, self.marks[0])
 
     @cached_property
     def steady(self) -> Trace:
-        """Give the last step, which stands for all later ones."""
+        """Return the last step, which stands for all later ones."""
         return trace_of_step(self.history, self.marks[-1])
 
     @property
     def is_long(self) -> bool:
-        """Say whether recording such a step takes seconds; the same on every machine."""
+        """Return whether recording such a step takes seconds; the same on every machine."""
         return len(self.steady.operations) > _MANY_OPERATIONS
 
 
@@ -190,14 +190,14 @@ def card_of(device: Device | None, torch_version: tuple[int, int] | None = None)
 
 
 def installed_torch_version() -> tuple[int, int]:
-    """Give the major and minor version of the installed torch."""
+    """Return the major and minor version of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 @contextmanager
 def _recording_on(card: Card | None, *, disguised: bool) -> Iterator[tuple[Recorder, Any]]:
-    """Record everything inside, on a card or on the CPU; give the recorder and the fake mode."""
+    """Record everything inside, on a card or on the CPU; return the recorder and the fake mode."""
     recorder = Recorder() if card is None else Recorder(hidden=CudaKernels(card))
     with virtual_tensors(card, disguised=disguised) as mode, recorder:
         if card is None:
@@ -272,7 +272,7 @@ def _generators_of(session: Session) -> RandomPositions:
 
 
 def _draws_in_forward(recorder: Recorder) -> bool:
-    """Say whether an operator of the last forward has drawn random numbers."""
+    """Return whether an operator of the last forward has drawn random numbers."""
     mark = recorder.marks[-1]
     operations = recorder.history.operations[mark.first_operation : mark.last_operation]
     return any(each.is_random and each.phase is Phase.FORWARD for each in operations)
@@ -349,7 +349,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _is_about_files(error: BaseException | None) -> bool:
-    """Say whether an error is about a file or a download that is not there."""
+    """Return whether an error is about a file or a download that is not there."""
     while error is not None:
         library = type(error).__module__.partition(".")[0]
         if isinstance(error, OSError) or library in _WEIGHT_LIBRARIES:

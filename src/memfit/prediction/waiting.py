@@ -15,7 +15,7 @@ _BACKWARD_OVER_FORWARD = 2.0
 
 
 def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -> float:
-    """Give the seconds that the steady step stands still for what it moves.
+    """Return the seconds that the steady step stands still for what it moves.
 
     Disks are written and read while nothing is computed. Copies to the host run beside the
     computation, block by block; see memfit.cost.transfers.

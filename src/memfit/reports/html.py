@@ -183,12 +183,12 @@ def timeline_pictures(report: RunReport, *, max_points: int = 4000) -> list[Figu
 
 
 def _allocated_budget(report: RunReport) -> int | None:
-    """Give the budget where it bounds what the timeline shows."""
+    """Return the budget where it bounds what the timeline shows."""
     return report.budget_bytes if report.planned.budget_of == "allocated" else None
 
 
 def _verdict(report: RunReport) -> tuple[bool | None, str]:
-    """Say whether the run fits; what was measured overrules what was predicted."""
+    """Return whether the run fits; what was measured overrules what was predicted."""
     found = report.found_bytes
     if found and report.budget_bytes is not None and found > report.budget_bytes:
         figure = FIGURE_NAMES[report.planned.budget_of]
@@ -262,7 +262,7 @@ def _peaks(report: RunReport) -> list[tuple[str, int]]:
 
 
 def _gauge_bytes(report: RunReport) -> int:
-    """Give the bytes at the right end of the gauge."""
+    """Return the bytes at the right end of the gauge."""
     return max(1, *(peak for _, peak in _peaks(report)), report.budget_bytes or 0)
 
 
@@ -281,7 +281,7 @@ def _gauge(report: RunReport) -> list[_GaugeBar]:
 
 
 def _budget_width(report: RunReport) -> float | None:
-    """Give the place of the budget on the gauge, in percent."""
+    """Return the place of the budget on the gauge, in percent."""
     if not report.budget_bytes:
         return None
     return round(100 * report.budget_bytes / _gauge_bytes(report), 2)
@@ -328,6 +328,6 @@ def _metric_names(report: RunReport) -> list[str]:
 
 
 def _metric_rows(report: RunReport) -> list[list[str]]:
-    """Give the metrics as text, a dash where an epoch has no such value."""
+    """Return the metrics as text, a dash where an epoch has no such value."""
     names = _metric_names(report)
     return [[format_value(name, row.get(name)) for name in names] for row in report.metrics]

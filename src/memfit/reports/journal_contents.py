@@ -111,7 +111,7 @@ class JournalReport:
 
     @property
     def highest_rank(self) -> RankSummary:
-        """Give the rank with the highest peak; where none was measured, the first."""
+        """Return the rank with the highest peak; where none was measured, the first."""
         return max(self.ranks, key=lambda rank: rank.peak_allocated_bytes or 0)
 
     @property
@@ -121,7 +121,7 @@ class JournalReport:
 
     @property
     def begun_with(self) -> tuple[str, ...]:
-        """Give the strategies of the plan that the run began with."""
+        """Return the strategies of the plan that the run began with."""
         if self.facts is not None:
             return self.facts.strategies
         return self.plan.strategies if self.plan is not None else ()
@@ -134,7 +134,7 @@ class JournalReport:
         return sorted(changed, key=lambda entry: entry.event.step)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the summary as plain values, without the single steps."""
+        """Return the summary as plain values, without the single steps."""
         top = self.highest_rank
         return {
             "folder": str(self.folder),
@@ -261,7 +261,7 @@ def _once(told: Iterable[Told[_P]]) -> tuple[Told[_P], ...]:
 
 
 def _ending(journals: Mapping[int, Journal]) -> Ending | None:
-    """Give how the run ended: as its first rank says, unless another one has worse to tell."""
+    """Return how the run ended: as its first rank says, unless another one has worse to tell."""
     endings = [journal.ending for journal in journals.values() if journal.ending is not None]
     worse = [ending for ending in endings if ending.reason is not Reason.DONE]
     if endings and endings[0].reason is Reason.DONE and worse:
@@ -303,7 +303,7 @@ def _summary(rank: int, journal: Journal, *, num_leaks: int, num_out_of_memory: 
 
 
 def _predicted_bytes(steps: Sequence[StepRecord]) -> int | None:
-    """Give what was predicted for the highest step; without a measured one, for the last."""
+    """Return what was predicted for the highest step; without a measured one, for the last."""
     both = [
         (step.peak_allocated_bytes, step.predicted_peak_bytes)
         for step in steps

@@ -50,7 +50,7 @@ Points = tuple[list[float], list[float]]
 
 
 def has_memory(report: JournalReport) -> bool:
-    """Say whether any step tells something about memory."""
+    """Return whether any step tells something about memory."""
     return any(
         value is not None
         for steps in report.steps.values()
@@ -102,7 +102,7 @@ _TITLE: dict[str, Any] = {"loc": "left", "color": INK, "fontsize": 10, "pad": 8}
 
 
 def _step_range(report: JournalReport, rank: int) -> tuple[float, float]:
-    """Give the ends of the axis: all steps and events, with room for a marker on both sides."""
+    """Return the ends of the axis: all steps and events, with room for a marker on both sides."""
     numbers = [step.step for step in report.steps[rank]]
     for told in (report.out_of_memory, report.climbs, report.leaks):
         numbers += [entry.event.step for entry in told]

@@ -48,7 +48,7 @@ def journal_summary(report: JournalReport, files: Sequence[Path]) -> RenderableT
 
 
 def _figures(report: JournalReport) -> Table:
-    """Give the headline numbers of the page, but for the first, which is the verdict."""
+    """Return the headline numbers of the page, but for the first, which is the verdict."""
     table = grid()
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)

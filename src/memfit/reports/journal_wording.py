@@ -47,7 +47,7 @@ class Verdict:
 
 
 def verdict(report: JournalReport) -> Verdict:
-    """Say how a run stands."""
+    """Return how a run stands."""
     if report.ending is None:
         return _open_verdict(report)
     return Verdict(
@@ -66,7 +66,7 @@ def _tone(ending: Ending, *, num_leaks: int) -> str:
 
 
 def _open_verdict(report: JournalReport) -> Verdict:
-    """Say how a run stands that has not said how it ended."""
+    """Return how a run stands that has not said how it ended."""
     process = f"process {report.facts.process_id}" if report.facts else "its process"
     at = report.written_at.replace("T", " ")
     last = f"The last step is {max(rank.last_step for rank in report.ranks):,}"
@@ -169,7 +169,7 @@ def _steps_card(report: JournalReport) -> Card:
 def _out_of_memory_card(report: JournalReport) -> Card:
     count = len(report.out_of_memory)
     is_end = report.ending is not None and report.ending.reason is Reason.OUT_OF_MEMORY
-    notes = ["each time carried out again"] if count else []
+    notes = ["each time run again"] if count else []
     if report.climbs:
         notes.append(f"a larger plan tried again {_times(len(report.climbs))}")
     if is_end and count:

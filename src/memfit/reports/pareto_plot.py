@@ -45,7 +45,7 @@ class _Scale:
     time_unit: str
 
     def place(self, entry: _Entry) -> tuple[float, float]:
-        """Give where a plan lies in the picture."""
+        """Return where a plan lies in the picture."""
         return entry.peak_bytes / self.unit_bytes, entry.step_seconds / self.unit_seconds
 
 

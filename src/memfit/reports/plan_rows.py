@@ -37,7 +37,7 @@ class LargerBudget:
 
     @property
     def saved_fraction(self) -> float:
-        """Give the part of the chosen plan's seconds that it would save."""
+        """Return the part of the chosen plan's seconds that it would save."""
         return 1 - self.point.step_seconds / self.chosen.step_seconds
 
 
@@ -78,13 +78,13 @@ def chosen_row(considered: Iterable[ConsideredPlan]) -> ConsideredPlan | None:
 
 
 def is_measured(plan: Plan) -> bool:
-    """Say whether the chosen plan's time was taken by running it; all other times are estimates."""
+    """Tell if the chosen plan's time was taken by running it; all other times are estimates."""
     row = chosen_row(plan.considered)
     return row is not None and row.step_seconds != predicted(plan).step_seconds
 
 
 def with_chosen_time(plan: Plan) -> tuple[ConsideredPlan, ...]:
-    """Give the considered plans, the chosen one with the time that it was chosen for."""
+    """Return the considered plans, the chosen one with the time that it was chosen for."""
     seconds = predicted(plan).step_seconds
     return tuple(
         replace(row, step_seconds=seconds) if row.chosen else row for row in plan.considered
@@ -92,13 +92,13 @@ def with_chosen_time(plan: Plan) -> tuple[ConsideredPlan, ...]:
 
 
 def predicted(plan: Plan) -> Prediction:
-    """Give the prediction that the planner made."""
+    """Return the prediction that the planner made."""
     assert plan.prediction is not None, "the planner predicts what it plans"
     return plan.prediction
 
 
 def curve(plan: Plan) -> tuple[ParetoPoint, ...]:
-    """Give the trade of memory against time, fastest first: what was recorded, and estimates.
+    """Return the trade of memory against time, fastest first: what was recorded, and estimates.
 
     The search looked for anything that fits and is faster than the chosen plan. What still seems
     to be is refuted by something better known, or not worth telling apart, and stays out.
@@ -146,7 +146,7 @@ def spread_out(
 
 
 def larger_budgets(points: Sequence[ParetoPoint], budget_bytes: int) -> tuple[LargerBudget, ...]:
-    """Say what a tenth more and a GiB more would buy, of what was recorded and is worth telling."""
+    """Get what a tenth more and a GiB more would buy, of what was recorded and is worth telling."""
     chosen = next((point for point in points if point.is_chosen), None)
     if chosen is None:
         return ()
@@ -186,7 +186,7 @@ def remedy_rows(plan: Plan) -> tuple[RemedyRow, ...]:
 
 
 def refusals(plan: Plan) -> dict[str, list[str]]:
-    """Give the strategies that no option of the command would admit, by the reason."""
+    """Return the strategies that no option of the command would admit, by the reason."""
     found: dict[str, list[str]] = {}
     for refusal in plan.refused:
         if not refusal.option:

@@ -164,7 +164,7 @@ def style_axes(axes: Axes) -> None:
 
 
 def _progress(timeline: Timeline) -> list[float]:
-    """Give the place of every point in the step, in percent."""
+    """Return the place of every point in the step, in percent."""
     last = max(1, len(timeline.allocated_bytes) - 1)
     return [100 * index / last for index in range(len(timeline.allocated_bytes))]
 
@@ -350,19 +350,19 @@ def plotted_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_finite(value: object) -> bool:
-    """Say whether a metric is a number that can be drawn."""
+    """Return whether a metric is a number that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """Give a figure as a PNG file."""
+    """Return a figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
 def svg_text(figure: Figure, *, prefix: str = "plot") -> str:
-    """Give a figure as an ``<svg>`` element for a page.
+    """Return a figure as an ``<svg>`` element for a page.
 
     Text stays text, ids begin with ``prefix`` so that several pictures fit on one page, and
     neutral colours are CSS variables with the light colour as their default.

@@ -120,7 +120,7 @@ def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Cer
 
 
 def _parts(parts: Mapping[str, int], whole_bytes: int, limit: int | None = None) -> list[_Part]:
-    """Give parts of the peak with their share and the width of their bar."""
+    """Return parts of the peak with their share and the width of their bar."""
     shown = largest_first(parts, limit=limit)
     widest = max([1, *(num_bytes for _, num_bytes in shown)])
     return [

@@ -100,7 +100,7 @@ def _advice(advice: Sequence[Advice]) -> Table:
 
 
 def _named_modules(by_module: Mapping[str, int]) -> dict[str, int]:
-    """Give every module a name that can be shown."""
+    """Return every module a name that can be shown."""
     return {module_name(module): num_bytes for module, num_bytes in by_module.items()}
 
 
@@ -163,7 +163,7 @@ def _plan_rows(prediction: Prediction) -> Table:
 
 
 def _fits_text(prediction: Prediction) -> Text:
-    """Say whether the prediction fits its budget, in the colour of the answer."""
+    """Return whether the prediction fits its budget, in the colour of the answer."""
     within = is_within(prediction, prediction.budget_bytes)
     style = {True: "green", False: "bold red", None: ""}[within]
     if is_uncertain(prediction):
@@ -276,7 +276,7 @@ def comparison_table(
 
 
 def _comparison_cells(prediction: Prediction) -> list[RenderableType]:
-    """Give the figures of one prediction in the order of the comparison's columns."""
+    """Return the figures of one prediction in the order of the comparison's columns."""
     fits = verdict(prediction)
     return [
         _with_interval(prediction, "allocated"),

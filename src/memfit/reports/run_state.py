@@ -39,7 +39,7 @@ def state_of(facts: RunFacts | None) -> State:
 
 
 def _is_dead(process_id: int) -> bool:
-    """Say whether a process has ended and only waits for its parent, as often in containers."""
+    """Return whether a process has ended and only waits for its parent, as often in containers."""
     try:
         line = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -20,7 +20,7 @@ class PhaseSpan:
 
 
 def phase_spans(timeline: Timeline) -> list[PhaseSpan]:
-    """Give each phase its span in percent; neighbours of one name are joined."""
+    """Return each phase its span in percent; neighbours of one name are joined."""
     last = max(1, len(timeline.allocated_bytes) - 1)
     starts: list[tuple[float, str]] = []
     for event, name in timeline.phases:

@@ -41,7 +41,7 @@ def plan_name(strategies: Sequence[str], *, width: int | None = None) -> str:
 
 
 def instead_of(strategies: Sequence[str], before: Sequence[str]) -> str:
-    """Say how a plan differs from another one, each strategy in brief."""
+    """Return how a plan differs from another one, each strategy in brief."""
     added = _brief_labels([label for label in strategies if label not in before])
     dropped = _brief_labels([label for label in before if label not in strategies])
     if added and dropped:
@@ -114,7 +114,7 @@ def percent(part_bytes: int, whole_bytes: int) -> str:
 
 
 def error_fraction(predicted: float | None, measured: float | None) -> float | None:
-    """Give the signed error of a prediction: above zero when too much was predicted."""
+    """Return the signed error of a prediction: above zero when too much was predicted."""
     if predicted is None or not measured:
         return None
     return predicted / measured - 1
@@ -127,7 +127,7 @@ def signed_error(predicted: float | None, measured: float | None) -> str:
 
 
 def measured_bytes(measurement: Measurement, budget_of: str) -> int | None:
-    """Give the measured figure that a budget bounds; None where the device does not report it."""
+    """Return the measured figure that a budget bounds; None where the device does not report it."""
     return {
         "allocated": measurement.peak_allocated_bytes,
         "reserved": measurement.peak_reserved_bytes,
@@ -136,7 +136,7 @@ def measured_bytes(measurement: Measurement, budget_of: str) -> int | None:
 
 
 def is_within(prediction: Prediction, budget_bytes: int | None) -> bool | None:
-    """Say whether a prediction fits; None without a budget.
+    """Return whether a prediction fits; None without a budget.
 
     The prediction's own verdict counts where it was made for this budget.
     """
@@ -148,7 +148,7 @@ def is_within(prediction: Prediction, budget_bytes: int | None) -> bool | None:
 
 
 def is_uncertain(prediction: Prediction) -> bool:
-    """Say whether the budget lies inside the interval of the figure that it bounds."""
+    """Return whether the budget lies inside the interval of the figure that it bounds."""
     interval = prediction.intervals.get(prediction.budget_of)
     if interval is None or prediction.budget_bytes is None:
         return False
@@ -173,7 +173,7 @@ def interval_words(interval: Interval | None) -> str:
 
 
 def process_certainty(prediction: Prediction) -> Certainty:
-    """Give the weakest certainty of a prediction and its terms."""
+    """Return the weakest certainty of a prediction and its terms."""
     order = list(Certainty)
     return max(
         (prediction.certainty, *(term.certainty for term in prediction.terms)), key=order.index
@@ -181,7 +181,7 @@ def process_certainty(prediction: Prediction) -> Certainty:
 
 
 def bounded_certainty(prediction: Prediction) -> Certainty:
-    """Say how the figure that the budget bounds is known."""
+    """Return how the figure that the budget bounds is known."""
     if prediction.budget_of == "process":
         return process_certainty(prediction)
     return prediction.certainty
@@ -194,7 +194,7 @@ def _bounded_figure(prediction: Prediction) -> str:
 
 
 def fits_sentence(prediction: Prediction, budget_bytes: int | None) -> str:
-    """Say whether a prediction fits a budget, and by how much."""
+    """Return whether a prediction fits a budget, and by how much."""
     within = is_within(prediction, budget_bytes)
     if budget_bytes is None or within is None:
         return "No budget was given."

@@ -107,7 +107,7 @@ def _check_seams(strategy: Strategy) -> None:
     for seam in Seam:
         if seam in strategy.seams - _OFFERED:
             reason = (
-                f"it {_WHO_OFFERS[seam]}. memfit.start carries it out, and a plan without it can "
+                f"it {_WHO_OFFERS[seam]}. memfit.start runs it, and a plan without it can "
                 "be attached."
             )
             raise StrategyError(strategy.name, reason)

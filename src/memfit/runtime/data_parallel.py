@@ -43,7 +43,7 @@ class GradientAverage:
             work.wait()
 
     def _share(self, like: torch.Tensor) -> torch.Tensor:
-        """Give this rank's share of what is averaged over."""
+        """Return this rank's share of what is averaged over."""
         count = self._session.num_counted
         own = torch.as_tensor(1.0 if count is None else count, device=like.device)
         own = own.to(torch.float64 if like.device.type == "cpu" else torch.float32)

@@ -35,7 +35,7 @@ class Evaluation:
         """The largest piece that did not run out of memory; None while no batch has."""
 
     def __call__(self, batch: Any, function: Callable[..., Any] | None, number: int) -> Any:
-        """Give what ``function(model, batch)`` gives for a batch; the mean loss without one.
+        """Return what ``function(model, batch)`` gives for a batch; the mean loss without one.
 
         Raises:
             OutOfMemoryAfterAllError: if not even one sample fits, or the loss couples samples.

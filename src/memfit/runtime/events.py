@@ -130,7 +130,7 @@ class RunNotes:
         self.event(replace(event, step=self._num_steps + 1))
 
     def failed(self, error: BaseException) -> None:
-        """Note that a step failed; unless another one is carried out, the run has ended with it."""
+        """Note that a step failed; unless another one is run, the run has ended with it."""
         # Not the error itself, whose traceback holds the tensors of the failed attempt.
         self._failure = _ended(error, self._num_steps)
         if isinstance(error, LostContextError):
@@ -196,9 +196,9 @@ class RunNotes:
 
 
 def _ended(failure: BaseException | None, num_steps: int) -> tuple[Reason, int, str]:
-    """Give reason, exit code and sentence of a run's end."""
+    """Return reason, exit code and sentence of a run's end."""
     if failure is None:
-        return Reason.DONE, 0, f"{num_steps} steps were carried out."
+        return Reason.DONE, 0, f"{num_steps} steps were run."
     if isinstance(failure, KeyboardInterrupt):
         return Reason.INTERRUPTED, 130, f"Interrupted after {num_steps} steps."
     reason = Reason.ERROR

@@ -17,7 +17,7 @@ from memfit.strategies.base import AbstractSplitting
 def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
     """Hold a plan's pieces against pieces of half the size, and say what they show.
 
-    Costs about a step without its update, which is not carried out. Random draws are stilled.
+    Costs about a step without its update, which is not run. Random draws are stilled.
 
     Args:
         session: with the plan's strategies applied.
@@ -68,7 +68,7 @@ def compared_with(
 
 
 def other_size(split: AbstractSplitting) -> int:
-    """Give half the size of a plan's pieces; pieces of one sample are held against two."""
+    """Return half the size of a plan's pieces; pieces of one sample are held against two."""
     return max(1, split.micro_batch_size // 2) if split.micro_batch_size > 1 else 2
 
 
@@ -81,7 +81,7 @@ def equality(split: AbstractSplitting, compared: SplitComparison) -> str:
 
 
 def difference(split: AbstractSplitting, compared: SplitComparison) -> str:
-    """Say how far the gradients of the pieces of both sizes are apart, and where."""
+    """Return how far the gradients of the pieces of both sizes are apart, and where."""
     if compared.largest_error <= compared.bound:
         return (
             f"on a real batch it leaves something else than {_other(split, compared)} does: "
@@ -99,7 +99,7 @@ def _other(split: AbstractSplitting, compared: SplitComparison) -> str:
 
 
 def _pass_of(split: AbstractSplitting) -> GradientPass:
-    """Give a gradient pass that cuts batches as a strategy does, in the session's size."""
+    """Return a gradient pass that cuts batches as a strategy does, in the session's size."""
 
     def gradient_pass(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
         before = session.gradient_pass

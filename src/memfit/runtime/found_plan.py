@@ -17,7 +17,7 @@ class FoundPlan:
         self._began_with = steps.plan.to_json()["strategies"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Give both plans as plain values."""
+        """Return both plans as plain values."""
         plan = self._steps.plan.to_json()
         return {
             "began_with": self._began_with,

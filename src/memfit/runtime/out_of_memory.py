@@ -29,7 +29,7 @@ _LOST_CONTEXT = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error, or what caused it, is a device or the host running out of memory.
+    """Return whether an error, or what caused it, is a device or the host running out of memory.
 
     Not recognised: the host's out-of-memory killer, which gives a process no error at all.
     """
@@ -42,7 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def has_lost_context(error: BaseException) -> bool:
-    """Say whether an error leaves a CUDA context that nothing can be done in any more."""
+    """Return whether an error leaves a CUDA context that nothing can be done in any more."""
     return any(isinstance(e, RuntimeError) and _says(e, _LOST_CONTEXT) for e in chain_of(error))
 
 

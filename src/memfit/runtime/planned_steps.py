@@ -1,4 +1,4 @@
-"""Carries out steps under a plan, which may be changed in between."""
+"""Runs steps under a plan, which may be changed in between."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What carrying out one step gave: the loss, a detached scalar, and what was read of it."""
+    """What one step gave: the loss, a detached scalar, and what was read of it."""
 
     loss: torch.Tensor
     num_samples: int
@@ -41,10 +41,10 @@ class Attempt:
 
 
 class PlannedSteps:
-    """Carry out a session's steps under a plan.
+    """Run a session's steps under a plan.
 
     Args:
-        session: what is carried out.
+        session: what is run.
         plan: how.
         phase_listener: is told of every part of a step.
         monitor: measures steps.
@@ -77,7 +77,7 @@ class PlannedSteps:
         session.optimizer.zero_grad(set_to_none=True)
 
     def attempt(self, batch: Any, before_update: Callable[[], None] = _nothing) -> Attempt:
-        """Carry out one step; tensors that are not on the session's device are moved there.
+        """Run one step; tensors that are not on the session's device are moved there.
 
         ``before_update`` is called when the gradients are there.
         """
@@ -99,12 +99,12 @@ class PlannedSteps:
 
     @property
     def micro_batch_size(self) -> int:
-        """Give how many samples are computed at a time."""
+        """Return how many samples are computed at a time."""
         splits = [s for s in self.plan.strategies if isinstance(s, AbstractSplitting)]
         return splits[0].micro_batch_size if splits else self.session.job.batch_size
 
     def taken_timeline(self) -> Timeline | None:
-        """Give the timeline of a step once it was taken, and once only."""
+        """Return the timeline of a step once it was taken, and once only."""
         return None if self.monitor is None else self.monitor.taken_timeline()
 
     def take_smaller_plan(self) -> None:
@@ -127,7 +127,7 @@ class PlannedSteps:
         self._undos = []
 
     def change_plan(self, plan: Plan) -> None:
-        """Carry out the steps to come under another plan; on an error the old one stays.
+        """Run the steps to come under another plan; on an error the old one stays.
 
         What both plans keep, such as the scale of gradients, goes on.
         """

@@ -1,4 +1,4 @@
-"""The Run: a job carried out under a plan, one step at a time."""
+"""The Run: a job run under a plan, one step at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepResult:
 
 
 class Run:
-    """Carry out a job's steps under a plan.
+    """Run a job's steps under a plan.
 
     Made by ``memfit.start``. ``model`` and ``optimizer`` are the live objects.
     """
@@ -76,17 +76,17 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """Give the plan that is in force; a guard may take a smaller one."""
+        """Return the plan that is in force; a guard may take a smaller one."""
         return self._steps.plan
 
     @property
     def model(self) -> torch.nn.Module:
-        """Give the live model."""
+        """Return the live model."""
         return self._steps.session.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Give the live optimizer."""
+        """Return the live optimizer."""
         return self._steps.session.optimizer
 
     @property
@@ -96,25 +96,25 @@ class Run:
 
     @property
     def measured_peak_bytes(self) -> int | None:
-        """Give the highest peak measured so far; None before the first measured step."""
+        """Return the highest peak measured so far; None before the first measured step."""
         monitor = self._steps.monitor
         return None if monitor is None else monitor.highest_peak_bytes
 
     @property
     def events(self) -> Sequence[OutOfMemoryEvent]:
-        """Give every time that a step ran out of memory and was carried out again."""
+        """Return every time that a step ran out of memory and was run again."""
         return () if self._guard is None else tuple(self._guard.events)
 
     @property
     def not_put_back(self) -> Sequence[Obstacle]:
-        """Give what the job's code can reach and change, and nobody can put back.
+        """Return what the job's code can reach and change, and nobody can put back.
 
         A step that runs out of memory ends the run where there is any but locks.
         """
         return () if self._guard is None else self._guard.not_put_back
 
     def step(self, batch: Any) -> StepResult:
-        """Carry out one step: gradients of the mean loss over the batch, clip, optimizer step.
+        """Run one step: gradients of the mean loss over the batch, clip, optimizer step.
 
         Args:
             batch: a pytree of tensors laid out like the job's ``batch``; it may hold fewer samples.
@@ -151,7 +151,7 @@ class Run:
         self._notes.listen(listener)
 
     def rehearse(self, batch: Any) -> StepResult:
-        """Carry out a step on a batch, find a plan under which it fits, and undo all but that.
+        """Run a step on a batch, find a plan under which it fits, and undo all but that.
 
         Raises:
             MemfitError: if the run is not guarded, or the step could not be undone.
@@ -195,7 +195,7 @@ class Run:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint must keep: model, optimizer, number of steps, the plan found."""
+        """Return what a checkpoint must keep: model, optimizer, number of steps, the plan found."""
         return {
             "plan": self._found.state_dict(),
             "model": self.model.state_dict(),
@@ -236,12 +236,12 @@ class Run:
 
 
 def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Session:
-    """Build a session that carries the job out as it is."""
+    """Build a session that runs the job as it is."""
     return open_session(job, device_type, layout, accumulate_gradients)
 
 
 def unguarded_run(
     session: Session, plan: Plan, *, phase_listener: PhaseListener | None = None
 ) -> Run:
-    """Get ready to carry out a few steps to record, measure or compare them."""
+    """Get ready to run a few steps to record, measure or compare them."""
     return Run(PlannedSteps(session, plan, phase_listener=phase_listener))

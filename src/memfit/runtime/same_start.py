@@ -18,7 +18,7 @@ from memfit.session.stand_ins import StandIns, optimizer_tensors
 
 
 class SameStart:
-    """Carry out steps of one session several times, each time from the state that it has now.
+    """Run steps of one session several times, each time from the state that it has now.
 
     Copies, converted where that is asked for, stand in for every tensor that model, optimizer and
     loss can reach; everything else is put back. So hooks, parametrizations, tied weights and

@@ -39,15 +39,15 @@ def start(
     listeners: Iterable[StepListener] = (),
     find_leaks: bool = False,
 ) -> Run:
-    """Build a job's model and optimizer here and get ready to carry out its steps under a plan.
+    """Build a job's model and optimizer here and get ready to run its steps under a plan.
 
     Args:
         job: what to train. A model in ``DistributedDataParallel`` is taken out of it, and its
             gradients are averaged over the ranks before the update.
-        plan: how; None carries the job out as it is.
+        plan: how; None runs the job as it is.
         device: ``cpu`` or a CUDA device of this machine (``cuda``, ``cuda:1``); None takes the
             kind of device that the plan was made for.
-        guard: whether a step that runs out of memory is undone and carried out again under the next
+        guard: whether a step that runs out of memory is undone and run again under the next
             plan of the ladder, or how. With several ranks all of them agree on every step.
         average_gradients: whether gradients are averaged over the ranks of torch's default process
             group. Not to be asked for where the loss itself exchanges what it needs.
@@ -88,7 +88,7 @@ def start(
 
 
 def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | None:
-    """Take the model out of DistributedDataParallel; give what averages gradients, if anything."""
+    """Unwrap DistributedDataParallel; return what averages gradients, if anything."""
     model = unwrapped(session.model)
     is_wrapped = model is not session.model
     session.model = model

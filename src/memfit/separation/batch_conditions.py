@@ -23,7 +23,7 @@ class BrokenCondition:
 
     @property
     def sentence(self) -> str:
-        """Say what was found, and what to do."""
+        """Return what was found, and what to do."""
         times = "once" if self.num_entries == 1 else f"{self.num_entries:,} times"
         return (
             f"{self.name} holds {self.value} {times}; the loss's mean leaves such entries out, so "
@@ -35,7 +35,7 @@ class BrokenCondition:
 def broken_condition(
     layout: BatchLayout, batch: Any, conditions: Iterable[NeverHolds]
 ) -> BrokenCondition | None:
-    """Give the first condition that a batch does not keep to; None if it keeps to all.
+    """Return the first condition that a batch does not keep to; None if it keeps to all.
 
     Tensors on a GPU are waited for.
     """

@@ -75,6 +75,6 @@ def _line(frame: FrameType | None) -> str:
 
 
 def _states() -> dict[str, Any]:
-    """Give what tells whether a generator has moved on; equal if it has not."""
+    """Return what tells whether a generator has moved on; equal if it has not."""
     kind, words, *others = np.random.get_state()
     return {"random": random.getstate(), "numpy": (kind, np.asarray(words).tobytes(), *others)}

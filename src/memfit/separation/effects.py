@@ -132,11 +132,11 @@ def _recorded(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool
 
 
 def _no_gradients(*_: object) -> torch.Tensor:
-    raise AssertionError("the step is carried out here")
+    raise AssertionError("the step is run here")
 
 
 def _step(session: Session, batch: Any, noter: WriteNoter) -> None:
-    """Carry out one plain step."""
+    """Run one plain step."""
     session.optimizer.zero_grad(set_to_none=True)
     noter.phase = Phase.FORWARD
     loss = session.loss_of(batch)
@@ -167,7 +167,7 @@ def _without_shadows(changes: Iterable[Change]) -> Iterator[Change]:
 
 
 def _lines_that_draw(session: Session, batch: Any, changes: Iterable[Change]) -> Mapping[str, str]:
-    """Give for each library the line that draws from its generator, by one more step."""
+    """Return for each library the line that draws from its generator, by one more step."""
     if not any(_is_global_draw(change) for change in changes):
         return {}
     lines = DrawLines()

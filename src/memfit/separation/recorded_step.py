@@ -115,7 +115,7 @@ def record_step(
 
 
 def _step(session: Session, batch: Any) -> None:
-    """Carry out a step whose gradients are thrown away."""
+    """Run a step whose gradients are thrown away."""
     loss = session.loss_of(batch)
     (loss.sum if isinstance(loss, Total) else loss).backward()
     for group in session.optimizer.param_groups:
@@ -125,7 +125,7 @@ def _step(session: Session, batch: Any) -> None:
 
 
 def unread_names(names: Collection[str], first: RecordedStep, later: RecordedStep) -> set[str]:
-    """Say which names a step sets to tensors without having read what they were set to before.
+    """Return which names a step sets to tensors without having read what they were set to before.
 
     Args:
         names: that every step sets.

@@ -34,7 +34,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def no_gradients(*_: object) -> torch.Tensor:
-    """Stand in for a gradient pass where none is carried out."""
+    """Stand in for a gradient pass where none is run."""
     raise AssertionError("gradients are computed by hand here")
 
 

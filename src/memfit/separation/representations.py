@@ -92,7 +92,7 @@ def _candidates(
 
 
 def rows_are_apart(job: Job, layout: BatchLayout, name: str) -> Separability:
-    """Say whether each row of a module's results depends on one row of its arguments.
+    """Return whether each row of a module's results depends on one row of its arguments.
 
     Args:
         job: whose loss calls the module.

@@ -1,4 +1,4 @@
-"""Finds out whether a job's step can be carried out in pieces of its batch, without running it."""
+"""Finds out whether a job's step can be run in pieces of its batch, without running it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Separation:
         self._of_rows: dict[str, Separability] = {}
 
     def of(self, micro_batch_size: int, *, given_statistics: bool = False) -> Separability:
-        """Say whether micro-batches of a size keep the results.
+        """Return whether micro-batches of a size keep the results.
 
         Args:
             micro_batch_size: of all but perhaps the last.
@@ -75,7 +75,7 @@ class Separation:
         return self._representations
 
     def of_rows(self, module: str) -> Separability:
-        """Say whether the rows that a module is called with stay apart in it.
+        """Return whether the rows that a module is called with stay apart in it.
 
         Args:
             module: its name, ``""`` for the model itself.
@@ -85,7 +85,7 @@ class Separation:
         return self._of_rows[module]
 
     def at_batch_size(self, batch_size: int) -> Separation:
-        """Give the same for batches of another size, such as the last one of an epoch."""
+        """Return the same for batches of another size, such as the last one of an epoch."""
         if batch_size == self.job.batch_size:
             return self
         if batch_size not in self._others:
@@ -111,14 +111,14 @@ class Separation:
         return _worst(found)
 
     def _is_long(self) -> bool:
-        """Say whether recording the step takes seconds, so that each size more is dear."""
+        """Return whether recording the step takes seconds, so that each size more is dear."""
         recording = self._recording(self.job.batch_size)
         return not isinstance(recording, MemfitError) and (
             len(recording.dataflow.calls) > _MANY_CALLS
         )
 
     def _small_size(self) -> int | None:
-        """Give a size of a few samples at which the step runs."""
+        """Return a size of a few samples at which the step runs."""
         whole = self.job.batch_size
         return next((n for n in _SMALL_SIZES if n < whole and self._runs(n)), None)
 
@@ -225,7 +225,7 @@ class Separation:
         return names
 
     def effects(self) -> Effects:
-        """Say what every step changes besides gradients and optimizer states; found once.
+        """Return what every step changes besides gradients and optimizer states; found once.
 
         Raises:
             RecordingError: if the step cannot be recorded.
@@ -262,7 +262,7 @@ class Separation:
         index: int,
         group: int,
     ) -> bool:
-        """Say whether only the dimension of a leaf's samples follows the batch size."""
+        """Return whether only the dimension of a leaf's samples follows the batch size."""
         whole, part = steps
         numbers = whole.leaves[index], part.leaves[index]
         if numbers[0] is None or numbers[1] is None:
@@ -306,7 +306,7 @@ class Separation:
 
 
 def _worst(found: list[Separability]) -> Separability:
-    """Give the first refutation, else the first that is not known, else the proof."""
+    """Return the first refutation, else the first that is not known, else the proof."""
     for wanted in (lambda each: each.is_refuted, lambda each: not each.is_proved):
         worst = next((each for each in found if wanted(each)), None)
         if worst is not None:

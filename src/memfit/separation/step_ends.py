@@ -17,7 +17,7 @@ from memfit.session.session import Session
 
 
 def cut_batch(layout: BatchLayout, whole: Any, part: Any) -> Any:
-    """Give a part of a batch as cutting it does: what has no samples is the whole batch's own."""
+    """Return a part of a batch as cutting it does: what has no samples is the whole batch's own."""
     leaves, others = tree_leaves(whole), tree_leaves(part)
     if len(leaves) != len(others) or len(leaves) != len(layout.dims):
         return part

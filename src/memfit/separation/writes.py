@@ -134,6 +134,6 @@ def _running_statistics(
 
 
 def _generator_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Give the generator that an operator was told to draw from; None for torch's own."""
+    """Return the generator that an operator was told to draw from; None for torch's own."""
     found = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
     return found[0] if found else None

@@ -1,1 +1,1 @@
-"""The live objects of one job: what strategies change and a run carries out."""
+"""The live objects of one job: what strategies change and a run runs."""

@@ -11,7 +11,7 @@ _MOST_PIECES: ContextVar[int | None] = ContextVar("most_pieces", default=None)
 
 @contextmanager
 def few_pieces(most: int) -> Iterator[None]:
-    """Have no more than some pieces of a call recorded; real steps carry out all of them.
+    """Have no more than some pieces of a call recorded; real steps run all of them.
 
     Args:
         most: how many, at least 4. Memory is that of all pieces, operators are those of the few.
@@ -24,7 +24,7 @@ def few_pieces(most: int) -> Iterator[None]:
 
 
 def left_out(num_pieces: int) -> range:
-    """Give the numbers of the pieces to leave out: in the middle, as the first and last differ."""
+    """Get the numbers of the pieces to leave out: in the middle, as the first and last differ."""
     most = _MOST_PIECES.get()
     if most is None or num_pieces <= most:
         return range(0)

@@ -36,7 +36,7 @@ def _absent(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _is_offloaded(module: torch.nn.Module) -> bool:
-    """Say whether a hook of accelerate brings in the module's weights; several come in a row."""
+    """Return whether a hook of accelerate brings in the module's weights; several come in a row."""
     hook = getattr(module, "_hf_hook", None)
     hooks = getattr(hook, "hooks", (hook,))
     return any(getattr(each, "offload", False) is True for each in hooks)

@@ -31,7 +31,7 @@ class ExplicitAttention:
 
     @property
     def may_drop(self) -> bool:
-        """Say whether any of them may draw masks over its attention weights."""
+        """Return whether any of them may draw masks over its attention weights."""
         return any(layer.training and layer.dropout > 0 for layer in self.layers.values()) or any(
             _may_drop(part) for model in self.pretrained.values() for part in parts_of(model)
         )
@@ -75,7 +75,7 @@ def _asks_for_no_weights(module: nn.Module) -> bool:
 
 
 def _pretrained_class() -> Any:
-    """Give the base class of transformers' models; None where no such model can be around."""
+    """Return the base class of transformers' models; None where no such model can be around."""
     library = sys.modules.get("transformers.modeling_utils")
     return getattr(library, "PreTrainedModel", None)
 
@@ -100,7 +100,7 @@ def _eager_models(model: nn.Module) -> dict[str, Any]:
 
 
 def _can_be_switched(part: Any) -> bool:
-    """Say whether a model of transformers offers sdpa, and is not asked for attention weights."""
+    """Test whether a model of transformers offers sdpa, and is not asked for attention weights."""
     return (
         part.config._attn_implementation in {_EAGER, _FUSED}
         and part._supports_sdpa
@@ -110,7 +110,7 @@ def _can_be_switched(part: Any) -> bool:
 
 
 def _may_drop(part: Any) -> bool:
-    """Say whether a model of transformers may draw masks over attention weights.
+    """Return whether a model of transformers may draw masks over attention weights.
 
     By the convention of their names: attention layers are called so, and hold their rates.
     """

@@ -63,7 +63,7 @@ class BatchLayout:
             yield tree_unflatten(pieces, self.spec), count
 
     def selection(self, batch: Any, samples: Sequence[int]) -> Any:
-        """Give a batch of some samples of a batch, by their numbers, as copies."""
+        """Return a batch of some samples of a batch, by their numbers, as copies."""
         pieces = [
             leaf
             if place is None
@@ -82,7 +82,7 @@ class BatchLayout:
         return f"batch{keystr(paths[leaf])}"
 
     def leaf_of(self, batch: Any, leaf: int) -> Any:
-        """Give a leaf of a batch by its number."""
+        """Return a leaf of a batch by its number."""
         return self._leaves(batch)[leaf]
 
     def _leaves(self, batch: Any) -> list[Any]:

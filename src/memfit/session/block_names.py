@@ -12,7 +12,7 @@ _MOST_NAMED = 3
 
 
 def expand_names(patterns: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Give the names behind names and ranges, in order, each once.
+    """Return the names behind names and ranges, in order, each once.
 
     Raises:
         ValueError: if one is not among the known names.

@@ -89,7 +89,7 @@ def borrowed_to_record(job: Job, mode: FakeTensorMode, device_type: str = CPU) -
 
 @contextmanager
 def borrowed_to_run(job: Job) -> Iterator[Job]:
-    """Give a job whose steps can be carried out for real and leave everything as it was.
+    """Give a job whose steps can be run for real and leave everything as it was.
 
     Copies stand in for the tensors of models and optimizers that live already. On a GPU, where
     there may be no room for them, the originals' memory is used, and filled again from the host.

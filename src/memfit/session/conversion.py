@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 
 def converted(values: Any, dtype: torch.dtype) -> Any:
-    """Give the floating-point and complex tensors of a pytree in another precision."""
+    """Return the floating-point and complex tensors of a pytree in another precision."""
     return tree_map_only(torch.Tensor, lambda tensor: _one_converted(tensor, dtype), values)
 
 

@@ -69,7 +69,7 @@ def untouched_randomness() -> Iterator[None]:
 
 
 def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the arguments of a call by name, defaults included."""
+    """Return the arguments of a call by name, defaults included."""
     schema = func._schema.arguments
     named = {each.name: each.default_value for each in schema if each.has_default_value()}
     named.update(zip((each.name for each in schema), args, strict=False))
@@ -105,7 +105,7 @@ def _integers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _bernoulli(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Give the probability in place of a mask; what cannot hold it keeps everything."""
+    """Return the probability in place of a mask; what cannot hold it keeps everything."""
     named = _named(func, args, kwargs)
     chance = named.get("p", args[0])
     out = func(*args, **kwargs)

@@ -25,7 +25,7 @@ def modules_in_evaluation(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def evaluation_notes(names: Sequence[str]) -> list[str]:
-    """Say what it means that modules are in evaluation mode; empty if none are."""
+    """Return what it means that modules are in evaluation mode; empty if none are."""
     if not names:
         return []
     subject = f"{first_few(names)} {'is' if len(names) == 1 else 'are'}"

@@ -9,7 +9,7 @@ import torch
 
 
 def replace_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Have one module, not its class, call another function; give what puts back what was there."""
+    """Have one module, not its class, call another function; return what undoes it."""
     before = vars(module).get("forward")
     module.forward = forward
 

@@ -22,7 +22,7 @@ class GradientSum:
         self._count: torch.Tensor | float | None = None
 
     def weighted(self, loss: torch.Tensor | Total, share: float) -> torch.Tensor:
-        """Give what to backpropagate for one micro-batch."""
+        """Return what to backpropagate for one micro-batch."""
         if not isinstance(loss, Total):
             return loss * share
         self._count = loss.count if self._count is None else self._count + loss.count

@@ -8,6 +8,6 @@ _CHECKPOINTING = "torch.utils.checkpoint"
 
 
 def is_recomputed_later() -> bool:
-    """Say whether all this lies inside a checkpointed region, which saves nothing here."""
+    """Return whether all this lies inside a checkpointed region, which saves nothing here."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) and getattr(hooks[0], "__module__", "") == _CHECKPOINTING

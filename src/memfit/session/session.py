@@ -39,7 +39,7 @@ class Stateful(Protocol):
     """Something with a state of its own that a checkpoint must keep, such as a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the state."""
+        """Return the state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a state."""
@@ -65,7 +65,7 @@ def clip_gradients(session: Session) -> None:
 
 @dataclass(slots=True)
 class Session:
-    """Hold what one job needs to be carried out; strategies change its fields."""
+    """Hold what one job needs to be run; strategies change its fields."""
 
     job: Job
     device_type: str
@@ -84,7 +84,7 @@ class Session:
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """What checkpoints must keep besides model and optimizer, by name."""
     carried_effects: CarriedEffects | None = None
-    """Has what forwards change happen once per step, where batches are carried out in pieces."""
+    """Has what forwards change happen once per step, where batches are run in pieces."""
     facts: JobFacts | None = None
     """What has been gathered of the job as it is; see ``gather_facts``."""
     separation: Separation | None = None
@@ -94,7 +94,7 @@ class Session:
 
     @property
     def is_virtual(self) -> bool:
-        """Say whether the step is recorded on fake tensors, and nothing is really there."""
+        """Return whether the step is recorded on fake tensors, and nothing is really there."""
         return any(isinstance(parameter, FakeTensor) for parameter in self.model.parameters())
 
     def loss_of(self, batch: Any) -> torch.Tensor | Total:
@@ -214,5 +214,5 @@ def _place_of(error: Exception) -> str:
 
 
 def _is_virtual_failure(error: Exception) -> bool:
-    """Say whether fake tensors, not the job, are at fault."""
+    """Return whether fake tensors, not the job, are at fault."""
     return type(error).__module__.startswith("torch._subclasses")

@@ -56,7 +56,7 @@ class StandIns:
         return len(self._pairs)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Say whether a stand-in is in the place of a tensor."""
+        """Return whether a stand-in is in the place of a tensor."""
         return id(tensor) in self._pairs
 
     def take_places(
@@ -189,7 +189,7 @@ def _parts(tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a flat view of everything that lies in a tensor's memory."""
+    """Return a flat view of everything that lies in a tensor's memory."""
     with _disable_current_modes(), torch.no_grad():
         storage = tensor.untyped_storage()
         flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

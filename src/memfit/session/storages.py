@@ -40,7 +40,7 @@ def owned_bytes(owned: Iterable[Owned]) -> dict[Category, int]:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Give the tensors that a sparse one consists of, or the tensor itself."""
+    """Return the tensors that a sparse one consists of, or the tensor itself."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return (tensor,)

@@ -124,7 +124,7 @@ def _run_checkpointed(
 def _contexts(
     before: Before, keep: frozenset[str]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Give the contexts of forward and of recomputation.
+    """Return the contexts of forward and of recomputation.
 
     What there was before the forward is put back before the cache of what is kept begins to watch,
     which would take the copies for work of the block.

@@ -1,4 +1,4 @@
-"""What a strategy is: one way to carry out the same step in less memory."""
+"""What a strategy is: one way to run the same step in less memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Seam(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(abc.ABC):
-    """Change how a step is carried out. Settings are the fields of the subclass."""
+    """Change how a step is run. Settings are the fields of the subclass."""
 
     name: ClassVar[str]
     """The word in commands, plans and docs."""
@@ -83,11 +83,11 @@ class Strategy(abc.ABC):
         """Change the session, and return what puts it back. Serves virtual and real runs alike."""
 
     def numerics_for(self, facts: JobFacts) -> Numerics:
-        """Say what the strategy does to the results of this job."""
+        """Return what the strategy does to the results of this job."""
         return self.numerics
 
     def settings(self) -> dict[str, Any]:
-        """Give the settings as plain values."""
+        """Return the settings as plain values."""
         return asdict(self)
 
     def label(self) -> str:
@@ -168,7 +168,7 @@ class AbstractBlockwise(Strategy):
         return None
 
     def block_names(self, facts: JobFacts) -> list[str]:
-        """Give the names of the blocks.
+        """Return the names of the blocks.
 
         Raises:
             ValueError: if the model has no such module.
@@ -208,7 +208,7 @@ class AbstractSplitting(Strategy):
         return None
 
     def separability(self, separation: Separation | None) -> Separability:
-        """Say whether pieces of this size keep the results; nothing is known without an answer."""
+        """Test whether pieces of this size keep the results; nothing is known without an answer."""
         if separation is None:
             return not_known("whether the step mixes samples was not looked into.")
         return separation.of(self.micro_batch_size, given_statistics=self.takes_statistics_as_given)

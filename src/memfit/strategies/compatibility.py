@@ -68,6 +68,6 @@ RULES: tuple[Rule, ...] = (
 
 
 def clash(names: Iterable[str]) -> Rule | None:
-    """Give the first rule that a combination breaks; None if it breaks none."""
+    """Return the first rule that a combination breaks; None if it breaks none."""
     present = set(names)
     return next((rule for rule in RULES if {rule.first, rule.second} <= present), None)

@@ -96,7 +96,7 @@ class EightBitOptimizer(Strategy):
 
 
 def _lack(facts: JobFacts) -> str | None:
-    """Say what keeps an optimizer from having an 8-bit version that does the same."""
+    """Return what keeps an optimizer from having an 8-bit version that does the same."""
     options = set(facts.optimizer_options)
     if facts.optimizer not in _LACKED or facts.optimizer_package != TORCH:
         return (
@@ -117,7 +117,7 @@ def _lack(facts: JobFacts) -> str | None:
 
 
 def _surroundings(facts: JobFacts) -> str | None:
-    """Say what else stands in the way of replacing the job's optimizer."""
+    """Return what else stands in the way of replacing the job's optimizer."""
     if foreign := [dtype for dtype in facts.parameter_dtypes if dtype not in _DTYPES]:
         return (
             f"bitsandbytes updates parameters of type {', '.join(_DTYPES)}, not {foreign[0]}. "

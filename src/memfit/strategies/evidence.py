@@ -21,7 +21,7 @@ class Evidence(StrEnum):
 def evidence_of(
     strategies: Sequence[Strategy], facts: JobFacts
 ) -> tuple[Evidence, tuple[str, ...]]:
-    """Give the evidence for a combination, and a sentence for each strategy that cuts batches.
+    """Return the evidence for a combination, and a sentence for each strategy that cuts batches.
 
     A batch that nobody cuts needs no proof.
     """
@@ -36,7 +36,7 @@ def evidence_of(
 
 
 def condition_words(condition: NeverHolds, facts: JobFacts) -> str:
-    """Say what a batch must keep to: ``batch['labels'] never holds -100``."""
+    """Return what a batch must keep to: ``batch['labels'] never holds -100``."""
     separation = facts.separation
     name = "the batch" if separation is None else separation.layout.name_of(condition.leaf)
     return f"{name} never holds {condition.value}"

@@ -96,7 +96,7 @@ def _gathered(session: Session) -> JobFacts:
 
 
 def _drops(module: torch.nn.Module) -> bool:
-    """Say whether a module draws random masks in training."""
+    """Return whether a module draws random masks in training."""
     if isinstance(module, _DROPOUTS):
         return module.training and module.p > 0
     rates = (getattr(module, name, 0.0) for name in ("dropout", "attention_dropout"))
@@ -119,7 +119,7 @@ def _implementations(optimizer: torch.optim.Optimizer, device_type: str) -> tupl
 
 
 def _default_implementation(defaults: Mapping[str, Any], device_type: str) -> str:
-    """Say which implementation torch takes when none is asked for: foreach on CUDA, else a loop.
+    """Return which implementation torch takes when none is asked for: foreach on CUDA, else a loop.
 
     Source: ``_default_to_fused_or_foreach`` in torch/optim/optimizer.py, torch 2.13.
     """

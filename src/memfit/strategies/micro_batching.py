@@ -1,4 +1,4 @@
-"""Micro-batching: the batch is carried out in pieces whose gradients are added up."""
+"""Micro-batching: the batch is run in pieces whose gradients are added up."""
 
 from __future__ import annotations
 

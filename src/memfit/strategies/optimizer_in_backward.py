@@ -109,7 +109,7 @@ def _updating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def _updater(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], updated: set[torch.Tensor]
 ) -> Callable[[torch.Tensor], None]:
-    """Give the function that updates a parameter of a group."""
+    """Return the function that updates a parameter of a group."""
 
     def update(parameter: torch.Tensor) -> None:
         if parameter in updated:

@@ -34,7 +34,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Say how to carry out a job's step."""
+    """Say how to run a job's step."""
 
     strategies: tuple[Strategy, ...] = ()
     device: str = CPU
@@ -68,11 +68,11 @@ class Plan:
         return zlib.crc32("\n".join(self.labels()).encode())
 
     def with_prediction(self, prediction: Prediction) -> Self:
-        """Give the same plan with another prediction."""
+        """Return the same plan with another prediction."""
         return replace(self, prediction=prediction)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the plan as plain values."""
+        """Return the plan as plain values."""
         prediction = None if self.prediction is None else self.prediction.to_json()
         return {
             "memfit_plan": _VERSION,
@@ -136,7 +136,7 @@ class Plan:
 
 
 def worst_numerics(strategies: Sequence[Strategy], facts: JobFacts) -> Numerics:
-    """Give the numerics class of a combination: that of its worst member."""
+    """Return the numerics class of a combination: that of its worst member."""
     classes = (strategy.numerics_for(facts) for strategy in strategies)
     return max(classes, key=lambda numerics: numerics.rank, default=Numerics.EXACT)
 

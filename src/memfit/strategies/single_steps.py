@@ -14,7 +14,7 @@ PACKAGES = (TORCH, "bitsandbytes")
 
 
 def attachment_obstacle(facts: JobFacts) -> str | None:
-    """Say what is attached to the optimizer's step and would be passed over; None if nothing."""
+    """Return what is attached to the optimizer's step and would be passed over; None if nothing."""
     for name in facts.optimizer_attachments:
         if name in {HOOK_BEFORE_STEP, OWN_STEP}:
             return f"the optimizer has a {name}, which would find no gradients any more."

@@ -37,7 +37,7 @@ _WRAPPERS_OF_DISPATCH = ("eval_frame.py", "_compile.py")
 
 
 def is_in_place_accumulation(func: Any, args: tuple[Any, ...]) -> bool:
-    """Say whether this addition is autograd's own and would be done in place if unwatched.
+    """Return whether this addition is autograd's own and would be done in place if unwatched.
 
     To be called directly from a dispatch mode's ``__torch_dispatch__``.
     """
@@ -59,14 +59,14 @@ def accumulate_in_place(func: Any, args: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _is_sum(args: tuple[Any, ...]) -> bool:
-    """Say whether two gradients of one shape are added."""
+    """Return whether two gradients of one shape are added."""
     if len(args) != 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
         return False
     return bool(args[0].shape == args[1].shape)
 
 
 def _comes_from_engine(frame: FrameType | None) -> bool:
-    """Say whether the autograd engine dispatched the operator, with no Python code between."""
+    """Return whether the autograd engine dispatched the operator, with no Python code between."""
     while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS_OF_DISPATCH):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"

@@ -34,7 +34,7 @@ def align(measured_bytes: Sequence[int], recorded: Sequence[Allocation]) -> list
 def _next_agreement(
     measured_bytes: Sequence[int], recorded: Sequence[Allocation], begin: int, position: int
 ) -> tuple[int, int]:
-    """Give how many measured and recorded entries to pass over until both agree again."""
+    """Return how many measured and recorded entries to pass over until both agree again."""
     for total in range(_MOST_PASSED_OVER + 1):
         for skip in _from_the_middle(total):
             if _agree(measured_bytes, recorded, begin + skip, position + total - skip):
@@ -50,7 +50,7 @@ def _from_the_middle(total: int) -> Iterator[int]:
 def _agree(
     measured_bytes: Sequence[int], recorded: Sequence[Allocation], begin: int, position: int
 ) -> bool:
-    """Say whether a run of entries agrees; at the end of both, a shorter run will do."""
+    """Return whether a run of entries agrees; at the end of both, a shorter run will do."""
     found = list(measured_bytes[begin : begin + _RUN])
     expected = [block.num_bytes for block in recorded[position : position + _RUN]]
     if len(found) < _RUN and len(found) == len(expected) and begin <= len(measured_bytes):

@@ -181,7 +181,7 @@ def trace_of_step(history: Trace, mark: StepMark) -> Trace:
 
 
 def _alive_after(events: list[int]) -> list[int]:
-    """Give the allocations that live after some events, oldest first."""
+    """Return the allocations that live after some events, oldest first."""
     alive: dict[int, None] = {}
     for event in events:
         if event >= 0:

@@ -81,7 +81,7 @@ class ModuleTracker:
 
     @property
     def is_recomputing(self) -> bool:
-        """Say whether a forward is running inside backward: only there gradients are wanted."""
+        """Return whether a forward is running inside backward: only there gradients are wanted."""
         return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
 
     def in_forward(self) -> Place:
@@ -133,7 +133,7 @@ def line_of_caller() -> str:
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Give the frames of an error that belong neither to torch nor to memfit, outermost first."""
+    """Return the frames of an error that belong neither to torch nor to memfit, outermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if not frame.filename.startswith(OWN_FOLDERS)]
 

@@ -67,7 +67,7 @@ def operator_name(func: Any) -> str:
 
 
 def draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Say whether a call draws random numbers. With a rate of dropout that is zero it does not."""
+    """Test whether a call draws random numbers. With a rate of dropout that is zero it does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
     for position, argument in enumerate(func._schema.arguments):
@@ -86,7 +86,7 @@ def changed_tensors(func: Any, args: tuple[Any, ...]) -> Iterable[torch.Tensor]:
 
 @functools.cache
 def _changed_arguments(func: Any) -> tuple[int, ...]:
-    """Give the positions of the arguments that an operator writes to."""
+    """Return the positions of the arguments that an operator writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ()

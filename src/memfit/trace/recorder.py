@@ -186,7 +186,7 @@ class Recorder(TorchDispatchMode):
             self._pass_by(scratch, operation.name, place)
 
     def _allocations_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        """Give the allocations, by index, that counted tensors lie in, each once."""
+        """Return the allocations, by index, that counted tensors lie in, each once."""
         found: dict[int, None] = {}
         for tensor in tensors:
             live = self._live.get(tensor.untyped_storage()._cdata)

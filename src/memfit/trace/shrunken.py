@@ -38,7 +38,7 @@ def _of_input(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> int:
 
 
 def _of_loss(place: int) -> Callable[[tuple[Any, ...], Mapping[str, Any]], int]:
-    """Give the rule of a loss whose reduction is the argument at a place."""
+    """Return the rule of a loss whose reduction is the argument at a place."""
 
     def num_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         default = args[place] if len(args) > place else 1

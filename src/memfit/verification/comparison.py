@@ -1,4 +1,4 @@
-"""Carries out the same steps twice, and says how far the outcomes are apart."""
+"""Runs the same steps twice, and says how far the outcomes are apart."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Errors:
 
     @property
     def largest(self) -> float:
-        """Give the largest of the errors."""
+        """Return the largest of the errors."""
         return max(self.loss, self.gradient, self.parameter, self.buffer, self.effect)
 
 
@@ -81,7 +81,7 @@ def carry_out(
     num_steps: int,
     read: Callable[[Session], LeftBehind] | None = None,
 ) -> Outcome:
-    """Carry out steps of a session under a plan, all on one batch.
+    """Run steps of a session under a plan, all on one batch.
 
     Args:
         session: whose steps.
@@ -141,14 +141,14 @@ class _StartingPoint:
 
 
 def _was_skipped(model: torch.nn.Module, gradients: Tensors) -> bool:
-    """Say whether a step had gradients that are no numbers, and kept them from the parameters."""
+    """Test whether a step had gradients that are no numbers, and kept them from the parameters."""
     if all(bool(value.isfinite().all()) for value in gradients.values()):
         return False
     return all(bool(value.isfinite().all()) for value in model.parameters())
 
 
 def compare(found: Outcome, expected: Outcome, *, without: frozenset[str] = frozenset()) -> Errors:
-    """Say how far one outcome is from the expected one, without some things left behind."""
+    """Return how far one outcome is from the expected one, without some things left behind."""
     found = replace(found, left=left_without(found.left, without))
     expected = replace(expected, left=left_without(expected.left, without))
     gap = float((found.loss.double() - expected.loss.double()).abs())
@@ -187,7 +187,7 @@ def _kinds(found: Outcome, expected: Outcome) -> dict[str, tuple[Tensors, Tensor
 
 
 def slope_error(outcome_at: Callable[[float, Tensors], Outcome]) -> float:
-    """Say how far a gradient is from the slope of the loss along it.
+    """Return how far a gradient is from the slope of the loss along it.
 
     All losses are computed in fp64 and with the same random draws. An activation that is computed
     again with other draws than the first time shows: the gradient is then that of no loss at all.
@@ -223,7 +223,7 @@ class _GradientKeeper(Instrument):
 
 
 def _kept_gradients(session: Session) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    """Give a dictionary that fills with gradients as they become whole, and the hooks' handles."""
+    """Get a dictionary that fills with gradients as they become whole, and the hooks' handles."""
     gradients: dict[str, torch.Tensor] = {}
     handles = [
         parameter.register_post_accumulate_grad_hook(_GradientKeeper(gradients, name))

@@ -1,4 +1,4 @@
-"""Verifies one plan, or every strategy alone, at a batch size that this machine can carry out."""
+"""Verifies one plan, or every strategy alone, at a batch size that this machine can run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Proof:
 
     @property
     def broken(self) -> tuple[Verification, ...]:
-        """Give the plans that earn less than they claim."""
+        """Return the plans that earn less than they claim."""
         return tuple(each for each in self.verifications if not each.keeps_promise)
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class Proof:
             raise PromiseBrokenError([_broken_promise(each) for each in self.broken])
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as plain values."""
+        """Return it as plain values."""
         return {
             "batch_size": self.batch_size,
             "keeps_promise": not self.broken,
@@ -87,8 +87,8 @@ def prove(
         plan: how; None tries every strategy with its mildest setting.
         dtype: see ``memfit.verify``.
         seed: of parameters, batch and dropout.
-        batch_size: None takes the job's, or the largest that this machine can carry out.
-        progress: told of every plan that is about to be carried out.
+        batch_size: None takes the job's, or the largest that this machine can run.
+        progress: told of every plan that is about to be run.
 
     Raises:
         TooLargeToVerifyError: if not even a few samples fit.
@@ -124,7 +124,7 @@ def prove(
 def affordable_batch_size(
     job: Job, *, num_times: int, most_flops: float = _MOST_FLOPS
 ) -> tuple[int, tuple[str, ...]]:
-    """Find the largest batch that can be carried out here, halving the job's own.
+    """Find the largest batch that can be run here, halving the job's own.
 
     Args:
         job: with the batch size that is wanted.
@@ -159,7 +159,7 @@ def affordable_batch_size(
 
 
 def _too_much(prediction: Prediction, num_times: int, most_flops: float) -> tuple[str, bool]:
-    """Say what exceeds this machine, empty if nothing; and whether it is memory."""
+    """Return what exceeds this machine, empty if nothing; and whether it is memory."""
     kept = sum(prediction.by_category.get(name, 0) for name in ("parameters", "buffers"))
     num_bytes = num_times * (prediction.peak_allocated_bytes + 2 * _NUM_COPIES * kept)
     free = free_memory_bytes()
@@ -214,7 +214,7 @@ def applicable(facts: JobFacts) -> Iterator[Strategy]:
 
 
 def _facts(job: Job, trial: Trial) -> JobFacts:
-    """Give the facts of a recorded step, or what is known without one."""
+    """Return the facts of a recorded step, or what is known without one."""
     try:
         return record(job).facts
     except RecordingError:

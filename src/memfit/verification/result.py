@@ -52,24 +52,24 @@ class Verification:
 
     @property
     def largest_error(self) -> float:
-        """Give the largest of the errors."""
+        """Return the largest of the errors."""
         results = (self.loss_error, self.gradient_error, self.parameter_error)
         return max(*results, self.buffer_error, self.effect_error)
 
     @property
     def keeps_promise(self) -> bool:
-        """Say whether the plan is at least as good as it claims, as far as was seen."""
+        """Return whether the plan is at least as good as it claims, as far as was seen."""
         if self.earned == UNPROVED:
             return True
         return Numerics(self.earned).rank <= Numerics(self.numerics).rank
 
     @property
     def deciding_error(self) -> float:
-        """Give the error that decided the class: with random draws stilled, where they were."""
+        """Return the error that decided the class: with random draws stilled, where they were."""
         return self.largest_error if self.stilled_error is None else self.stilled_error
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as plain values; an error that is no number is None."""
+        """Return it as plain values; an error that is no number is None."""
         values = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()

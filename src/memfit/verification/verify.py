@@ -51,7 +51,7 @@ def verify(
     seed: int = 0,
     batch_size: int | None = None,
 ) -> Verification:
-    """Carry out two steps of a job as it is and under a plan, and compare everything they change.
+    """Run two steps of a job as it is and under a plan, and compare everything they change.
 
     Both start from the same parameters, batch and random state, on the CPU, and on the objects that
     the job's functions give; those that live already are afterwards as they were. Where the plan
@@ -81,7 +81,7 @@ def verify(
 class Trial:
     """One job from one seed: its facts, and its steps under any plan in any precision.
 
-    Model and optimizer are built once, or are those that live already. All steps are carried out
+    Model and optimizer are built once, or are those that live already. All steps are run
     on them, and they are as they were after each call.
     """
 
@@ -101,7 +101,7 @@ class Trial:
 
     @property
     def facts(self) -> JobFacts:
-        """Give what is known of the job without carrying out a step."""
+        """Return what is known of the job without running a step."""
         return self._facts
 
     def verify(self, plan: Plan, dtype: torch.dtype | None = None) -> Verification:
@@ -213,13 +213,13 @@ class Trial:
         return errors[0]
 
     def _casts_down(self) -> bool:
-        """Say whether parts of the plain step compute in less than fp64."""
+        """Return whether parts of the plain step compute in less than fp64."""
         watch = PrecisionWatch()
         self._outcome(Plan(), torch.float64, watch, num_steps=1)
         return watch.lowest is not torch.float64
 
     def _runs_without_casts(self, notes: list[str]) -> bool:
-        """Say whether all of the plain step can compute in fp64, and have it do so from here on."""
+        """Tell if all of the plain step can compute in fp64, and have it do so from here on."""
         before, self._keeps_casts = self._keeps_casts, True
         watch = PrecisionWatch()
         try:
@@ -252,7 +252,7 @@ class Trial:
         return None
 
     def _loosened(self, remarks: _Remarks) -> float:
-        """Give the bound of the lowest precision that the plain step computes in."""
+        """Return the bound of the lowest precision that the plain step computes in."""
         watch = PrecisionWatch()
         self._outcome(Plan(), torch.float64, watch, num_steps=1)
         name, bound = str(watch.lowest).removeprefix("torch."), bound_in(watch.lowest)
@@ -293,7 +293,7 @@ class Trial:
     def _outcome_at(
         self, plan: Plan, distance: float, direction: Mapping[str, torch.Tensor]
     ) -> Outcome:
-        """Give the outcome of one step in fp64 from parameters that were moved."""
+        """Return the outcome of one step in fp64 from parameters that were moved."""
         with self._start.begin(torch.float64) as session, default_dtype(torch.float64):
             batch = self._batch_in(torch.float64)
             with torch.no_grad():
@@ -333,17 +333,17 @@ def _check_that_it_acts(plan: Plan, num_samples: int) -> None:
 
 
 def _lacking(session: Session) -> Iterator[str]:
-    """Say what of a job does not take part when its steps are carried out here."""
+    """Yield what of a job does not take part when its steps are run here."""
     for module in session.model.modules():
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             yield (
                 "the model is in DistributedDataParallel, whose averaging over ranks was not "
-                "carried out; verify the module inside it"
+                "run; verify the module inside it"
             )
 
 
 def _earned(errors: Errors, stilled: Errors | None, slope: float | None, bound: float) -> Numerics:
-    """Give the class that the errors show."""
+    """Return the class that the errors show."""
     if errors.largest <= bound and not errors.effects and not errors.draws:
         return Numerics.EXACT
     if errors.effects and (stilled is None or stilled.effects):

@@ -54,7 +54,7 @@ def append_key(
 
 
 def _is_usual(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
-    """Say whether a mode's tensor has known sizes, no known values, and no special layout."""
+    """Return whether a mode's tensor has known sizes, no known values, and no special layout."""
     return (
         tensor.fake_mode is mode
         and tensor.constant is None

@@ -62,7 +62,7 @@ class _ConvertedInPlace:
 
     @property
     def apply(self) -> Callable[..., torch.nn.Module]:
-        """Give the function that takes the method's place."""
+        """Return the function that takes the method's place."""
 
         def convert(
             module: torch.nn.Module,
@@ -138,7 +138,7 @@ def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
 
 
 def _random_state() -> torch.Tensor:
-    """Give a tensor as large as the CPU's random state, which checkpointing keeps per block."""
+    """Return a tensor as large as the CPU's random state, which checkpointing keeps per block."""
     return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
 
 
@@ -164,7 +164,7 @@ _fallback_as_torch_runs_it = fake_tensor.run_fallback_kernel
 
 
 def _array_of(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Give the values of a tensor as an array, where they are known."""
+    """Return the values of a tensor as an array, where they are known."""
     if not isinstance(tensor, FakeTensor):
         return _array_as_torch_gives_it(tensor, *args, **kwargs)
     if tensor.constant is None:
@@ -174,7 +174,7 @@ def _array_of(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _no_address(_tensor: torch.Tensor) -> int:
-    """Give the address that fake tensors have, without torch's warning."""
+    """Return the address that fake tensors have, without torch's warning."""
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Fake tensors: a step is carried out with shapes only, so that an 8 B model takes megabytes."""
+"""Fake tensors: a step is run with shapes only, so that an 8 B model takes megabytes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class VirtualTensors(FakeTensorMode):
     def _with_kept(
         self, func: Any, types: Sequence[type], args: Sequence[object], out: Sequence[Any]
     ) -> Sequence[Any]:
-        """Give recurrent layers what they keep, which torch's own fake versions leave empty."""
+        """Return recurrent layers what they keep, which torch's own fake versions leave empty."""
         if func is _CUDNN_RNN:
             with self:
                 return with_reserve(out, reserve_bytes_of(args))
@@ -260,7 +260,7 @@ def _enter_card(stack: ExitStack, card: Card) -> None:
 
 
 def _is_asked_by_an_optimizer() -> bool:
-    """Say whether torch's own optimizers want a value, which only scales their updates."""
+    """Return whether torch's own optimizers want a value, which only scales their updates."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -273,7 +273,7 @@ def _is_asked_by_an_optimizer() -> bool:
 
 
 def _is_small_and_here(tensor: object) -> bool:
-    """Say whether a tensor of the CPU has few enough values to keep them."""
+    """Return whether a tensor of the CPU has few enough values to keep them."""
     return (
         isinstance(tensor, FakeTensor)
         and tensor.fake_device.type == "cpu"
@@ -310,7 +310,7 @@ def _with_own_memory(func: Any, args: Sequence[object]) -> Sequence[object]:
 
 
 def _values_of(tensor: object) -> list[int] | None:
-    """Give the values of a tensor of whole numbers where they are known."""
+    """Return the values of a tensor of whole numbers where they are known."""
     constant = tensor.constant if isinstance(tensor, FakeTensor) else tensor
     if not isinstance(constant, torch.Tensor) or isinstance(constant, FakeTensor):
         return None

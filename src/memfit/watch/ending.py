@@ -275,7 +275,7 @@ def _has_uncaught(seen: Seen) -> bool:
 
 
 def _silent(seen: Seen) -> list[LastWords]:
-    """Give the processes that trained and came to no orderly end."""
+    """Return the processes that trained and came to no orderly end."""
     return [words for words in seen.words if words.rank is not None and not words.has_ended]
 
 
@@ -292,7 +292,7 @@ def _who(words: LastWords) -> str:
 
 
 def _unseen(seen: Seen) -> Iterator[str]:
-    """Say what could not be seen, so that silence is not taken for health."""
+    """Yield what could not be seen, so that silence is not taken for health."""
     if seen.is_disabled:
         yield "MEMFIT_DISABLE=1: nothing was attached"
     elif not seen.words and not seen.failures:
@@ -327,7 +327,7 @@ def _num_steps(seen: Seen) -> int:
 
 
 def _peak_bytes(seen: Seen) -> int | None:
-    """Give the highest peak of any step of any rank; of one that was not finished if none was."""
+    """Return the highest peak of any step of any rank; of one that was not finished if none was."""
     peaks = [
         step.peak_allocated_bytes
         for journal in seen.journals.values()
@@ -339,7 +339,7 @@ def _peak_bytes(seen: Seen) -> int | None:
 
 
 def _accounts(leaks: Sequence[LeakEvent], cause: _Cause, seen: Seen) -> bool:
-    """Say whether there would have been room enough without what leaked."""
+    """Return whether there would have been room enough without what leaked."""
     leaked_bytes = sum(_leaked_bytes(leak, _num_steps(seen)) for leak in leaks)
     error = cause.error
     if error is not None and error.wanted_bytes is not None and seen.budget_bytes is not None:
@@ -352,7 +352,7 @@ def _accounts(leaks: Sequence[LeakEvent], cause: _Cause, seen: Seen) -> bool:
 
 
 def _leaked_bytes(leak: LeakEvent, num_steps: int) -> float:
-    """Give what a leak has taken by the end; it went on after it was found."""
+    """Return what a leak has taken by the end; it went on after it was found."""
     since = max(0, num_steps - leak.step)
     return leak.total_growth_bytes + since * leak.growth_bytes_per_step
 

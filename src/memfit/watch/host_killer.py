@@ -38,10 +38,10 @@ class KillerSigns(Protocol):
     """Tell whether a process was ended by the host's out-of-memory killer."""
 
     def available_bytes(self) -> int | None:
-        """Give the memory that the host still has."""
+        """Return the memory that the host still has."""
 
     def found(self, sample: LastSample) -> tuple[str, ...]:
-        """Give the signs there are since this was made, each as a sentence."""
+        """Return the signs there are since this was made, each as a sentence."""
 
 
 class HostKillerSigns:
@@ -54,11 +54,11 @@ class HostKillerSigns:
         self._log = _open_at_end(root / "dev" / "kmsg")
 
     def available_bytes(self) -> int | None:
-        """Give the memory that the host still has."""
+        """Return the memory that the host still has."""
         return _meminfo(self._root).get("MemAvailable")
 
     def found(self, sample: LastSample) -> tuple[str, ...]:
-        """Give the signs there are since this was made, each as a sentence."""
+        """Return the signs there are since this was made, each as a sentence."""
         return (*self._grown(), *self._logged(sample.process_ids), *self._nearly_full(sample))
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class HostKillerSigns:
             yield f"the host had {format_bytes(available_bytes)} left at the last look"
 
     def _limit(self) -> tuple[int | None, str]:
-        """Give the lowest limit on this process's memory, and whose it is."""
+        """Return the lowest limit on this process's memory, and whose it is."""
         limits = [(_meminfo(self._root).get("MemTotal"), "on the host")]
         for group in self._groups:
             limits += [(_number(group / name), "in the control group") for name in _LIMIT_FILES]

@@ -52,7 +52,7 @@ class ErrorWords:
     phase: str = ""
     """``forward``, ``backward`` or ``update``; empty where not known."""
     module: str = ""
-    """The innermost module that was being carried out, as ``encoder.0 (Linear)``."""
+    """The innermost module that was being run, as ``encoder.0 (Linear)``."""
     operator: str = ""
     wanted_bytes: int | None = None
     live_bytes: int | None = None
@@ -81,7 +81,7 @@ class LastWords:
 
 
 def words_folder(folder: Path) -> Path:
-    """Give where processes leave their words in a run folder."""
+    """Return where processes leave their words in a run folder."""
     return folder / _FOLDER_NAME
 
 

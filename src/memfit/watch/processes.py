@@ -31,7 +31,7 @@ def tree_memory(process_id: int) -> TreeMemory:
 
 
 def started_at(process_id: int) -> int | None:
-    """Give when a process was started, in clock ticks; None if there is none of that id.
+    """Return when a process was started, in clock ticks; None if there is none of that id.
 
     Ids are used again; together with this they are not.
     """

@@ -32,7 +32,7 @@ class WatchSettings:
 
 
 def watched_environment(settings: WatchSettings, base: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment in which Python processes attach themselves."""
+    """Return the environment in which Python processes attach themselves."""
     paths = [str(_ATTACH_FOLDER), base.get("PYTHONPATH", "")]
     watched = {
         **base,

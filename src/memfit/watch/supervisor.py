@@ -168,7 +168,7 @@ def _start(
 
 
 def _in_child(mask: set[int | signal.Signals]) -> Callable[[], None]:
-    """Give what the new process does first: receive signals, and end when this process does."""
+    """Return what the new process does first: receive signals, and end when this process does."""
     library, parent_id = ctypes.CDLL(None), os.getpid()
 
     def prepare() -> None:
@@ -181,7 +181,7 @@ def _in_child(mask: set[int | signal.Signals]) -> Callable[[], None]:
 
 
 def _is_in_foreground() -> bool:
-    """Say whether the terminal, if there is one, sends its signals to this process."""
+    """Return whether the terminal, if there is one, sends its signals to this process."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:

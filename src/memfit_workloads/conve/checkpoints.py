@@ -62,7 +62,7 @@ def newest_checkpoint(folder: Path) -> FoundCheckpoint:
 
 
 def progress_of(checkpoint: dict[str, Any]) -> tuple[int, int]:
-    """Give whole epochs and further steps of a checkpoint, to tell which got further."""
+    """Return whole epochs and further steps of a checkpoint, to tell which got further."""
     return checkpoint["epoch"], checkpoint.get("steps_done", 0)
 
 

@@ -70,14 +70,14 @@ class Names:
     ids: dict[str, int] = field(default_factory=dict)
 
     def id_of(self, name: str) -> int | None:
-        """Give the id of a name; None for one that a file of names does not list."""
+        """Return the id of a name; None for one that a file of names does not list."""
         found = self.ids.get(name)
         if found is None and self.source is None:
             found = self.ids[name] = len(self.ids)
         return found
 
     def count(self) -> int:
-        """Give the largest id + 1."""
+        """Return the largest id + 1."""
         return max(self.ids.values(), default=-1) + 1
 
 
@@ -176,7 +176,7 @@ def _read_triples(path: Path, entities: Names, relations: Names, bad: BadLines) 
 
 
 def _unknown_name(parts: list[str], entities: Names, relations: Names) -> str | None:
-    """Say which name of a triple is not listed; names of open sets are taken up on the way."""
+    """Return which name of a triple is not listed; names of open sets are taken up on the way."""
     for names, name in zip((entities, relations, entities), parts, strict=True):
         if names.id_of(name) is None:
             return f"the {names.kind} {name!r} is not in {names.source}"

@@ -47,7 +47,7 @@ def ranks_of(scores: Tensor, targets: Tensor, known: tuple[Tensor, Tensor]) -> T
 
 
 def metrics_of(ranks: Tensor) -> dict[str, float]:
-    """Give mean rank, mean reciprocal rank and hits at 1, 3 and 10."""
+    """Return mean rank, mean reciprocal rank and hits at 1, 3 and 10."""
     return {
         "mr": ranks.mean().item(),
         "mrr": ranks.reciprocal().mean().item(),
@@ -71,7 +71,7 @@ class Evaluation:
         return cls(graph=graph, known=known, batch_size=evaluation_batch_size(sizes, free_bytes))
 
     def metrics(self, model: ConvE, triples: Tensor) -> dict[str, Any]:
-        """Give the metrics of tail side, head side and both together.
+        """Return the metrics of tail side, head side and both together.
 
         Raises:
             MemfitError: if the model scores a triple with NaN or infinity.
@@ -116,7 +116,7 @@ class Evaluation:
 
 
 def evaluation_batch_size(sizes: ConvESizes, free_bytes: int | None = None) -> int:
-    """Give the largest batch whose scores and feature maps stay below 64 MiB and ``free_bytes``.
+    """Return the largest batch whose scores and feature maps stay below 64 MiB and ``free_bytes``.
 
     A row takes two float32 and two boolean buffers of N entries, and up to three float32 buffers
     of its feature maps.

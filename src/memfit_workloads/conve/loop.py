@@ -101,7 +101,7 @@ class TrainingLoop:
         self._folder.write_history(self.state.history)
 
     def checkpoint(self, order_state: torch.Tensor | None = None) -> dict[str, Any]:
-        """Give all that an exact continuation needs.
+        """Return all that an exact continuation needs.
 
         Args:
             order_state: the generator of the data order as it was before the epoch under way;
@@ -134,7 +134,7 @@ class TrainingLoop:
         return self.state.epoch >= self._settings.num_epochs
 
     def _train_epoch(self, watch: InterruptWatch, bar: Progress) -> None:
-        """Carry out the steps of an epoch that are still to be done."""
+        """Run the steps of an epoch that are still to be done."""
         state, settings = self.state, self._settings
         for group in self.run.optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.learning_rate_decay**state.epoch
@@ -210,7 +210,7 @@ class TrainingLoop:
             )
 
     def _note_validation(self, mrr: float) -> bool:
-        """Say whether this is the best validation so far."""
+        """Return whether this is the best validation so far."""
         state = self.state
         if state.best_mrr is not None and mrr <= state.best_mrr:
             state.validations_since_best += 1

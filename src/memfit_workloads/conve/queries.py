@@ -73,7 +73,7 @@ class Queries:
 
     @property
     def most_answers(self) -> int:
-        """Give the largest number of tails that one query has."""
+        """Return the largest number of tails that one query has."""
         return int(self.offsets.diff().max())
 
     def batch(self, rows: Tensor) -> QueryBatch:

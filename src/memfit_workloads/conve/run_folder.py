@@ -45,7 +45,7 @@ class RunFolder(RunFiles):
         return self.root / "final_model.pt"
 
     def checkpoint(self, epoch: int) -> Path:
-        """Give the place of the checkpoint after an epoch."""
+        """Return the place of the checkpoint after an epoch."""
         return self.checkpoints / f"checkpoint_epoch_{epoch}.pt"
 
     def write_history(self, history: Sequence[Mapping[str, Any]]) -> None:

@@ -74,16 +74,16 @@ class TrainingSettings:
 
     @property
     def use_mixed_precision(self) -> bool:
-        """Say whether bf16 autocast was asked for."""
+        """Return whether bf16 autocast was asked for."""
         return "bf16" in self.memory_settings.require
 
     @property
     def use_gradient_checkpointing(self) -> bool:
-        """Say whether recomputation was asked for."""
+        """Return whether recomputation was asked for."""
         return "activation-checkpointing" in self.memory_settings.require
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as plain JSON values."""
+        """Return the fields as plain JSON values."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
 

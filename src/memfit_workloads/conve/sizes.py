@@ -42,21 +42,21 @@ class ConvESizes:
 
     @property
     def feature_height(self) -> int:
-        """Give the height of the feature maps: of the two stacked images, less the kernel."""
+        """Return the height of the feature maps: of the two stacked images, less the kernel."""
         return 2 * self.embedding_height - self.kernel_height + 1
 
     @property
     def feature_width(self) -> int:
-        """Give the width of the feature maps."""
+        """Return the width of the feature maps."""
         return self.embedding_width - self.kernel_width + 1
 
     @property
     def num_features(self) -> int:
-        """Give the entries of all feature maps of one query."""
+        """Return the entries of all feature maps of one query."""
         return self.output_channels * self.feature_height * self.feature_width
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
     @classmethod
@@ -89,13 +89,13 @@ def check_image(embedding_dim: int, height: int, width: int) -> None:
 
 
 def even_image(embedding_dim: int) -> tuple[int, int]:
-    """Give the height and width that fill an embedding most evenly, height below width."""
+    """Return the height and width that fill an embedding most evenly, height below width."""
     height = max(h for h in range(1, math.isqrt(embedding_dim) + 1) if embedding_dim % h == 0)
     return height, embedding_dim // height
 
 
 def nearest_image(embedding_dim: int) -> tuple[int, int]:
-    """Give the image nearest to a size whose width is at most four times its height."""
+    """Return the image nearest to a size whose width is at most four times its height."""
     for distance in range(embedding_dim + 1):
         for size in (embedding_dim + distance, embedding_dim - distance):
             height, width = even_image(max(size, 1))

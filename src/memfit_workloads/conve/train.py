@@ -92,7 +92,7 @@ def _checkpoint_to_resume(settings: TrainingSettings, console: Console) -> Found
 
 
 def _free_bytes(planned_memory: PlannedMemory, sizes: ConvESizes) -> int | None:
-    """Give what a budget leaves for evaluation beside weights and optimizer states."""
+    """Return what a budget leaves for evaluation beside weights and optimizer states."""
     if planned_memory.budget_bytes is None:
         return None
     parts = ("parameters", "buffers", "optimizer state")

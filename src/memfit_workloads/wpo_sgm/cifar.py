@@ -105,7 +105,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     """Lets a pickle make numpy arrays of plain numbers, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Give the three makers of arrays, under the names they have had.
+        """Return the three makers of arrays, under the names they have had.
 
         Raises:
             UnpicklingError: for everything else.
@@ -124,7 +124,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _encoded(text: str, encoding: str) -> bytes:
-    """Give the bytes that an old protocol wrote as text.
+    """Return the bytes that an old protocol wrote as text.
 
     Raises:
         UnpicklingError: for any encoding but the one that is used for bytes.

@@ -61,7 +61,7 @@ class Samples:
 
     @property
     def num_dimensions(self) -> int:
-        """Give D."""
+        """Return D."""
         return self.train.shape[1]
 
 

@@ -30,7 +30,7 @@ class Neighbours:
 
 @torch.no_grad()
 def negative_log_likelihood(mixture: KernelMixture, samples: Tensor, *, chunk: int) -> float:
-    """Give the mean negative log-likelihood in nats."""
+    """Return the mean negative log-likelihood in nats."""
     device = mixture.centres.device
     total = 0.0
     for part in samples.split(_ROWS):
@@ -40,7 +40,7 @@ def negative_log_likelihood(mixture: KernelMixture, samples: Tensor, *, chunk: i
 
 @torch.no_grad()
 def score_matching(mixture: KernelMixture, samples: Tensor, *, chunk: int) -> float:
-    """Give the mean of the training objective."""
+    """Return the mean of the training objective."""
     device = mixture.centres.device
     total = 0.0
     for part in samples.split(_ROWS):
@@ -49,7 +49,7 @@ def score_matching(mixture: KernelMixture, samples: Tensor, *, chunk: int) -> fl
 
 
 def squared_mmd(a: Tensor, b: Tensor, widths: tuple[float, ...] = (0.5, 1.0, 2.0)) -> float:
-    """Give the squared maximum mean discrepancy of two sets of samples, without bias.
+    """Return the squared maximum mean discrepancy of two sets of samples, without bias.
 
     The kernel is a mean of Gaussian ones whose widths are multiples of the median distance within
     ``b``; the estimate may be slightly negative.
@@ -74,7 +74,7 @@ def squared_mmd(a: Tensor, b: Tensor, widths: tuple[float, ...] = (0.5, 1.0, 2.0
 def sliced_wasserstein(
     a: Tensor, b: Tensor, generator: torch.Generator, num_slices: int = 256
 ) -> float:
-    """Give the sliced 2-Wasserstein distance of two sets of equally many samples.
+    """Return the sliced 2-Wasserstein distance of two sets of equally many samples.
 
     Source: Bonneel et al. 2015, "Sliced and Radon Wasserstein barycenters of measures", section 3.
     """
@@ -110,7 +110,7 @@ def memorisation(samples: Tensor, held_out: Tensor, train: Tensor) -> dict[str, 
 
 
 def gaussian_negative_log_likelihood(train: Tensor, samples: Tensor) -> float:
-    """Give the mean negative log-likelihood of samples under one Gaussian fitted to others.
+    """Return the mean negative log-likelihood of samples under one Gaussian fitted to others.
 
     The covariance is full, with 1e-6 of its mean variance added to the diagonal.
     """
@@ -149,7 +149,7 @@ def _kernel_nll(train: Tensor, samples: Tensor, kernel_width: float) -> float:
 def compare(
     drawn: Tensor, held_out: Tensor, train: Tensor, generator: torch.Generator
 ) -> dict[str, Any]:
-    """Give every figure that compares drawn samples with data."""
+    """Return every figure that compares drawn samples with data."""
     return {
         "mmd_squared": squared_mmd(drawn, held_out),
         "sliced_wasserstein": sliced_wasserstein(drawn, held_out, generator),

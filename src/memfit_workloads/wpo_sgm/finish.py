@@ -63,7 +63,7 @@ def finished(training: Training, loop: TrainingLoop) -> dict[str, Any]:
 
 
 def _whole_mixture(training: Training, loop: TrainingLoop) -> KernelMixture:
-    """Give the trained mixture with the centres of all ranks."""
+    """Return the trained mixture with the centres of all ranks."""
     trained = loop.mixture
     loop.run.close()
     trained.group = None

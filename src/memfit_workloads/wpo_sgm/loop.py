@@ -76,7 +76,7 @@ class TrainingLoop:
 
     @property
     def mixture(self) -> KernelMixture:
-        """Give the live mixture."""
+        """Return the live mixture."""
         assert isinstance(self.run.model, KernelMixture), "the job's model() gives a KernelMixture"
         return self.run.model
 
@@ -119,7 +119,7 @@ class TrainingLoop:
         restore_random_state(checkpoint["random_state"])
 
     def checkpoint(self) -> dict[str, Any]:
-        """Give all that an exact continuation needs; the same on every rank but for the centres."""
+        """Get all that an exact continuation needs; the same on every rank but for the centres."""
         run_state = self.run.state_dict()
         run_state.pop("model")
         state = self.state
@@ -236,7 +236,7 @@ class TrainingLoop:
 
 
 def identity(settings: TrainingSettings) -> dict[str, Any]:
-    """Give what a continuation must share with the run that it continues."""
+    """Return what a continuation must share with the run that it continues."""
     return {
         "data": settings.data.name,
         "num_train": settings.data.num_train,

@@ -47,7 +47,7 @@ def plan_training(job: Job, settings: TrainingSettings, num_centres: int) -> Pla
 
 
 def _fixed_chunk(strategy: StrategySettings, num_centres: int) -> int | None:
-    """Give the centres at a time, where the flags say it."""
+    """Return the centres at a time, where the flags say it."""
     if strategy.name == "gradient_accumulation":
         return -(-num_centres // min(strategy.accumulation_steps, num_centres))
     if strategy.chunk_size is not None:
@@ -105,7 +105,7 @@ def _chosen_by_thresholds(job: Job, settings: TrainingSettings) -> StrategySetti
 
 
 def evaluation_chunk(plan: Plan, planned: Prediction, num_dimensions: int) -> int:
-    """Give how many kernels are held at a time outside training: no more than training holds."""
+    """Return how many kernels are held at a time outside training: no more than training holds."""
     chunks = [s.num_candidates for s in plan.strategies if isinstance(s, LossChunking)]
     few = max(1, planned.peak_allocated_bytes // (64 * num_dimensions**2))
     return min([*chunks, few, 256])

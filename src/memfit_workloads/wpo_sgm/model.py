@@ -40,7 +40,7 @@ class FactorNetwork(nn.Module):
             self.last.bias.copy_(precision.initial_bias())
 
     def forward(self, centres: Tensor) -> Tensor:
-        """Give the outputs for centres (C, D)."""
+        """Return the outputs for centres (C, D)."""
         outputs: Tensor = self.last(self.layers(centres))
         return outputs
 
@@ -69,13 +69,13 @@ class KernelMixture(nn.Module):
         return blurred(kernels, self.sizes.noise) if self.sizes.noise else kernels
 
     def score_matching(self, samples: Tensor, *, chunk: int | None = None) -> Tensor:
-        """Give the implicit score matching objective at samples (B, D)."""
+        """Return the implicit score matching objective at samples (B, D)."""
         return mixture_score_matching(
             self.kernels, self.centres, samples, chunk=chunk, group=self.group
         )
 
     def log_density(self, samples: Tensor, *, chunk: int | None = None) -> Tensor:
-        """Give the log-density at samples (B, D), (B,), in nats."""
+        """Return the log-density at samples (B, D), (B,), in nats."""
         return mixture_log_density(
             self.kernels, self.centres, samples, chunk=chunk, group=self.group
         )

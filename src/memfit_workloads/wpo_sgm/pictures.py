@@ -116,7 +116,7 @@ def _tile(axes: Axes, picture: Tensor, samples: Samples) -> None:
 
 
 def _pixels(picture: Tensor, samples: Samples) -> np.ndarray:
-    """Give a picture as it was, height by width by channels, from 0 to 1."""
+    """Return a picture as it was, height by width by channels, from 0 to 1."""
     assert samples.picture_shape is not None, "asked for pictures only"
     low, high = samples.pixel_range
     values = samples.shift + samples.scale * picture.reshape(samples.picture_shape)
@@ -129,7 +129,7 @@ def _scatter(axes: Axes, points: Tensor, colour: str) -> None:
 
 
 def _bounds(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the corners of a frame around most of the first two coordinates, with a margin."""
+    """Return the corners of a frame around most of the first two coordinates, with a margin."""
     low, high = points[:, :2].amin(0), points[:, :2].amax(0)
     margin = 0.12 * (high - low)
     return low - margin, high + margin

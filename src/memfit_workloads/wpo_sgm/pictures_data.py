@@ -19,7 +19,7 @@ _EXTRA = "pictures"
 
 
 def dequantised_digits(seed: int) -> NDArray[np.float32]:
-    """Give the 1,797 digits of scikit-learn in random order, (1797, 64), pixels from 0 to 17.
+    """Return the 1,797 digits of scikit-learn in random order, (1797, 64), pixels from 0 to 17.
 
     Raises:
         MissingExtraError: if scikit-learn is not installed.

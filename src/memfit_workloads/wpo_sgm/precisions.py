@@ -22,13 +22,13 @@ class Precision(Protocol):
 
     @property
     def num_outputs(self) -> int:
-        """Give the network's outputs per centre."""
+        """Return the network's outputs per centre."""
 
     def initial_bias(self) -> Tensor:
-        """Give the last layer's bias at the beginning, (outputs,)."""
+        """Return the last layer's bias at the beginning, (outputs,)."""
 
     def places(self) -> Tensor:
-        """Give the places of packed entries, where there are any, to be kept beside the network."""
+        """Get the places of packed entries, where there are any, to be kept beside the network."""
 
     def kernels(self, centres: Tensor, outputs: Tensor, places: Tensor) -> Kernels:
         """Make kernels from the outputs (C, outputs) for centres (C, D)."""
@@ -42,17 +42,17 @@ class _Triangular:
 
     @property
     def num_outputs(self) -> int:
-        """Give the entries of a triangle."""
+        """Return the entries of a triangle."""
         return triangle_size(self.num_dimensions)
 
     def initial_bias(self) -> Tensor:
-        """Give 0.1 on the diagonal, 0 elsewhere."""
+        """Return 0.1 on the diagonal, 0 elsewhere."""
         bias = torch.zeros(self.num_outputs)
         bias[diagonal_places(self.num_dimensions)] = 0.1
         return bias
 
     def places(self) -> Tensor:
-        """Give the places of packed entries."""
+        """Return the places of packed entries."""
         return triangle_places(self.num_dimensions)
 
 
@@ -98,16 +98,16 @@ class LowRankPrecision:
 
     @property
     def num_outputs(self) -> int:
-        """Give the diagonal's entries and the factor's."""
+        """Return the diagonal's entries and the factor's."""
         return self.num_dimensions * (1 + self.rank)
 
     def initial_bias(self) -> Tensor:
-        """Give a diagonal of 0.1 before softplus, and small columns that differ."""
+        """Return a diagonal of 0.1 before softplus, and small columns that differ."""
         columns = torch.linspace(-0.1, 0.1, self.num_dimensions * self.rank)
         return torch.cat((torch.full((self.num_dimensions,), 0.1), columns))
 
     def places(self) -> Tensor:
-        """Give nothing: the outputs are not packed."""
+        """Return nothing: the outputs are not packed."""
         return torch.empty(0, dtype=torch.int64)
 
     def kernels(self, centres: Tensor, outputs: Tensor, places: Tensor) -> Kernels:  # noqa: ARG002 - as the others
@@ -157,7 +157,7 @@ def blurred(kernels: Kernels, variance: float) -> Kernels:
 
 
 def log_determinant(factors: Tensor, stability: float) -> Tensor:
-    """Give ``log det(L L^T + eps I)`` of matrices L (C, D, D), (C,)."""
+    """Return ``log det(L L^T + eps I)`` of matrices L (C, D, D), (C,)."""
     found: Tensor = _LogDeterminant.apply(factors, stability)
     return found
 
@@ -167,7 +167,7 @@ class _LogDeterminant(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, factors: Tensor, stability: float) -> Tensor:
-        """Give the logarithms, (C,)."""
+        """Return the logarithms, (C,)."""
         products = factors @ factors.transpose(1, 2)
         products.diagonal(dim1=1, dim2=2).add_(stability)
         roots, _ = torch.linalg.cholesky_ex(products)
@@ -176,7 +176,7 @@ class _LogDeterminant(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Give the gradient of the factors."""
+        """Return the gradient of the factors."""
         factors, roots = ctx.saved_tensors
         of_factors = torch.cholesky_solve(factors, roots)
         return of_factors.mul_(2.0 * gradient[:, None, None]), None

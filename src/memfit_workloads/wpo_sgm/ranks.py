@@ -37,11 +37,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Say whether this process is the one that writes and prints."""
+        """Return whether this process is the one that writes and prints."""
         return self.rank == 0
 
     def own(self, centres: Tensor) -> Tensor:
-        """Give the centres that are this process's, nearly as many as everyone's.
+        """Return the centres that are this process's, nearly as many as everyone's.
 
         Raises:
             UsageError: if there are fewer centres than processes.
@@ -55,7 +55,7 @@ class Ranks:
         return centres.tensor_split(self.num_ranks)[self.rank].clone()
 
     def any(self, is_true: bool, device: torch.device) -> bool:
-        """Say whether something is true on any rank; all get the same answer."""
+        """Return whether something is true on any rank; all get the same answer."""
         if self.group is None:
             return is_true
         flag = torch.tensor(float(is_true), device=device)
@@ -129,7 +129,7 @@ class JoinedRanks(AbstractContextManager[Ranks]):
 
 
 def is_a_rank() -> bool:
-    """Say whether torchrun, or something like it, started this process."""
+    """Return whether torchrun, or something like it, started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -162,7 +162,7 @@ def start_ranks(command: Sequence[str], num_ranks: int | None, console: Console)
 
 
 def _named(error: Exception, rank: int, num_ranks: int) -> MemfitError:
-    """Say which rank an error is from, and whether it is only the echo of another's."""
+    """Return which rank an error is from, and whether it is only the echo of another's."""
     name = f"Rank {rank} of {num_ranks}"
     if isinstance(error, MemfitError):
         return MemfitError(f"{name}: {error}")

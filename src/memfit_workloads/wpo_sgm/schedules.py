@@ -33,5 +33,5 @@ def build_schedule(name: str, optimizer: torch.optim.Optimizer, num_steps: int) 
 
 
 def follows_validation(schedule: Any) -> bool:
-    """Say whether a schedule goes by validations, not by steps."""
+    """Return whether a schedule goes by validations, not by steps."""
     return isinstance(schedule, lr_scheduler.ReduceLROnPlateau)

@@ -86,11 +86,11 @@ class TrainingSettings:
 
     @property
     def folder(self) -> Path:
-        """Give where the run lies."""
+        """Return where the run lies."""
         return self.save / f"strategy_{self.strategy.name}" / f"centers_{self.model.num_centres}"
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as plain JSON values."""
+        """Return the fields as plain JSON values."""
         told = asdict(self)
         told["save"] = str(self.save)
         told["data"]["folder"] = None if self.data.folder is None else str(self.data.folder)

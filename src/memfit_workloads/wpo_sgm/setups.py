@@ -38,7 +38,7 @@ class ChunkedTrainer:
         self._places = triangle_places(centers.shape[1], centers.device)
 
     def compute_loss(self, samples: Tensor, stab: float = 1e-6) -> Tensor:
-        """Give the score matching loss at samples (B, D), to call ``backward()`` on.
+        """Return the score matching loss at samples (B, D), to call ``backward()`` on.
 
         Raises:
             JobError: if ``stab`` is not above 0, or the network's outputs are no triangles.
@@ -61,7 +61,7 @@ class GradientAccumulationTrainer(ChunkedTrainer):
     def training_step(
         self, samples: Tensor, optimizer: torch.optim.Optimizer, stab: float = 1e-6
     ) -> Tensor:
-        """Carry out one step of the optimizer, and give the loss before it."""
+        """Run one step of the optimizer, and return the loss before it."""
         optimizer.zero_grad()
         loss = self.compute_loss(samples, stab)
         loss.backward()
@@ -99,7 +99,7 @@ class ModelParallelTrainer:
         self._places = [triangle_places(centers.shape[1], device) for device in devices]
 
     def compute_loss(self, samples: Tensor, stab: float = 1e-6) -> Tensor:
-        """Give the score matching loss at samples (B, D), on the first device.
+        """Return the score matching loss at samples (B, D), on the first device.
 
         Raises:
             JobError: if ``stab`` is not above 0, or the network's outputs are no triangles.
@@ -168,7 +168,7 @@ def _device(name: int | str | torch.device) -> torch.device:
 
 
 def _copied_to(network: nn.Module, device: torch.device) -> tuple[_Network, list[Tensor]]:
-    """Give a network as it is on another device, part of the same graph, and its parameters."""
+    """Return a network as it is on another device, part of the same graph, and its parameters."""
     own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     copies = {name: tensor.to(device) for name, tensor in own.items()}
 

@@ -47,7 +47,7 @@ class MixtureSizes:
             raise UsageError(msg)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
     @classmethod
@@ -61,7 +61,7 @@ class MixtureSizes:
 
 
 def precision_of(sizes: MixtureSizes) -> Precision:
-    """Give the way in which a mixture writes its precisions."""
+    """Return the way in which a mixture writes its precisions."""
     from .precisions import LowRankPrecision, SoftplusPrecision, StabilisedPrecision
 
     if sizes.precision == SOFTPLUS:

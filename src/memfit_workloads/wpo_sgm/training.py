@@ -39,7 +39,7 @@ class Training:
 
     @property
     def evaluation_chunk(self) -> int:
-        """Give how many kernels are held at a time outside training."""
+        """Return how many kernels are held at a time outside training."""
         planned_memory = self.planned_memory
         return evaluation_chunk(
             planned_memory.plan, planned_memory.planned, self.samples.num_dimensions

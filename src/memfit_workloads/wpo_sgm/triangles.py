@@ -16,18 +16,18 @@ FLOOR = 1e-6
 
 
 def triangle_size(num_dimensions: int) -> int:
-    """Give the entries of one triangle."""
+    """Return the entries of one triangle."""
     return num_dimensions * (num_dimensions + 1) // 2
 
 
 def diagonal_places(num_dimensions: int, device: torch.device | None = None) -> Tensor:
-    """Give where the diagonal lies in a packed triangle, (D,) int64: ``i (i + 3) / 2``."""
+    """Return where the diagonal lies in a packed triangle, (D,) int64: ``i (i + 3) / 2``."""
     rows = torch.arange(num_dimensions, device=device)
     return rows * (rows + 3) // 2
 
 
 def triangle_places(num_dimensions: int, device: torch.device | None = None) -> Tensor:
-    """Give where packed entries lie in a square matrix that is laid out flat, (T,) int64."""
+    """Return where packed entries lie in a square matrix that is laid out flat, (T,) int64."""
     rows, columns = torch.tril_indices(num_dimensions, num_dimensions, device=device)
     return rows.mul_(num_dimensions).add_(columns)
 
@@ -55,7 +55,7 @@ class _FilledTriangles(torch.autograd.Function):
     def forward(
         ctx: Any, packed: Tensor, places: Tensor, is_positive: bool
     ) -> tuple[Tensor, Tensor]:
-        """Give matrices (C, D, D) and diagonals (C, D)."""
+        """Return matrices (C, D, D) and diagonals (C, D)."""
         num_dimensions = round((2 * packed.shape[1] + 0.25) ** 0.5 - 0.5)
         matrices = packed.new_zeros((len(packed), num_dimensions, num_dimensions))
         matrices.flatten(1)[:, places] = packed
@@ -69,7 +69,7 @@ class _FilledTriangles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_matrices: Tensor, of_diagonals: Tensor) -> tuple[Tensor, None, None]:
-        """Give the gradient of the packed entries."""
+        """Return the gradient of the packed entries."""
         places, raw = ctx.saved_tensors
         of_packed = of_matrices.flatten(1)[:, places]
         on_diagonal = diagonal_places(raw.shape[1], raw.device)

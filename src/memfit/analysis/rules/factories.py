@@ -112,7 +112,7 @@ def drawn_in_place(use: Use) -> list[Flow]:
 
 
 def dropped_out(use: Use) -> list[Flow]:
-    """Drop elements at random; give the mask as well."""
+    """Drop elements at random; return the mask as well."""
     flow = use.flows[0]
     if flow.kind is not Kind.EACH:
         if use.argument("p") == 0 or use.argument("train") is False:

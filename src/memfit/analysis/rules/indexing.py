@@ -140,7 +140,7 @@ def selected(use: Use) -> list[Flow]:
 
 
 def index_axes(use: Use, indices: list[Ref]) -> tuple[list[Axis | None], bool]:
-    """Broadcast index tensors; give the samples' dimension and whether positions are among them."""
+    """Broadcast indices; return the samples' dimension and whether positions are among them."""
     num_dims = max(len(use.size_of(ref)) for ref in indices)
     axes: list[Axis | None] = [None] * num_dims
     for ref in indices:
@@ -189,7 +189,7 @@ def indexed(use: Use) -> list[Flow]:
 
 
 def is_mask(use: Use, ref: Ref) -> bool:
-    """Say whether an index tensor tells which elements are meant, not their numbers."""
+    """Return whether an index tensor tells which elements are meant, not their numbers."""
     return str(use.shape_of(ref).dtype) in {"torch.bool", "torch.uint8"}
 
 
@@ -207,13 +207,13 @@ def check_own_row(use: Use, values: Flow, ref: Ref, axes: list[Axis | None]) -> 
 
 
 def lies_in_own_rows(values: Flow, dim: int, index: Flow) -> bool:
-    """Say whether rows are looked up, or added to, by the number of the sample they belong to."""
+    """Test whether rows are looked up, or added to, by the number of the sample they belong to."""
     axis = values.axes[dim] if values.axes else None
     return index.is_own_position and axis is not None and axis.matches(Axis())
 
 
 def is_given(indices: tuple[Any, ...], place: int) -> bool:
-    """Say whether a dimension is looked up by a tensor of numbers."""
+    """Return whether a dimension is looked up by a tensor of numbers."""
     return place < len(indices) and isinstance(indices[place], Ref)
 
 

@@ -14,7 +14,7 @@ NOT_PLAIN = "applies a layer to values that depend on the batch size"
 
 
 def _input(use: Use, name: str = "input") -> Flow:
-    """Give what is known of a layer's input, which must hold samples and nothing else.
+    """Return what is known of a layer's input, which must hold samples and nothing else.
 
     Raises:
         CoupledError: if it is a sum over the batch, or scaled by the batch size.
@@ -34,7 +34,7 @@ def check_weights(use: Use, *names: str) -> None:
 
 
 def _total(num_dims: int, gradient: Flow, *others: Flow) -> Flow:
-    """Give the gradient of weights: a sum over the samples."""
+    """Return the gradient of weights: a sum over the samples."""
     kind = Kind.SUM if any(flow.kind is Kind.EACH for flow in (gradient, *others)) else Kind.FREE
     return Flow(
         kind=kind,
@@ -45,7 +45,7 @@ def _total(num_dims: int, gradient: Flow, *others: Flow) -> Flow:
 
 
 def _results_of(use: Use, flows: Sequence[Flow]) -> list[Flow]:
-    """Give each result what is known of it; those that were not asked for are missing."""
+    """Return each result what is known of it; those that were not asked for are missing."""
     found = list(flows)
     if len(found) == len(use.call.results):
         return found
@@ -67,7 +67,7 @@ def convolved(use: Use) -> list[Flow]:
 
 
 def _like(flow: Flow, num_dims: int | None = None) -> Flow:
-    """Give a result whose samples lie where the input's do."""
+    """Return a result whose samples lie where the input's do."""
     axes = flow.axes if num_dims is None else (*flow.axes[:1], *(None,) * (num_dims - 1))
     return replace(
         flow, axes=axes, is_uniform=False, value=None, sources=None, is_positions=False,
@@ -204,7 +204,7 @@ _LINEAR = ("triu", "tril")
 
 
 def leading(num_dims: int) -> Callable[[Use], list[Flow]]:
-    """Give the rule of operators that work on the last dimensions alone."""
+    """Return the rule of operators that work on the last dimensions alone."""
 
     def rule(use: Use) -> list[Flow]:
         flows = [use.flow_of(ref) for ref in use.tensors]

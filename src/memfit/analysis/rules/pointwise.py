@@ -58,7 +58,7 @@ def _merge(
 
 
 def combined(use: Use, refs: Sequence[Ref], ratio: float) -> Flow:
-    """Give the result of element by element work on tensors of which none is a sum.
+    """Return the result of element by element work on tensors of which none is a sum.
 
     Raises:
         CoupledError: see ``aligned``.
@@ -77,7 +77,7 @@ def combined(use: Use, refs: Sequence[Ref], ratio: float) -> Flow:
 
 
 def _is_number(flow: Flow) -> bool:
-    """Say whether a tensor is a single value that does not depend on the batch."""
+    """Return whether a tensor is a single value that does not depend on the batch."""
     return flow.kind is Kind.FREE and not flow.axes
 
 
@@ -248,7 +248,7 @@ def _reshaped(use: Use, flow: Flow, ref: Ref) -> Flow:
 
 
 def _is_zero(use: Use, ref: Ref) -> bool:
-    """Say whether a tensor holds zeros alone, which change nothing when they are added."""
+    """Return whether a tensor holds zeros alone, which change nothing when they are added."""
     flow = use.flow_of(ref)
     return flow.is_uniform and flow.value == 0.0
 
@@ -265,7 +265,7 @@ def _numbers(use: Use) -> list[tuple[Any, Any, str]]:
 
 
 def _ratio_of(first: float, second: float) -> float:
-    """Give how a factor changes with the batch size.
+    """Return how a factor changes with the batch size.
 
     Raises:
         CoupledError: if it is zero at one size alone.

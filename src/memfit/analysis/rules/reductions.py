@@ -21,7 +21,7 @@ _TAKES_ALL = "works on the whole batch at once"
 
 
 def _dims(use: Use, num_dims: int) -> tuple[int, ...]:
-    """Give the dimensions that an operator works along; all of them if it names none."""
+    """Return the dimensions that an operator works along; all of them if it names none."""
     given = use.argument("dim") if use.has("dim") else None
     if given is None or given == ():
         return tuple(range(num_dims))
@@ -115,7 +115,7 @@ def _results(use: Use, flow: Flow, dims: Sequence[int]) -> list[Flow]:
 
 
 def selected_values(use: Use) -> list[Flow]:
-    """Give values and their places along a dimension, which must not be the samples'."""
+    """Return values and their places along a dimension, which must not be the samples'."""
     if use.has("k"):
         first, second = use.arguments("k")
         if first != second:

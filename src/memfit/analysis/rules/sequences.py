@@ -60,7 +60,7 @@ def attended_back(use: Use) -> list[Flow]:
 
 
 def _recurrent_axis(flow: Flow | None) -> Axis | None:
-    """Give the samples' dimension of steps x samples x width, or of samples x width."""
+    """Return the samples' dimension of steps x samples x width, or of samples x width."""
     if flow is None:
         raise NotFollowedError("recurs in another way than expected")
     if flow.kind is Kind.SUM or flow.batch_dim not in (None, len(flow.axes) - 2):

@@ -18,7 +18,7 @@ def _first(use: Use) -> tuple[Ref, Flow]:
 
 
 def _moved(flow: Flow, axes: Sequence[Axis | None]) -> Flow:
-    """Give the same tensor with its dimensions elsewhere."""
+    """Return the same tensor with its dimensions elsewhere."""
     return replace(flow, axes=tuple(axes), value=flow.value if flow.is_uniform else None)
 
 
@@ -245,7 +245,7 @@ def turned(use: Use) -> list[Flow]:
 
 
 def same(use: Use) -> list[Flow]:
-    """Give the same tensor."""
+    """Return the same tensor."""
     _, flow = _first(use)
     return [flow] * len(use.call.results)
 
@@ -275,7 +275,7 @@ def strided(use: Use) -> list[Flow]:
 
 
 def _covers(one: Shape, other: Shape) -> bool:
-    """Say whether a tensor without gaps in memory holds all elements of another view."""
+    """Return whether a tensor without gaps in memory holds all elements of another view."""
     is_dense = one.last - one.offset + 1 == one.numel
     return is_dense and one.offset <= other.offset and other.last <= one.last
 

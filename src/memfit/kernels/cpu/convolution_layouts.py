@@ -104,7 +104,7 @@ def weight_layouts(shape: Convolution, num_threads: int) -> list[Layouts]:
 
 
 def _is_flat_enough(shape: Convolution) -> bool:
-    """Say whether the kernels for the weight's gradient take the depth of an image, if any."""
+    """Return whether the kernels for the weight's gradient take the depth of an image, if any."""
     if len(shape.kernel) < 3:
         return True
     depth = shape.image[0] + shape.padding[0]
@@ -130,7 +130,7 @@ def _dense_weight(shape: Convolution, num_threads: int) -> list[Layouts]:
 
 
 def _group_block(shape: Convolution) -> int:
-    """Give the largest block that a group's channels fill; 0 if there is none."""
+    """Return the largest block that a group's channels fill; 0 if there is none."""
     for block in (BLOCK, _HALF, _QUARTER):
         if shape.in_per_group % block == 0 == shape.out_per_group % block:
             return block
@@ -273,7 +273,7 @@ def _weight_columns(shape: Convolution, num_threads: int) -> Layouts:
 
 
 def _is_short(shape: Convolution) -> bool:
-    """Say whether the depthwise kernel for the weight's gradient takes a kernel."""
+    """Return whether the depthwise kernel for the weight's gradient takes a kernel."""
     is_left_over = shape.is_pointwise and not shape.is_aligned
     return (
         max(shape.kernel) <= _LONGEST_DEPTHWISE_KERNEL

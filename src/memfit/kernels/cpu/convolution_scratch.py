@@ -35,7 +35,7 @@ _ONE_BY_ONE = frozenset(
 
 
 def convolution_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """Give the bytes that ``convolution`` takes beside its result."""
+    """Return the bytes that ``convolution`` takes beside its result."""
     image, weight, bias, *settings = args[:9]
     backend = _backend(image, weight, settings)
     has_bias = bias is not None
@@ -55,7 +55,7 @@ def convolution_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
 
 
 def convolution_backward_bytes(args: tuple[Any, ...]) -> int:
-    """Give the bytes that ``convolution_backward`` takes beside the gradients.
+    """Return the bytes that ``convolution_backward`` takes beside the gradients.
 
     The image's gradient comes first, then those of weight and bias.
     """
@@ -83,7 +83,7 @@ def convolution_backward_bytes(args: tuple[Any, ...]) -> int:
 
 
 def _result_peaks(shape: Convolution, *, is_last: bool) -> list[int]:
-    """Give what the result takes, itself included."""
+    """Return what the result takes, itself included."""
     num_threads, result = torch.get_num_threads(), shape.result_bytes()
     if is_last:
         found = last_forward_layouts(shape, num_threads)
@@ -93,7 +93,7 @@ def _result_peaks(shape: Convolution, *, is_last: bool) -> list[int]:
 
 
 def _data_peaks(shape: Convolution, *, is_last: bool, has_bias: bool) -> list[int]:
-    """Give what the image's gradient takes, itself included.
+    """Return what the image's gradient takes, itself included.
 
     A transposed convolution is such a gradient, to which a bias may be added in a copy.
     """
@@ -114,7 +114,7 @@ def _data_peaks(shape: Convolution, *, is_last: bool, has_bias: bool) -> list[in
 
 
 def _weight_peaks(shape: Convolution, bias: int, *, is_last: bool) -> list[int]:
-    """Give what the gradients of weight and bias take, themselves included."""
+    """Return what the gradients of weight and bias take, themselves included."""
     num_threads, gradient = torch.get_num_threads(), shape.weight_bytes()
     layouts = last_weight_layouts if is_last else weight_layouts
     found = layouts(shape, num_threads)
@@ -125,7 +125,7 @@ def _weight_peaks(shape: Convolution, bias: int, *, is_last: bool) -> list[int]:
 
 
 def _column_bytes(shape: Convolution, backend: str) -> int:
-    """Give the bytes of torch's own columns, of the whole batch or of one image.
+    """Return the bytes of torch's own columns, of the whole batch or of one image.
 
     Source: slow_conv2d in aten/src/ATen/native/ConvolutionMM2d.cpp and
     slow_conv_dilated_all_cpu_template in NaiveDilatedConvolution.cpp, torch 2.13.
@@ -150,7 +150,7 @@ def _backend(image: torch.Tensor, weight: torch.Tensor, settings: Any) -> str:
 
 
 def _copied_bytes(is_last: bool, *tensors: torch.Tensor) -> int:
-    """Give the bytes of the tensors that are copied first, to have their channels where wanted."""
+    """Get the bytes of the tensors that are copied first, to have their channels where wanted."""
     wanted = torch.contiguous_format
     if is_last:
         wanted = torch.channels_last if tensors[0].dim() == 4 else torch.channels_last_3d
@@ -162,7 +162,7 @@ def _copied_bytes(is_last: bool, *tensors: torch.Tensor) -> int:
 
 
 def _is_last(tensor: torch.Tensor) -> bool:
-    """Say whether torch takes a tensor's channels to be last.
+    """Return whether torch takes a tensor's channels to be last.
 
     Source: ``is_channels_last_strides_2d`` in c10/core/MemoryFormat.h, torch 2.13.
     """

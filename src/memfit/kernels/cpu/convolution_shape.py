@@ -71,43 +71,43 @@ class Convolution:
 
     @property
     def in_per_group(self) -> int:
-        """Give the channels of the image that one channel of the result sees."""
+        """Return the channels of the image that one channel of the result sees."""
         return self.num_in // self.groups
 
     @property
     def out_per_group(self) -> int:
-        """Give the channels of the result in a group."""
+        """Return the channels of the result in a group."""
         return self.num_out // self.groups
 
     @property
     def is_depthwise(self) -> bool:
-        """Say whether each channel is convolved alone, for which volumes have no kernels."""
+        """Return whether each channel is convolved alone, for which volumes have no kernels."""
         return len(self.kernel) < 3 and 1 < self.groups == self.num_in == self.num_out
 
     @property
     def is_pointwise(self) -> bool:
-        """Say whether a position of the result sees one position of the image."""
+        """Return whether a position of the result sees one position of the image."""
         return math.prod(self.kernel) == 1 and not any(self.padding)
 
     @property
     def is_strided(self) -> bool:
-        """Say whether the kernel skips positions."""
+        """Return whether the kernel skips positions."""
         return max(self.stride) > 1
 
     @property
     def is_dilated(self) -> bool:
-        """Say whether the kernel has gaps."""
+        """Return whether the kernel has gaps."""
         return max(self.dilation) > 1
 
     @property
     def is_gapped(self) -> bool:
-        """Say whether the kernel both skips positions and has gaps, along a column."""
+        """Return whether the kernel both skips positions and has gaps, along a column."""
         steps = zip(self.stride[:-1], self.dilation[:-1], strict=True)
         return any(min(stride, dilation) > 1 for stride, dilation in steps)
 
     @property
     def is_one_product(self) -> bool:
-        """Say whether the kernel covers the image, so that there is one position."""
+        """Return whether the kernel covers the image, so that there is one position."""
         return (
             self.groups == 1
             and self.kernel == self.image
@@ -119,7 +119,7 @@ class Convolution:
 
     @property
     def is_aligned(self) -> bool:
-        """Say whether strides leave no positions over."""
+        """Return whether strides leave no positions over."""
         return all(
             result * stride == image
             for result, stride, image in zip(self.result, self.stride, self.image, strict=True)
@@ -127,12 +127,12 @@ class Convolution:
 
     @property
     def is_even(self) -> bool:
-        """Say whether the rows of the image are whole steps of the kernel."""
+        """Return whether the rows of the image are whole steps of the kernel."""
         return self.image[-1] % self.stride[-1] == 0
 
     @property
     def is_usual(self) -> bool:
-        """Say whether the kernel reaches the image from wherever it stands, and rows are long."""
+        """Test whether the kernel reaches the image from wherever it stands, and rows are long."""
         is_covered = all(
             max(before, after) < reach
             for before, after, reach in zip(
@@ -143,7 +143,7 @@ class Convolution:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Give the extent of the kernel with its gaps."""
+        """Return the extent of the kernel with its gaps."""
         return tuple(
             dilation * (size - 1) + 1
             for dilation, size in zip(self.dilation, self.kernel, strict=True)
@@ -151,7 +151,7 @@ class Convolution:
 
     @property
     def padding_after(self) -> tuple[int, ...]:
-        """Give the padding that the kernel uses at the far end."""
+        """Return the padding that the kernel uses at the far end."""
         return tuple(
             (result - 1) * stride + reach - image - padding
             for result, stride, reach, image, padding in zip(
@@ -160,20 +160,20 @@ class Convolution:
         )
 
     def image_bytes(self, block: int = 1) -> int:
-        """Give the bytes of the image with its channels in blocks."""
+        """Return the bytes of the image with its channels in blocks."""
         return self.batch * padded(self.num_in, block) * math.prod(self.image) * self.width
 
     def result_bytes(self, block: int = 1) -> int:
-        """Give the bytes of the result with its channels in blocks."""
+        """Return the bytes of the result with its channels in blocks."""
         return self.batch * padded(self.num_out, block) * math.prod(self.result) * self.width
 
     def weight_bytes(self, block_out: int = 1, block_in: int = 1) -> int:
-        """Give the bytes of the weight with the channels of a group in blocks."""
+        """Return the bytes of the weight with the channels of a group in blocks."""
         channels = padded(self.out_per_group, block_out) * padded(self.in_per_group, block_in)
         return self.groups * channels * math.prod(self.kernel) * self.width
 
     def depthwise_weight_bytes(self) -> int:
-        """Give the bytes of a depthwise weight with groups in blocks."""
+        """Return the bytes of a depthwise weight with groups in blocks."""
         return padded(self.groups, BLOCK) * math.prod(self.kernel) * self.width
 
 

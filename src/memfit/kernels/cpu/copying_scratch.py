@@ -18,13 +18,13 @@ _Rule = Callable[[tuple[Any, ...], Any], int]
 
 
 def copying_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
-    """Give the bytes that an operator takes for copies; 0 where no rule is known."""
+    """Return the bytes that an operator takes for copies; 0 where no rule is known."""
     rule = _RULES.get(operator)
     return 0 if rule is None else rule(args, out)
 
 
 def _dense(*places: int) -> _Rule:
-    """Give the rule of a kernel that wants the operands at these places dense."""
+    """Return the rule of a kernel that wants the operands at these places dense."""
 
     def num_bytes(args: tuple[Any, ...], _out: Any) -> int:
         return sum(_num_bytes(args[at]) for at in places if not args[at].is_contiguous())
@@ -33,7 +33,7 @@ def _dense(*places: int) -> _Rule:
 
 
 def _dense_in_some_order(*places: int) -> _Rule:
-    """Give the rule of a kernel that also takes images with their channels last."""
+    """Return the rule of a kernel that also takes images with their channels last."""
 
     def num_bytes(args: tuple[Any, ...], _out: Any) -> int:
         return sum(

@@ -40,7 +40,7 @@ _MEAN = "mean"
 
 
 def elementwise_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
-    """Give the bytes that an operator takes for operands of other dtypes and for its own steps."""
+    """Get the bytes that an operator takes for operands of other dtypes and for its own steps."""
     rule = _LOSSES.get(operator)
     if rule is not None:
         return rule(args)
@@ -53,7 +53,7 @@ def elementwise_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
 
 
 def _converted_bytes(name: str, args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """Give the bytes of operands converted to the dtype computed in, and of a result in it."""
+    """Return the bytes of operands converted to the dtype computed in, and of a result in it."""
     operands = args[1:] if name == _CONDITIONAL else args
     tensors = [each for each in operands if isinstance(each, torch.Tensor) and each.dim()]
     if not tensors or all(each.dtype == out.dtype for each in tensors):
@@ -68,7 +68,7 @@ def _converted_bytes(name: str, args: tuple[Any, ...], out: torch.Tensor) -> int
 
 
 def _common_dtype(operands: tuple[Any, ...], tensors: list[torch.Tensor]) -> torch.dtype:
-    """Give the dtype that operands are promoted to; numbers count less than tensors."""
+    """Return the dtype that operands are promoted to; numbers count less than tensors."""
     if len(tensors) == 1:
         others = [each for each in operands if each is not tensors[0]]
         others = [each for each in others if isinstance(each, (int, float, torch.Tensor))]
@@ -80,7 +80,7 @@ def _common_dtype(operands: tuple[Any, ...], tensors: list[torch.Tensor]) -> tor
 
 
 def _reduced_bytes(operator: str, args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """Give the bytes of an input that is converted before it is reduced."""
+    """Return the bytes of an input that is converted before it is reduced."""
     tensor = args[0]
     if tensor.dtype != out.dtype:
         return int(tensor.numel() * out.element_size())
@@ -90,7 +90,7 @@ def _reduced_bytes(operator: str, args: tuple[Any, ...], out: torch.Tensor) -> i
 
 
 def _mean_of_elements(num_temporaries: int) -> Callable[[tuple[Any, ...]], int]:
-    """Give the rule of a loss, ``(input, target, reduction)``, from its temporaries."""
+    """Return the rule of a loss, ``(input, target, reduction)``, from its temporaries."""
 
     def num_bytes(args: tuple[Any, ...]) -> int:
         if len(args) > 2 and args[2] == _NO_REDUCTION:

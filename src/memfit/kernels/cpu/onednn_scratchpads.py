@@ -29,26 +29,26 @@ _SHORT_ROW = 14
 
 
 def padded_bias_bytes(shape: Convolution, block: int = BLOCK) -> int:
-    """Give the bytes of a bias in whole blocks; none where it is whole already."""
+    """Return the bytes of a bias in whole blocks; none where it is whole already."""
     if not shape.has_bias or shape.out_per_group % block == 0:
         return 0
     return shape.groups * padded(shape.out_per_group, block) * _FP32 + ALIGNMENT_BYTES
 
 
 def pointwise_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes for a pointwise convolution: the positions used, and sums below fp32."""
+    """Return the bytes for a pointwise convolution: the positions used, and sums below fp32."""
     used = _used_positions_bytes(shape, num_threads)
     return used + _sums_bytes(shape, shape.num_out, num_threads)
 
 
 def pointwise_gradient_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes for the image's gradient of a pointwise convolution."""
+    """Return the bytes for the image's gradient of a pointwise convolution."""
     used = _used_positions_bytes(shape, num_threads)
     return used + _sums_bytes(shape, shape.num_in, num_threads)
 
 
 def strided_gradient_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes of the result's gradient with borders, per thread, for strided kernels."""
+    """Return the bytes of the result's gradient with borders, per thread, for strided kernels."""
     positions = 1
     for result, reach, stride, before, after in zip(
         shape.result, shape.reach, shape.stride, shape.padding, shape.padding_after, strict=True
@@ -67,23 +67,23 @@ def strided_gradient_bytes(shape: Convolution, num_threads: int) -> int:
 
 
 def batched_product_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes of the lists of products, per thread, of convolutions in channels-last."""
+    """Return the bytes of the lists of products, per thread, of convolutions in channels-last."""
     sums = 2 * _PAGE if shape.width < _FP32 else 0
     return num_threads * (_PAGE + _ELEMENT_BYTES + sums) + _PAGE
 
 
 def product_bytes(num_threads: int) -> int:
-    """Give the bytes of the panels of a convolution that is one matrix product."""
+    """Return the bytes of the panels of a convolution that is one matrix product."""
     return num_threads * _PRODUCT_BYTES
 
 
 def product_gradient_bytes(shape: Convolution) -> int:
-    """Give the bytes for the gradients of a convolution that is one matrix product."""
+    """Return the bytes for the gradients of a convolution that is one matrix product."""
     return _PRODUCT_GRADIENT_BYTES + shape.result_bytes() * _FP32 // shape.width
 
 
 def column_bytes(shape: Convolution, num_threads: int, *, is_gradient: bool = False) -> int:
-    """Give the bytes of the columns of as many groups of images as are worked on at a time."""
+    """Return the bytes of the columns of as many groups of images as are worked on at a time."""
     if math.prod(shape.kernel) == 1 and not shape.is_strided:
         return 0
     at_work = min(num_threads, shape.batch * shape.groups)
@@ -99,7 +99,7 @@ def column_bytes(shape: Convolution, num_threads: int, *, is_gradient: bool = Fa
 
 
 def column_weight_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes for a weight's gradient from columns: they, and four sums for each thread."""
+    """Get the bytes for a weight's gradient from columns: they, and four sums for each thread."""
     at_work = min(num_threads, shape.batch * shape.groups)
     sums = at_work * 4 * shape.weight_bytes() * _FP32 // shape.width
     return column_bytes(shape, num_threads) + sums + 2 * ALIGNMENT_BYTES
@@ -108,7 +108,7 @@ def column_weight_bytes(shape: Convolution, num_threads: int) -> int:
 def weight_bytes(
     shape: Convolution, num_threads: int, *, block_in: int, is_last: bool = False
 ) -> int:
-    """Give the bytes of sums of a weight's and a bias's gradient, one for each part of a batch."""
+    """Get the bytes of sums of a weight's and a bias's gradient, one for each part of a batch."""
     parts = _batch_parts(shape, num_threads, block_in)
     if shape.width < _FP32:
         turned = _turned_bytes(shape, parts, block_in, is_last=is_last)
@@ -121,7 +121,7 @@ def weight_bytes(
 
 
 def narrow_weight_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes of the sums of AVX2's kernel, which serves narrow images."""
+    """Return the bytes of the sums of AVX2's kernel, which serves narrow images."""
     block = BLOCK // 2
     jobs = -(-shape.num_out // block)
     bias = padded(shape.num_out, block) * _FP32
@@ -134,7 +134,7 @@ def narrow_weight_bytes(shape: Convolution, num_threads: int) -> int:
 
 
 def pointwise_weight_bytes(shape: Convolution, num_threads: int, *, is_last: bool = False) -> int:
-    """Give the bytes for the weight's gradient of a pointwise convolution."""
+    """Return the bytes for the weight's gradient of a pointwise convolution."""
     num_bytes = padded_bias_bytes(shape) + _shared_bias_bytes(shape, num_threads)
     num_bytes += _used_positions_bytes(shape, num_threads)
     sums = shape.weight_bytes(BLOCK, BLOCK) * _FP32 // shape.width
@@ -150,7 +150,7 @@ def pointwise_weight_bytes(shape: Convolution, num_threads: int, *, is_last: boo
 
 
 def depthwise_weight_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes of sums of a depthwise weight's and bias's gradient, one for each thread."""
+    """Return the bytes of sums of a depthwise weight's and bias's gradient, one for each thread."""
     sums = shape.depthwise_weight_bytes() * _FP32 // shape.width
     bias = padded(shape.groups, BLOCK) * _FP32
     extra_sums = num_threads - (shape.width == _FP32)
@@ -158,13 +158,13 @@ def depthwise_weight_bytes(shape: Convolution, num_threads: int) -> int:
 
 
 def _turned_positions_bytes(shape: Convolution) -> int:
-    """Give the bytes of an image and a result below fp32 that are turned, two positions at once."""
+    """Get the bytes of an image and a result below fp32 that are turned, two positions at once."""
     blocks = -(-shape.num_in // BLOCK) + -(-shape.num_out // BLOCK)
     return padded(math.prod(shape.result), 2) * blocks * BLOCK * shape.width
 
 
 def _turned_bytes(shape: Convolution, parts: int, block_in: int, *, is_last: bool) -> int:
-    """Give the bytes for a weight's gradient below fp32: turned images and results, and sums."""
+    """Return the bytes for a weight's gradient below fp32: turned images and results, and sums."""
     blocks_in = shape.groups * -(-shape.in_per_group // BLOCK)
     blocks_out = shape.groups * -(-shape.out_per_group // BLOCK)
     rows_in, rows_out = math.prod(shape.image[:-1]), math.prod(shape.result[:-1])
@@ -177,13 +177,13 @@ def _turned_bytes(shape: Convolution, parts: int, block_in: int, *, is_last: boo
 
 
 def _turned_row(shape: Convolution) -> int:
-    """Give the positions of a row of an image that is turned, with its borders."""
+    """Return the positions of a row of an image that is turned, with its borders."""
     border = padded(max(shape.padding[-1], max(0, shape.padding_after[-1]) + 1), 2)
     return padded(-(-shape.image[-1] // shape.stride[-1]) + border, 2) * shape.stride[-1]
 
 
 def _used_positions_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes of an image without the positions that strides leave out, per thread."""
+    """Return the bytes of an image without the positions that strides leave out, per thread."""
     if not shape.is_strided:
         return 0
     positions = math.prod(shape.result)
@@ -191,7 +191,7 @@ def _used_positions_bytes(shape: Convolution, num_threads: int) -> int:
 
 
 def _sums_bytes(shape: Convolution, num_channels: int, num_threads: int) -> int:
-    """Give the bytes of what a pointwise convolution below fp32 adds up in fp32, per thread."""
+    """Return the bytes of what a pointwise convolution below fp32 adds up in fp32, per thread."""
     if shape.width == _FP32:
         return 0
     positions = math.prod(shape.result)
@@ -199,7 +199,7 @@ def _sums_bytes(shape: Convolution, num_channels: int, num_threads: int) -> int:
 
 
 def _shared_bias_bytes(shape: Convolution, num_threads: int) -> int:
-    """Give the bytes with which threads add a bias's gradient up, where they share its blocks."""
+    """Return the bytes with which threads add a bias's gradient up, where they share its blocks."""
     if not shape.has_bias:
         return 0
     num_blocks = shape.groups * -(-shape.out_per_group // BLOCK)
@@ -207,7 +207,7 @@ def _shared_bias_bytes(shape: Convolution, num_threads: int) -> int:
 
 
 def _shared_sums_bytes(shape: Convolution, num_bytes: int, num_jobs: int, num_threads: int) -> int:
-    """Give the bytes of sums over the batch that several threads share, and their barriers.
+    """Return the bytes of sums over the batch that several threads share, and their barriers.
 
     Groups of threads take equal numbers of jobs, and the threads of a group parts of the batch.
     """
@@ -240,7 +240,7 @@ class _Work:
     blocks_out: int
 
     def traffic(self, parts: int, threads_out: int, threads_in: int) -> float:
-        """Give what one thread reads and writes."""
+        """Return what one thread reads and writes."""
         blocks_in, blocks_out = -(-self.blocks_in // threads_in), -(-self.blocks_out // threads_out)
         return (
             -(-self.rows_in // parts) * blocks_in * self.row_in_cost
@@ -249,7 +249,7 @@ class _Work:
         )
 
     def steps(self, parts: int, threads_out: int, threads_in: int) -> int:
-        """Give how many blocks one thread computes."""
+        """Return how many blocks one thread computes."""
         blocks_in, blocks_out = -(-self.blocks_in // threads_in), -(-self.blocks_out // threads_out)
         return -(-self.rows_out // parts) * blocks_in * blocks_out
 
@@ -292,7 +292,7 @@ def _batch_parts(shape: Convolution, num_threads: int, block_in: int) -> int:
 def _last_least(
     ways: list[tuple[int, int, int]], cost: Callable[[int, int, int], float]
 ) -> tuple[int, int, int]:
-    """Give the last of the cheapest ways."""
+    """Return the last of the cheapest ways."""
     return min(reversed(ways), key=lambda way: cost(*way))
 
 

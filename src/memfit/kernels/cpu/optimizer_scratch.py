@@ -40,5 +40,5 @@ def thirty_two_bit_update(args: tuple[Any, ...], _out: Any) -> int:
 
 
 def _is_copied(tensor: torch.Tensor) -> bool:
-    """Say whether parameter and gradient need copies in fp32."""
+    """Return whether parameter and gradient need copies in fp32."""
     return tensor.dtype is not torch.float32

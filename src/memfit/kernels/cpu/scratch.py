@@ -37,7 +37,7 @@ _TILE_BYTES = 66_176
 
 
 def scratch_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
-    """Give the bytes that a CPU kernel takes besides its outputs; 0 where no rule is known."""
+    """Return the bytes that a CPU kernel takes besides its outputs; 0 where no rule is known."""
     rule = _RULES.get(operator)
     if rule is not None:
         return rule(args, out)
@@ -45,7 +45,7 @@ def scratch_bytes(operator: str, args: tuple[Any, ...], out: Any) -> int:
 
 
 def lstm_workspace_bytes(args: tuple[Any, ...]) -> int:
-    """Give the bytes that oneDNN's LSTM keeps from forward for backward.
+    """Return the bytes that oneDNN's LSTM keeps from forward for backward.
 
     Gates, two arrays of states and one of outputs in the input's type, one padded and two plain
     arrays of states in fp32, each on whole pages (``set_workspace_sizes`` in
@@ -83,7 +83,7 @@ class _Lstm:
 
     @property
     def packed_weight_bytes(self) -> int:
-        """Give the bytes of both weights in oneDNN's layout, in forward."""
+        """Return the bytes of both weights in oneDNN's layout, in forward."""
         if self.width == _FP32:
             return self.wide_weight_bytes
         columns = 4 * padded(self.hidden, _PAIRS)
@@ -91,12 +91,12 @@ class _Lstm:
 
     @property
     def wide_weight_bytes(self) -> int:
-        """Give the bytes of both weights, or of their gradients, in fp32."""
+        """Return the bytes of both weights, or of their gradients, in fp32."""
         return (self.num_inputs + self.hidden) * _leading(4 * self.hidden, _FP32) * _FP32
 
     @property
     def turned_weight_bytes(self) -> int:
-        """Give the bytes of both weights as backward reads them; in fp32 whole lines do as is."""
+        """Return the bytes of both weights as backward reads them; in fp32 whole lines do as is."""
         columns = 4 * padded(self.hidden, _FP32 // self.width) * self.width
         rows = (self.num_inputs, self.hidden)
         leading = [_leading(each, self.width) for each in rows]
@@ -105,7 +105,7 @@ class _Lstm:
         return sum(leading) * columns
 
     def gate_scratch_bytes(self, *, is_backward: bool) -> int:
-        """Give the bytes of the gates: of all steps in fp32, of one step in bf16."""
+        """Return the bytes of the gates: of all steps in fp32, of one step in bf16."""
         is_in_fp32 = self.width == _FP32
         is_merged = is_in_fp32 or (self.num_rows == 1 and not is_backward)
         num_steps = self.num_steps if is_merged else 1
@@ -187,13 +187,13 @@ def _attention_backward(args: tuple[Any, ...], _out: Any) -> int:
 
 
 def _tile(num_queries: int, num_keys: int) -> tuple[int, int]:
-    """Give the tile that the attention kernel works on."""
+    """Return the tile that the attention kernel works on."""
     rows = 256 if num_queries >= 768 else 64 if num_queries >= 192 else 32
     return min(rows, num_queries), min(512, num_keys)
 
 
 def _leading(extent: int, width: int) -> int:
-    """Give oneDNN's leading dimension: whole cache lines, but no multiple of 256 entries."""
+    """Return oneDNN's leading dimension: whole cache lines, but no multiple of 256 entries."""
     line = 64 // width
     padded = -(-extent // line) * line
     return padded + line if padded % 256 == 0 else padded

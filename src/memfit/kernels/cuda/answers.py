@@ -58,7 +58,7 @@ class Moment:
     missing_output_bytes: int = 0
 
     def extra_blocks(self) -> tuple[int, ...]:
-        """Give the requests on top of all outputs; those that fit in the room are left out."""
+        """Return the requests on top of all outputs; those that fit in the room are left out."""
         room = self.missing_output_bytes
         extra = []
         for block in sorted(self.blocks):
@@ -70,12 +70,12 @@ class Moment:
 
 
 def highest(moments: Iterable[Moment]) -> tuple[int, ...]:
-    """Give the requests of the moment that needs most on top of the outputs."""
+    """Return the requests of the moment that needs most on top of the outputs."""
     return max((moment.extra_blocks() for moment in moments), key=sum, default=())
 
 
 def num_bytes(tensor: torch.Tensor) -> int:
-    """Give the bytes of a tensor that is packed densely."""
+    """Return the bytes of a tensor that is packed densely."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -83,7 +83,7 @@ def copied_bytes(
     *tensors: torch.Tensor | None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> tuple[int, ...]:
-    """Give the copies that ``contiguous()`` makes: one for each tensor not laid out so."""
+    """Return the copies that ``contiguous()`` makes: one for each tensor not laid out so."""
     return tuple(
         num_bytes(tensor)
         for tensor in tensors
@@ -92,12 +92,12 @@ def copied_bytes(
 
 
 def accumulate_width(dtype: torch.dtype) -> int:
-    """Give the bytes of the type that CUDA kernels add up in: fp32 for 16-bit floats."""
+    """Return the bytes of the type that CUDA kernels add up in: fp32 for 16-bit floats."""
     return max(4, dtype.itemsize) if dtype.is_floating_point else 8
 
 
 def fits_32_bit(tensor: torch.Tensor) -> bool:
-    """Say whether torch's iterator reaches every byte of a tensor with a 32-bit offset."""
+    """Return whether torch's iterator reaches every byte of a tensor with a 32-bit offset."""
     spans = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in spans)
     return (1 + last) * tensor.element_size() <= _INT_MAX and tensor.numel() <= _INT_MAX
@@ -109,7 +109,7 @@ def ceil_div(count: int, step: int) -> int:
 
 
 def last_power_of_two(count: int) -> int:
-    """Give the largest power of two up to a count; 1 for nothing."""
+    """Return the largest power of two up to a count; 1 for nothing."""
     return 1 << (count.bit_length() - 1) if count > 0 else 1
 
 

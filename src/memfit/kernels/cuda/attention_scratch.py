@@ -59,7 +59,7 @@ class ForwardBackwardScratch:
 
 
 def attention_hidden_bytes(backend: str, question: AttentionQuestion) -> ForwardBackwardScratch:
-    """Give the memory that an attention kernel takes unseen, in bytes.
+    """Return the memory that an attention kernel takes unseen, in bytes.
 
     ``math`` takes none: it decomposes into operators that dispatch shows. Does not account for
     copies of gradients that are not contiguous, nor for deterministic algorithms, which multiply
@@ -190,7 +190,7 @@ def _backward_kernel(question: AttentionQuestion) -> _BackwardKernel:
 
 
 def _compiled(question: AttentionQuestion) -> tuple[_BackwardKernel, ...]:
-    """Give the kernels that were compiled for the card and dtype."""
+    """Return the kernels that were compiled for the card and dtype."""
     major = question.capability[0]
     if question.dtype == "float32":
         return _FLOAT_80 if major >= 8 else _FLOAT_50
@@ -200,7 +200,7 @@ def _compiled(question: AttentionQuestion) -> tuple[_BackwardKernel, ...]:
 
 
 def _shared_bytes(capability: tuple[int, int]) -> int:
-    """Give the shared memory that a block may opt in to.
+    """Return the shared memory that a block may opt in to.
 
     Source: CUDA C++ Programming Guide, technical specifications per compute capability.
     """
@@ -213,12 +213,12 @@ def _shared_bytes(capability: tuple[int, int]) -> int:
 
 
 def _keeps_kv_in_registers(question: AttentionQuestion, kernel: _BackwardKernel) -> bool:
-    """Say whether the gradients of keys and values stay in registers (kOutputInRF)."""
+    """Return whether the gradients of keys and values stay in registers (kOutputInRF)."""
     return question.dtype != "float32" and kernel.head_dim_max <= kernel.queries
 
 
 def _computes_delta(question: AttentionQuestion, kernel: _BackwardKernel) -> bool:
-    """Say whether the kernel sums gradient times output by itself."""
+    """Return whether the kernel sums gradient times output by itself."""
     is_volta = question.capability[0] == 7 and question.capability < (7, 5)
     in_registers = _keeps_kv_in_registers(question, kernel)
     return question.dtype != "float32" and (in_registers or not is_volta)
@@ -273,7 +273,7 @@ def _read_certainty(question: AttentionQuestion) -> Certainty:
 
 
 def _item_bytes(question: AttentionQuestion) -> int:
-    """Give the bytes of one number."""
+    """Return the bytes of one number."""
     return 4 if question.dtype == "float32" else 2
 
 

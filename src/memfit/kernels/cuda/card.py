@@ -28,12 +28,12 @@ class Card:
 
     @property
     def likely_multiprocessors(self) -> int:
-        """Give the number of multiprocessors; that of a large card where it is not known."""
+        """Return the number of multiprocessors; that of a large card where it is not known."""
         return self.num_multiprocessors or _LIKELY_MULTIPROCESSORS
 
     @property
     def threads_per_multiprocessor(self) -> int:
-        """Give the threads that one multiprocessor keeps in flight.
+        """Return the threads that one multiprocessor keeps in flight.
 
         Source: CUDA C++ Programming Guide, technical specifications per compute capability.
         """

@@ -92,12 +92,12 @@ class Convolution:
 
     @property
     def kernel_size(self) -> tuple[int, ...]:
-        """Give the extents of the kernel."""
+        """Return the extents of the kernel."""
         return tuple(self.weight.shape[2:])
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """Give the layout cuDNN is handed: channels last if image or weight is laid out so."""
+        """Return the layout cuDNN is handed: channels last if image or weight is laid out so."""
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         last = formats.get(self.image.dim())
         if last is not None and any(_is_only(t, last) for t in (self.image, self.weight)):
@@ -106,7 +106,7 @@ class Convolution:
 
     @property
     def is_depthwise(self) -> bool:
-        """Say whether each group has one input channel (is_depthwise)."""
+        """Return whether each group has one input channel (is_depthwise)."""
         channels = int(self.image.shape[1])
         return (
             not self.is_transposed
@@ -117,14 +117,14 @@ class Convolution:
 
     @property
     def column_bytes(self) -> int:
-        """Give the bytes of one image of one group unfolded: a column per position."""
+        """Return the bytes of one image of one group unfolded: a column per position."""
         spread = self.image if self.is_transposed else self.result
         rows = int(self.weight.shape[1]) * math.prod(self.kernel_size)
         return rows * math.prod(spread.shape[2:]) * self.image.element_size()
 
     @property
     def needs_columns(self) -> bool:
-        """Say whether forward unfolds: an image is its own columns for a plain 1 x 1 kernel."""
+        """Return whether forward unfolds: an image is its own columns for a plain 1 x 1 kernel."""
         settings = (*self.kernel_size, *self.stride, *self.dilation)
         return self.is_transposed or any(s != 1 for s in settings) or any(self.padding)
 
@@ -158,7 +158,7 @@ class Convolution:
 def convolution_forward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], out: Any, card: Card
 ) -> Scratch:
-    """Give copies into the kernel's layout, and cuDNN's workspace or the columns.
+    """Return copies into the kernel's layout, and cuDNN's workspace or the columns.
 
     A bias is added in place. Source: _convolution in aten/src/ATen/native/Convolution.cpp,
     cudnn_convolution in cudnn/ConvShared.cpp, ConvolutionMM2d.cu, main branch, read 2026-11-21.
@@ -176,7 +176,7 @@ def convolution_forward(
 def convolution_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, card: Card
 ) -> Scratch:
-    """Give copies, then the highest of both gradients' workspaces and the sum for the bias.
+    """Return copies, then the highest of both gradients' workspaces and the sum for the bias.
 
     The gradient of the input comes first, and both workspaces are given back before the next.
 
@@ -202,7 +202,7 @@ def convolution_backward(
 
 
 def workspace_bytes(conv: Convolution, which: Pass, card: Card) -> tuple[int, int]:
-    """Give the most likely workspace of cuDNN and a high one; both are guesses, the low end is 0.
+    """Return the most likely workspace of cuDNN and a high one; both are guesses, the low end is 0.
 
     With tensor cores (fp16, bf16; fp32 as TF32 from compute capability 8.0): nothing for channels
     last, except for the gradient of weights, which is added up in fp32. In plain layout, what is
@@ -250,7 +250,7 @@ def _has_tensor_cores(conv: Convolution, card: Card) -> bool:
 
 
 def _is_turned(conv: Convolution) -> bool:
-    """Say whether tensor cores are likely to be used through channels last.
+    """Return whether tensor cores are likely to be used through channels last.
 
     1 x 1 kernels are plain products, groups have engines of their own, and an image of three
     channels does not fill the 16 bytes that tensor cores read at once.
@@ -280,7 +280,7 @@ def _with_workspace(
 
 
 def _unfolded_forward(conv: Convolution) -> Scratch:
-    """Give columns of one image; with groups, slices, and results that are put together."""
+    """Return columns of one image; with groups, slices, and results that are put together."""
     copies = copied_bytes(conv.image, conv.weight)
     columns = conv.column_bytes if conv.needs_columns else 0
     if conv.groups == 1:
@@ -297,7 +297,7 @@ def _unfolded_forward(conv: Convolution) -> Scratch:
 def _unfolded_backward(
     conv: Convolution, mask: Any, copies: tuple[int, ...], bias: tuple[int, ...]
 ) -> Scratch:
-    """Give columns, kept from one gradient to the next and made for 1 x 1 kernels too."""
+    """Return columns, kept from one gradient to the next and made for 1 x 1 kernels too."""
     columns = conv.column_bytes if mask[0] or mask[1] else 0
     if conv.groups == 1:
         return _unfolded(conv, Moment(blocks=(*copies, columns, *(bias if mask[0] else ()))))

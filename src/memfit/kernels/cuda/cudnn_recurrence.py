@@ -62,12 +62,12 @@ class Recurrence:
 
     @property
     def array_bytes(self) -> int:
-        """Give the bytes of one array of hidden states: rows by hidden units, both directions."""
+        """Return the bytes of one array of hidden states: rows by hidden units, both directions."""
         return self.num_rows * self.hidden * self.num_directions * self.width
 
     @property
     def weight_bytes(self) -> int:
-        """Give the bytes of all weight matrices, without biases."""
+        """Return the bytes of all weight matrices, without biases."""
         outputs = self.hidden * self.num_directions
         inputs = self.num_inputs + (self.num_layers - 1) * outputs
         per_gate = outputs * (inputs + self.num_layers * self.hidden)
@@ -75,7 +75,7 @@ class Recurrence:
 
 
 def rnn_reserve_bytes(recurrence: Recurrence) -> int:
-    """Give the most likely bytes that cuDNN keeps from forward for backward.
+    """Return the most likely bytes that cuDNN keeps from forward for backward.
 
     Per layer and direction, the gates and the cell (LSTM: 4 + 1 arrays of rows by hidden units),
     three gates and three more (GRU), or the state (plain RNN), and between two layers the lower
@@ -89,7 +89,7 @@ def rnn_reserve_bytes(recurrence: Recurrence) -> int:
 
 
 def rnn_reserve(recurrence: Recurrence) -> Scratch:
-    """Give ``rnn_reserve_bytes`` with its interval: a quarter less to three quarters more.
+    """Return ``rnn_reserve_bytes`` with its interval: a quarter less to three quarters more.
 
     The lower end leaves the cell of an LSTM out, the upper one allows for a second copy of the
     gates' inputs. Neither was measured.
@@ -105,7 +105,7 @@ def rnn_reserve(recurrence: Recurrence) -> Scratch:
 
 
 def rnn_workspace(recurrence: Recurrence) -> Scratch:
-    """Give the workspace of one call: the weights turned over, and states of one time step.
+    """Return the workspace of one call: the weights turned over, and states of one time step.
 
     ``3 gates - 1`` arrays of batch by hidden units per layer reproduce both published sizes
     (17,730,560 bytes for the LSTM, 13,169,920 for the GRU, with a batch of 100), of which the
@@ -127,7 +127,7 @@ def rnn_workspace(recurrence: Recurrence) -> Scratch:
 def rnn_forward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give the workspace, and a copy of the input where the batch comes first.
+    """Return the workspace, and a copy of the input where the batch comes first.
 
     The reserve and the flat weights are outputs of the operator. Source: _cudnn_rnn in
     aten/src/ATen/native/cudnn/RNN.cpp.
@@ -138,7 +138,7 @@ def rnn_forward(
 def rnn_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give the workspace and copies of input, output and its gradient where the batch comes first.
+    """Get the workspace and copies of input, output and its gradient where the batch comes first.
 
     Arguments: input, weights, their stride, flat weights, hx, cx, output, gradients of output, hy
     and cy, then the settings from ``mode`` on. Source: _cudnn_rnn_backward in

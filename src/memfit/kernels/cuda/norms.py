@@ -33,7 +33,7 @@ _BATCH_NORM_BLOCK, _BATCH_NORM_TILE, _BATCH_NORM_ROWS, _BATCH_NORM_GRID = 512, 3
 def layer_norm_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, card: Card
 ) -> Scratch:
-    """Give partial sums of the gradients of scale and shift, for many short rows only.
+    """Return partial sums of the gradients of scale and shift, for many short rows only.
 
     Above 65,536 rows, where a row gives less than half as many blocks as there are
     multiprocessors, each 32 rows are added up on their own, and a sum over these follows.
@@ -46,7 +46,7 @@ def layer_norm_backward(
 def rms_norm_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, card: Card
 ) -> Scratch:
-    """Give the same as for layer norm, for the scale alone. Source: as there."""
+    """Return the same as for layer norm, for the scale alone. Source: as there."""
     return _norm_backward(args[0], args[1], args[4], tuple(args[2]), card, num_sums=1)
 
 
@@ -82,7 +82,7 @@ def _norm_backward(
 def group_norm_forward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give scale and shift folded with the statistics: two numbers per sample and channel.
+    """Return scale and shift folded with the statistics: two numbers per sample and channel.
 
     Source: GroupNormKernelImplInternal in cuda/group_norm_kernel.cu, main branch.
     """
@@ -97,7 +97,7 @@ def group_norm_forward(
 def group_norm_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give two sums per channel, one coefficient per channel, two per group.
+    """Return two sums per channel, one coefficient per channel, two per group.
 
     Source: GroupNormBackwardKernelImplInternal and GroupNorm1dBackward in
     cuda/group_norm_kernel.cu, main branch.
@@ -118,7 +118,7 @@ def group_norm_backward(
 def batch_norm_forward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give for torch's own kernel partial statistics for channels last, nothing for plain layout.
+    """Return for torch's own kernel partial statistics for channels last, nothing for plain layout.
 
     Source: batch_norm_stats_channels_last_cuda_template in cuda/Normalization.cuh, torch 2.13.
     """
@@ -130,7 +130,7 @@ def batch_norm_forward(
 def batch_norm_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give for torch's own kernel two sums per channel, and partial sums for channels last.
+    """Return for torch's own kernel two sums per channel, and partial sums for channels last.
 
     Source: batch_norm_backward_reduce_cuda_channels_last_template in cuda/Normalization.cuh.
     """
@@ -142,7 +142,7 @@ def batch_norm_backward(
 
 
 def _batch_norm_partials(image: torch.Tensor, per_channel: int) -> tuple[int, ...]:
-    """Give the staging buffer and the counters of flexible_launch_configs."""
+    """Return the staging buffer and the counters of flexible_launch_configs."""
     if not _is_channel_minor(image):
         return ()
     channels = int(image.shape[1])
@@ -160,7 +160,7 @@ def _batch_norm_partials(image: torch.Tensor, per_channel: int) -> tuple[int, ..
 
 
 def _is_channel_minor(image: torch.Tensor) -> bool:
-    """Say whether torch's kernel for channels last is used (batch_norm_choose_impl)."""
+    """Return whether torch's kernel for channels last is used (batch_norm_choose_impl)."""
     if image.is_contiguous():
         return image.stride(1) == 1
     return image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last)
@@ -169,7 +169,7 @@ def _is_channel_minor(image: torch.Tensor) -> bool:
 def cudnn_batch_norm(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give cuDNN's workspace: none for plain layout, a guess up to 1 MiB for channels last.
+    """Return cuDNN's workspace: none for plain layout, a guess up to 1 MiB for channels last.
 
     Source: cudnn/BatchNorm.cpp, main branch.
     """
@@ -187,7 +187,7 @@ def cudnn_batch_norm(
 def cudnn_batch_norm_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give the same as forward, and a copy of the gradient where its layout isn't the image's."""
+    """Return the same as forward, and a copy of the gradient where its layout isn't the image's."""
     image, grad = args[0], args[1]
     layout = torch.contiguous_format
     if image.dim() == 4 and not image.is_contiguous():

@@ -54,7 +54,7 @@ class _Work:
 
     @property
     def is_fastest_reduced(self) -> bool:
-        """Say whether neighbours in memory are added to each other."""
+        """Return whether neighbours in memory are added to each other."""
         if self.num_reduced == len(self.sizes):
             return True
         return self.strides[0] < self.strides[self.num_reduced]
@@ -67,7 +67,7 @@ class _Work:
 
     @property
     def output_vector(self) -> int:
-        """Give how many neighbouring outputs one thread works on (get_output_vec_size)."""
+        """Return how many neighbouring outputs one thread works on (get_output_vec_size)."""
         if self.is_fastest_reduced or self.fastest_stride != 1:
             return 1
         extents = [self.sizes[self.num_reduced]]
@@ -80,7 +80,7 @@ class _Work:
 
 
 def reduction_scratch(tensor: torch.Tensor, dims: Sequence[int] | None, card: Card) -> Scratch:
-    """Give the buffer and the counters of a sum over ``dims`` (all of them for None).
+    """Return the buffer and the counters of a sum over ``dims`` (all of them for None).
 
     Exact for sums, means, products and norms of tensors that 32 bits can index, once the number
     of multiprocessors is known. Larger tensors are reduced part by part, which is not followed.
@@ -96,7 +96,7 @@ def reduction_scratch(tensor: torch.Tensor, dims: Sequence[int] | None, card: Ca
 def reduction_blocks(
     tensor: torch.Tensor, dims: Sequence[int] | None, card: Card
 ) -> tuple[int, ...]:
-    """Give the requests of ``reduction_scratch``: the staging buffer and one counter per block."""
+    """Get the requests of ``reduction_scratch``: the staging buffer and one counter per block."""
     if tensor.numel() == 0:
         return ()
     work = _work(tensor, dims)
@@ -161,7 +161,7 @@ def _work(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Work:
 
 
 def _block(work: _Work, vector: int) -> tuple[int, int]:
-    """Give the width and height of a block of threads (set_block_dimension)."""
+    """Return the width and height of a block of threads (set_block_dimension)."""
     if work.is_fastest_reduced:
         along, across = work.inputs_per_output, work.num_outputs
         if work.fastest_stride == 1 and work.num_reduced == 1 and along >= _VECTORIZE_FROM:
@@ -181,7 +181,7 @@ def _resident_blocks(card: Card, num_threads: int) -> int:
 
 
 def _shares(values: int, grid: int, resident: int) -> int:
-    """Give among how many blocks the inputs of one output are shared out."""
+    """Return among how many blocks the inputs of one output are shared out."""
     if values < _MAX_VALUES or grid > resident:
         return 1
     wanted = min(ceil_div(resident, grid), ceil_div(values, _MIN_VALUES))

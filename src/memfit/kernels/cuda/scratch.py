@@ -70,7 +70,7 @@ _FOREACH_CHUNK = 65_536
 def cuda_scratch(
     operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, card: Card
 ) -> Scratch | None:
-    """Give the memory that a CUDA kernel takes besides inputs and outputs; None without a rule.
+    """Return the memory that a CUDA kernel takes besides inputs and outputs; None without a rule.
 
     An operator that is known to take nothing gives a ``Scratch`` without blocks. An in-place
     operator (``index_put_``) has the rule of its plain form.
@@ -87,7 +87,7 @@ def cuda_scratch(
 
 
 def _softmax(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give copies of inputs that aren't contiguous. Source: host_softmax in cuda/SoftMax.cu."""
+    """Return copies of inputs that aren't contiguous. Source: host_softmax in cuda/SoftMax.cu."""
     tensors = [arg for arg in args[:2] if isinstance(arg, torch.Tensor)]
     return sure("aten/src/ATen/native/cuda/SoftMax.cu", copied_bytes(*tensors))
 
@@ -95,7 +95,7 @@ def _softmax(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card
 def _softmax_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give the product of gradient and output, which the kernel starts from.
+    """Return the product of gradient and output, which the kernel starts from.
 
     Source: softmax_backward_cuda_out in cuda/SoftMax.cu; agrees to the byte with public readings of
     eager attention on a T4 (fitcheck, t4-phase3).
@@ -107,7 +107,7 @@ def _softmax_backward(
 
 
 def _product(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give copies of matrices that cuBLAS cannot read in place, such as expanded ones.
+    """Return copies of matrices that cuBLAS cannot read in place, such as expanded ones.
 
     The last two tensors are multiplied; workspaces of cuBLAS are kept by torch and counted
     elsewhere.
@@ -121,7 +121,7 @@ def _product(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card
 
 
 def _suits_cublas(matrix: torch.Tensor) -> bool:
-    """Say whether one of the last two dimensions is dense and the other long enough."""
+    """Return whether one of the last two dimensions is dense and the other long enough."""
     rows, columns = matrix.shape[-2:]
     row_stride, column_stride = matrix.stride()[-2:]
     by_columns = row_stride == 1 and column_stride >= max(1, rows)
@@ -132,7 +132,7 @@ def _suits_cublas(matrix: torch.Tensor) -> bool:
 def _foreach_norm(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give one partial norm per 65,536 elements, for as many parts as the largest tensor has.
+    """Return one partial norm per 65,536 elements, for as many parts as the largest tensor has.
 
     The norms themselves are one tensor in torch and a list of views here.
 
@@ -146,7 +146,7 @@ def _foreach_norm(
 
 
 def _counts(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give the least and the largest value, and room for finding them, before values are counted.
+    """Return the least and the largest value, and room for finding them, before values are counted.
 
     Source: cuda/SummaryOps.cu, main branch.
     """
@@ -159,7 +159,7 @@ def _counts(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card:
 
 
 def _nothing(_args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give nothing: the kernels work from inputs to outputs."""
+    """Return nothing: the kernels work from inputs to outputs."""
     return sure("aten/src/ATen/native/cuda")
 
 

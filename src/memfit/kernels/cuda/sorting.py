@@ -40,7 +40,7 @@ _ATOMIC_BLOCKS_PER_MULTIPROCESSOR = 4
 
 
 def radix_sort_bytes(num_items: int, key_bytes: int, value_bytes: int, num_bits: int) -> int:
-    """Give the temporary storage of cub's radix sort of pairs.
+    """Return the temporary storage of cub's radix sort of pairs.
 
     A second copy of keys and values to pass them back and forth, one line of 256 counters per tile
     to look back at, and the histograms. A few thousand items are sorted by one block without any.
@@ -59,7 +59,7 @@ def radix_sort_bytes(num_items: int, key_bytes: int, value_bytes: int, num_bits:
 
 
 def scan_bytes(num_items: int) -> int:
-    """Give the temporary storage of cub's scans and selections: a status word per tile.
+    """Return the temporary storage of cub's scans and selections: a status word per tile.
 
     Source: cub/device/dispatch/dispatch_scan.cuh of CCCL 2.x.
     """
@@ -69,7 +69,7 @@ def scan_bytes(num_items: int) -> int:
 def embedding_backward(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], out: Any, card: Card
 ) -> Scratch:
-    """Give the buffers of an embedding's gradient: sorted indices, then partial sums by row.
+    """Return the buffers of an embedding's gradient: sorted indices, then partial sums by row.
 
     Up to 3072 indices are added in place. More are sorted; each run of equal indices is cut into
     parts of ten rows, whose sums are kept in fp32 in a buffer for as many parts as there could be.
@@ -117,7 +117,7 @@ def _may_use_atomics(num_segments: int, num_parts: int, width: int, card: Card) 
 def index_put(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch | None:
-    """Give the buffers of ``index_put`` with accumulation, which sorts; none without it.
+    """Return the buffers of ``index_put`` with accumulation, which sorts; none without it.
 
     Four arrays of 64-bit indices (linear, sorted, their order, a range) and cub's storage. Masks
     are turned into indices whose number depends on data: no rule.
@@ -150,7 +150,7 @@ def index_put(
 
 
 def sort(args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give the buffers of ``sort`` along one dimension; rows up to 4096 long need none.
+    """Return the buffers of ``sort`` along one dimension; rows up to 4096 long need none.
 
     One long row is sorted with its indices, less than 128 rows at once with (row, index) pairs,
     more row by row in one call.
@@ -187,13 +187,13 @@ def sort(args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, _card: Car
 
 
 def _first_int(args: tuple[Any, ...], default: int) -> int:
-    """Give the dimension of ``sort(self, dim)`` and ``sort.stable(self, stable, dim)``."""
+    """Return the dimension of ``sort(self, dim)`` and ``sort.stable(self, stable, dim)``."""
     plain = [arg for arg in args if isinstance(arg, int) and not isinstance(arg, bool)]
     return plain[0] if plain else default
 
 
 def topk(args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give the buffers of ``topk``: a copy where the row isn't the last dimension, and counters.
+    """Return the buffers of ``topk``: a copy where the row isn't the last dimension, and counters.
 
     Long rows are worked on by several blocks, each with 256 counters of two bytes and a few words
     per row. How many blocks depends on the card, so the counters are a guess.
@@ -216,7 +216,7 @@ def topk(args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, _card: Car
 
 
 def scan(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give the storage of ``cumsum`` and ``cumprod``: status words, for one-dimensional input only.
+    """Get the storage of ``cumsum`` and ``cumprod``: status words, for one-dimensional input only.
 
     Source: aten/src/ATen/native/cuda/ScanUtils.cuh, torch 2.13; dispatch_scan.cuh of CCCL 2.x.
     """
@@ -235,7 +235,7 @@ def scan(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Ca
 
 
 def nonzero(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give the storage of ``nonzero``: a count, and status words of cub's selection.
+    """Return the storage of ``nonzero``: a count, and status words of cub's selection.
 
     Source: aten/src/ATen/native/cuda/Nonzero.cu; dispatch_select_if.cuh of CCCL 2.x.
     """
@@ -251,7 +251,7 @@ def nonzero(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card:
 
 
 def unique(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card) -> Scratch:
-    """Give the buffers of ``unique``: sorted keys with their order, and cub's storage.
+    """Return the buffers of ``unique``: sorted keys with their order, and cub's storage.
 
     With inverse indices asked for, the order is sorted along and counted up: four arrays of
     64-bit indices. Which of them are alive together is a guess.
@@ -276,7 +276,7 @@ def unique(args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: 
 def random_permutation(
     args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give the buffers of ``randperm``: random keys and a range are sorted together.
+    """Return the buffers of ``randperm``: random keys and a range are sorted together.
 
     Source: aten/src/ATen/native/cuda/Randperm.cu, main branch; keys take 4 or 8 bytes by length,
     and short permutations are drawn on the CPU, hence the interval.
@@ -296,7 +296,7 @@ def random_permutation(
 def multinomial(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, _card: Card
 ) -> Scratch:
-    """Give the buffers of ``multinomial``: exponential noise, or normalised and summed weights.
+    """Return the buffers of ``multinomial``: exponential noise, or normalised and summed weights.
 
     Without replacement, and for one draw, one array of noise as large as the weights; with it two.
 

@@ -42,13 +42,13 @@ class Workspace:
 
     @property
     def added_bytes(self) -> int:
-        """Give what the buffer adds where cuBLAS's workspace is already held."""
+        """Return what the buffer adds where cuBLAS's workspace is already held."""
         return 0 if self.shared_with_cublas else self.num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A matrix product as the dispatcher sees it, for the question which library carries it out."""
+    """A matrix product as the dispatcher sees it, for the question which library runs it."""
 
     operator: str
     """``aten::addmm``, ``aten::mm``, ...; overload suffixes are ignored."""
@@ -65,7 +65,7 @@ class Product:
 def cublas_workspace_bytes(
     capability: tuple[int, int], torch_version: tuple[int, ...], config: str | None = None
 ) -> int:
-    """Give the bytes of cuBLAS's workspace per thread and stream.
+    """Return the bytes of cuBLAS's workspace per thread and stream.
 
     Args:
         capability: Compute capability, such as ``(7, 5)``.
@@ -139,7 +139,7 @@ def parse_workspace_config(config: str) -> int | None:
 
 
 def uses_lt(torch_version: tuple[int, ...], product: Product) -> bool:
-    """Say whether a matrix product goes through cuBLASLt rather than cuBLAS.
+    """Return whether a matrix product goes through cuBLASLt rather than cuBLAS.
 
     A linear layer with a bias does in its forward; products without a bias (``mm``, ``bmm``), and
     so the backward of a linear layer, do not. Holds for the default backend, without
@@ -166,7 +166,7 @@ def uses_lt(torch_version: tuple[int, ...], product: Product) -> bool:
 
 
 def _is_fused_bias(product: Product, *, allows_leading_ones: bool) -> bool:
-    """Say whether the bias is one row that cuBLASLt can add by itself."""
+    """Return whether the bias is one row that cuBLASLt can add by itself."""
     shape = tuple(product.bias_shape)
     if not shape or not product.is_bias_contiguous or shape[-1] != product.right_shape[-1]:
         return False
@@ -191,7 +191,7 @@ def _whole_number(text: str | None) -> int | None:
 
 
 def _rule(table: str, torch_version: Version) -> Mapping[str, Any]:
-    """Give the newest rule that a torch version has reached, or the oldest there is."""
+    """Return the newest rule that a torch version has reached, or the oldest there is."""
     rules: list[dict[str, Any]] = _document()[table]
     reached = [rule for rule in rules if as_version(rule["since"]) <= tuple(torch_version[:2])]
     return reached[-1] if reached else rules[0]

@@ -26,14 +26,14 @@ _ROOM_FRACTION = 0.25
 
 
 def bounds_of_owner(attributes: Iterable[tuple[Any, Any]]) -> tuple[int, ...]:
-    """Give the bounds among the attributes of an object, for what it holds itself."""
+    """Return the bounds among the attributes of an object, for what it holds itself."""
     return tuple(
         value for name, value in attributes if type(value) is int and _is_of_owner(name, value)
     )
 
 
 def bounds_of_program(variables: Iterable[tuple[Any, Any]]) -> tuple[int, ...]:
-    """Give the bounds among the variables of a module or function, for anything."""
+    """Return the bounds among the variables of a module or function, for anything."""
     return tuple(
         value
         for name, value in variables
@@ -42,7 +42,7 @@ def bounds_of_program(variables: Iterable[tuple[Any, Any]]) -> tuple[int, ...]:
 
 
 def is_within_bound(node: Node, of_program: Iterable[int], memory_bytes: int) -> bool:
-    """Say whether a holder has not reached a bound that is stated for it, and there is room."""
+    """Return whether a holder has not reached a bound that is stated for it, and there is room."""
     length = node.count or node.num_rows
     if not length:
         return False

@@ -34,12 +34,12 @@ class Budget:
             self._begun_seconds = now_seconds
 
     def allows_probe(self, now_seconds: float, *, is_frequent: bool) -> bool:
-        """Say whether levels may be read."""
+        """Return whether levels may be read."""
         share = _SHARES["frequent probe" if is_frequent else "probe"]
         return self._probe_seconds < share * self._total(now_seconds)
 
     def allows_look(self, now_seconds: float, *, can_wait: bool) -> bool:
-        """Say whether a look can be taken within the budget."""
+        """Return whether a look can be taken within the budget."""
         share = _SHARES["look that can wait" if can_wait else "look"]
         needed_seconds = self._look_seconds + min(self._recent)
         return needed_seconds <= share * self._total(now_seconds)

@@ -25,24 +25,24 @@ LruWrapper: Any = type(functools.lru_cache(lambda: None))
 
 
 def lineage(kind: type) -> tuple[type, ...]:
-    """Give the classes of a type, itself first, without asking its metaclass."""
+    """Return the classes of a type, itself first, without asking its metaclass."""
     found: tuple[type, ...] = _type_mro(kind)
     return found
 
 
 def class_attributes(kind: type) -> list[tuple[str, Any]]:
-    """Give what a class itself defines."""
+    """Return what a class itself defines."""
     return [(name, value) for name, value in _type_dict(kind).items() if type(name) is str]
 
 
 def class_module(kind: type) -> str:
-    """Give the name of the module that a class says it is from."""
+    """Return the name of the module that a class says it is from."""
     name = _type_dict(kind).get("__module__")
     return name if type(name) is str else ""
 
 
 def module_namespace(module: types.ModuleType) -> dict[str, Any]:
-    """Give the variables of a module; lazy modules are not woken."""
+    """Return the variables of a module; lazy modules are not woken."""
     namespace: dict[str, Any] = _module_dict(module)
     return namespace
 
@@ -69,11 +69,11 @@ class Attributes:
 
     @property
     def any(self) -> bool:
-        """Say whether instances have attributes at all."""
+        """Return whether instances have attributes at all."""
         return self._dict is not None or bool(self._slots)
 
     def of(self, value: Any) -> list[tuple[Any, Any]]:
-        """Give names and values."""
+        """Return names and values."""
         found: list[tuple[Any, Any]] = []
         if self._dict is not None:
             namespace = self._dict.__get__(value)
@@ -88,7 +88,7 @@ class Attributes:
 
 
 def frame_variables(frame: types.FrameType) -> list[tuple[str, Any]]:
-    """Give the variables of a function's frame, and leave no reference to them behind.
+    """Return the variables of a function's frame, and leave no reference to them behind.
 
     Before Python 3.13 reading ``f_locals`` stores a dict with the values in the frame, which would
     keep them alive; it is emptied again unless the program itself has asked for it.
@@ -104,7 +104,7 @@ def frame_variables(frame: types.FrameType) -> list[tuple[str, Any]]:
 
 
 def list_items(value: list[Any]) -> tuple[list[tuple[Any, Any]], float]:
-    """Give index and item of a list, or of a sample with how many each stands for."""
+    """Return index and item of a list, or of a sample with how many each stands for."""
     length = list.__len__(value)
     if length <= _MOST_ITEMS:
         return list(enumerate(list.__iter__(value))), 1.0
@@ -120,7 +120,7 @@ def list_items(value: list[Any]) -> tuple[list[tuple[Any, Any]], float]:
 
 
 def dict_items(value: dict[Any, Any]) -> tuple[list[tuple[Any, Any]], float]:
-    """Give the items of a dict, or of its begin and its end with how many each stands for."""
+    """Return the items of a dict, or of its begin and its end with how many each stands for."""
     length = dict.__len__(value)
     if length <= _MOST_ITEMS:
         return list(dict.items(value)), 1.0
@@ -139,7 +139,7 @@ def _values(value: dict[Any, Any], half: int) -> list[Any]:
 
 
 def other_items(value: Any) -> tuple[list[Any], int, float]:
-    """Give the items of a set or deque, their number, and how many each stands for."""
+    """Return the items of a set or deque, their number, and how many each stands for."""
     reader: Any = next(each for each in (set, frozenset, deque) if isinstance_of(value, each))
     length = reader.__len__(value)
     try:
@@ -152,7 +152,7 @@ def other_items(value: Any) -> tuple[list[Any], int, float]:
 
 
 def isinstance_of(value: Any, kind: type) -> bool:
-    """Say whether a value is of a type, whatever it claims in ``__class__``."""
+    """Return whether a value is of a type, whatever it claims in ``__class__``."""
     return kind in lineage(type(value))
 
 

@@ -68,7 +68,7 @@ class Examination:
         return verdicts
 
     def growth_in_looks(self, stream: str, since: int) -> float:
-        """Give by how much all that was reached has grown since a count of steps."""
+        """Return by how much all that was reached has grown since a count of steps."""
         totals = self._totals.get(stream, [])
         before = [total for count, total in totals if count <= since] or [
             total for _, total in totals[:1]
@@ -77,7 +77,7 @@ class Examination:
 
     @property
     def is_anything_growing(self) -> bool:
-        """Say whether a holder grew at its last looks."""
+        """Return whether a holder grew at its last looks."""
         return any(
             len(track.points) > 2 and is_container_track(track)
             for series in self._steps.values()
@@ -134,7 +134,7 @@ class Examination:
         )
 
     def _waits_for_a_pass(self, node: Node, track: Track, known: Surroundings) -> bool:
-        """Say whether growth is a leak but for a second pass over the data."""
+        """Return whether growth is a leak but for a second pass over the data."""
         if not known.asks_for_passes:
             return False
         return growth_in_steps(node, track, replace(known, knows_passes=False)) is not None
@@ -196,6 +196,6 @@ class Examination:
 
 
 def is_container_track(track: Track) -> bool:
-    """Say whether a track grew at its last two looks."""
+    """Return whether a track grew at its last two looks."""
     last, before, first = track.points[-1], track.points[-2], track.points[-3]
     return last.exceeds(before) and before.exceeds(first)

@@ -83,12 +83,12 @@ class LeakFinder:
 
     @property
     def findings(self) -> tuple[LeakEvent, ...]:
-        """Give what was found so far."""
+        """Return what was found so far."""
         return self._namer.events
 
     @property
     def spent_seconds(self) -> float:
-        """Give the time that all calls took together."""
+        """Return the time that all calls took together."""
         return self._budget.spent_seconds
 
     def end_of_pass(self, stream: str) -> None:
@@ -168,7 +168,7 @@ class LeakFinder:
             self._maybe_watch(current)
 
     def _is_beside_training(self, current: Stream) -> bool:
-        """Say whether optimizer steps run in turns with this stream; looks are taken at them."""
+        """Return whether optimizer steps run in turns with this stream; looks are taken at them."""
         training = self._streams.get(OPTIMIZER_STREAM)
         is_other = training is not None and training is not current
         return is_other and training is not None and not training.is_between_passes(self._index)
@@ -193,7 +193,7 @@ class LeakFinder:
         return "suspicion" if is_suspicious and self._budget.take_extra() else None
 
     def _is_suspicious(self, current: Stream, levels: Levels | None, *, is_exact: bool) -> bool:
-        """Say whether memory in use has grown since the last look at the same place."""
+        """Return whether memory in use has grown since the last look at the same place."""
         before = self._levels_at_look.get(current.name)
         if levels is None or before is None:
             return False
@@ -202,7 +202,7 @@ class LeakFinder:
         return levels.above(before) >= self._suspicious_bytes
 
     def _pass_over(self, current: Stream) -> Stream | None:
-        """Give the stream whose pass is just over, and after which was not looked yet."""
+        """Return the stream whose pass is just over, and after which was not looked yet."""
         if len(self._streams) == 1 and current.pass_number == 1:
             return None
         for stream in self._streams.values():
@@ -289,7 +289,7 @@ class LeakFinder:
             self._line_of = {**found, **self._line_of}
 
     def _is_waiting_for_lines(self) -> bool:
-        """Say whether a few steps more will give the lines of what was found."""
+        """Return whether a few steps more will give the lines of what was found."""
         if self._num_watches >= _MOST_WATCHES:
             return False
         without = set(self._without_line())
@@ -320,7 +320,7 @@ def _nearly_over(current: Stream) -> Stream | None:
 
 
 def _memory_bytes() -> dict[str, int]:
-    """Give the memory of the host and of each GPU in use; asking for GPUs would start CUDA."""
+    """Return the memory of the host and of each GPU in use; asking for GPUs would start CUDA."""
     found = {"host": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
     if torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):

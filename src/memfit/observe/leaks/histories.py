@@ -43,7 +43,7 @@ class Point:
         return cls(at, node.count, node.num_bytes, node.own_bytes, node.num_graph_nodes)
 
     def exceeds(self, other: Point) -> bool:
-        """Say whether anything has grown since."""
+        """Return whether anything has grown since."""
         return (
             self.count > other.count
             or self.num_bytes > other.num_bytes + _NOISE_BYTES
@@ -51,7 +51,7 @@ class Point:
         )
 
     def is_less(self, other: Point) -> bool:
-        """Say whether the holder was emptied, even in part."""
+        """Return whether the holder was emptied, even in part."""
         if self.count != other.count:
             return self.count < other.count
         return self.num_bytes < 0.98 * other.num_bytes
@@ -79,7 +79,7 @@ class Track:
 
     @property
     def is_at_rest(self) -> bool:
-        """Say whether it has long stopped growing."""
+        """Return whether it has long stopped growing."""
         last = self.points[-1]
         return len(self.points) > 6 and not last.exceeds(self.points[-5])
 
@@ -110,6 +110,6 @@ class Series:
         self._before, self._before_at, self._was_complete = now, at, look.is_complete
 
     def _nothing(self, node: Node) -> Point | None:
-        """Give the size of a named holder that was not there in the last look."""
+        """Return the size of a named holder that was not there in the last look."""
         is_new = self._before_at is not None and self._was_complete and node.style in _NEW_STYLES
         return Point(self._before_at, 0, 0, 0, 0.0) if is_new and self._before_at else None

@@ -92,7 +92,7 @@ class LineWatch:
         self._noted = {}
 
     def line_of(self, value: Any) -> str:
-        """Give the innermost line of the program at which an object was made."""
+        """Return the innermost line of the program at which an object was made."""
         reference, line = self._noted.get(id(value), (None, ""))
         if reference is not None and reference() is value:
             return line
@@ -104,7 +104,7 @@ class LineWatch:
 
 
 def _is_compiling() -> bool:
-    """Say whether anything was compiled with ``torch.compile``."""
+    """Return whether anything was compiled with ``torch.compile``."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", None)
     return bool(counters and counters.get("frames"))

@@ -10,7 +10,7 @@ from .contents import Attributes, lineage
 
 
 def batches_given() -> list[int]:
-    """Give the number of batches that each live iterator of a loader has given."""
+    """Return the number of batches that each live iterator of a loader has given."""
     base = dataloader._BaseDataLoaderIter
     found = []
     for each in gc.get_objects():

@@ -20,7 +20,7 @@ class Verdict:
 
     @property
     def group(self) -> tuple[int, str]:
-        """Give what is told together: the states of one metric, the lists of one object."""
+        """Return what is told together: the states of one metric, the lists of one object."""
         parent = self.growth.node.parent
         is_grouped = parent is not None and parent.kind not in {"namespace", "frame"}
         return (parent.key if parent is not None and is_grouped else id(self), self.kind)
@@ -34,7 +34,7 @@ class Namer:
         self._told: set[int] = set()
 
     def is_told(self, growth: Growth) -> bool:
-        """Say whether this holder, or one above or below it, was told."""
+        """Return whether this holder, or one above or below it, was told."""
         return any(node.key in self._told for node in growth.node.lineage())
 
     def tell(self, verdicts: list[Verdict], lines: Mapping[int, str], step: int) -> list[LeakEvent]:

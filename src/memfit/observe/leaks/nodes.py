@@ -50,7 +50,7 @@ class Node:
     """For a class, whose path begins with itself: where it was met."""
 
     def lineage(self) -> list[Node]:
-        """Give the nodes from the root to this one."""
+        """Return the nodes from the root to this one."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -59,11 +59,11 @@ class Node:
         return found[::-1]
 
     def owner(self, kind: str) -> Node | None:
-        """Give the nearest holder of a kind, this one included."""
+        """Return the nearest holder of a kind, this one included."""
         return next((node for node in self.lineage()[::-1] if node.kind == kind), None)
 
     def keeper(self) -> Node | None:
-        """Give the nearest holder that is no mere container: an object, a function, a module."""
+        """Return the nearest holder that is no mere container: an object, a function, a module."""
         node: Node | None = self
         while node is not None and (node.kind in CONTAINERS or node.kind in LEAVES):
             node = node.parent
@@ -80,7 +80,7 @@ class Node:
         return text.removeprefix(".")
 
     def chain(self) -> tuple[str, ...]:
-        """Give each link of the path, each as Python would write it."""
+        """Return each link of the path, each as Python would write it."""
         found: list[str] = []
         for node in self.lineage():
             if node.style in {"closure", "default"}:

@@ -54,7 +54,7 @@ class OutsideWatch:
             self._add_workers(index)
 
     def least_recent(self, stream: Stream, levels: Levels) -> Levels:
-        """Give the least of the last few levels at the boundaries of a stream."""
+        """Return the least of the last few levels at the boundaries of a stream."""
         recent = [*self._recent.get(stream.name, ()), levels]
         return Levels(
             host_bytes=min(each.host_bytes for each in recent),

@@ -147,7 +147,7 @@ def _is_name(key: Any) -> bool:
 
 
 def _is_log(keys: list[Any]) -> bool:
-    """Say whether keys are never met again: numbers that rise, counted names, tensors."""
+    """Return whether keys are never met again: numbers that rise, counted names, tensors."""
     numbers = [key for key in keys if type(key) is int]
     if len(numbers) == len(keys):
         return all(before < after for before, after in pairwise(numbers))
@@ -161,7 +161,7 @@ def _is_log(keys: list[Any]) -> bool:
 
 
 def _is_counting(names: list[str]) -> bool:
-    """Say whether a number in the names rises, as in ``epoch3-batch7``; words have any numbers."""
+    """Test whether a number in the names rises, as in ``epoch3-batch7``; words have any numbers."""
     rows = [[int(digits) for digits in _NUMBER.findall(name)] for name in names]
     return any(
         all(before <= after for before, after in pairwise(column)) and column[0] < column[-1]

@@ -33,14 +33,14 @@ class Root:
 
 @lru_cache(maxsize=4096)
 def is_user_file(path: str) -> bool:
-    """Say whether a file is part of the program, not of Python, an installed package or memfit."""
+    """Test whether a file is part of the program, not of Python, an installed package or memfit."""
     if any(part in path for part in _PARTS):
         return False
     return not path.startswith(_LIBRARIES)
 
 
 def user_frames() -> list[types.FrameType]:
-    """Give the running frames of the program, the outermost first."""
+    """Return the running frames of the program, the outermost first."""
     frames: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -51,7 +51,7 @@ def user_frames() -> list[types.FrameType]:
 
 
 def user_modules() -> list[tuple[str, dict[str, Any]]]:
-    """Give the program's modules that are imported, the main one first."""
+    """Return the program's modules that are imported, the main one first."""
     found: list[tuple[str, dict[str, Any]]] = []
     for name in _user_module_names(len(sys.modules)):
         module = sys.modules.get(name)
@@ -74,7 +74,7 @@ def _user_module_names(num_modules: int) -> tuple[str, ...]:
 
 
 def roots() -> list[Root]:
-    """Give the namespaces of the program, each once."""
+    """Return the namespaces of the program, each once."""
     frames = user_frames()
     namespaces: dict[int, tuple[str, dict[str, Any]]] = {}
     for name, namespace in user_modules():
@@ -99,7 +99,7 @@ def roots() -> list[Root]:
 
 
 def user_line() -> str:
-    """Give the innermost line of the program that is running, as ``file.py:12``."""
+    """Return the innermost line of the program that is running, as ``file.py:12``."""
     frames = user_frames()
     if not frames:
         return ""

@@ -65,7 +65,7 @@ class Surroundings:
 
 
 def is_container(node: Node) -> bool:
-    """Say whether a node can be what grows, and not only hold it."""
+    """Return whether a node can be what grows, and not only hold it."""
     if node.kind not in CONTAINERS and node.kind not in LEAVES:
         return False
     if any(each.is_bounded or each.is_ambiguous for each in node.lineage()):
@@ -74,7 +74,7 @@ def is_container(node: Node) -> bool:
 
 
 def _is_kept_by_memfit(node: Node) -> bool:
-    """Say whether memfit itself keeps it, as a guard keeps the batches of its last steps.
+    """Return whether memfit itself keeps it, as a guard keeps the batches of its last steps.
 
     A model or a function of the program that a ``Run`` leads to is the program's.
     """
@@ -161,7 +161,7 @@ def _needed_passes(node: Node, track: Track, added: int) -> int:
 
 
 def grown_bytes(track: Track) -> int:
-    """Give the bytes that a track has grown by; what hangs below counts if there is more of it."""
+    """Get the bytes that a track has grown by; what hangs below counts if there is more of it."""
     first, last = track.points[0], track.points[-1]
     if last.count > first.count:
         return last.num_bytes - first.num_bytes
@@ -176,7 +176,7 @@ def _quantity(track: Track) -> Quantity:
 
 
 def _is_cache_like(node: Node, track: Track) -> bool:
-    """Say whether a holder may be a cache: keys in no order, filled slots, parts of a dataset."""
+    """Test whether a holder may be a cache: keys in no order, filled slots, parts of a dataset."""
     if not node.is_ordered or node.owner("dataset") is not None:
         return True
     return node.kind in CONTAINERS and track.points[-1].count == track.points[0].count
@@ -188,7 +188,7 @@ def _is_even(
     num_intervals: int,
     even_fraction: float = _EVEN_FRACTION,
 ) -> bool:
-    """Say whether each of the last intervals, and the second half, grew as the whole did."""
+    """Return whether each of the last intervals, and the second half, grew as the whole did."""
     pairs = list(pairwise(points))[-num_intervals:]
     rates = [
         (quantity(after) - quantity(before)) / max(1, after.at.count - before.at.count)
@@ -199,7 +199,7 @@ def _is_even(
 
 
 def _grows_in_bursts(points: list[Point], quantity: Quantity, limits: LeakLimits) -> bool:
-    """Say whether a quantity climbs like an even staircase: now and then, and again and again.
+    """Return whether a quantity climbs like an even staircase: now and then, and again and again.
 
     What each validation or each restart adds is seen so where nobody tells of passes.
     """
@@ -261,7 +261,7 @@ def _growing_kind(node: Node, track: Track, num_steps: int, known: Surroundings)
 
 
 def _goes_on(track: Track, node: Node, total: float, known: Surroundings) -> bool:
-    """Say whether growth went on for long enough to be no cache and no list of one epoch."""
+    """Return whether growth went on for long enough to be no cache and no list of one epoch."""
     points, quantity = track.points, _quantity(track)
     first, last = points[0], points[-1]
     is_cache = _is_cache_like(node, track)
@@ -284,7 +284,7 @@ def _goes_on(track: Track, node: Node, total: float, known: Surroundings) -> boo
 
 
 def _grows_with_batches(points: list[Point]) -> bool:
-    """Say whether the batches became longer all the while, as in a curriculum."""
+    """Return whether the batches became longer all the while, as in a curriculum."""
     first, last = points[0].at.batch_bytes, points[-1].at.batch_bytes
     return first is not None and last is not None and last > 1.05 * first
 

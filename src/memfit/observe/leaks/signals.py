@@ -40,7 +40,7 @@ class Levels:
     device_bytes: int
 
     def above(self, other: Levels) -> int:
-        """Give by how much memory in use exceeds another moment's, on host or device."""
+        """Return by how much memory in use exceeds another moment's, on host or device."""
         host = self.host_bytes - other.host_bytes
         return max(host, self.device_bytes - other.device_bytes)
 
@@ -56,7 +56,7 @@ class MemoryReader:
             self._mallinfo.restype = _MallocInformation
 
     def read(self) -> Levels:
-        """Give the levels now."""
+        """Return the levels now."""
         host = 0
         if self._mallinfo is not None:
             information = self._mallinfo()
@@ -75,7 +75,7 @@ def _device_bytes() -> int:
 
 
 def resident_bytes(process: int | str) -> int:
-    """Give the resident memory of a process without what it shares; 0 where not known."""
+    """Return the resident memory of a process without what it shares; 0 where not known."""
     try:
         file = os.open(f"/proc/{process}/statm", os.O_RDONLY)  # pathlib takes ten times as long
         try:
@@ -88,7 +88,7 @@ def resident_bytes(process: int | str) -> int:
 
 
 def children() -> list[int]:
-    """Give the ids of the child processes that run now; nothing where /proc does not tell."""
+    """Return the ids of the child processes that run now; nothing where /proc does not tell."""
     found: list[int] = []
     try:
         for task in Path("/proc/self/task").iterdir():
@@ -120,7 +120,7 @@ class Trend:
             self._num_per_window *= 2
 
     def steady_growth(self, least_steps: int) -> tuple[float, int] | None:
-        """Give steps and bytes of growth that went on evenly; None where it did not.
+        """Return steps and bytes of growth that went on evenly; None where it did not.
 
         The first quarter of the run is left out, because much is made there once.
         """

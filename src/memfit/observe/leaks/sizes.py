@@ -40,7 +40,7 @@ class Storages:
         self._asks_pinned = _asks_pinned()
 
     def of_tensor(self, tensor: torch.Tensor) -> LeafSize:
-        """Give a tensor's size, with what its graph holds."""
+        """Return a tensor's size, with what its graph holds."""
         with torch._C.DisableTorchFunction():
             size = self._of_storage(tensor)
             function = tensor.grad_fn
@@ -51,7 +51,7 @@ class Storages:
         return size
 
     def of_array(self, array: Any) -> LeafSize:
-        """Give the size of a numpy array; a view counts as its base."""
+        """Return the size of a numpy array; a view counts as its base."""
         for _ in range(8):
             base = type(array).base.__get__(array)
             if type(base) is not type(array):
@@ -120,11 +120,11 @@ class Storages:
 
 
 def _asks_pinned() -> bool:
-    """Say whether there can be pinned memory; asking for it would start CUDA otherwise."""
+    """Return whether there can be pinned memory; asking for it would start CUDA otherwise."""
     return bool(torch.cuda.is_initialized())
 
 
 def is_array(value: Any) -> bool:
-    """Say whether a value is exactly a numpy array."""
+    """Return whether a value is exactly a numpy array."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray

@@ -55,7 +55,7 @@ class Stream:
         self.batch_bytes = batch_bytes
 
     def last_index(self) -> int:
-        """Give when it last ran."""
+        """Return when it last ran."""
         return self._last_index
 
     def end_pass(self) -> None:

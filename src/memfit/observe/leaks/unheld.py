@@ -55,7 +55,7 @@ class UnheldTensors:
 
 
 def _unreached(generation: int, seen: Set[int]) -> list[Any]:
-    """Give the tensors of a generation that looks do not reach, the newest last."""
+    """Return the tensors of a generation that looks do not reach, the newest last."""
     objects = gc.get_objects(generation=generation)
     return [each for each in objects if type(each) in _TENSORS and id(each) not in seen]
 

@@ -27,7 +27,7 @@ class Lines(Protocol):
     """Tells where an object was made."""
 
     def line_of(self, value: Any) -> str:
-        """Give ``file.py:12``, or nothing."""
+        """Return ``file.py:12``, or nothing."""
         ...
 
 
@@ -63,12 +63,12 @@ class LineSearch:
     found: dict[int, str] = field(default_factory=dict)
 
     def leads_on(self, key: int) -> bool:
-        """Say whether to follow what a node holds."""
+        """Return whether to follow what a node holds."""
         return key in self.ways
 
 
 class Walk:
-    """Carry out one look, or a part of one in search of lines."""
+    """Run one look, or a part of one in search of lines."""
 
     def __init__(self, search: LineSearch | None = None) -> None:
         self.look = Look()
@@ -175,7 +175,7 @@ def find_lines(search: LineSearch) -> dict[int, str]:
 
 
 def ways_to(look: Look, suspects: Collection[int]) -> set[int]:
-    """Give the keys of all that lead to suspects, and their own."""
+    """Return the keys of all that lead to suspects, and their own."""
     ways: set[int] = set()
     for key in suspects:
         node = look.nodes.get(key)

@@ -93,5 +93,5 @@ def _items(growth: Growth) -> str:
 
 
 def remedy_of(kind: str) -> str:
-    """Give what to do about a kind of leak."""
+    """Return what to do about a kind of leak."""
     return _REMEDIES.get(kind, _KEPT)

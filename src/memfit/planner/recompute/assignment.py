@@ -35,7 +35,7 @@ _State = tuple[int, float, int, int]
 
 
 def fastest(chain: Chain, budget_bytes: int) -> Assignment | None:
-    """Give the fastest assignment whose peak stays within a budget; None if there is none."""
+    """Return the fastest assignment whose peak stays within a budget; None if there is none."""
     if chain.elsewhere_bytes > budget_bytes:
         return None
     stages: list[list[_State]] = [[(0, 0.0, 0, 0)]]
@@ -47,7 +47,7 @@ def fastest(chain: Chain, budget_bytes: int) -> Assignment | None:
 
 
 def smallest(chain: Chain) -> Assignment:
-    """Give the assignment with the smallest peak, and among those the fastest found.
+    """Return the assignment with the smallest peak, and among those the fastest found.
 
     Found by halving the budget's interval, so it is exact to one part in five hundred.
     """
@@ -64,14 +64,14 @@ def smallest(chain: Chain) -> Assignment:
 
 
 def store_all(chain: Chain) -> Assignment:
-    """Give the assignment that recomputes nothing."""
+    """Return the assignment that recomputes nothing."""
     return _given(chain, tuple(block.options[0] for block in chain.blocks))
 
 
 def frontier(
     chain: Chain, num_levels: int = _NUM_LEVELS, budgets_bytes: Iterable[int] = ()
 ) -> list[Assignment]:
-    """Give the fastest assignments for some budgets, from storing all to the smallest.
+    """Return the fastest assignments for some budgets, from storing all to the smallest.
 
     Args:
         chain: the blocks.

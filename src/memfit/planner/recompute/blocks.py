@@ -112,7 +112,7 @@ class _Outline:
         return [block for part in roots for block in _split(part, total)]
 
     def _inner(self, call: ModuleCall) -> list[int]:
-        """Give the saved allocations of a call that nobody outside reads in forward."""
+        """Return the saved allocations of a call that nobody outside reads in forward."""
         stretch = self._stretch
         return [
             index
@@ -152,7 +152,7 @@ class _Outline:
         )
 
     def _options(self, part: _Part) -> tuple[Option, ...]:
-        """Give storing everything, then recomputation with less and less kept."""
+        """Return storing everything, then recomputation with less and less kept."""
         store = Option(
             recomputes=False, keep=(), saved_bytes=part.inner_bytes, unneeded_bytes=0, seconds=0.0
         )
@@ -172,7 +172,7 @@ class _Outline:
         return (store, *again, *self._offloading(part.call, again[-1:]))
 
     def _offloading(self, call: ModuleCall, whole: Sequence[Option]) -> list[Option]:
-        """Give recomputation of everything from inputs that have been moved away meanwhile.
+        """Return recomputation of everything from inputs that have been moved away meanwhile.
 
         Both ways run beside the block next to it, which computes for about as long.
         """
@@ -194,7 +194,7 @@ class _Outline:
         ]
 
     def _own_inputs(self, call: ModuleCall) -> list[int]:
-        """Give the saved allocations that a block takes from before it and nobody else reads."""
+        """Return the saved allocations that a block takes from before it and nobody else reads."""
         stretch = self._stretch
         operations = range(call.first_operation, call.last_operation)
         read = {index for op in stretch.operations(call) for index in op.reads}
@@ -260,7 +260,7 @@ class _Outline:
         )
 
     def _elsewhere(self, windows: Sequence[_Window]) -> int:
-        """Give the highest total outside of everything from the first forward to its backward."""
+        """Return the highest total outside of everything from the first forward to its backward."""
         if not windows:
             return self._stretch.peak_bytes
         first = windows[0]
@@ -268,7 +268,7 @@ class _Outline:
 
 
 def _split(part: _Part, total_bytes: int) -> list[_Part]:
-    """Give the blocks below a module: itself, or its parts where it holds much."""
+    """Return the blocks below a module: itself, or its parts where it holds much."""
     if part.inner_bytes < _SMALLEST_SHARE * total_bytes:
         return []
     covered = sum(inner.inner_bytes for inner in part.parts)

@@ -45,7 +45,7 @@ class Block:
     """Highest total, less its own savings as well, between it and the next block."""
 
     def peak_bytes(self, option: Option, saved_before_bytes: int) -> int:
-        """Give the highest total while the block or what follows it runs, without later blocks."""
+        """Get the highest total while the block or what follows it runs, without later blocks."""
         inside = [self.forward_bytes, self.backward_bytes + option.unneeded_bytes]
         if option.recomputes:
             inside.append(self.recompute_bytes + option.unneeded_bytes)
@@ -61,7 +61,7 @@ class Chain:
     """Highest total where no block has anything saved, such as in the optimizer's step."""
 
     def peak_bytes(self, options: Sequence[Option]) -> int:
-        """Give the highest total of the step under one option for each block."""
+        """Return the highest total of the step under one option for each block."""
         saved = accumulate((option.saved_bytes for option in options), initial=0)
         inside = (
             block.peak_bytes(option, saved_before_bytes)

@@ -33,7 +33,7 @@ class Stretch:
         self._born, self._freed = _lives(trace)
 
     def repeats(self, seconds_of: Callable[[Operation], float]) -> float:
-        """Give how often the forward is computed, counting smaller micro-batches in part."""
+        """Return how often the forward is computed, counting smaller micro-batches in part."""
         operations = self._trace.operations
         seconds = [
             sum(seconds_of(operation) for operation in operations[place.first : place.backward])
@@ -48,16 +48,16 @@ class Stretch:
 
     @property
     def peak_bytes(self) -> int:
-        """Give the highest total of the whole step."""
+        """Return the highest total of the whole step."""
         return max(self._totals, default=0)
 
     @property
     def backward_begin(self) -> int:
-        """Give the event with which backward begins."""
+        """Return the event with which backward begins."""
         return self._event_of(self._place.backward)
 
     def operations(self, call: ModuleCall) -> list[Operation]:
-        """Give the operators of a call."""
+        """Return the operators of a call."""
         return self._trace.operations[call.first_operation : call.last_operation]
 
     def forward_calls(self) -> Iterator[ModuleCall]:
@@ -89,23 +89,23 @@ class Stretch:
         }
 
     def is_made_by(self, index: int, call: ModuleCall) -> bool:
-        """Say whether an allocation was made inside a call."""
+        """Return whether an allocation was made inside a call."""
         first, last = self.forward_of(call)
         return first <= self._born[index] < last
 
     def is_saved(self, index: int) -> bool:
-        """Say whether an allocation was made in the forward and lives on into the backward."""
+        """Return whether an allocation was made in the forward and lives on into the backward."""
         allocation = self._trace.allocations[index]
         return allocation.category is Category.SAVED_ACTIVATIONS and self._freed[index] > (
             self.backward_begin
         )
 
     def is_scratch(self, index: int) -> bool:
-        """Say whether an allocation ends before the next operator begins."""
+        """Return whether an allocation ends before the next operator begins."""
         return self._freed[index] <= self._born[index] + 1
 
     def is_made_in_forward(self, index: int) -> bool:
-        """Say whether an allocation was made in the forward."""
+        """Return whether an allocation was made in the forward."""
         born = self._born[index]
         return self._event_of(self._place.first) <= born < self.backward_begin
 
@@ -114,15 +114,15 @@ class Stretch:
         return sum(self._sizes[index] for index in set(indices))
 
     def total(self, event: int) -> int:
-        """Give the total before an event."""
+        """Return the total before an event."""
         return self._totals[event - 1] if event > 0 else 0
 
     def highest(self, first: int, last: int) -> int:
-        """Give the highest total from before one event to before another."""
+        """Return the highest total from before one event to before another."""
         return max(self.total(first), *self._totals[first:last], 0)
 
     def highest_outside(self, first: int, last: int) -> int:
-        """Give the highest total of the step but for what lies between two events.
+        """Return the highest total of the step but for what lies between two events.
 
         Other micro-batches are left out: whatever is done about this one is done about them.
         """
@@ -132,11 +132,11 @@ class Stretch:
         return max((self._totals[event] for event in events), default=0)
 
     def forward_of(self, call: ModuleCall) -> tuple[int, int]:
-        """Give the events of a call."""
+        """Return the events of a call."""
         return self._event_of(call.first_operation), self._event_of(call.last_operation)
 
     def backward_of(self, name: str, inner: Iterable[int], begin: int) -> tuple[int, int]:
-        """Give the events of a module's backward, none of them before a given one.
+        """Return the events of a module's backward, none of them before a given one.
 
         They begin with the first allocation for the module, or with the first of its saved
         allocations that is freed; they end with the last.
@@ -158,7 +158,7 @@ class Stretch:
         return self._event_of(place.first), self._event_of(place.last)
 
     def _event_of(self, operation: int) -> int:
-        """Give the first event that belongs to an operator or comes after it."""
+        """Return the first event that belongs to an operator or comes after it."""
         return self._events[operation] if operation < len(self._events) else len(self._totals)
 
 
@@ -180,7 +180,7 @@ def find_stretch(trace: Trace, rules: AllocatorRules) -> Stretch | None:
 
 
 def totals(trace: Trace, sizes: list[int]) -> list[int]:
-    """Give the total after each event."""
+    """Return the total after each event."""
     current = 0
     found = []
     for event in trace.events:
@@ -205,7 +205,7 @@ def _ranges(trace: Trace) -> Iterator[_Range]:
 
 
 def _lives(trace: Trace) -> tuple[list[int], list[int]]:
-    """Give the event at which each allocation is made, and the one at which it is freed."""
+    """Return the event at which each allocation is made, and the one at which it is freed."""
     never = len(trace.events)
     born, freed = [0] * len(trace.allocations), [never] * len(trace.allocations)
     for place, event in enumerate(trace.events):

@@ -41,7 +41,7 @@ class Trade:
 
 
 def frontier(items: Iterable[Item]) -> list[Trade]:
-    """Give every undominated trade, fewest bytes first."""
+    """Return every undominated trade, fewest bytes first."""
     trades = [Trade()]
     for item in items:
         again = [

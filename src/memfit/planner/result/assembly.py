@@ -94,7 +94,7 @@ class Outcome:
         )
 
     def _left_out(self, best: Candidate) -> list[str]:
-        """Say how much faster what was not recorded could be."""
+        """Return how much faster what was not recorded could be."""
         left_seconds, seconds = self.search.least_seconds_left, best.prediction.step_seconds
         if left_seconds is None or left_seconds >= seconds * (1 - _WORTH_A_NOTE):
             return []

@@ -49,7 +49,7 @@ def held_at_peak(trace: Trace, rules: AllocatorRules) -> Held:
 def remedies(
     held: Held, removed: Mapping[str, int], chosen: Sequence[Strategy], refused: Sequence[Refusal]
 ) -> tuple[Remedy, ...]:
-    """Say what each strategy can take off the plain step's peak allocated at most, the most first.
+    """Get what each strategy can take off the plain step's peak allocated at most, the most first.
 
     One that acts on nothing that lives there, but on what the allocator keeps unused, has no place.
 
@@ -75,7 +75,7 @@ def remedies(
 
 
 def removed_alone(tried: Mapping[Strategies, Candidate], choices: Choices) -> dict[str, int]:
-    """Give what strategies take off the plain peak, where each setting was recorded alone."""
+    """Return what strategies take off the plain peak, where each setting was recorded alone."""
     if () not in tried:
         return {}
     plain_bytes = tried[()].prediction.peak_allocated_bytes

@@ -35,7 +35,7 @@ class Ladder:
         """What was recorded for the ladder alone."""
 
     def below(self, best: Candidate) -> list[Candidate]:
-        """Give ever smaller plans."""
+        """Return ever smaller plans."""
         rungs = [best]
         for share in self._shares:
             most_bytes = int(share * _peak_bytes(best))
@@ -50,7 +50,7 @@ class Ladder:
         return rungs[1:]
 
     def _a_little_below(self, best: Candidate) -> Candidate | None:
-        """Give something smaller than the chosen plan, known or looked for."""
+        """Return something smaller than the chosen plan, known or looked for."""
         most_bytes = int(_ENOUGH * _peak_bytes(best))
         return self._search.fastest_below(most_bytes) or self._stepped_down(best, most_bytes)
 

@@ -34,7 +34,7 @@ class Evaluated:
 
     @property
     def floor_bytes(self) -> int:
-        """Give the smallest peak to be expected of it."""
+        """Return the smallest peak to be expected of it."""
         peak_bytes = self.prediction.bounded_bytes()
         return min([peak_bytes, *(refinement.peak_bytes for refinement in self.refinements)])
 

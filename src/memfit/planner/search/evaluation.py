@@ -54,7 +54,7 @@ class Budget:
     disk_bytes: int | None = None
 
     def holds(self, prediction: Prediction) -> bool:
-        """Say whether a step keeps to all of them."""
+        """Return whether a step keeps to all of them."""
         spilled = (
             (prediction.host_bytes, self.host_bytes),
             (prediction.disk_bytes, self.disk_bytes),
@@ -215,7 +215,7 @@ class JobEvaluator:
         return replace(prediction, fits=self.budget.holds(prediction))
 
     def _enough_samples(self, strategies: Strategies) -> int:
-        """Give a batch of two micro-batches and the last one, which may be smaller."""
+        """Return a batch of two micro-batches and the last one, which may be smaller."""
         whole = self.job.batch_size
         few = _FEW_PIECES_OF_LONG_STEPS if self.plain.is_long else _FEW_PIECES
         for strategy in strategies:
@@ -228,7 +228,7 @@ class JobEvaluator:
     def _lengthened(
         self, prediction: Prediction, recording: Recording, repeats: float
     ) -> Prediction:
-        """Say what the whole batch takes, from a few of its micro-batches."""
+        """Return what the whole batch takes, from a few of its micro-batches."""
         batch_bytes = prediction.by_category.get(Category.BATCH.value, 0)
         more_bytes = round(batch_bytes * (repeats - 1))
         once = self._seconds_of_update(recording)
@@ -244,7 +244,7 @@ class JobEvaluator:
         return replace(judged, fits=self.budget.holds(judged))
 
     def _seconds_of_update(self, recording: Recording) -> float:
-        """Say how long the optimizer takes, which steps once whatever there is of pieces."""
+        """Return how long the optimizer takes, which steps once whatever there is of pieces."""
         operations = recording.steady.operations
         return sum(self.times.seconds(o) for o in operations if o.phase is Phase.OPTIMIZER)
 
@@ -278,7 +278,7 @@ class JobEvaluator:
 
 
 def _cuts_the_loss(strategy: Strategy) -> TypeGuard[AbstractSplitting]:
-    """Say whether a strategy computes the loss on micro-batches."""
+    """Return whether a strategy computes the loss on micro-batches."""
     return isinstance(strategy, AbstractSplitting) and not strategy.keeps_batch_whole
 
 

@@ -52,7 +52,7 @@ class Neighbours:
                 return
 
     def halved(self, strategies: Strategies) -> Strategies | None:
-        """Give a combination with the next smaller micro-batch; None if there is none."""
+        """Return a combination with the next smaller micro-batch; None if there is none."""
         return next((node.strategies for node in self._smaller_pieces(strategies)), None)
 
     def _smaller_pieces(self, strategies: Strategies, parent: Node | None = None) -> Iterator[Node]:
@@ -85,7 +85,7 @@ class Neighbours:
             yield Node(strategies, split, parent)
 
     def _may_split_further(self, node: Node) -> bool:
-        """Say whether halving the micro-batch once more can still make it fit.
+        """Return whether halving the micro-batch once more can still make it fit.
 
         The peak is convex in the micro-batch (a maximum of sums that are linear in it), so the
         line through two sizes bounds every smaller one from below.
@@ -111,7 +111,7 @@ def _compatible(strategies: Iterable[Strategy]) -> list[Strategy]:
 
 
 def _next_options(options: Sequence[Choice], present: Sequence[Strategy]) -> list[Strategy]:
-    """Give the settings of one strategy to try next, besides the one that is there.
+    """Return the settings of one strategy to try next, besides the one that is there.
 
     Settings that can only cost time are ordered from the mildest, so each is tried after the one
     before it.

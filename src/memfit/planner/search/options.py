@@ -38,11 +38,11 @@ class Choices:
     """Says which of the splits keep the results; None takes all of them."""
 
     def takes(self, split: Strategy) -> bool:
-        """Say whether a batch may be cut that way; it is looked into when it is first asked."""
+        """Return whether a batch may be cut that way; it is looked into when it is first asked."""
         return self.pieces is None or self.pieces.takes(split)
 
     def offers(self, name: str) -> bool:
-        """Say whether a strategy may be used."""
+        """Return whether a strategy may be used."""
         return any(
             option is not None and option.name == name
             for options in self.fixed_size
@@ -139,7 +139,7 @@ def _refused(strategy: type[Strategy], kind: RefusalKind, sentence: str) -> Refu
 
 
 def calls_blocks_again(trace: Trace, facts: JobFacts) -> bool:
-    """Say whether a forward calls some of the repeated blocks several times."""
+    """Return whether a forward calls some of the repeated blocks several times."""
     counts = Counter(call.module for call in trace.calls if call.phase is Phase.FORWARD)
     return any(counts[name] > 1 for names in facts.block_levels for name in names)
 

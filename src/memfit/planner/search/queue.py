@@ -35,5 +35,5 @@ class Entry:
 
     @property
     def is_node(self) -> bool:
-        """Say whether it is a node to open."""
+        """Return whether it is a node to open."""
         return self.refinement is None and self.candidate is None

@@ -20,12 +20,12 @@ class Recorded:
         """Operators in everything that was recorded, which is what planning spends its time on."""
 
     def __len__(self) -> int:
-        """Give the number of combinations."""
+        """Return the number of combinations."""
         return len(self._evaluated)
 
     @property
     def tried(self) -> dict[Strategies, Candidate]:
-        """Give every combination that was recorded, in that order."""
+        """Return every combination that was recorded, in that order."""
         return {strategies: self._candidate(strategies) for strategies in self._evaluated}
 
     def of(self, strategies: Strategies) -> Evaluated:

@@ -66,17 +66,17 @@ class Search:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Give the strategies that turned out not to apply while recorded, with the reason."""
+        """Return the strategies that turned out not to apply while recorded, with the reason."""
         return self._recorded.refused
 
     @property
     def tried(self) -> dict[Strategies, Candidate]:
-        """Give every combination that was recorded."""
+        """Return every combination that was recorded."""
         return self._recorded.tried
 
     @property
     def least_seconds_left(self) -> float | None:
-        """Give the least time of what was not recorded to save effort; None if there is nothing."""
+        """Get the least time of what was not recorded to save effort; None if there is nothing."""
         left = [e.seconds for e in self._queue if e.is_node] if self._is_spent() else []
         return min(left, default=None)
 
@@ -87,7 +87,7 @@ class Search:
                 yield from node.evaluated.refinements
 
     def run(self) -> Candidate | None:
-        """Give the fastest candidate that fits; None if none does."""
+        """Return the fastest candidate that fits; None if none does."""
         for root in beginnings(self._recorded, self._choices):
             node = Node(root, 0, None)
             self._add(node, 0.0)
@@ -110,7 +110,7 @@ class Search:
         return self._first_that_fits(most_seconds)
 
     def fastest_below(self, most_bytes: int) -> Candidate | None:
-        """Give the fastest of what is known to stay below a peak, recorded; None if nothing does.
+        """Return the fastest of what is known to stay below a peak, recorded; None if nothing does.
 
         Does not look for combinations that the search had no reason to try.
         """
@@ -128,7 +128,7 @@ class Search:
         return None
 
     def smallest(self) -> Candidate:
-        """Give the smallest peak that can be reached, for when nothing fits.
+        """Return the smallest peak that can be reached, for when nothing fits.
 
         Starts from the combination with the smallest peak to be expected, and from everything at
         once, and takes whatever strategy or halving lowers it most, until nothing does. Whole
@@ -214,18 +214,18 @@ class Search:
         return self._recorded.num_operators >= self._most_operators
 
     def _may_go_on(self) -> bool:
-        """Say whether the queue is not given up yet."""
+        """Return whether the queue is not given up yet."""
         is_given_up = self._recorded.num_operators >= _MOST_EFFORT * self._most_operators
         return len(self._recorded) < _MOST_RECORDINGS and not is_given_up
 
     def _needs_no_recording(self, entry: Entry) -> bool:
-        """Say whether an entry only leaves the queue, or moves in it."""
+        """Return whether an entry only leaves the queue, or moves in it."""
         if entry.refinement is not None:
             return not self._may_fit(entry.node, entry.refinement)
         return entry.candidate is None and self._is_slower_by_now(entry)
 
     def _is_slower_by_now(self, entry: Entry) -> bool:
-        """Say whether others that were recorded since have shown that a node takes longer."""
+        """Return whether others that were recorded since have shown that a node takes longer."""
         return self._expected_seconds(entry.node) > entry.seconds * (1 + 1e-9)
 
     def _confirmed(self, entry: Entry) -> Candidate | None:
@@ -262,7 +262,7 @@ class Search:
                 node.skipped.append(larger)
 
     def _may_fit(self, node: Node, refinement: Refinement) -> bool:
-        """Say whether a refinement is worth recording, by what others showed of the estimates.
+        """Return whether a refinement is worth recording, by what others showed of the estimates.
 
         The smallest one is recorded to learn that, where nothing else has shown it.
         """
@@ -354,7 +354,7 @@ class Search:
         heapq.heappush(self._queue, entry)
 
     def _is_hopeless(self) -> bool:
-        """Say whether what lives all the time and nothing acts on is over the budget by itself."""
+        """Test whether what lives all the time and nothing acts on is over the budget by itself."""
         options = (*self._choices.splits, *(o for os in self._choices.fixed_size for o in os if o))
         reached = {category for option in options for category in option.acts_on}
         prediction = next(iter(self.tried.values())).prediction
@@ -370,7 +370,7 @@ class Search:
         return not self._is_allowed(node.strategies), self._recorded.of(node.strategies).floor_bytes
 
     def _is_allowed(self, strategies: Strategies) -> bool:
-        """Say whether a combination has the micro-batches that were required, if any were."""
+        """Return whether a combination has the micro-batches that were required, if any were."""
         return not self._choices.must_split or any(s in self._choices.splits for s in strategies)
 
 
@@ -379,5 +379,5 @@ def _peak_bytes(candidate: Candidate) -> int:
 
 
 def without_recomputation(candidate: Candidate) -> Strategies:
-    """Give the combination whose blocks a candidate recomputes."""
+    """Return the combination whose blocks a candidate recomputes."""
     return tuple(s for s in candidate.strategies if not isinstance(s, ActivationCheckpointing))

@@ -47,7 +47,7 @@ class Pieces:
         self._reasons: dict[AbstractSplitting, str | None] = {}
 
     def takes(self, split: Strategy) -> bool:
-        """Say whether a batch may be cut that way."""
+        """Return whether a batch may be cut that way."""
         return self.obstacle(split) is None
 
     def obstacle(self, split: Strategy) -> str | None:
@@ -92,7 +92,7 @@ class Pieces:
         return ", ".join(split.label() for split in splits)
 
     def _better(self, split: AbstractSplitting) -> str | None:
-        """Say which strategy does the same with less; that is the first of which a size works."""
+        """Get which strategy does the same with less; that is the first of which a size works."""
         for other in self._splits:
             if other.name == split.name:
                 return None
@@ -115,7 +115,7 @@ class Pieces:
         )
 
     def _broken(self, found: Separability) -> str | None:
-        """Say which condition of a proof the job's own batch does not keep to."""
+        """Return which condition of a proof the job's own batch does not keep to."""
         separation = self._facts.separation
         if not found.conditions or separation is None:
             return None

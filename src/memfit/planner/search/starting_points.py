@@ -13,7 +13,7 @@ from memfit.strategies.plan import conflict, in_catalogue_order
 
 
 def beginnings(recorded: Recorded, choices: Choices) -> list[Strategies]:
-    """Give the combinations to begin with: what is required, and what makes a step faster."""
+    """Return the combinations to begin with: what is required, and what makes a step faster."""
     required = [options[0] for options in choices.fixed_size if options[0] is not None]
     root = in_catalogue_order(required)
     plain = recorded.of(root).prediction
@@ -42,6 +42,6 @@ def _alone(
 
 
 def _is_better(prediction: Prediction, other: Prediction) -> bool:
-    """Say whether something is faster, or as fast and smaller."""
+    """Return whether something is faster, or as fast and smaller."""
     mine = (prediction.step_seconds, prediction.bounded_bytes())
     return mine < (other.step_seconds, other.bounded_bytes())

@@ -55,10 +55,10 @@ class _NotAllFineError(Exception):
 
 
 class Attempts:
-    """Carry out attempts at steps.
+    """Run attempts at steps.
 
     Args:
-        steps: what carries them out.
+        steps: what runs them.
         ranks: who has to agree.
         average: averages the gradients over the ranks, once all have theirs; None where the job
             does so itself.
@@ -156,7 +156,7 @@ class Attempts:
             self._speak(_Said(_Status.ERROR), lambda: False)
 
     def _verdict(self, own: _Said) -> Failure | None:
-        """Say how the attempt stands over all ranks.
+        """Return how the attempt stands over all ranks.
 
         Raises:
             OtherRankError: if a rank has failed otherwise.

@@ -1,4 +1,4 @@
-"""Keeps batches on disk until their steps have to be carried out again."""
+"""Keeps batches on disk until their steps have to be run again."""
 
 from __future__ import annotations
 

@@ -52,11 +52,11 @@ class BatchRecord:
         return not self.has_changed()
 
     def has_changed(self) -> bool:
-        """Say whether the tensors are not what they were, as far as that can be seen."""
+        """Return whether the tensors are not what they were, as far as that can be seen."""
         return self.fingerprint != Fingerprint.of_batch([kept.tensor for kept in self.tensors])
 
     def for_repeating(self, file: BatchFile | None) -> Any:
-        """Give the batch for its step to be carried out again."""
+        """Return the batch for its step to be run again."""
         if self.objects is not None:
             self.objects.restore()
         if self.stored is None or file is None:
@@ -64,7 +64,7 @@ class BatchRecord:
         return file.load(self.stored)
 
     def is_changed_for_good(self) -> bool:
-        """Say whether the batch cannot be given once more."""
+        """Return whether the batch cannot be given once more."""
         return self.stored is None and self.has_changed()
 
     def drop_what_is_stored(self) -> None:
@@ -117,7 +117,7 @@ def _put_form_back(kept: KeptTensor, grad: KeptGrad | None) -> None:
 
 
 def has_been_told_of_change(record: BatchRecord) -> bool:
-    """Say whether autograd was told of a change since the step began."""
+    """Return whether autograd was told of a change since the step began."""
     tensors = [kept.tensor for kept in record.tensors]
     return record.fingerprint is not None and record.fingerprint.places != places_of(tensors)
 
@@ -138,7 +138,7 @@ def _containers(batch: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_known(batch: Any) -> bool:
-    """Say whether a batch is made up of tensors, plain values, tuples, lists and dicts."""
+    """Return whether a batch is made up of tensors, plain values, tuples, lists and dicts."""
     kind = type(batch)
     if kind is torch.Tensor or kind in PLAIN_TYPES:
         return True

@@ -58,7 +58,7 @@ class Fingerprint:
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Give the addresses of tensors, then their versions."""
+    """Return the addresses of tensors, then their versions."""
     try:
         addresses = [*map(torch.Tensor.data_ptr, tensors)]
     except RuntimeError:  # a sparse one has several
@@ -97,7 +97,7 @@ def _pieces(tensor: torch.Tensor, count: int) -> list[tuple[int, int]]:
 
 
 def _views(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Give views of some values of tensors, by device and type."""
+    """Return views of some values of tensors, by device and type."""
     views: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors:
         views.setdefault((tensor.device, tensor.dtype), []).append(_sampled(tensor))
@@ -105,7 +105,7 @@ def _views(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def _norms(grouped: Iterable[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
-    """Give the norms of views, a tensor per group."""
+    """Return the norms of views, a tensor per group."""
     return tuple([_norms_of(group) for group in grouped])
 
 
@@ -116,7 +116,7 @@ def _norms_of(views: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a view of a few values, evenly spread if they lie side by side."""
+    """Return a view of a few values, evenly spread if they lie side by side."""
     values = tensor.detach()
     if not values.is_contiguous():
         return values[(0,) * (values.dim() - 1)] if values.dim() else values

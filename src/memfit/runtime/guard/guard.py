@@ -1,4 +1,4 @@
-"""Carries out steps that may run out of memory: undone, made smaller, and carried out again.
+"""Runs steps that may run out of memory: undone, made smaller, and run again.
 
 Nothing is recovered while the error is being handled, since its traceback holds the tensors of the
 failed attempt (https://docs.pytorch.org/docs/stable/notes/faq.html, "My out of memory exception
@@ -38,13 +38,13 @@ from memfit.runtime.planned_steps import Attempt, PlannedSteps
 
 
 class Guard:
-    """Carry out steps, each as if no attempt at it had ever failed.
+    """Run steps, each as if no attempt at it had ever failed.
 
     Whatever the job's own code can reach and change is put back; where something cannot be, that is
     said when the run starts, and a step that fails ends the run.
 
     Args:
-        steps: what carries them out.
+        steps: what runs them.
         attempts: what attempts them.
         ranks: who goes through the same at the same time.
         settings: how far the guard goes.
@@ -72,11 +72,11 @@ class Guard:
 
     @property
     def not_put_back(self) -> tuple[Obstacle, ...]:
-        """Give what the job's code can reach and change, and nobody can put back."""
+        """Return what the job's code can reach and change, and nobody can put back."""
         return self._log.not_put_back
 
     def step(self, batch: Any, number: int) -> Attempt:
-        """Carry out a step, under ever smaller plans if need be.
+        """Run a step, under ever smaller plans if need be.
 
         Raises:
             OutOfMemoryAfterAllError: if it fails under all of them.
@@ -95,7 +95,7 @@ class Guard:
         return done
 
     def rehearse(self, batch: Any, number: int) -> Attempt:
-        """Carry out a step, under ever smaller plans if need be, and undo it.
+        """Run a step, under ever smaller plans if need be, and undo it.
 
         Raises:
             MemfitError: if it could not be undone.
@@ -183,7 +183,7 @@ class Guard:
             raise BatchChangedError(number, failure.cause)
         self._take_smaller_plan(number, failure.cause)
         entry.random.put_back()
-        # Another plan has other hooks, and the logged steps were carried out under the one before.
+        # Another plan has other hooks, and the logged steps were run under the one before.
         self._insist(lambda: self._log.begin_again(entry))
         self._insist(lambda: self._log.write(number - 1, entry))
         self._insist(lambda: self._log.take_batch(entry, entry.batch.batch))
@@ -200,7 +200,7 @@ class Guard:
         self._on_event(event)
 
     def _has_what_stays(self) -> bool:
-        """Say whether something that a step may have changed stays so, on any rank."""
+        """Return whether something that a step may have changed stays so, on any rank."""
         said = self._ranks.exchange(int(bool(self._log.fatal_obstacles)))
         return any(each[0] for each in said)
 
@@ -243,5 +243,5 @@ class Guard:
         )
 
     def _insist(self, action: Callable[[], Any]) -> Any:
-        """Carry out what the guard itself needs, again if memory is short."""
+        """Run what the guard itself needs, again if memory is short."""
         return insist(action, self._device_type)

@@ -28,7 +28,7 @@ class LargeTensors:
         """Large buffers and the like, by the place where they are held."""
 
     def named(self) -> dict[str, torch.Tensor]:
-        """Give all as they are bound now."""
+        """Return all as they are bound now."""
         return {
             **{f"parameter {name}": each for name, each in self.parameters().items()},
             **{f"optimizer state {name}": each for name, each in self.states().items()},
@@ -36,7 +36,7 @@ class LargeTensors:
         }
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Give the parameters of the model, and those that the optimizer alone has."""
+        """Return the parameters of the model, and those that the optimizer alone has."""
         named: dict[str, torch.Tensor] = dict(self._session.model.named_parameters())
         known = {id(parameter) for parameter in named.values()}
         for number, parameter in enumerate(parameters_of(self._session.optimizer)):
@@ -45,7 +45,7 @@ class LargeTensors:
         return named
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Give what optimizers keep for each parameter, by the parameter's name."""
+        """Return what optimizers keep for each parameter, by the parameter's name."""
         names = {id(each): name for name, each in self._session.model.named_parameters()}
         states = {id(each.state): each.state for each in self.optimizers}  # some share one
         return {
@@ -57,12 +57,12 @@ class LargeTensors:
         }
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
-        """Give the gradients, None where there is none."""
+        """Return the gradients, None where there is none."""
         named = self.parameters()
         return {f"gradient of {name}": parameter.grad for name, parameter in named.items()}
 
     def now(self) -> dict[str, torch.Tensor | None]:
-        """Give all with their gradients."""
+        """Return all with their gradients."""
         return {**self.named(), **self.gradients()}
 
 

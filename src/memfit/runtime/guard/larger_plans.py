@@ -31,7 +31,7 @@ class Climbing:
         self._has_climbed = False
 
     def due_plan(self) -> Plan | None:
-        """Give the plan to try again; None where none is due."""
+        """Return the plan to try again; None where none is due."""
         if not self._above or not self._wait_steps or self._num_good_steps < self._wait_steps:
             return None
         return self._above[-1]

@@ -46,7 +46,7 @@ class Ranks(Protocol):
     """Whether training's group was left and not made anew."""
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
-        """Give what every rank has said; all have to say equally many values."""
+        """Return what every rank has said; all have to say equally many values."""
 
     def begin_step(self) -> None:
         """Count from here what training's group is used for."""
@@ -72,7 +72,7 @@ class Alone:
     has_left = False
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
-        """Give back what was said."""
+        """Return what was said."""
         return [values]
 
     def begin_step(self) -> None:
@@ -114,7 +114,7 @@ class JoinedRanks:
         )
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
-        """Give what every rank has said.
+        """Return what every rank has said.
 
         Raises:
             OtherRankError: if a rank has died.
@@ -163,7 +163,7 @@ class JoinedRanks:
 
 
 def ranks_here() -> Ranks:
-    """Give the ranks of torch's default process group, or this process alone."""
+    """Return the ranks of torch's default process group, or this process alone."""
     return JoinedRanks() if num_ranks_here() > 1 else Alone()
 
 
@@ -175,7 +175,7 @@ def num_ranks_here() -> int:
 
 
 def has_lost_peer(error: BaseException) -> bool:
-    """Say whether an error tells that another rank has left an exchange."""
+    """Return whether an error tells that another rank has left an exchange."""
     said = [str(each).lower() for each in chain_of(error) if isinstance(each, RuntimeError)]
     return any(text in each for each in said for text in _LOST_PEER_TEXTS)
 

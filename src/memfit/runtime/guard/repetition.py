@@ -1,6 +1,6 @@
-"""Carries out again what a cut update has to go back over, and makes sure that it is the same.
+"""Runs again what a cut update has to go back over, and makes sure that it is the same.
 
-The logged steps are repeated from the file; then the step that was cut is carried out once more,
+The logged steps are repeated from the file; then the step that was cut is run once more,
 and every operator of it is watched: at some point all parameters, optimizer states and gradients
 have to be what they were when it was cut. If they are, the steps were repeated as they had been,
 whatever else there may be in the process. If not, something has changed them in between.
@@ -24,10 +24,10 @@ from memfit.runtime.planned_steps import Attempt, PlannedSteps
 
 _MOST_TRIES = 3
 _MOST_NAMED = 3
-_AGAIN = "memory ran out again while the steps before it were carried out once more"
+_AGAIN = "memory ran out again while the steps before it were run once more"
 _OTHER_PLAN = "another rank cannot go back"
 _UNSTEADY = (
-    "steps do not give the same values when they are carried out again, so something that they "
+    "steps do not give the same values when they are run again, so something that they "
     "draw from or change cannot be seen ({})"
 )
 _CHANGED = "something was changed between steps by other code, without autograd's notice ({})"
@@ -37,7 +37,7 @@ class Repetition:
     """Go back over logged steps.
 
     Args:
-        steps: what carries them out.
+        steps: what runs them.
         attempts: what attempts them.
         ranks: who goes back at the same time.
         log: of the steps.
@@ -128,7 +128,7 @@ class Repetition:
     ) -> str:
         """Say why other values came out, as truly as can be told.
 
-        The step is carried out once more: where that gives other values than just now, nobody has
+        The step is run once more: where that gives other values than just now, nobody has
         to have changed anything in between.
         """
         after = marks_of(self._log.large.now())
@@ -149,7 +149,7 @@ class Repetition:
             self._marks = self._insist(lambda: marks_of(self._tensors()))
 
     def _all(self, is_fine: bool) -> bool:
-        """Say whether something holds on every rank."""
+        """Return whether something holds on every rank."""
         said = self._ranks.exchange(int(not is_fine))
         return is_fine and not any(each[0] for each in said)
 
@@ -158,7 +158,7 @@ class Repetition:
 
 
 def _is_telling(change: Change) -> bool:
-    """Say whether a change is one of values: other objects come with repeated steps anyway."""
+    """Return whether a change is one of values: other objects come with repeated steps anyway."""
     if change.kind is ChangeKind.CONTAINER:
         return change.detail.startswith("held")
     is_value = change.kind in {ChangeKind.ATTRIBUTE, ChangeKind.TENSOR}

@@ -15,7 +15,7 @@ _MOST_TRIES = 3
 
 
 def insist(action: Callable[[], _R], device_type: str) -> _R:
-    """Carry out what may be done over, again if memory is short."""
+    """Run what may be done over, again if memory is short."""
     for _ in range(_MOST_TRIES - 1):
         try:
             return action()
@@ -27,7 +27,7 @@ def insist(action: Callable[[], _R], device_type: str) -> _R:
 
 
 def free_memory(device_type: str) -> None:
-    """Give back what a failed attempt left behind."""
+    """Release what a failed attempt left behind."""
     gc.collect()
     if device_type == "cuda":
         torch.cuda.empty_cache()

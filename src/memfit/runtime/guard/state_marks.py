@@ -55,7 +55,7 @@ class Mark:
         return not _repeats_bits(parts) or self.sample == _sample_of(parts)
 
     def is_of(self, tensor: torch.Tensor | None) -> bool:
-        """Say whether a tensor holds the same."""
+        """Return whether a tensor holds the same."""
         if not self.may_be_of(tensor):
             return False
         if tensor is None:
@@ -163,7 +163,7 @@ def _strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _repeats_bits(parts: Iterable[torch.Tensor]) -> bool:
-    """Say whether kernels give the same bits again where tensors lie."""
+    """Return whether kernels give the same bits again where tensors lie."""
     return torch.are_deterministic_algorithms_enabled() or all(part.is_cpu for part in parts)
 
 
@@ -193,7 +193,7 @@ def _digest_of(parts: Iterable[torch.Tensor]) -> bytes:
 
 
 def _norm_of(parts: Iterable[torch.Tensor]) -> float:
-    """Give the norm over all parts."""
+    """Return the norm over all parts."""
     norms = [torch.linalg.vector_norm(p.to(torch.float32)) for p in parts if not p.is_complex()]
     return math.hypot(*map(float, norms))
 

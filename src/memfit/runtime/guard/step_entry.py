@@ -47,7 +47,7 @@ class StepEntry:
 
     @property
     def batch(self) -> BatchRecord:
-        """Give the record of its batch."""
+        """Return the record of its batch."""
         assert self.record is not None, "a batch is taken before anything else is done with it"
         return self.record
 
@@ -107,12 +107,12 @@ class StepEntries:
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
-        """Say what cannot be put back."""
+        """Return what cannot be put back."""
         return self._live.obstacles
 
     @property
     def live(self) -> LiveState:
-        """Give what the job's code can reach."""
+        """Return what the job's code can reach."""
         return self._live
 
     def begun(self, places: tuple[int, ...]) -> StepEntry:
@@ -152,7 +152,7 @@ class StepEntries:
         return self._parameters
 
     def places(self) -> tuple[int, ...]:
-        """Give addresses and versions of the large tensors known, and how many states there are."""
+        """Get addresses and versions of the large tensors known, and how many states there are."""
         counts = [
             sum(len(held) for held in each.state.values() if type(held) is dict)
             for each in self._large.optimizers

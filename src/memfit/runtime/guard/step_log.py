@@ -3,7 +3,7 @@
 Before every step what is small is copied: everything that the job's code can reach, but for the
 content of large tensors. What is large (parameters, optimizer states) is written to a file now and
 then; the steps since are logged with their batches. A step that has not touched large tensors needs
-the copies alone. One that has goes back to the file, and the logged steps are carried out again,
+the copies alone. One that has goes back to the file, and the logged steps are run again,
 which gives the same bits on the same device under the same plan.
 """
 
@@ -86,12 +86,12 @@ class StepLog:
 
     @property
     def fatal_obstacles(self) -> tuple[Obstacle, ...]:
-        """Give those that make a failed step end the run."""
+        """Return those that make a failed step end the run."""
         return tuple(each for each in self.not_put_back if each.kind not in _HARMLESS)
 
     @property
     def is_due(self) -> bool:
-        """Say whether to write the file before the next step."""
+        """Return whether to write the file before the next step."""
         if self._has_given_up:
             return False
         is_cheap = self._write_seconds < self._overhead_fraction * self._seconds
@@ -99,7 +99,7 @@ class StepLog:
 
     @property
     def is_kept(self) -> bool:
-        """Say whether there is something to go back to."""
+        """Return whether there is something to go back to."""
         return self.obstacle is None
 
     def begin(self) -> StepEntry:
@@ -125,7 +125,7 @@ class StepLog:
         entry.snapshot, entry.places = fresh.snapshot, fresh.places
 
     def done(self, entry: StepEntry, seconds: float) -> None:
-        """Log a step that was carried out."""
+        """Log a step that was run."""
         self._left = self._entries.places()
         self._seconds += seconds
         self._run_seconds += seconds
@@ -146,7 +146,7 @@ class StepLog:
             self._drop(reason)
 
     def has_touched_large(self, entry: StepEntry) -> bool:
-        """Say whether a step may have changed large tensors before its update."""
+        """Return whether a step may have changed large tensors before its update."""
         # Batch normalisation and its like do not tell autograd of changes of their buffers.
         is_untold = self.writes_untold or bool(entry.others)
         return is_untold or entry.places != self._entries.places()
@@ -235,7 +235,7 @@ class StepLog:
 
     @property
     def _is_here(self) -> bool:
-        """Say whether training is on the CPU, whose memory batches would take."""
+        """Return whether training is on the CPU, whose memory batches would take."""
         return self._session.device_type == CPU
 
     def _note_outside_change(self) -> None:
@@ -252,7 +252,7 @@ class StepLog:
             sentences = " ".join(map(str, new))
             msg = (
                 f"{sentences} A step that runs out of memory will end this run, since it could not "
-                "be carried out again as if nothing had been. Keep this out of what the model, the "
+                "be run again as if nothing had been. Keep this out of what the model, the "
                 "loss and the optimizer reach, or draw from it before the step."
             )
             warnings.warn(msg, MemfitWarning, stacklevel=2)

@@ -18,7 +18,7 @@ _NO_USERS = ("torch", "numpy", "builtins", "memfit")
 
 
 def may_write_untold(model: torch.nn.Module, code: Iterable[CodeType]) -> bool:
-    """Say whether the code of a job names what tensors can be changed with, unseen by autograd.
+    """Return whether the code of a job names what tensors can be changed with, unseen by autograd.
 
     Args:
         model: its modules' classes are looked at as well, whoever wrote them.

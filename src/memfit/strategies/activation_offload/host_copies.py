@@ -95,7 +95,7 @@ class BufferPool:
         self._free: dict[int, list[HostBuffer]] = {}
 
     def take(self, num_bytes: int) -> HostBuffer:
-        """Give a buffer of at least so many bytes. Its last copy may be under way still."""
+        """Return a buffer of at least so many bytes. Its last copy may be under way still."""
         rounded_bytes = 1 << (num_bytes - 1).bit_length()
         if buffers := self._free.get(rounded_bytes):
             return buffers.pop()
@@ -114,7 +114,7 @@ class BufferPool:
             self._spill.add_host(-num_bytes)
 
     def close(self) -> None:
-        """Give up the buffers that are not in use; the others follow when they come back."""
+        """Release the buffers that are not in use; the others follow when they come back."""
         self._is_open = False
         for num_bytes, buffers in self._free.items():
             self._spill.add_host(-num_bytes * len(buffers))

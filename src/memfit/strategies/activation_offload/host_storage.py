@@ -48,10 +48,10 @@ class Shelf(Protocol):
         """Let the place be used again."""
 
     def begin_forward(self) -> None:
-        """Give up what the last backward left."""
+        """Release what the last backward left."""
 
     def close(self) -> None:
-        """Give up everything."""
+        """Release everything."""
 
 
 class FileShelf:
@@ -129,11 +129,11 @@ class HostShelf:
             self._pool.give_back(kept.buffer)
 
     def begin_forward(self) -> None:
-        """Give up what was brought and never used."""
+        """Release what was brought and never used."""
         self._stream.finish_all()
 
     def close(self) -> None:
-        """Give up the buffers."""
+        """Release the buffers."""
         self._stream.finish_all()
         self._pool.close()
 
@@ -175,7 +175,7 @@ class HostThenFileShelf(HostShelf):
             self._file.free(kept.slot)
 
     def close(self) -> None:
-        """Give up the buffers and remove the file."""
+        """Release the buffers and remove the file."""
         super().close()
         self._file.close()
 

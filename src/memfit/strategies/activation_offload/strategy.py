@@ -145,7 +145,7 @@ class _Moved:
                 self.settle()
 
     def settle(self) -> None:
-        """Give up the device's memory."""
+        """Release the device's memory."""
         if self._kept is None or self._flat is None or self._is_settled:
             return
         if not self._is_changed():
@@ -159,7 +159,7 @@ class _Moved:
             self._fetch()
 
     def take(self) -> torch.Tensor:
-        """Give the stretch, as a flat tensor, to one who asks for it.
+        """Return the stretch, as a flat tensor, to one who asks for it.
 
         Raises:
             StrategyError: if it was changed in place, as autograd would say without hooks.
@@ -180,7 +180,7 @@ class _Moved:
         return flat
 
     def _is_changed(self) -> bool:
-        """Say whether the device's memory has other values than those that were saved."""
+        """Return whether the device's memory has other values than those that were saved."""
         flat = None if self._is_settled else self._flat
         return flat is not None and flat._version != self._version
 
@@ -212,7 +212,7 @@ class _Visit:
             moved.send()
 
     def settle(self) -> None:
-        """Give up the device's memory of everything."""
+        """Release the device's memory of everything."""
         for moved in self._alive():
             moved.settle()
 
@@ -281,7 +281,7 @@ class _Offloading:
         return out
 
     def close(self) -> None:
-        """Give up everything that is kept elsewhere."""
+        """Release everything that is kept elsewhere."""
         self._known.clear()
         self._last = None
         self._shelf.close()
@@ -318,7 +318,7 @@ class _Offloading:
         )
 
     def _moved(self, visit: _Visit, tensor: torch.Tensor, start: int, length: int) -> _Moved:
-        """Give the stretch behind a tensor: the same one for as long as its values are the same."""
+        """Get the stretch behind a tensor: the same one for as long as its values are the same."""
         storage = tensor.untyped_storage()
         key = (storage._cdata, tensor._version, start, length, tensor.dtype)
         known_storage, known = self._known.get(key, (None, None))
@@ -334,7 +334,7 @@ class _Offloading:
 
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
-    """Give the first element and the number of elements to move for a tensor.
+    """Return the first element and the number of elements to move for a tensor.
 
     That is the tensor's own range where it fills it, and the whole storage where it does not: the
     rest is then other parts that are saved too, as in queries, keys and values of one projection.

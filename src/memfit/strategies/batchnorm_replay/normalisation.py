@@ -86,7 +86,7 @@ class Statistics:
         return out.to(inputs.dtype)
 
     def gradient_through(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Give the gradient that reaches a micro-batch through mean and variance.
+        """Return the gradient that reaches a micro-batch through mean and variance.
 
         With mean = sum(x) / N and variance = sum((x - mean)^2) / N it is
         (d_mean + 2 (x - mean) d_variance) / N; the variance does not change with the mean.

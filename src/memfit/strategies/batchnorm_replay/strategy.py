@@ -27,7 +27,7 @@ from memfit.trace.events import Phase
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormReplay(AbstractSplitting):
-    """Carry out micro-batches with the batch normalisation statistics of the whole batch.
+    """Run micro-batches with the batch normalisation statistics of the whole batch.
 
     One pass per normalisation call finds its mean and variance over the whole batch. The main
     pass then takes them as inputs, so that samples no longer depend on each other; its gradients

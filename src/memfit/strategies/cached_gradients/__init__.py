@@ -83,7 +83,7 @@ class CachedGradients(AbstractSplitting):
         return reason
 
     def separability(self, separation: Separation | None) -> Separability:
-        """Say whether rows stay apart in the representations; the loss may mix them."""
+        """Return whether rows stay apart in the representations; the loss may mix them."""
         if separation is None:
             return not_known("whether rows stay apart in the representations was not looked into.")
         names = self.representations or separation.representations()
@@ -141,7 +141,7 @@ class CachedGradients(AbstractSplitting):
 
 
 def chosen_representations(named: tuple[str, ...], facts: JobFacts) -> tuple[str, ...] | None:
-    """Give the modules to cut: those that are named, else those that are known; None for neither.
+    """Return the modules to cut: those that are named, else those that are known; None for neither.
 
     Where neither is known, the outermost modules are taken whose calls can be cut.
 
@@ -155,7 +155,7 @@ def chosen_representations(named: tuple[str, ...], facts: JobFacts) -> tuple[str
 
 
 def _normalisation_inside(names: tuple[str, ...] | None, facts: JobFacts) -> str | None:
-    """Say which batch normalisation would take its statistics over pieces."""
+    """Return which batch normalisation would take its statistics over pieces."""
     inside = [
         norm
         for norm in facts.batch_norms
@@ -186,7 +186,7 @@ def _told_of_rows(name: str, found: Separability) -> Separability:
 
 
 def _step_in_place(model: torch.nn.Module) -> StepInProgress | None:
-    """Give what piecewise forwards share that are in place already; None without any."""
+    """Return what piecewise forwards share that are in place already; None without any."""
     forwards = (vars(module).get("forward") for module in model.modules())
     return next((each.step for each in forwards if isinstance(each, PiecewiseForward)), None)
 
@@ -267,7 +267,7 @@ def _check_something_was_cut(step: StepInProgress) -> None:
     found = "; ".join(reasons[:3]) or "none was called with gradients on rows of the batch"
     raise StrategyError(
         NAME,
-        f"no call of a module could be carried out in pieces ({found}). Name modules that the loss "
+        f"no call of a module could be run in pieces ({found}). Name modules that the loss "
         "calls and that treat the samples of a batch separately, with representations: [...].",
     )
 

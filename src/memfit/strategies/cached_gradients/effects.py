@@ -27,7 +27,7 @@ class CallEffects:
         self._has_run = False
 
     def piece(self, run: Callable[[Before], Any]) -> Any:
-        """Carry out a piece; ``run`` is given what there is before it.
+        """Run a piece; ``run`` is given what there is before it.
 
         Raises:
             CannotCutError: if it leaves something else than the pieces before it; then everything

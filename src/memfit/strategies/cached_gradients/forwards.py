@@ -1,4 +1,4 @@
-"""Stands in for the forward of a module whose rows are carried out piece by piece."""
+"""Stands in for the forward of a module whose rows are run piece by piece."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAME = "cached-gradients"
 
 @dataclass(slots=True)
 class StepInProgress:
-    """What all forwards of a model share while a step is carried out."""
+    """What all forwards of a model share while a step is run."""
 
     micro_batch_size: int
     batch_size: int | None = None
@@ -39,9 +39,9 @@ class StepInProgress:
     row_dims: Mapping[int, int | None] = field(default_factory=dict)
     """The dimension of rows of the batch's tensors, by ``id``."""
     is_inside: bool = False
-    """Whether a piece is being carried out, whose modules are called as they are."""
+    """Whether a piece is being run, whose modules are called as they are."""
     num_cut: int = 0
-    """Calls of this step that were carried out in pieces."""
+    """Calls of this step that were run in pieces."""
     num_small: int = 0
     """Calls that had no more rows than a piece."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class StepInProgress:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Carry out a piece."""
+        """Run a piece."""
         before, self.is_inside = self.is_inside, True
         cached = torch.is_autocast_cache_enabled()
         # A weight that was cast for one piece would gather the gradients of all in 16 bits.
@@ -74,7 +74,7 @@ class StepInProgress:
 class PiecewiseForward:
     """Stand in for the forward of a module.
 
-    The rows of a call are carried out in pieces. Of each piece only its arguments and results are
+    The rows of a call are run in pieces. Of each piece only its arguments and results are
     kept. Backward comes to the pieces one after the other, the last one first, and runs each again
     from the same random states before it goes through it. Autograd adds up what the pieces give to
     a parameter, and hands it over once, when all of it is there.
@@ -112,7 +112,7 @@ class PiecewiseForward:
 
     @property
     def step(self) -> StepInProgress:
-        """Give what all forwards of the model share."""
+        """Return what all forwards of the model share."""
         return self._step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +221,7 @@ class PiecewiseForward:
         effects: CallEffects,
         kept: list[torch.Tensor],
     ) -> Any:
-        """Carry out a piece that keeps nothing but its arguments, and what else is to be kept."""
+        """Run a piece that keeps nothing but its arguments, and what else is to be kept."""
         places = [place for place, leaf in enumerate(piece) if isinstance(leaf, torch.Tensor)]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in piece]
 
@@ -246,13 +246,13 @@ class PiecewiseForward:
     def _contexts(
         self, before: Before
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Give the contexts of a piece in forward, and of the same piece in backward."""
+        """Return the contexts of a piece in forward, and of the same piece in backward."""
         inside = self._step.inside
         return _Nested(inside), _Nested(inside, before.shown)
 
     def _refusal(self, reason: CannotCutError) -> str:
         return (
-            f"{self.name} cannot be carried out in pieces of its rows: {reason}. Name modules that "
+            f"{self.name} cannot be run in pieces of its rows: {reason}. Name modules that "
             "treat the samples of a batch separately, with representations: [...]."
         )
 

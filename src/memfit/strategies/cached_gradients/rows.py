@@ -12,7 +12,7 @@ from memfit.strategies.cached_gradients.structures import Structure, taken_apart
 
 
 class CannotCutError(Exception):
-    """Say why a call of a module cannot be carried out in pieces of its rows."""
+    """Say why a call of a module cannot be run in pieces of its rows."""
 
 
 class RowsMixedError(CannotCutError):
@@ -27,7 +27,7 @@ class RowDims:
     dims: tuple[int | None, ...]
 
     def selected(self, leaves: Sequence[Any], start: int, count: int) -> list[Any]:
-        """Give the leaves of some rows, those with rows as views."""
+        """Return the leaves of some rows, those with rows as views."""
         return [
             leaf if dim is None else leaf.narrow(dim, start, count)
             for leaf, dim in zip(leaves, self.dims, strict=True)
@@ -119,11 +119,11 @@ class ResultForm:
 
     @property
     def has_rows(self) -> bool:
-        """Say whether any result has rows."""
+        """Return whether any result has rows."""
         return any(dim is not None for dim in self.dims)
 
     def has_others(self, result: Any) -> bool:
-        """Say whether there are numbers among the results that belong to no row."""
+        """Return whether there are numbers among the results that belong to no row."""
         leaves = taken_apart(result)[0]
         return any(
             dim is None and isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
@@ -131,7 +131,7 @@ class ResultForm:
         )
 
     def like(self, result: Any) -> Any:
-        """Give a result of the same shapes, with nothing in it, for a piece that is left out."""
+        """Return a result of the same shapes, with nothing in it, for a piece that is left out."""
         leaves = self._leaves(result)
         empty = [
             leaf if dim is None else torch.empty_like(leaf)

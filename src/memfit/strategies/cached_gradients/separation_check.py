@@ -93,7 +93,7 @@ def _in_parts(on: Callable[[int, int], Any], num_first: int, num_rows: int) -> t
 
 
 def _is_steady(form: ResultForm, whole: Any, on: Callable[[int, int], Any], num_rows: int) -> bool:
-    """Say whether a call gives the same when other numbers are drawn.
+    """Return whether a call gives the same when other numbers are drawn.
 
     If not, it draws in ways that cannot be stilled, and a difference proves nothing.
     """
@@ -103,7 +103,7 @@ def _is_steady(form: ResultForm, whole: Any, on: Callable[[int, int], Any], num_
 
 
 def _difference(form: ResultForm, whole: Any, other: Any) -> CannotCutError | None:
-    """Say how results differ by more than rounding; None if they don't."""
+    """Return how results differ by more than rounding; None if they don't."""
     leaves, others = taken_apart(whole)[0], taken_apart(other)[0]
     for leaf, its_other, dim in zip(leaves, others, form.dims, strict=True):
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, FakeTensor):

@@ -44,7 +44,7 @@ class _Record:
 
 
 def taken_apart(value: Any) -> tuple[list[Any], Structure]:
-    """Give the leaves of a value and its structure.
+    """Return the leaves of a value and its structure.
 
     Leaves are tensors, plain values, and whatever neither torch's pytrees nor dataclasses describe.
     A ``PackedSequence`` is a leaf: its rows are interleaved.

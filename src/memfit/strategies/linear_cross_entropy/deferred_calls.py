@@ -138,7 +138,7 @@ class Member:
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Give what this is computed from."""
+        """Return what this is computed from."""
         return self.rows, self.family.head.weight, self.family.head.bias
 
     def values(self) -> Tensor:

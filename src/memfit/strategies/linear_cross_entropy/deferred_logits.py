@@ -102,7 +102,7 @@ class DeferredLogits(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Give values to what goes past Python, such as the user's own autograd functions.
+        """Return values to what goes past Python, such as the user's own autograd functions.
 
         Raises:
             StrategyError: if it writes into them.
@@ -150,7 +150,7 @@ class _Linked(torch.autograd.Function):
 
 
 def _tensor_for(member: Member) -> Tensor:
-    """Give a tensor that stands for logits."""
+    """Return a tensor that stands for logits."""
     tensor: Any = _Linked.apply(*member.inputs, member)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     tensor._member = member
     member.family.members.append(weakref.ref(member))
@@ -177,7 +177,7 @@ def _kept(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor |
 
 
 def _is_first_alone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Say whether the first argument is deferred, and no other one."""
+    """Return whether the first argument is deferred, and no other one."""
     others = tree_leaves((args[1:], dict(kwargs)))
     is_first = bool(args) and isinstance(args[0], DeferredLogits)
     return is_first and not any(isinstance(leaf, DeferredLogits) for leaf in others)
@@ -190,7 +190,7 @@ def _made_real(tensor: DeferredLogits) -> Tensor:
 
 
 def _values_of(tensor: DeferredLogits) -> Tensor:
-    """Give the logits to what is dispatched, below autograd."""
+    """Return the logits to what is dispatched, below autograd."""
     member = tensor._member
     return member.values() if member.real is None else member.real
 

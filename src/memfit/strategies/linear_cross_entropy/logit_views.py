@@ -52,12 +52,12 @@ class Logits:
 
     @property
     def has_classes_last(self) -> bool:
-        """Say whether the last dimension is that of the classes."""
+        """Return whether the last dimension is that of the classes."""
         return self.class_dim == len(self.shape) - 1
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Give the shape without the classes."""
+        """Return the shape without the classes."""
         return self.shape[: self.class_dim] + self.shape[self.class_dim + 1 :]
 
     @property
@@ -98,7 +98,7 @@ def head_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Head |
 def view_of(
     func: Any, logits: Logits, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> View | None:
-    """Say what a call does to logits; None if it does not keep them.
+    """Return what a call does to logits; None if it does not keep them.
 
     Args:
         func: what is called on them.
@@ -122,7 +122,7 @@ def can_be_chunked(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> bool:
-    """Say whether a loss of logits can be computed in chunks, from the call's other arguments."""
+    """Test whether a loss of logits can be computed in chunks, from the call's other arguments."""
     is_known = size_average is reduce is None and reduction in _REDUCTIONS
     if not is_known or not 0.0 <= label_smoothing <= 1.0 or logits.is_log != (func is F.nll_loss):
         return False
@@ -136,7 +136,7 @@ def can_be_chunked(
 
 
 def _must_be_computed() -> bool:
-    """Say whether logits are to be computed here and now.
+    """Return whether logits are to be computed here and now.
 
     Without gradients nothing is saved. A checkpointed region is run again in backward, where
     nothing is put off, and has to save the same tensors in the same order.
@@ -167,7 +167,7 @@ def _has_many_classes(num_classes: int, num_features: int) -> bool:
 
 
 def _is_ordinary(value: Any) -> bool:
-    """Say whether a value is a tensor without a type of its own, which may mean something else."""
+    """Test whether a value is a tensor without a type of its own, which may mean something else."""
     return type(value) in {Tensor, torch.nn.Parameter} or isinstance(value, FakeTensor)
 
 
@@ -334,7 +334,7 @@ LOSSES = (F.cross_entropy, F.nll_loss)
 
 
 def _getter(name: str) -> Any:
-    """Give the function that torch names when a tensor's attribute is read."""
+    """Return the function that torch names when a tensor's attribute is read."""
     return getattr(Tensor, name).__get__
 
 

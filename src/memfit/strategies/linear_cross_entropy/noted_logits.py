@@ -117,7 +117,7 @@ class _Following(TorchFunctionMode):
     def _follow(
         self, known: Sequence[_Known], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> View | None:
-        """Say how a call keeps logits; note a loss, and any other use."""
+        """Return how a call keeps logits; note a loss, and any other use."""
         first = self._known.get(args[0]) if args and isinstance(args[0], Tensor) else None
         view, is_loss = None, False
         if first is not None and len(known) == 1 and torch.is_grad_enabled():

@@ -45,7 +45,7 @@ class StochasticRounding:
         self._generator.manual_seed(torch.initial_seed())
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the state of the generator."""
+        """Return the state of the generator."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ class RoundedStep:
 
 
 def is_shaped_like(value: object, parameter: torch.Tensor) -> bool:
-    """Say whether an optimizer's state holds a number for each element of a parameter.
+    """Return whether an optimizer's state holds a number for each element of a parameter.
 
     Never for a parameter without dimensions: its count of steps has the same shape.
     """

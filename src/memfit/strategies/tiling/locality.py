@@ -140,12 +140,12 @@ class _Follower(TorchDispatchMode):
         return out
 
     def _labels_of(self, tensor: torch.Tensor) -> Labels:
-        """Give the axes of a tensor's dimensions."""
+        """Return the axes of a tensor's dimensions."""
         known = self._labels.get(id(tensor))
         return known[1] if known else ((),) * tensor.dim()
 
     def judged(self, out: Any) -> Locality:
-        """Say how the function treats positions, now that its output is known."""
+        """Return how the function treats positions, now that its output is known."""
         if not isinstance(out, torch.Tensor) or out.dim() != self._inputs.dim():
             raise PositionsMixedError("its output is no tensor with the dimensions of its input")
         labels = self._labels_of(out)

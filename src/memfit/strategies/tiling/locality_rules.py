@@ -50,12 +50,12 @@ def rule_of(func: Any) -> Rule | None:
 
 
 def is_view(rule: Rule) -> bool:
-    """Say whether operators under a rule only look at elements in another way."""
+    """Return whether operators under a rule only look at elements in another way."""
     return rule in (_expanded, _moved, _viewed)
 
 
 def has_sizes(rule: Rule) -> bool:
-    """Say whether operators under a rule are given the sizes of dimensions."""
+    """Return whether operators under a rule are given the sizes of dimensions."""
     return rule in (_expanded, _viewed)
 
 
@@ -66,7 +66,7 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 
 def reach_of(use: Use, along: int) -> int:
-    """Give how far a convolution reaches to either side along an axis.
+    """Return how far a convolution reaches to either side along an axis.
 
     Raises:
         PositionsMixedError: if its output has not the positions of its input.
@@ -192,7 +192,7 @@ def _like(use: Use) -> Labels:
 
 
 def _broadcast(operands: Iterable[tuple[Labels, Sequence[int]]], num_dims: int) -> Labels:
-    """Give the axes of what is broadcast together.
+    """Return the axes of what is broadcast together.
 
     Raises:
         PositionsMixedError: if positions meet a dimension that is no positions, such as a parameter

@@ -42,7 +42,7 @@ class Tiling(Strategy):
     Limits: about one forward of the blocks more; convolutions compute overlaps twice, so a deep
     chain over a short dimension gains little. Dropout between convolutions, BatchNorm and GroupNorm
     over space, pooling, strides and padding other than zeros are left alone. A call with
-    several tensors, or with one that the block does not treat apart, is carried out as it is.
+    several tensors, or with one that the block does not treat apart, is run as it is.
     Gradients cannot be differentiated again. In 16-bit parameters, gradients add up in 16 bits.
     Source: Arctic Long Sequence Training, https://arxiv.org/abs/2506.13996, on tiled MLPs; for
     overlapping tiles of convolutions Alwani et al. 2016, "Fused-layer CNN accelerators", MICRO.
@@ -121,7 +121,7 @@ class Tile:
     seen_stop: int
 
     def seen(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Give what the tile is computed from."""
+        """Return what the tile is computed from."""
         return tensor.narrow(dim, self.seen_start, self.seen_stop - self.seen_start)
 
     def kept(self, computed: torch.Tensor, dim: int) -> torch.Tensor:
@@ -131,7 +131,7 @@ class Tile:
         return computed.narrow(dim, self.start - self.seen_start, self.stop - self.start)
 
     def place(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Give the tile's place in a tensor of all positions."""
+        """Return the tile's place in a tensor of all positions."""
         return tensor.narrow(dim, self.start, self.stop - self.start)
 
 
@@ -269,7 +269,7 @@ class TiledCall:
         return tensor.reshape((1,) * (tensor.dim() - 2) + (-1, tensor.shape[-1]))
 
     def _as_before(self, line: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Give tokens their dimensions back."""
+        """Return tokens their dimensions back."""
         if not self._is_over_tokens:
             return line
         return line.reshape((*inputs.shape[:-1], line.shape[-1]))
@@ -289,7 +289,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Give the gradients of the input and of the parameters.
+        """Return the gradients of the input and of the parameters.
 
         Raises:
             StrategyError: if the gradients are to be differentiated again.

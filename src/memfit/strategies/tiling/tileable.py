@@ -105,7 +105,7 @@ def _found(
 
 
 def dims_of_call(block: nn.Module, call: _Call, shape: Sequence[int]) -> TileableDims | None:
-    """Say how one call of a block can be tiled; None if it cannot.
+    """Return how one call of a block can be tiled; None if it cannot.
 
     Args:
         block: the module.
@@ -251,7 +251,7 @@ class _Trials:
         return None if self._has_effect(is_local=found is not None) else found
 
     def _has_effect(self, *, is_local: bool) -> bool:
-        """Say whether the trial has changed anything, and put it back."""
+        """Return whether the trial has changed anything, and put it back."""
         changes = self._before.changes()
         if changes:
             self._before.restore()
@@ -262,7 +262,7 @@ class _Trials:
 
 
 def _effect_of(change: Change) -> str:
-    """Say what a block does besides computing its output."""
+    """Return what a block does besides computing its output."""
     if change.kind is ChangeKind.GENERATOR:
         return f"draws from {change.full_name}"
     return f"changes {change}"
@@ -310,7 +310,7 @@ def _rates(module: nn.Module) -> Iterator[tuple[str, float]]:
 
 
 def _likeness(module: nn.Module) -> tuple[Any, ...]:
-    """Give what modules have in common that are built alike: one of them is tried for all."""
+    """Return what modules have in common that are built alike: one of them is tried for all."""
     members = (*module.named_parameters(), *module.named_buffers())
     return (
         repr(module),

@@ -112,20 +112,20 @@ def choose_attention(question: AttentionQuestion) -> str:
 
 
 def _rules(torch_version: tuple[int, ...]) -> _Rules:
-    """Give the newest rules that a version has reached, or the oldest there are."""
+    """Return the newest rules that a version has reached, or the oldest there are."""
     reached = [rules for rules in _RULES if rules.since <= tuple(torch_version[:2])]
     return reached[-1] if reached else _RULES[0]
 
 
 def _order(question: AttentionQuestion, rules: _Rules) -> tuple[str, ...]:
-    """Give the order in which the backends are asked."""
+    """Return the order in which the backends are asked."""
     if rules.prefers_cudnn and question.capability[0] in {9, 10}:
         return CUDNN, FLASH, EFFICIENT, MATH
     return FLASH, EFFICIENT, MATH, CUDNN
 
 
 def _fits_flash(question: AttentionQuestion, rules: _Rules) -> bool:
-    """Say whether FlashAttention 2 takes the call."""
+    """Return whether FlashAttention 2 takes the call."""
     return (
         question.flash_enabled
         and not question.has_mask
@@ -139,7 +139,7 @@ def _fits_flash(question: AttentionQuestion, rules: _Rules) -> bool:
 
 
 def _flash_backward_fits(question: AttentionQuestion) -> bool:
-    """Say whether the backward has enough shared memory for the head dimension."""
+    """Return whether the backward has enough shared memory for the head dimension."""
     is_small_card = question.capability[0] == 12 or (8, 6) <= question.capability <= (8, 9)
     if not (question.requires_grad and is_small_card) or question.head_dim <= 192:
         return True
@@ -147,7 +147,7 @@ def _flash_backward_fits(question: AttentionQuestion) -> bool:
 
 
 def _fits_efficient(question: AttentionQuestion, rules: _Rules) -> bool:
-    """Say whether the memory-efficient kernel takes the call."""
+    """Return whether the memory-efficient kernel takes the call."""
     dtypes = {"float16", "float32"} | ({"bfloat16"} if question.capability[0] >= 8 else set())
     alignment = efficient_alignment(question.capability, question.dtype)
     return (
@@ -165,7 +165,7 @@ def _fits_efficient(question: AttentionQuestion, rules: _Rules) -> bool:
 
 
 def efficient_alignment(capability: tuple[int, int], dtype: str) -> int:
-    """Give the multiple that head dimensions must be of for the memory-efficient kernel.
+    """Return the multiple that head dimensions must be of for the memory-efficient kernel.
 
     Source: sdp_utils.cpp, minimum_gemm_alignment.
     """
@@ -177,7 +177,7 @@ def efficient_alignment(capability: tuple[int, int], dtype: str) -> int:
 
 
 def _fits_cudnn(question: AttentionQuestion, rules: _Rules) -> bool:
-    """Say whether cuDNN's attention takes the call."""
+    """Return whether cuDNN's attention takes the call."""
     return (
         question.cudnn_enabled
         and question.dtype in _HALF
@@ -191,12 +191,12 @@ def _fits_cudnn(question: AttentionQuestion, rules: _Rules) -> bool:
 
 
 def _cudnn_dropout_fits(question: AttentionQuestion, rules: _Rules) -> bool:
-    """Say whether cuDNN can draw the dropout exactly."""
+    """Return whether cuDNN can draw the dropout exactly."""
     return not rules.cudnn_rounds_dropout or (question.dropout * 16).is_integer()
 
 
 def _cudnn_lengths_fit(question: AttentionQuestion, rules: _Rules) -> bool:
-    """Say whether cuDNN takes the sequence lengths."""
+    """Return whether cuDNN takes the sequence lengths."""
     if question.query_length == 1:
         is_decode_refused = rules.cudnn_skips_decode and question.capability[0] in {10, 11}
         if question.dropout != 0 or is_decode_refused:
@@ -205,7 +205,7 @@ def _cudnn_lengths_fit(question: AttentionQuestion, rules: _Rules) -> bool:
 
 
 def _cudnn_heads_fit(question: AttentionQuestion, rules: _Rules) -> bool:
-    """Say whether cuDNN takes the head dimensions, forward and backward."""
+    """Return whether cuDNN takes the head dimensions, forward and backward."""
     head_dims = (question.head_dim, question.value_head_dim)
     if any(head_dim % 8 for head_dim in head_dims):
         return False
@@ -231,7 +231,7 @@ def _shapes_fit(
 
 
 def _heads_fit(question: AttentionQuestion, rules: _Rules, takes_gqa: bool) -> bool:
-    """Say whether the numbers of heads go together."""
+    """Return whether the numbers of heads go together."""
     if question.enable_gqa and takes_gqa:
         return question.key_heads > 0 and question.query_heads % question.key_heads == 0
     is_one_head = question.key_heads == 1 and question.query_heads > 0
@@ -239,14 +239,14 @@ def _heads_fit(question: AttentionQuestion, rules: _Rules, takes_gqa: bool) -> b
 
 
 def _fits_math(question: AttentionQuestion, rules: _Rules) -> bool:  # noqa: ARG001
-    """Say whether the decomposition may be used."""
+    """Return whether the decomposition may be used."""
     return question.math_enabled
 
 
 def _is_between(
     capability: tuple[int, int], bounds: tuple[tuple[int, int], tuple[int, int]]
 ) -> bool:
-    """Say whether a card lies in a range of compute capabilities, ends included."""
+    """Return whether a card lies in a range of compute capabilities, ends included."""
     return bounds[0] <= capability <= bounds[1]
 
 

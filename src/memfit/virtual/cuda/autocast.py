@@ -167,7 +167,7 @@ def _cpu_operators() -> frozenset[str]:
 
 
 def _is_eligible(tensor: object) -> bool:
-    """Say whether autocast touches a tensor: floating-point, on the card, not fp64."""
+    """Return whether autocast touches a tensor: floating-point, on the card, not fp64."""
     return (
         isinstance(tensor, torch.Tensor)
         and is_on_card(tensor)
@@ -177,7 +177,7 @@ def _is_eligible(tensor: object) -> bool:
 
 
 def _widest(arguments: Any) -> torch.dtype:
-    """Give the widest dtype among the arguments, at least the lower precision."""
+    """Return the widest dtype among the arguments, at least the lower precision."""
     dtype = torch.get_autocast_dtype("cuda")
     for tensor in torch.utils._pytree.tree_leaves(arguments):
         if _is_eligible(tensor):

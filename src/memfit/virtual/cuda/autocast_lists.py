@@ -46,17 +46,17 @@ class AutocastLists:
     """Refuse under autocast."""
 
     def policy_of(self, operator: str) -> str | None:
-        """Give the policy of an operator, or None where autocast leaves it alone."""
+        """Return the policy of an operator, or None where autocast leaves it alone."""
         return next((policy for policy in POLICIES if operator in getattr(self, policy)), None)
 
     def operators(self) -> frozenset[str]:
-        """Give every operator that autocast treats."""
+        """Return every operator that autocast treats."""
         return frozenset().union(*(getattr(self, policy) for policy in POLICIES))
 
 
 @cache
 def autocast_lists(torch_version: tuple[int, ...]) -> AutocastLists:
-    """Give CUDA's autocast lists as of a torch version such as ``(2, 13)``.
+    """Return CUDA's autocast lists as of a torch version such as ``(2, 13)``.
 
     Versions before the oldest one read get the oldest lists, later ones the newest.
 

@@ -53,7 +53,7 @@ class CudaKernels:
     def around(
         self, operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> tuple[Sequence[int], Scratch | None]:
-        """Give the workspaces that an operator makes for good, in bytes, and its scratch."""
+        """Return the workspaces that an operator makes for good, in bytes, and its scratch."""
         if not any(is_on_card(tensor) for tensor in tensors_in((out, args))):
             return (), None  # an operator of the CPU
         attention = _FUSED_ATTENTION.get(operator.removesuffix(_BACKWARD))
@@ -69,7 +69,7 @@ class CudaKernels:
     def _workspaces(
         self, operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[int], Scratch | None]:
-        """Give what the libraries of matrix products take the first time on a thread.
+        """Return what the libraries of matrix products take the first time on a thread.
 
         The forward runs on the caller's thread and the backward on autograd's for the device.
         """
@@ -93,7 +93,7 @@ class CudaKernels:
         return made, scratch
 
     def _cublas_bytes(self) -> int:
-        """Give cuBLAS's workspace: as measured on the card, unless the environment sets it."""
+        """Return cuBLAS's workspace: as measured on the card, unless the environment sets it."""
         card = self._card
         if card.cublas_workspace_bytes is not None and self._config is None:
             return card.cublas_workspace_bytes
@@ -108,7 +108,7 @@ class CudaKernels:
     def _attention(
         self, backend: str, is_backward: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Scratch | None:
-        """Give what a fused attention kernel takes inside."""
+        """Return what a fused attention kernel takes inside."""
         hidden = attention_hidden_bytes(backend, self._question(backend, is_backward, args, kwargs))
         blocks = hidden.backward_blocks if is_backward else hidden.forward_blocks
         if not blocks:

@@ -57,7 +57,7 @@ _FACTORIES = (
 
 
 def is_on_card(tensor: object) -> bool:
-    """Say whether a value is a tensor of the virtual GPU."""
+    """Return whether a value is a tensor of the virtual GPU."""
     return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
 
 
@@ -81,7 +81,7 @@ def device_meant(device: torch.device | str | int) -> torch.device:
 
 
 def device_told_to_cpp(tensor: FakeTensor) -> torch.device:
-    """Give the device that C++ is told."""
+    """Return the device that C++ is told."""
     return _META_OF_CARD if is_on_card(tensor) else tensor.fake_device
 
 
@@ -187,7 +187,7 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # the annotation says writeable
-        """Give the card."""
+        """Return the card."""
         return CARD
 
 

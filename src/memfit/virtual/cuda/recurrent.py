@@ -22,7 +22,7 @@ _KEPT_BY_GRU_CELL = 5
 
 
 def recurrent_operators() -> dict[str, Callable[..., Any]]:
-    """Give the replacements of torch's recurrent operators, by name."""
+    """Return the replacements of torch's recurrent operators, by name."""
     operators: dict[str, Callable[..., Any]] = {}
     for name, mode in _MODES.items():
         operators[f"{name}.input"] = functools.partial(_padded, mode)
@@ -57,7 +57,7 @@ def _gru_cell(data: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor |
 
 
 def _cell_weights(weights: Sequence[torch.Tensor | None]) -> tuple[Any, Any, Any, Any]:
-    """Give a cell's two weights and two biases; biases may be left out."""
+    """Return a cell's two weights and two biases; biases may be left out."""
     of_data, of_hidden, *biases = weights
     bias_data, bias_hidden = (*biases, None, None)[:2]
     return of_data, of_hidden, bias_data, bias_hidden
@@ -149,7 +149,7 @@ def _run(
 
 
 def fake_backward(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Give what cuDNN's backward returns: weight gradients are views of one buffer."""
+    """Return what cuDNN's backward returns: weight gradients are views of one buffer."""
     data, weights, hidden, cell = args[0], args[1], args[4], args[5]
     mask = args[-1]
     grad_data = torch.empty_like(data) if mask[0] else None
@@ -173,12 +173,12 @@ def with_reserve(out: Sequence[Any], reserve_bytes: int) -> tuple[Any, ...]:
 
 
 def reserve_bytes_of(args: Sequence[Any]) -> int:
-    """Give the bytes that cuDNN keeps from forward for backward."""
+    """Return the bytes that cuDNN keeps from forward for backward."""
     return rnn_reserve_bytes(Recurrence.of(tuple(args)))
 
 
 def fake_gru_cell(args: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give what the fused GRU step returns: the new state and what its backward needs.
+    """Return what the fused GRU step returns: the new state and what its backward needs.
 
     Source: ``_thnn_fused_gru_cell_cuda`` in aten/src/ATen/native/cuda/RNN.cu.
     """
@@ -188,7 +188,7 @@ def fake_gru_cell(args: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fake_gru_cell_backward(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Give the gradients of the fused GRU step: of both gates, the state and both biases."""
+    """Return the gradients of the fused GRU step: of both gates, the state and both biases."""
     grad, kept, has_bias = args
     num_gates = kept.shape[1] // _KEPT_BY_GRU_CELL * _GATES_OF_GRU
     gates = [kept.new_empty(kept.shape[0], num_gates) for _ in range(2)]
@@ -246,7 +246,7 @@ def _runs(sizes: Sequence[int]) -> list[tuple[int, int]]:
 def _pack_backward(
     grad: torch.Tensor, shape: Sequence[int], _batch_sizes: torch.Tensor, batch_first: bool
 ) -> torch.Tensor:
-    """Give the gradient of the padded sequences; its rows are copied into it.
+    """Return the gradient of the padded sequences; its rows are copied into it.
 
     Source: ``_pack_padded_sequence_backward`` in aten/src/ATen/native/PackedSequence.cpp.
     """

@@ -102,7 +102,7 @@ def _accelerator() -> Iterator[Any]:
 
 
 def _answers(card: Card) -> dict[str, Any]:
-    """Give what replaces functions of ``torch.cuda``, by name."""
+    """Return what replaces functions of ``torch.cuda``, by name."""
     answers: dict[str, Any] = dict.fromkeys(_NOTHING_TO_DO, _always(None))
     answers.update(dict.fromkeys(_NO_BYTES, _always(0)))
     inert = _Inert()
@@ -162,7 +162,7 @@ class _Inert(nullcontext[None]):
         super().__init__()
 
     def elapsed_time(self, _end: object) -> float:
-        """Give no time: nothing runs."""
+        """Return no time: nothing runs."""
         return 0.0
 
     def query(self) -> bool:
@@ -242,7 +242,7 @@ def _random_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    """Give a function that takes anything and returns ``value``."""
+    """Return a function that takes anything and returns ``value``."""
 
     def answer(*_args: Any, **_kwargs: Any) -> Any:
         return value

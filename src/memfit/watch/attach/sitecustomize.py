@@ -2,7 +2,7 @@
 
 Python imports a module of this name by itself when it starts. Until torch is imported this does
 next to nothing; a process that never imports it is left alone. Another ``sitecustomize`` that this
-one shadows is carried out as if this one were not there. Runs in whatever Python the script has,
+one shadows is run as if this one were not there. Runs in whatever Python the script has,
 which may be older than what memfit needs, or may not have memfit installed: so no import but of
 modules that are loaded already, and no newer syntax.
 """
@@ -22,10 +22,10 @@ _OLDEST_PYTHON = (3, 11)
 
 
 class _TorchFinder:
-    """Find torch as the other finders do, and attach when it has been carried out."""
+    """Find torch as the other finders do, and attach when it has been run."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Give the spec of torch, to be followed by ``_attach``; nothing for other modules."""
+        """Return the spec of torch, to be followed by ``_attach``; nothing for other modules."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
@@ -38,7 +38,7 @@ class _TorchFinder:
 
 
 def _attach_after(finder: Any, loader: Any) -> None:
-    """Have a loader attach once it has carried out its module."""
+    """Have a loader attach once it has run its module."""
     execute = loader.exec_module
 
     def exec_module(module: Any) -> None:
@@ -92,7 +92,7 @@ def _note(reason: str) -> None:
 
 
 def _chain() -> None:
-    """Carry out the ``sitecustomize`` that this one shadows."""
+    """Run the ``sitecustomize`` that this one shadows."""
     import importlib.machinery  # noqa: PLC0415 - loaded by site already
     import importlib.util  # noqa: PLC0415 - as above
 

@@ -23,11 +23,11 @@ class WatchedBudget(EnforcedBudget):
 
     @property
     def most_bytes(self) -> int:
-        """Give the most that was ever alive at once."""
+        """Return the most that was ever alive at once."""
         return max(self._most_bytes, self.highest_bytes)
 
     def begin_anew(self) -> int:
-        """Give the highest count since this was last called."""
+        """Return the highest count since this was last called."""
         highest_bytes = self.highest_bytes
         self._most_bytes = self.most_bytes
         self.highest_bytes = self.live_bytes

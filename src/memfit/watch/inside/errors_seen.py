@@ -99,7 +99,7 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _is_handed_on(error: BaseException) -> bool:
-    """Say whether it has the traceback of a child as its text: torch.multiprocessing does that."""
+    """Test whether it has the traceback of a child as its text: torch.multiprocessing does that."""
     return type(error).__name__ == "ProcessRaisedException"
 
 

@@ -114,7 +114,7 @@ class CpuPeaks:
         self._watch = watch
 
     def end(self, step_seconds: float) -> Peak:
-        """Give the peak, if the step was watched."""
+        """Return the peak, if the step was watched."""
         watch, self._watch = self._watch, None
         peak_bytes = None
         if watch is not None:

@@ -40,11 +40,11 @@ class RankJournal:
         self._writer.begin(facts)
 
     def number(self, step: int) -> int:
-        """Give the number of a step of this process in the journal."""
+        """Return the number of a step of this process in the journal."""
         return step + self._num_steps_before
 
     def seconds(self) -> float:
-        """Give the time since the run began."""
+        """Return the time since the run began."""
         return round(time.time() - self._began_seconds, 4)
 
     def step(self, record: StepRecord) -> None:

@@ -150,7 +150,7 @@ class ScriptWatch:
         journal.step(record)
 
     def _is_own_thread(self) -> bool:
-        """Say whether this is the thread that did the first step."""
+        """Return whether this is the thread that did the first step."""
         if self._thread is None:
             self._thread = threading.get_ident()
         return self._thread == threading.get_ident()
@@ -235,7 +235,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _rank() -> tuple[int, int]:
-    """Give the rank of this process and how many there are."""
+    """Return the rank of this process and how many there are."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

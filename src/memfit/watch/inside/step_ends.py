@@ -27,7 +27,7 @@ class StepEnds:
         """The ids of those that have stepped since the leader did."""
 
     def is_end(self, optimizer: Optimizer) -> bool:
-        """Say whether this step of an optimizer ends a training step."""
+        """Return whether this step of an optimizer ends a training step."""
         leader = None if self._leader is None else self._leader()
         if optimizer is not leader:
             if leader is not None and id(optimizer) not in self._others:
@@ -43,7 +43,7 @@ _STEP_CODE = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
 def is_inside_own_step(optimizer: Any) -> bool:
-    """Say whether a hook is called by a ``step`` that another ``step`` of the same object called.
+    """Test whether a hook is called by a ``step`` that another ``step`` of the same object called.
 
     A subclass that extends ``step`` has the hooks called twice: by its own and by its parent's.
     """
@@ -62,7 +62,7 @@ def is_inside_own_step(optimizer: Any) -> bool:
 
 @cache
 def _extends_step(kind: Hashable) -> bool:
-    """Say whether a class has a ``step`` on top of another one that does something.
+    """Return whether a class has a ``step`` on top of another one that does something.
 
     Torch puts its wrapper around a parent's ``step`` into the class itself, so what is wrapped is
     compared.

@@ -1,0 +1,427 @@
+"""The command line: quick help, exit codes, errors in one line, JSON that parses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import memfit
+from memfit.cli import doctor
+from memfit.cli import main as cli_main
+from memfit.cli.command import write_json
+from memfit.cli.doctor import Status
+from memfit.cli.main import COMMANDS, ListedCommand, load_command, main
+from memfit.devices.detect import CudaDevice, Host
+from memfit.errors import NoPlanFitsError, UsageError
+from memfit.units import GIB
+
+SOURCE_FOLDER = Path(memfit.__path__[0]).parent
+HEAVY = ("torch", "numpy", "rich")
+
+
+class Probe:
+    """Stand in for a command, and do what the test asks."""
+
+    name = "probe"
+    summary = "stand in for a command"
+    example = "memfit probe --json"
+
+    def __init__(self, action):
+        self.action = action
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--number", type=int)
+        parser.add_argument("words", nargs="*")
+
+    def run(self, args, console) -> int:
+        return self.action(args, console)
+
+
+@pytest.fixture
+def run_probe(monkeypatch):
+    """Run ``memfit probe`` with an action in place of the real work."""
+
+    def run(action, *words: str) -> int:
+        module = type(sys)("memfit_probe_command")
+        vars(module)["COMMAND"] = Probe(action)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        listed = ListedCommand(Probe.name, Probe.summary, module.__name__)
+        monkeypatch.setattr(cli_main, "COMMANDS", (*COMMANDS, listed))
+        return main(["probe", *words])
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch):
+    monkeypatch.delenv("MEMFIT_DEBUG", raising=False)
+
+
+def fail_with(error: BaseException):
+    def action(_args, _console) -> int:
+        raise error
+
+    return action
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(SOURCE_FOLDER), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def heavy_modules_after(code: str) -> set[str]:
+    """Return the heavy modules that are imported once the code has run."""
+    report = f"import sys; print('HEAVY', *[m for m in {HEAVY} if m in sys.modules])"
+    done = run_python(f"{code}\n{report}")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+HELP = "from memfit.cli.main import main; main(['--help'])"
+
+
+def test_help_imports_neither_torch_nor_rich():
+    assert heavy_modules_after(HELP) == set()
+
+
+def test_the_check_for_heavy_imports_can_fail():
+    assert "rich" in heavy_modules_after(f"import rich\n{HELP}")
+
+
+def test_listing_devices_does_not_import_torch():
+    code = "from memfit.cli.main import main; main(['devices', '--json'])"
+    assert "torch" not in heavy_modules_after(code)
+
+
+def test_the_help_of_a_command_imports_no_torch():
+    code = "from memfit.cli.main import main; main(['doctor', '--help'])"
+    assert heavy_modules_after(code) == set()
+
+
+def test_help_lists_every_command_with_its_summary(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, summary, _ in COMMANDS:
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", shown, re.MULTILINE)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_a_command_whose_module_does_not_exist_breaks_only_itself(monkeypatch, capsys):
+    absent = ListedCommand("later", "come later", "memfit.cli.no_such_module")
+    monkeypatch.setattr(cli_main, "COMMANDS", (*COMMANDS, absent))
+    assert main(["--help"]) == 0
+    assert main(["devices", "--json"]) == 0
+    assert main(["later"]) == 2
+    assert "not part of this version" in capsys.readouterr().err
+
+
+def test_a_command_that_misses_another_module_says_which(monkeypatch, tmp_path, capsys):
+    (tmp_path / "memfit_needy_command.py").write_text("import no_such_package_here\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    needy = ListedCommand("needy", "need much", "memfit_needy_command")
+    monkeypatch.setattr(cli_main, "COMMANDS", (*COMMANDS, needy))
+    assert main(["needy"]) == 1
+    assert "no_such_package_here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("listed", COMMANDS, ids=lambda listed: listed.name)
+def test_every_command_that_exists_has_help_a_summary_and_an_example(listed, capsys):
+    command = load_command(listed)
+    if command is None:
+        pytest.skip(f"{listed.module} is not written yet")
+    assert (command.name, command.summary) == (listed.name, listed.summary)
+    assert command.example.startswith(f"memfit {listed.name}")
+    assert main([listed.name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert (type(command).__doc__ or "no docstring").splitlines()[0] in shown
+    assert command.example in shown
+    assert "--json" in shown
+
+
+@pytest.mark.parametrize("listed", COMMANDS, ids=lambda listed: listed.name)
+def test_every_command_that_exists_refuses_an_unknown_option_with_exit_code_2(listed, capsys):
+    if load_command(listed) is None:
+        pytest.skip(f"{listed.module} is not written yet")
+    assert main([listed.name, "--no-such-option"]) == 2
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "a command is needed"),
+        (["devcies"], "did you mean `memfit devices`?"),
+        (["zzz"], "`memfit --help` lists them"),
+        (["--no-such-option"], "unrecognized arguments"),
+        (["devices", "a100-40gb", "surplus"], "unrecognized arguments"),
+        (["devices", "a100-40g"], "Nearest: a100-40gb"),
+    ],
+)
+def test_words_that_make_no_sense_give_exit_code_2_and_a_hint(words, expected, capsys):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.out == ""
+
+
+def test_the_version_is_shown(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"memfit \d\S*\n", capsys.readouterr().out)
+
+
+def test_the_module_runs_like_the_command():
+    code = "import runpy, sys; sys.argv = ['memfit', '--version']; "
+    done = run_python(code + "runpy.run_module('memfit', run_name='__main__')")
+    assert done.returncode == 0
+    assert done.stdout.startswith("memfit ")
+
+
+def test_the_exit_code_of_a_command_is_handed_through(run_probe):
+    assert run_probe(lambda _args, _console: 7) == 7
+
+
+def test_arguments_after_the_command_reach_it(run_probe):
+    seen = []
+
+    def look(args, _console) -> int:
+        seen.append((args.number, args.words))
+        return 0
+
+    run_probe(look, "--number", "3", "word")
+    assert seen == [(3, ["word"])]
+
+
+def test_an_error_made_on_purpose_is_one_line_with_its_own_exit_code(run_probe, capsys):
+    assert run_probe(fail_with(UsageError("two\nlines"))) == 2
+    assert capsys.readouterr().err == "memfit: error: two lines\n"
+
+
+def test_no_plan_fits_gives_exit_code_3(run_probe, capsys):
+    error = NoPlanFitsError(GIB, 2 * GIB, {"parameters": 2 * GIB}, [])
+    assert run_probe(fail_with(error)) == 3
+    assert "The smallest peak reached is 2.00 GiB" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_is_one_line_that_names_it_and_the_way_on(run_probe, capsys):
+    assert run_probe(fail_with(ZeroDivisionError("a bug"))) == 1
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: a bug" in shown
+    assert "--debug" in shown
+    assert "Traceback" not in shown
+    assert shown.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(run_probe, capsys):
+    assert run_probe(fail_with(ZeroDivisionError("a bug")), "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_environment_can_ask_for_tracebacks(run_probe, capsys, monkeypatch):
+    monkeypatch.setenv("MEMFIT_DEBUG", "1")
+    assert run_probe(fail_with(UsageError("wrong"))) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_after_two_dashes_belongs_to_another_program(run_probe, capsys):
+    run_probe(fail_with(ZeroDivisionError("a bug")), "--", "--debug")
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_interrupt_gives_exit_code_130_without_words(run_probe, capsys):
+    assert run_probe(fail_with(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [["devices"], ["devices", "--json"]], ids=" ".join)
+def test_a_reader_that_goes_away_makes_no_noise(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = f"import sys; from memfit.cli.main import main; sys.exit(main({words}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SOURCE_FOLDER)},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode == 141
+
+
+def test_json_refuses_numbers_that_json_cannot_say():
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json({"peak_allocated_bytes": float("nan")})
+
+
+def test_devices_as_json_has_every_device_with_sources(capsys):
+    assert main(["devices", "--json"]) == 0
+    devices = json.loads(capsys.readouterr().out)["devices"]
+    assert {"cpu", "a100-40gb", "h200"} <= {device["name"] for device in devices}
+    for device in devices:
+        assert device["facts"]["memory_bytes"]["source"]
+
+
+def test_one_device_as_json_equals_its_entry_in_the_list(capsys):
+    main(["devices", "t4", "--json"])
+    alone = json.loads(capsys.readouterr().out)
+    main(["devices", "--json"])
+    listed = json.loads(capsys.readouterr().out)["devices"]
+    assert alone in listed
+
+
+def test_the_table_of_devices_fits_80_columns_in_one_line_each(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["devices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    a100 = next(line for line in lines if "a100-40gb" in line)
+    assert " ".join(a100.split()) == "a100-40gb 39.39 GiB 1,448.21 GiB/s 19.5 312 312 8.0"
+
+
+def test_one_device_is_shown_with_whole_sources_dates_and_certainties(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["devices", "h100-80gb"]) == 0
+    shown = capsys.readouterr().out
+    assert "https://github.com/vllm-project/vllm/issues/27508" in shown
+    assert re.search(r"^  table, \d{4}-\d\d-\d\d: ", shown, re.MULTILINE)
+    assert re.search(r"matrix_bfloat16_flops_per_second +989.4 TFLOP/s", shown)
+    assert re.search(r"launch_seconds +5 us", shown)
+
+
+def machine(**changes) -> Host:
+    good = Host(
+        python_version="3.11.0",
+        torch_version="2.11.0+cpu",
+        torch_problem=None,
+        num_cpus=2,
+        memory_bytes=8 * GIB,
+        cuda_devices=(),
+    )
+    return replace(good, **changes)
+
+
+@pytest.fixture
+def on_machine(monkeypatch):
+    """Let the doctor see a machine of the test's making."""
+    monkeypatch.setattr(doctor, "_extension_folders", tuple)
+
+    def choose(**changes) -> None:
+        monkeypatch.setattr("memfit.devices.detect.host", lambda: machine(**changes))
+
+    return choose
+
+
+def test_the_doctor_is_content_with_a_good_machine(on_machine, capsys):
+    on_machine()
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert report["host"]["torch_version"] == "2.11.0+cpu"
+    assert {"python", "torch", "catalogue", "memory", "disk"} <= {
+        check["name"] for check in report["checks"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"torch_version": None, "torch_problem": "No module named 'torch'"}, "No module named"),
+        ({"torch_version": "2.10.1+cu128"}, "needed is 2.11 or newer"),
+    ],
+)
+def test_the_doctor_ends_with_exit_code_1_when_torch_will_not_do(
+    changes, expected, on_machine, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    on_machine(**changes)
+    assert main(["doctor"]) == 1
+    assert expected in capsys.readouterr().out
+
+
+def test_the_doctor_names_cuda_devices_by_their_name_in_the_catalogue():
+    cards = (
+        CudaDevice(name="NVIDIA H200", memory_bytes=int(139.8 * GIB)),
+        CudaDevice(name="Unheard Of 9000", memory_bytes=GIB),
+    )
+    known, unknown = doctor.check_cuda_devices(machine(cuda_devices=cards))
+    assert (known.status, unknown.status) == (Status.OK, Status.WARNING)
+    assert "h200" in known.found
+    assert unknown.remedy
+
+
+def test_the_doctor_tells_missing_extras_from_missing_requirements():
+    requirements = (
+        "rich>=13",
+        "no-such-package-a>=1",
+        'no-such-package-b; extra == "plots"',
+        'pytest; extra == "shown"',
+        'no-such-package-c; sys_platform == "plan9"',
+        'memfit[plots]; extra == "all"',
+        'no-such-package-d; extra == "dev"',
+    )
+    found = {check.name: check for check in doctor.check_packages(requirements)}
+    assert set(found) == {"packages", "extra plots", "extra shown"}
+    assert found["packages"].status is Status.PROBLEM
+    assert found["packages"].found == "missing: no-such-package-a"
+    assert found["extra plots"].status is Status.NOTE
+    assert found["extra plots"].remedy == "Run: pip install 'memfit[plots]'"
+    assert found["extra shown"].status is Status.OK
+
+
+def test_a_stale_build_lock_is_found_and_a_young_one_is_not(tmp_path):
+    for name in ("old", "young"):
+        (tmp_path / "py311_cpu" / name).mkdir(parents=True)
+        (tmp_path / "py311_cpu" / name / "lock").touch()
+    old = tmp_path / "py311_cpu" / "old" / "lock"
+    hour_ago = time.time() - 3600
+    os.utime(old, (hour_ago, hour_ago))
+    (found,) = doctor.check_build_locks([tmp_path])
+    assert found.status is Status.WARNING
+    assert str(old) in found.remedy
+
+
+def test_the_folder_of_built_extensions_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert doctor._extension_folders() == (tmp_path,)
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    (tmp_path / "torch_extensions").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tmp_path / "torch_extensions" in doctor._extension_folders()
+
+
+def test_a_broken_catalogue_is_a_problem(monkeypatch):
+    def refuse() -> None:
+        raise UsageError("broken")
+
+    monkeypatch.setattr("memfit.devices.catalogue.all_devices", refuse)
+    assert doctor.check_catalogue().status is Status.PROBLEM
+
+
+def test_little_disk_space_is_a_warning(monkeypatch, tmp_path):
+    assert doctor.check_disk(tmp_path).name == "disk"
+    usage = type("Usage", (), {"free": GIB - 1})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert doctor.check_disk(tmp_path).status is Status.WARNING
+
+
+def test_memory_that_cannot_be_read_is_a_warning():
+    assert doctor.check_memory(machine(memory_bytes=None)).status is Status.WARNING

@@ -1,0 +1,283 @@
+"""What is estimated of recomputing blocks holds when it is recorded, on jobs of many kinds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from importlib.util import find_spec
+
+import pytest
+import torch
+from tests.zoo import planned_jobs as planner_jobs
+from torch import nn
+
+from memfit import Job
+from memfit.cost.operator_times import OperatorTimes
+from memfit.devices.catalogue import load_device
+from memfit.figures import Prediction
+from memfit.planner.recompute.blocks import outline
+from memfit.planner.search.candidates import Evaluated
+from memfit.planner.search.evaluation import Budget, JobEvaluator
+from memfit.prediction.predict import rules_of
+from memfit.prediction.recording import record
+from memfit.session.batches import find_layout
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.plan import Plan
+from memfit.trace.events import Phase
+from memfit.verification.verify import Trial
+
+LARGEST_ERROR = {"cpu": 0.025, "a100-40gb": 0.05}
+"""Shares of the recorded peak. On the GPU the fullest moment may move to scratch of a kernel."""
+SMALL = {
+    "transformer": {"width": 16, "num_blocks": 3, "tokens": 9, "batch_size": 4},
+    "experts": {"width": 16, "num_blocks": 2, "tokens": 8, "batch_size": 4},
+    "tied": {"width": 16, "num_blocks": 3, "tokens": 9, "batch_size": 4},
+    "resnet": {"channels": 4, "num_blocks": 3, "pixels": 8, "batch_size": 4},
+    "unet": {"channels": 4, "pixels": 8, "batch_size": 4},
+    "recurrent": {"width": 8, "tokens": 20, "batch_size": 32},
+    "post_norm": {"width": 16, "num_blocks": 2, "tokens": 9, "batch_size": 4},
+    "gpt2": {"width": 16, "num_blocks": 2, "tokens": 9, "batch_size": 4},
+    "bert": {"width": 16, "num_blocks": 2, "tokens": 9, "batch_size": 4},
+    "llama": {"width": 16, "num_blocks": 2, "tokens": 9, "batch_size": 4},
+}
+HUGGING_FACE = ("gpt2", "bert", "llama")
+EACH_JOB = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name in HUGGING_FACE and find_spec("transformers") is None,
+                reason="needs transformers",
+            ),
+        )
+        for name in SMALL
+    ],
+)
+
+
+class Wasteful(nn.Module):
+    """A block whose forward takes much for a moment, and whose input nothing else keeps."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = x.unsqueeze(-1).expand(*x.shape, 16).softmax(-1).mean(-1)
+        return x + self.down(torch.tanh(self.up(x * 0.5))) * scale
+
+
+class Tried:
+    """A job on a device: its evaluator, and what its refinements are."""
+
+    def __init__(self, job: Job, device: str = "cpu", pieces: int | None = None) -> None:
+        spec, layout = load_device(device), find_layout(job)
+        self.job = job
+        split = pieces is not None and pieces < job.batch_size
+        strategies = (MicroBatching(micro_batch_size=pieces),) if split else ()
+        self.plain = record(job, Plan(strategies=strategies), layout, device=spec)
+        self.evaluator = JobEvaluator(
+            job=job,
+            device=spec,
+            layout=layout,
+            times=OperatorTimes(device=spec),
+            budget=Budget(num_bytes=10**12, of="allocated"),
+            may_recompute=True,
+            plain=self.plain,
+        )
+        self.evaluated: Evaluated = self.evaluator.in_full(())
+
+    def recorded(self, strategies) -> Prediction:
+        return self.evaluator.in_full(strategies).prediction
+
+    def chain(self):
+        spec = self.evaluator.device
+        return outline(self.plain.steady, rules_of(spec), self.evaluator.times.seconds)
+
+
+@cache
+def tried(name: str, device: str = "cpu") -> Tried:
+    return Tried(planner_jobs.JOBS[name](), device)
+
+
+def sample(refinements, num: int):
+    """Take some of them, with both ends."""
+    last = len(refinements) - 1
+    return [refinements[index] for index in sorted({last * n // (num - 1) for n in range(num)})]
+
+
+def errors_of(found: Tried, refinements) -> list[tuple[float, float]]:
+    """Return the errors of bytes and seconds, as shares of what was recorded."""
+    errors = []
+    for refinement in refinements:
+        recorded = found.recorded(refinement.strategies)
+        peak_bytes = recorded.peak_allocated_bytes
+        errors.append(
+            (
+                refinement.peak_bytes / peak_bytes - 1,
+                refinement.seconds / recorded.step_seconds - 1,
+            )
+        )
+    return errors
+
+
+@EACH_JOB
+def test_what_recomputing_takes_is_estimated_to_a_few_hundredths(name):
+    found = tried(name)
+    refinements = found.evaluated.refinements
+    assert refinements
+    for bytes_error, seconds_error in errors_of(found, sample(refinements, 3)[1:]):
+        assert abs(bytes_error) <= LARGEST_ERROR["cpu"]
+        assert abs(seconds_error) <= 0.06
+
+
+@pytest.mark.parametrize("name", ["transformer", "unet", "post_norm"])
+def test_on_a_gpu_it_is_estimated_to_a_few_hundredths_as_well(name):
+    found = tried(name, "a100-40gb")
+    for bytes_error, _ in errors_of(found, sample(found.evaluated.refinements, 3)):
+        assert abs(bytes_error) <= LARGEST_ERROR["a100-40gb"]
+
+
+def test_of_plain_blocks_every_estimate_holds_to_a_thousandth():
+    found = tried("transformer")
+    refinements = found.evaluated.refinements
+    assert len(refinements) >= 10
+    for bytes_error, seconds_error in errors_of(found, refinements):
+        assert abs(bytes_error) <= 1e-3
+        assert abs(seconds_error) <= 1e-3
+
+
+def test_what_a_forward_takes_for_a_moment_it_takes_again_when_recomputed():
+    job = Job(
+        model=lambda: nn.Sequential(*(Wasteful(256) for _ in range(4))),
+        batch=lambda size: torch.randn(size, 256),
+        loss=planner_jobs.square_loss,
+        optimizer=planner_jobs.sgd,
+        batch_size=512,
+    )
+    found = Tried(job)
+    chain = found.chain()
+    for place in (1, -1):
+        options = [block.options[place] for block in chain.blocks]
+        strategies = tuple(
+            ActivationCheckpointing(blocks=(block.name,), keep=option.keep)
+            for block, option in zip(chain.blocks, options, strict=True)
+        )
+        recorded = found.recorded(strategies)
+        assert chain.peak_bytes(options) == pytest.approx(recorded.peak_allocated_bytes, rel=0.002)
+
+
+@EACH_JOB
+def test_refinements_go_from_the_fastest_to_the_smallest(name):
+    refinements = tried(name).evaluated.refinements
+    prediction = tried(name).evaluated.prediction
+    peaks = [prediction.peak_allocated_bytes, *(r.peak_bytes for r in refinements)]
+    seconds = [prediction.step_seconds, *(r.seconds for r in refinements)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert seconds == sorted(seconds)
+
+
+@EACH_JOB
+def test_what_is_kept_is_not_computed_again(name):
+    """With every matrix product of a block kept, the step has the arithmetic of the plain one."""
+    found = tried(name)
+    steady = found.plain.steady
+    strategies = []
+    for block in found.chain().blocks:
+        call = next(c for c in steady.calls if c.module == block.name and c.phase is Phase.FORWARD)
+        counts: Counter[str] = Counter()
+        products = []
+        for operation in steady.operations[call.first_operation : call.last_operation]:
+            if operation.num_flops:
+                products.append(f"{operation.name}.{counts[operation.name]}")
+            counts[operation.name] += 1
+        strategies.append(ActivationCheckpointing(blocks=(block.name,), keep=tuple(products)))
+    kept = found.recorded(tuple(strategies))
+    assert kept.num_flops == steady.flops()
+
+
+@EACH_JOB
+def test_what_is_kept_and_recomputed_leaves_the_results_as_they_are(name):
+    found = Tried(planner_jobs.JOBS[name](**SMALL[name]))
+    refinements = found.evaluated.refinements
+    assert refinements
+    if name != "transformer":
+        refinements = sample(refinements, 3)
+    trial = Trial(found.job)
+    for refinement in refinements:
+        verified = trial.verify(Plan(strategies=refinement.strategies))
+        assert verified.dtype == "float64"
+        assert verified.largest_error <= 1e-10
+
+
+def test_a_few_micro_batches_say_what_all_of_them_take():
+    """Of many, the first and last are recorded; the figures are those of the whole batch."""
+    found = Tried(planner_jobs.transformer(width=128, num_blocks=2, tokens=128, batch_size=33))
+    pieces = (MicroBatching(micro_batch_size=8),)
+    short = found.evaluator.in_short(pieces)
+    full = found.evaluator.in_full(pieces)
+    assert full.is_exact
+    assert not short.is_exact
+    assert short.prediction.batch_size == 33
+    for estimated, recorded in (
+        (short.prediction, full.prediction),
+        (short.refinements[-1], found.recorded(short.refinements[-1].strategies)),
+    ):
+        seconds = getattr(estimated, "step_seconds", None) or estimated.seconds
+        peak_bytes = getattr(estimated, "peak_allocated_bytes", None) or estimated.peak_bytes
+        assert peak_bytes == pytest.approx(recorded.peak_allocated_bytes, rel=0.025)
+        assert seconds == pytest.approx(recorded.step_seconds, rel=0.03)
+
+
+def test_recomputing_costs_its_time_in_every_micro_batch():
+    sizes = {"width": 64, "num_blocks": 2, "tokens": 64}
+    one, four = (
+        Tried(planner_jobs.transformer(**sizes, batch_size=batch_size), pieces=8)
+        for batch_size in (8, 32)
+    )
+    for once, repeated in zip(one.chain().blocks, four.chain().blocks, strict=True):
+        assert repeated.options[-1].saved_bytes == once.options[-1].saved_bytes
+        assert repeated.options[-1].seconds == pytest.approx(4 * once.options[-1].seconds)
+
+
+def test_blocks_do_not_lie_inside_each_other_and_come_in_the_order_of_forward():
+    for name in SMALL:
+        blocks = [block.name for block in tried(name).chain().blocks]
+        assert len(blocks) == len(set(blocks))
+        assert not [b for b in blocks for other in blocks if b.startswith(f"{other}.")]
+        calls = [c.module for c in tried(name).plain.steady.calls]
+        assert blocks == sorted(blocks, key=calls.index)
+
+
+def test_a_module_that_is_called_twice_is_no_block():
+    found = Tried(planner_jobs.called_twice(width=16, num_blocks=2, tokens=8, batch_size=2))
+    assert not [b for b in found.chain().blocks if b.name.startswith("blocks.")]
+
+
+def test_a_chain_that_stores_everything_takes_what_was_recorded():
+    for name in SMALL:
+        found = tried(name)
+        chain = found.chain()
+        stored = chain.peak_bytes([block.options[0] for block in chain.blocks])
+        recorded_bytes = found.evaluated.prediction.peak_allocated_bytes
+        assert stored == pytest.approx(recorded_bytes, rel=1e-3), name
+
+
+def test_a_step_without_gradients_has_no_chain():
+    steady = tried("transformer").plain.steady
+    without = type(steady)(allocations=steady.allocations, events=steady.events)
+    chain = outline(without, rules_of(load_device("cpu")), lambda _: 1.0)
+    assert chain.blocks == ()
+
+
+def test_recomputing_every_block_lowers_the_peak_of_every_micro_batch():
+    """The first micro-batch, whose gradients are new, must not stand in the way of the estimate."""
+    sizes = {"width": 64, "num_blocks": 4, "tokens": 64, "batch_size": 16}
+    found = Tried(planner_jobs.transformer(**sizes), pieces=2)
+    smallest = found.evaluated.refinements[-1]
+    recorded = found.recorded((*smallest.strategies, MicroBatching(micro_batch_size=2)))
+    assert smallest.peak_bytes < 0.8 * found.evaluated.prediction.peak_allocated_bytes
+    assert smallest.peak_bytes == pytest.approx(recorded.peak_allocated_bytes, rel=0.03)

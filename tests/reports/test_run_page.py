@@ -1,0 +1,324 @@
+"""The page of a run shows what it is given, in a real browser as well, and asks nothing of it."""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.reports import run_samples
+from tests.reports.run_samples import FACTS, LEAK, SAMPLES, make_steps, write_run
+
+from memfit.cli.main import main
+from memfit.errors import MissingExtraError
+from memfit.journal.records import LeakEvent, StepRecord
+from memfit.reports.journal_contents import read_report
+from memfit.reports.journal_html import journal_html, write_journal_report
+from memfit.reports.journal_plots import ranks_figure, run_figure, step_figure
+from memfit.units import GIB
+
+PNG = b"\x89PNG"
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium here to open pages in")
+KEY_TEXTS = {
+    "leaked": (
+        "A leak used up the memory",
+        LEAK.holder,
+        "train.py:88",
+        "1.1 MiB",
+        "metrics.reset()",
+    ),
+    "killed-by-host": ("Killed by the host", "oom_kill went from 0 to 1", "exit code 137"),
+    "over-budget": ("Over the budget", "110.5 % of it used", "2.00 GiB"),
+    "recovered": (
+        "Done",
+        "twice",
+        "micro-batching(32)",
+        "Smaller plans in reserve (3)",
+        "went well",
+    ),
+    "two-ranks": ("Out of memory", "7.20 GiB", "5.80 GiB", "rank 1, the highest of 2"),
+}
+
+
+@functools.cache
+def page_of(name: str, folder: Path) -> str:
+    return journal_html(read_report(SAMPLES[name](folder)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+def body_text(page: str) -> str:
+    body = page.partition("<body>")[2]
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", body)))
+
+
+# --- The page as text ---
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_the_page_shows_what_matters(name, folder):
+    text = body_text(page_of(name, folder / name))
+    for words in KEY_TEXTS[name]:
+        assert words in text
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_the_page_asks_nothing_of_the_network(name, folder):
+    page = page_of(name, folder / name)
+    assert "default-src 'none'" in page
+    addresses = re.findall(r"https?://[^\s\"'<>)]+", page)
+    namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(addresses) <= namespaces
+    assert "<script" not in page
+
+
+def test_names_from_outside_are_shown_as_they_are(tmp_path):
+    leak = replace(LEAK, holder="<b>x</b>", sentence="`a<b` & more", chain=("<i>",))
+    facts = replace(FACTS, title="<script>alert(1)</script>")
+    page = journal_html(read_report(write_run(tmp_path, facts, (), (leak,))))
+    assert "<script>alert" not in page
+    assert "&lt;b&gt;x&lt;/b&gt;" in page
+    assert "<code>a&lt;b</code> &amp; more" in page
+
+
+def test_of_very_many_events_the_first_are_shown_and_the_rest_counted(tmp_path):
+    report = read_report(run_samples.recovered(tmp_path))
+    first = report.out_of_memory[0]
+    many = tuple(replace(first, event=replace(first.event, step=number)) for number in range(1, 81))
+    page = journal_html(replace(report, out_of_memory=many))
+    assert "50 more are in events.jsonl" in body_text(page)
+
+
+# --- Odd journals ---
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [StepRecord(step=1, time_seconds=0.1, step_seconds=0.1)],
+        make_steps(1, peak_allocated_bytes=lambda n: GIB),
+        make_steps(1, host_bytes=lambda n: GIB),
+        make_steps(5, predicted_peak_bytes=lambda n: GIB),
+        make_steps(3, peak_allocated_bytes=lambda n: 0, host_bytes=lambda n: 0),
+        make_steps(
+            9,
+            peak_allocated_bytes=lambda n: GIB,
+            predicted_peak_bytes=lambda n: GIB if n % 2 else None,
+        ),
+    ],
+    ids=["none", "bare", "one", "host", "predicted", "zero", "gaps"],
+)
+@pytest.mark.parametrize("events", [(), (LEAK,)], ids=["quiet", "leak"])
+def test_a_page_and_its_pictures_come_of_any_journal(tmp_path, steps, events):
+    facts = None if steps else FACTS
+    report = read_report(write_run(tmp_path, facts, steps, events))
+    page, *pictures = write_journal_report(report)
+    measured = any(
+        step.peak_allocated_bytes is not None or step.host_bytes is not None for step in steps
+    )
+    assert [path.name for path in pictures] == (["run-peaks.png"] if measured else [])
+    assert ("No step of this run measured its memory." in page.read_text()) == (not measured)
+
+
+def test_a_very_long_run_is_thinned_and_keeps_its_highest_step(tmp_path):
+    steps = make_steps(
+        200_000,
+        peak_allocated_bytes=lambda n: (5 if n == 123_457 else 1 + n % 2) * GIB,
+        host_bytes=lambda n: 2 * GIB,
+    )
+    report = replace(read_report(write_run(tmp_path, FACTS, steps[:3])), steps={0: steps})
+    figure = run_figure(report, max_points=1600)
+    (line,) = [line for line in figure.axes[0].lines if line.get_label() == "peak allocated"]
+    numbers, values = line.get_xdata(), line.get_ydata()
+    assert len(values) <= 1600
+    assert max(values) == 5
+    assert numbers[list(values).index(5)] == 123_457
+    assert len(journal_html(report)) < 300_000
+
+
+# --- Pictures ---
+
+
+def labels_of(figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_the_picture_of_a_run_names_every_line_and_mark(folder):
+    report = read_report(SAMPLES["recovered"](folder / "recovered-picture"))
+    figure = run_figure(report)
+    assert labels_of(figure) == [
+        "predicted peak allocated",
+        "peak reserved",
+        "peak allocated",
+        "budget 14.56 GiB",
+        "out of memory (2)",
+        "larger plan again (1)",
+        "host",
+    ]
+    device, host = figure.axes
+    assert device.get_ylabel() == "peak (GiB)"
+    assert host.get_ylabel() == "host (GiB)"
+    assert host.get_xlabel() == "step"
+    low, high = device.get_xlim()
+    assert low < 1
+    assert high > 1500
+    assert device.get_ylim()[1] > 14.56
+
+
+def test_a_budget_far_above_is_named_and_not_drawn(tmp_path):
+    facts = replace(FACTS, budget_bytes=80 * GIB)
+    steps = make_steps(5, peak_allocated_bytes=lambda n: GIB)
+    figure = run_figure(read_report(write_run(tmp_path, facts, steps)))
+    assert "budget 80.00 GiB (above the picture)" in labels_of(figure)
+    assert figure.axes[0].get_ylim()[1] < 2
+
+
+def test_an_event_after_the_last_step_is_in_the_picture(tmp_path):
+    late = replace(LEAK, step=40)
+    figure = run_figure(
+        read_report(write_run(tmp_path, FACTS, make_steps(5, host_bytes=lambda n: 1), (late,)))
+    )
+    assert figure.axes[0].get_xlim()[1] > 40
+
+
+def test_ranks_and_timelines_are_drawn_where_there_are_any(folder):
+    alone = read_report(SAMPLES["over-budget"](folder / "alone"))
+    assert ranks_figure(alone) is None
+    assert step_figure(alone) is None
+    ranks = ranks_figure(read_report(SAMPLES["two-ranks"](folder / "ranks")))
+    assert labels_of(ranks) == ["peak allocated", "peak reserved", "host"]
+    heights = [bar.get_height() for bar in ranks.axes[0].patches]
+    assert heights == pytest.approx([5.8, 7.2, 6.1, 7.5])
+    step = step_figure(read_report(SAMPLES["recovered"](folder / "step")))
+    assert [axes.get_title(loc="left") for axes in step.axes] == ["predicted", "measured"]
+
+
+# --- The command ---
+
+
+def test_the_command_writes_the_page_and_the_pictures(tmp_path, capsys):
+    run_samples.recovered(tmp_path)
+    assert main(["report", str(tmp_path)]) == 0
+    shown = "".join(capsys.readouterr().out.split())  # long paths are wrapped
+    for name in ("run-peaks.png", "run-step.png"):
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+        assert name in shown
+    assert "<title>gpt-small - memfit</title>" in (tmp_path / "report.html").read_text()
+
+
+def test_a_page_of_its_own_is_renewed_and_that_of_another_command_left_alone(tmp_path):
+    report = read_report(run_samples.over_budget(tmp_path))
+    for _ in range(2):
+        assert write_journal_report(report)[0].name == "report.html"
+    (tmp_path / "report.html").write_text("<html>the page of a training command</html>")
+    assert write_journal_report(report)[0].name == "run-report.html"
+    assert "training command" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib.figure"])
+def test_without_the_extra_nothing_is_written_and_the_pip_line_is_named(
+    tmp_path, monkeypatch, package
+):
+    run_samples.over_budget(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'memfit\[html\]'"):
+        write_journal_report(read_report(tmp_path))
+    assert sorted(tmp_path.iterdir()) == before
+    assert main(["report", str(tmp_path), "--no-page"]) == 0
+
+
+# --- In a browser ---
+
+FRAME = """<!doctype html><body><iframe id="frame" style="width: {width}px; height: 900px" srcdoc="{page}">
+</iframe><script>
+document.getElementById("frame").onload = function () {{
+  const inside = this.contentDocument.documentElement;
+  document.body.dataset.width = inside.clientWidth;
+  document.body.dataset.scroll = inside.scrollWidth;
+  this.replaceWith(document.createTextNode(inside.innerText));
+}};
+</script></body>"""
+
+
+def opened(path: Path) -> tuple[str, str]:
+    """Open a page without a window; give its elements as they then are, and what was logged."""
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    profile = f"--user-data-dir={path.parent / 'profile'}"
+    done = subprocess.run(
+        [str(BROWSER), *words, profile, f"file://{path}"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return done.stdout, done.stderr
+
+
+def framed(page: str, width: int, folder: Path) -> tuple[str, int, int]:
+    """Show a page in so many pixels; give its text, its width and the width of its content."""
+    path = folder / "frame.html"
+    path.write_text(FRAME.format(width=width, page=html.escape(page)))
+    elements, _ = opened(path)
+    found = re.search(r'data-width="(\d+)" data-scroll="(\d+)"', elements)
+    assert found, elements[:500]
+    return html.unescape(elements), int(found[1]), int(found[2])
+
+
+@needs_browser
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_a_browser_shows_the_page_without_a_complaint(name, folder, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page_of(name, folder / name))
+    elements, logged = opened(path)
+    assert "CONSOLE" not in logged, logged
+    for words in KEY_TEXTS[name]:
+        assert words in body_text(elements)
+
+
+@needs_browser
+def test_the_browser_would_complain_of_a_request(folder, tmp_path):
+    path = tmp_path / "report.html"
+    page = page_of("over-budget", folder / "over-budget")
+    path.write_text(page.replace("<main>", '<main><img src="https://example.invalid/x.png">'))
+    assert "CONSOLE" in opened(path)[1]
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["leaked", "recovered", "two-ranks"])
+def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(name, folder, tmp_path):
+    text, width, content = framed(page_of(name, folder / name), 400, tmp_path)
+    assert KEY_TEXTS[name][0] in text
+    assert 350 < width <= 400
+    assert content <= width
+
+
+@needs_browser
+def test_a_page_that_is_too_wide_would_be_found(folder, tmp_path):
+    page = page_of("leaked", folder / "leaked")
+    wide = page.replace("<main>", '<main><div style="width: 700px">x</div>')
+    _, width, content = framed(wide, 400, tmp_path)
+    assert content > width
+
+
+def test_the_page_knows_dark_screens(folder):
+    page = page_of("leaked", folder / "leaked")
+    assert "prefers-color-scheme: dark" in page
+    assert "var(--plot-ink" in page
+
+
+def test_the_samples_leak_what_the_records_say():
+    assert isinstance(LEAK, LeakEvent)
+    assert LEAK.total_growth_bytes == pytest.approx(
+        LEAK.growth_bytes_per_step * LEAK.num_steps, rel=0.1
+    )

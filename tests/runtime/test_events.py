@@ -1,0 +1,241 @@
+"""A run tells its folder and its listeners what it does, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.reports.run_samples import LEAK
+from tests.runtime.guard_faults import BATCH_SIZE, OutOfMemoryAt, build_job
+
+import memfit
+from memfit import Plan
+from memfit.errors import MemfitWarning, OutOfMemoryAfterAllError
+from memfit.journal.folder import WATCH_FOLDER_VARIABLE, read_journal
+from memfit.journal.records import DriftEvent, OutOfMemoryEvent, Reason
+from memfit.journal.timeline import read_timeline
+from memfit.runtime.guard.settings import GuardSettings
+from memfit.strategies.micro_batching import MicroBatching
+
+pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
+
+
+def test_a_folder_holds_steps_events_plan_timeline_and_end(tmp_path: Path) -> None:
+    job = build_job(batch_norm=False)
+    with memfit.start(job, Plan(), folder=tmp_path) as run:
+        for number in range(5):
+            with OutOfMemoryAt(name="log_softmax_backward", most=1 if number == 3 else 0):
+                run.step(job.batch(BATCH_SIZE))
+    journal = read_journal(tmp_path)
+    assert [step.step for step in journal.steps] == [1, 2, 3, 4, 5]
+    assert [step.micro_batch_size for step in journal.steps] == [8, 8, 8, 4, 4]
+    assert [step.num_samples for step in journal.steps] == [8] * 5
+    assert all(step.peak_allocated_bytes for step in journal.steps[:3])
+    assert all(step.host_bytes for step in journal.steps)
+    (event,) = journal.events
+    assert isinstance(event, OutOfMemoryEvent)
+    assert (event.step, event.next_plan) == (4, ("micro-batching(4)",))
+    assert Plan.load(tmp_path / "plan.yaml").labels() == ("micro-batching(4)",)
+    assert journal.ending is not None
+    assert (journal.ending.reason, journal.ending.num_steps) == (Reason.DONE, 5)
+
+
+def test_the_timeline_of_a_step_adds_up_and_knows_its_categories(tmp_path: Path) -> None:
+    job = build_job()
+    with memfit.start(job, folder=tmp_path) as run:
+        for _ in range(4):
+            run.step(job.batch(BATCH_SIZE))
+        owned = {
+            "parameters": sum(p.nbytes for p in run.model.parameters()),
+            "optimizer state": sum(
+                t.nbytes for s in run.optimizer.state.values() for t in s.values()
+            ),
+        }
+    timeline = read_timeline(tmp_path)
+    assert timeline is not None
+    measured = timeline.measured
+    sums = [
+        sum(part[i] for part in measured.by_category.values())
+        for i in range(len(measured.allocated_bytes))
+    ]
+    assert sums == list(measured.allocated_bytes)
+    for name, num_bytes in owned.items():
+        assert set(measured.by_category[name]) == {num_bytes}
+    assert max(measured.by_category["gradients"]) == owned["parameters"]
+    assert measured.by_category["gradients"][0] == measured.by_category["gradients"][-1] == 0
+    assert max(measured.by_category["saved activations"]) > 0
+    assert [name for _, name in measured.phases] == ["forward", "backward", "optimizer"]
+    assert max(measured.allocated_bytes) == read_journal(tmp_path).steps[2].peak_allocated_bytes
+
+
+def test_a_run_that_cannot_go_on_says_so_and_one_that_goes_on_is_not_over(tmp_path: Path) -> None:
+    job = build_job(batch_norm=False)
+    plan = Plan(strategies=(MicroBatching(micro_batch_size=1),))
+    ends = []
+    for goes_on in (False, True):
+        folder = tmp_path / str(goes_on)
+        run = memfit.start(job, plan, folder=folder)
+        with OutOfMemoryAt(name="log_softmax_backward"), pytest.raises(OutOfMemoryAfterAllError):
+            run.step(job.batch(BATCH_SIZE))
+        if goes_on:
+            run.step(job.batch(BATCH_SIZE))
+        run.close()
+        ends.append(read_journal(folder).ending)
+    assert [end.reason for end in ends if end] == [Reason.OUT_OF_MEMORY, Reason.DONE]
+    assert [end.exit_code for end in ends if end] == [4, 0]
+
+
+def test_a_script_that_closes_nothing_ends_its_journal_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import sys, torch, memfit
+
+job = memfit.Job(
+    model=lambda: torch.nn.Linear(2, 1),
+    batch=lambda size: torch.randn(size, 2),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    batch_size=4,
+)
+run = memfit.start(job, folder=sys.argv[1])
+run.step(job.batch(4))
+if sys.argv[1] == "fails":
+    raise ValueError("no more data")
+"""
+    )
+    for name, reason in (("fine", Reason.DONE), ("fails", Reason.ERROR)):
+        subprocess.run(
+            [sys.executable, str(script), name], cwd=tmp_path, capture_output=True, check=False
+        )
+        ending = read_journal(tmp_path / name).ending
+        assert ending is not None
+        assert ending.reason is reason
+    assert ending.sentence == "no more data"
+
+
+class Listener:
+    """Remember what is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def begin(self, facts: Any) -> None:
+        self.told.append(("begin", facts))
+
+    def step(self, record: Any) -> None:
+        self.told.append(("step", record))
+
+    def event(self, event: Any) -> None:
+        self.told.append(("event", event))
+
+    def end(self, ending: Any) -> None:
+        self.told.append(("end", ending))
+
+
+def test_listeners_hear_everything_in_order() -> None:
+    job = build_job(batch_norm=False)
+    listener = Listener()
+    settings = GuardSettings(climb_after_steps=1)
+    with memfit.start(job, listeners=[listener], guard=settings) as run:
+        with OutOfMemoryAt(name="log_softmax_backward", most=1):
+            run.step(job.batch(BATCH_SIZE))
+        run.step(job.batch(BATCH_SIZE))
+    words = [word for word, _ in listener.told]
+    assert words == ["begin", "event", "step", "event", "step", "end"]
+
+
+def test_a_peak_that_leaves_the_predicted_one_is_a_warning_that_names_the_category() -> None:
+    width = 512
+
+    def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).square().mean()
+
+    job = memfit.Job(
+        model=lambda: torch.nn.Linear(width, width),
+        batch=lambda size: torch.randn(size, width),
+        loss=loss,
+        optimizer=torch.optim.SGD,
+        batch_size=64,
+    )
+    plan = memfit.plan(job)
+    told: list[Any] = []
+    with memfit.start(job, plan) as run:
+        run.listen(told.append)
+        with pytest.warns(MemfitWarning, match="batch"):
+            run.step(torch.randn(4096, width))
+    (drift,) = told
+    assert isinstance(drift, DriftEvent)
+    assert drift.measured_bytes > drift.predicted_bytes
+
+
+class Finder:
+    """Stand in for the leak finder."""
+
+    failure: str | None = None
+
+    def __init__(self, on_leak: Any) -> None:
+        self.on_leak = on_leak
+        self.boundaries: list[tuple[str, int, int]] = []
+
+    def boundary(self, stream: str, step: int, batch_bytes: int) -> None:
+        self.boundaries.append((stream, step, batch_bytes))
+        if len(self.boundaries) == 2:
+            self.on_leak(LEAK)
+
+    def finish(self) -> None:
+        """Find nothing more."""
+
+
+def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> None:
+    made: list[Finder] = []
+
+    def make(on_leak: Any) -> Finder:
+        made.append(Finder(on_leak))
+        return made[-1]
+
+    monkeypatch.setattr("memfit.runtime.events.LeakFinder", make)
+    job = build_job(batch_norm=False)
+    memfit.start(job).close()
+    assert made == []
+    listener, told = Listener(), []
+    run = memfit.start(job, find_leaks=True, listeners=[listener])
+    run.listen(told.append)
+    batch = job.batch(BATCH_SIZE)
+    num_bytes = BATCH_SIZE * (6 * 4 + 8)
+    run.step(batch)
+    with pytest.warns(MemfitWarning, match="grows"):
+        run.evaluate(batch)
+    run.close()
+    assert made[0].boundaries == [("train", 1, num_bytes), ("evaluation", 1, num_bytes)]
+    assert told == [LEAK]
+
+
+def test_a_finder_that_gives_up_is_no_all_clear(monkeypatch: Any) -> None:
+    monkeypatch.setattr("memfit.runtime.events.LeakFinder", Finder)
+    monkeypatch.setattr(Finder, "failure", "TypeError: unreadable")
+    job = build_job(batch_norm=False)
+    with memfit.start(job, find_leaks=True) as run:
+        with pytest.warns(MemfitWarning, match="looked for no more .TypeError: unreadable."):
+            run.step(job.batch(BATCH_SIZE))
+        run.step(job.batch(BATCH_SIZE))
+
+
+def test_a_guarded_run_below_a_watch_tells_it_what_the_guard_did(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(WATCH_FOLDER_VARIABLE, str(tmp_path))
+    job = build_job(batch_norm=False)
+    with memfit.start(job, find_leaks=False) as run:
+        with OutOfMemoryAt(name="log_softmax_backward", most=1):
+            run.step(job.batch(BATCH_SIZE))
+        with pytest.warns(MemfitWarning, match="grows"):
+            run._notes.event(LEAK)
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"] == "out-of-memory"
+    assert not (tmp_path / "steps.jsonl").exists()

@@ -1,0 +1,30 @@
+"""Ranks that train together all go on alike, wherever one of them runs out of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.runtime import guard_ranks
+from torch.multiprocessing import spawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", guard_ranks.KINDS)
+def test_when_one_rank_fails_all_end_as_if_none_had(tmp_path: Path, kind: str) -> None:
+    """Every fault is in one of two ranks; both are compared with an undisturbed run, bit by bit."""
+    arguments = (2, str(tmp_path / "store"), kind, 6, 0, str(tmp_path))
+    spawn(guard_ranks.fails_and_goes_on, args=arguments, nprocs=2)
+    assert [(tmp_path / f"{kind}-{rank}.txt").read_text() for rank in range(2)] == ["fine"] * 2
+
+
+@pytest.mark.slow
+def test_errors_of_another_kind_and_death_stop_the_other_rank_with_a_message(
+    tmp_path: Path,
+) -> None:
+    arguments = (2, str(tmp_path / "store"), str(tmp_path))
+    spawn(guard_ranks.fails_otherwise, args=arguments, nprocs=2)
+    first, second = [(tmp_path / f"error-{rank}.txt").read_text() for rank in range(2)]
+    assert "OtherRankError: Another rank has failed: rank 1 raised an error" in first
+    assert first.count("OtherRankError") == 2, "once for the error, once for the death"
+    assert "shapes cannot be multiplied" in second

@@ -1,0 +1,338 @@
+"""The optimizer in backward does what it does after backward, for optimizers, hooks and states."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+import torch
+from tests.conformance.builders import near_peak
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.checkpoint import checkpoint
+
+import memfit
+from memfit import Job, Plan, Total
+from memfit.errors import StrategyError
+from memfit.runtime.run import open_plain_session
+from memfit.session.batches import find_layout
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_in_backward import OptimizerInBackward
+
+IN_BACKWARD = Plan(strategies=(OptimizerInBackward(),))
+OPTIMIZERS = {
+    "adadelta": partial(torch.optim.Adadelta, lr=0.5),
+    "adafactor": partial(torch.optim.Adafactor, lr=0.05),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.05),
+    "adam": partial(torch.optim.Adam, lr=0.05, amsgrad=True, weight_decay=0.1),
+    "adam-foreach": partial(torch.optim.Adam, lr=0.05, foreach=True),
+    "adam-fused": partial(torch.optim.Adam, lr=0.05, fused=True),
+    "adam-tensor-lr": lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.05)),
+    "adamax": partial(torch.optim.Adamax, lr=0.05),
+    "adamw": partial(torch.optim.AdamW, lr=0.05, maximize=True),
+    "asgd": partial(torch.optim.ASGD, lr=0.05),
+    "nadam": partial(torch.optim.NAdam, lr=0.05),
+    "radam": partial(torch.optim.RAdam, lr=0.05),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.05, momentum=0.9, centered=True),
+    "rprop": partial(torch.optim.Rprop, lr=0.05),
+    "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
+    "sgd-fused": partial(torch.optim.SGD, lr=0.05, momentum=0.9, fused=True),
+    "sgd-plain": partial(torch.optim.SGD, lr=0.05),
+}
+
+
+class Tied(nn.Module):
+    """A weight that is used twice, and another one in between."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, width)
+        self.between = nn.Linear(width, width)
+
+    def forward(self, ids):
+        return torch.tanh(self.between(self.table(ids))) @ self.table.weight.t()
+
+
+def tied_job(optimizer=OPTIMIZERS["adam"]) -> Job:
+    """Return a job over ragged rows whose loss is a sum and a count."""
+
+    def loss(model, ids):
+        losses = nn.functional.cross_entropy(model(ids), ids.roll(1, 0), reduction="none")
+        kept = ids > 2
+        return Total((losses * kept).sum(), kept.sum())
+
+    return Job(
+        model=lambda: Tied().double(),
+        batch=lambda size: torch.arange(size) % 12,
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=16,
+    )
+
+
+def trained(job: Job, plan: Plan, num_steps: int = 4) -> memfit.Run:
+    """Run a few steps from the same start."""
+    torch.manual_seed(0)
+    run = memfit.start(job, plan)
+    for _ in range(num_steps):
+        run.step(job.batch(job.batch_size))
+    return run
+
+
+def tensors_of(state) -> list[torch.Tensor]:
+    """List the tensors of a checkpoint; states of the optimizer in the order of parameters."""
+    states = [state["optimizer"]["state"][key] for key in sorted(state["optimizer"]["state"])]
+    leaves = torch.utils._pytree.tree_leaves((state["model"], states))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def assert_same(first: memfit.Run, second: memfit.Run) -> None:
+    """Compare parameters and optimizer states."""
+    expected, found = first.state_dict(), second.state_dict()
+    assert expected["optimizer"]["param_groups"] == found["optimizer"]["param_groups"]
+    pairs = zip(tensors_of(expected), tensors_of(found), strict=True)
+    assert all(torch.allclose(one, other, rtol=1e-12, atol=1e-14) for one, other in pairs)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_torch_does_the_same_over_several_steps(name):
+    job = tied_job(OPTIMIZERS[name])
+    assert_same(trained(job, Plan()), trained(job, IN_BACKWARD))
+
+
+def test_a_weight_used_twice_is_updated_once_with_its_whole_gradient():
+    """Adam counts the updates that it made of each parameter."""
+    run = trained(tied_job(), IN_BACKWARD, num_steps=3)
+    state = run.optimizer.state[run.model.table.weight]
+    assert float(state["step"]) == 3.0
+
+
+def test_parameter_groups_keep_their_own_settings():
+    def groups(parameters):
+        return torch.optim.SGD(
+            [{"params": parameters[:1], "lr": 0.5}, {"params": parameters[1:], "momentum": 0.9}],
+            lr=0.01,
+        )
+
+    assert_same(trained(tied_job(groups), Plan()), trained(tied_job(groups), IN_BACKWARD))
+
+
+def test_schedulers_and_hooks_see_one_step_of_the_optimizer_per_step():
+    rates, calls = [], []
+    for plan in (Plan(), IN_BACKWARD):
+        job = tied_job()
+        run = trained(job, plan, num_steps=0)
+        run.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        scheduler = StepLR(run.optimizer, step_size=2, gamma=0.1)
+        for _ in range(4):
+            run.step(job.batch(job.batch_size))
+            scheduler.step()  # warns, which is an error here, where no step came before
+            rates.append(run.optimizer.param_groups[0]["lr"])
+    assert len(calls) == 8
+    assert rates[:4] == rates[4:]
+
+
+def test_a_checkpoint_goes_on_with_and_without_the_strategy():
+    job = tied_job()
+    saved = trained(job, IN_BACKWARD, num_steps=2).state_dict()
+    goals = trained(job, Plan(), num_steps=3)
+    for plan in (Plan(), IN_BACKWARD):
+        run = memfit.start(job, plan)
+        run.load_state_dict(copy.deepcopy(saved))
+        run.step(job.batch(job.batch_size))
+        assert_same(goals, run)
+
+
+def test_what_begins_to_train_later_is_trained(regression_job):
+    runs = []
+    for plan in (Plan(), IN_BACKWARD):
+        torch.manual_seed(0)
+        run = memfit.start(regression_job, plan)
+        run.model[0].weight.requires_grad_(False)
+        batch = regression_job.batch(10)
+        run.step(batch)
+        run.model[0].weight.requires_grad_(True)
+        run.step(batch)
+        runs.append(run)
+    assert_same(*runs)
+
+
+def test_gradients_of_all_parameters_never_live_at_once():
+    width, num_layers = 128, 8
+    job = Job(
+        model=lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(num_layers))),
+        batch=lambda size: torch.randn(size, width),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, fused=True),
+        batch_size=2,
+    )
+    plain, planned = memfit.predict(job), memfit.predict(job, plan=IN_BACKWARD)
+    layer_bytes = (width + 1) * width * 4
+    assert plain.by_category["gradients"] == num_layers * layer_bytes
+    saved_bytes = plain.peak_allocated_bytes - planned.peak_allocated_bytes
+    assert saved_bytes > (num_layers - 2) * layer_bytes
+    measured = memfit.measure(job, IN_BACKWARD)
+    assert planned.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
+
+
+def test_a_virtual_gpu_shows_the_saving_too(regression_job):
+    job = replace(
+        regression_job, model=lambda: nn.Sequential(nn.Linear(16, 2048), nn.Linear(2048, 4))
+    )
+    plain = memfit.predict(job, "a100-40gb")
+    planned = memfit.predict(job, "a100-40gb", IN_BACKWARD)
+    assert planned.peak_allocated_bytes < plain.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_leaves_no_hooks_and_whole_groups_behind(regression_job, fails):
+    def loss(model, batch):
+        value = regression_job.loss(model, batch)
+        if fails:
+            model[0].weight.register_hook(lambda _: 1 / 0)
+        return value
+
+    run = memfit.start(replace(regression_job, loss=loss), IN_BACKWARD)
+    groups, members = run.optimizer.param_groups, list(run.optimizer.param_groups[0]["params"])
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            run.step(regression_job.batch(10))
+    else:
+        run.step(regression_job.batch(10))
+    assert run.optimizer.param_groups is groups
+    assert [id(member) for member in groups[0]["params"]] == [id(member) for member in members]
+    for parameter in run.model.parameters():
+        assert not parameter._post_accumulate_grad_hooks
+        assert parameter.grad is None
+
+
+def test_a_failing_optimizer_gets_its_groups_back(regression_job):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ArithmeticError
+
+    Failing.__module__ = "torch.optim.failing"
+    run = memfit.start(replace(regression_job, optimizer=partial(Failing, lr=0.1)), IN_BACKWARD)
+    with pytest.raises(ArithmeticError):
+        run.step(regression_job.batch(10))
+    assert len(run.optimizer.param_groups[0]["params"]) == 4
+
+
+class SharedReentrant(nn.Module):
+    """Two blocks, recomputed by nested backward passes, share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(16, 16)
+
+    def forward(self, inputs):
+        hidden = inputs.requires_grad_()
+        for _ in range(2):
+            hidden = checkpoint(self.shared, hidden, use_reentrant=True)
+        return hidden
+
+
+def test_a_gradient_that_comes_in_parts_is_refused(regression_job):
+    job = replace(
+        regression_job,
+        model=SharedReentrant,
+        loss=lambda model, batch: model(batch[0].clone()).square().mean(),
+    )
+    with pytest.raises(StrategyError, match="use_reentrant=False"):
+        trained(job, IN_BACKWARD, num_steps=1)
+
+
+def test_a_weight_that_backward_still_reads_is_not_changed_silently(regression_job):
+    """The first layer's gradient goes through the second one's weight, which is detached there."""
+
+    def loss(model, batch):
+        first, _, second = model
+        hidden = first(batch[0]) @ second.weight.t().detach()
+        return (hidden + second(batch[0].new_ones(1, 32))).square().mean()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        trained(replace(regression_job, loss=loss), IN_BACKWARD, num_steps=1)
+
+
+def lbfgs(parameters):
+    return torch.optim.LBFGS(parameters)
+
+
+def hooked_before(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
+def hooked_after(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def scheduled(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    StepLR(optimizer, 1)
+    return optimizer
+
+
+def with_own_step(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.step = lambda closure=None: None
+    return optimizer
+
+
+class Foreign(torch.optim.SGD):
+    """An optimizer from outside torch.optim."""
+
+
+def obstacle(job: Job) -> str | None:
+    session = open_plain_session(job, "cpu", find_layout(job))
+    return OptimizerInBackward().obstacle(gather_facts(session))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (lbfgs, "LBFGS may need the gradients of all parameters at once"),
+        (partial(Foreign, lr=0.1), "Foreign may need"),
+        (hooked_before, "has a hook before its step"),
+        (with_own_step, "has a step function of its own"),
+    ],
+)
+def test_what_needs_all_gradients_at_once_is_refused(regression_job, optimizer, reason):
+    assert reason in obstacle(replace(regression_job, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("optimizer", [hooked_after, scheduled])
+def test_what_only_counts_steps_is_not_refused(regression_job, optimizer):
+    job = replace(regression_job, optimizer=optimizer)
+    assert obstacle(job) is None
+    assert_same(trained(job, Plan()), trained(job, IN_BACKWARD))
+
+
+def test_micro_batches_are_refused(regression_job):
+    plan = Plan(strategies=(OptimizerInBackward(), MicroBatching(micro_batch_size=5)))
+    with pytest.raises(StrategyError, match="needs the gradients of all pieces"):
+        memfit.start(regression_job, plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(OptimizerInBackward):
+    """Plant a fault: go backward from half of the loss."""
+
+    def apply(self, session):
+        undo = super().apply(session)
+        session.backward = lambda loss: (loss / 2).backward()
+        return undo
+
+
+def test_verification_compares_gradients_that_are_gone_when_the_step_ends(regression_job):
+    kept = memfit.verify(regression_job, IN_BACKWARD)
+    assert kept.worst_gradient
+    assert kept.largest_error <= 1e-10
+    found = memfit.verify(regression_job, Plan(strategies=(Halved(),)))
+    assert found.gradient_error == pytest.approx(0.5)

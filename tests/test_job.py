@@ -1,0 +1,246 @@
+"""What a user brings is checked, and each fault is named with what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit import MemfitError, Total
+from memfit.errors import (
+    BatchSizeIgnoredError,
+    JobError,
+    JobFileError,
+    JobFunctionError,
+    JobNameError,
+    LossNotScalarError,
+)
+from memfit.job import expected_signature, load_job
+from memfit.session.batches import find_layout
+
+SOURCE = """
+import torch
+from memfit import Job
+
+job = Job(
+    model=lambda: torch.nn.Linear(4, 1),
+    batch=lambda size: torch.randn(size, 4),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    batch_size=3,
+)
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    """Return a function that writes a job file."""
+
+    def write(source: str, name: str = "my_job.py") -> str:
+        path = tmp_path / name
+        path.write_text(source)
+        return str(path)
+
+    return write
+
+
+# --- Loading ---
+
+
+def test_a_job_is_loaded_by_file_and_name(job_file):
+    job = load_job(f"{job_file(SOURCE)}:job")
+    assert job.batch_size == 3
+    assert isinstance(job.model(), nn.Linear)
+
+
+def test_the_name_may_be_left_out_where_there_is_one_job(job_file):
+    assert load_job(job_file(SOURCE)).batch_size == 3
+
+
+def test_a_name_may_be_a_function_that_builds_the_job(job_file):
+    path = job_file(SOURCE + "\ndef build():\n    return job\n")
+    assert load_job(f"{path}:build").batch_size == 3
+
+
+def test_a_job_file_may_import_what_lies_beside_it(job_file):
+    job_file("batch_size = 5\n", "its_neighbour.py")
+    path = job_file("from its_neighbour import batch_size\n" + SOURCE.replace("=3", "=batch_size"))
+    before = list(sys.path)
+    assert load_job(path).batch_size == 5
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "fragments"),
+    [
+        ("no_such.py:job", JobFileError, ["no_such.py", "there is no such file", "FILE.py:name"]),
+        ("", JobFileError, ["there is no such file", "FILE.py:name"]),
+        (".", JobFileError, ["there is no such file"]),
+    ],
+)
+def test_a_missing_file_is_named(reference, error, fragments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        load_job(reference)
+    assert all(fragment in str(caught.value) for fragment in fragments)
+
+
+def test_a_missing_name_is_answered_with_the_jobs_that_are_there(job_file):
+    path = job_file(SOURCE + "\nother = job\n")
+    with pytest.raises(JobNameError, match=r"named 'jobs'\. The jobs there: job, other"):
+        load_job(f"{path}:jobs")
+
+
+def test_without_a_name_several_jobs_are_listed(job_file):
+    with pytest.raises(JobNameError, match="The jobs there: job, other"):
+        load_job(job_file(SOURCE + "\nother = job\n"))
+
+
+def test_a_file_without_jobs_is_told_apart(job_file):
+    with pytest.raises(JobNameError, match=r"holds no memfit\.Job at all"):
+        load_job(f"{job_file('x = 1')}:x")
+
+
+def test_a_syntax_error_is_named_with_its_line(job_file):
+    with pytest.raises(JobFileError, match=r"SyntaxError.*\(line 3\)") as caught:
+        load_job(job_file("x = 1\n\ndef f(:\n"))
+    assert "my_job.py" in str(caught.value)
+
+
+def test_an_error_while_importing_is_named_with_the_line_of_the_job_file(job_file):
+    with pytest.raises(JobFileError, match=r"ZeroDivisionError: .*\(line 2\)"):
+        load_job(job_file("import json\nx = 1 / 0\n"))
+
+
+def test_a_missing_package_of_a_job_file_is_named(job_file):
+    with pytest.raises(JobFileError, match=r"ModuleNotFoundError: .*no_such_package"):
+        load_job(job_file("import no_such_package\n"))
+
+
+def test_a_file_that_is_not_python_is_refused(job_file):
+    with pytest.raises(JobFileError, match="not a Python file"):
+        load_job(job_file("model: 1\n", "job.yaml"))
+
+
+def test_a_job_that_is_wrongly_described_in_its_file_keeps_its_own_message(job_file):
+    with pytest.raises(JobError, match="batch_size must be a whole number of at least 1, not 0"):
+        load_job(job_file(SOURCE.replace("=3", "=0")))
+
+
+# --- Fields ---
+
+
+@pytest.mark.parametrize("function", ["model", "batch", "loss", "optimizer"])
+def test_what_is_no_function_is_refused(regression_job, function):
+    with pytest.raises(JobError, match=f"Job.{function} must be a function, not int"):
+        replace(regression_job, **{function: 3})
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        ("model", lambda width: nn.Linear(width, 1)),
+        ("batch", lambda: torch.zeros(3)),
+        ("loss", lambda model: model.weight.sum()),
+        ("optimizer", lambda parameters, lr: torch.optim.SGD(parameters, lr=lr)),
+        ("loss", lambda *, model, batch: model(batch).sum()),
+    ],
+)
+def test_a_wrong_signature_is_shown_beside_the_right_one(regression_job, function, value):
+    with pytest.raises(JobError) as caught:
+        replace(regression_job, **{function: value})
+    assert f"Job.{function} must be {expected_signature(function)}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [nn.ReLU, partial(nn.Linear, 4, 1), lambda width=4: nn.Linear(width, 1), lambda *args: args],
+)
+def test_whatever_can_be_called_in_the_right_way_is_taken(regression_job, value):
+    assert replace(regression_job, model=value).model is value
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.0, "8", None])
+def test_a_batch_size_that_is_no_positive_whole_number_is_refused(regression_job, batch_size):
+    with pytest.raises(JobError, match="batch_size must be a whole number of at least 1"):
+        replace(regression_job, batch_size=batch_size)
+
+
+# --- What the functions give ---
+
+NOT_SCALAR = {
+    "vector": (lambda model, batch: model(batch[0]), r"a tensor of shape \(10, 4\)"),
+    "float": (lambda model, batch: 0.5, "a float"),
+    "none": (lambda model, batch: None, "a NoneType"),
+    "tuple": (lambda model, batch: (model(batch[0]).sum(), 3), "a tuple"),
+    "total": (lambda model, batch: Total(model(batch[0]), 3), "a tensor of shape"),
+    "detached": (lambda model, batch: model(batch[0]).sum().detach(), "nothing would be trained"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SCALAR)
+@pytest.mark.parametrize("act", [memfit.predict, memfit.measure], ids=lambda act: act.__name__)
+def test_a_loss_that_is_no_scalar_is_named_with_a_remedy(regression_job, name, act):
+    loss, found = NOT_SCALAR[name]
+    with pytest.raises(LossNotScalarError, match=found) as caught:
+        act(replace(regression_job, loss=loss))
+    assert ".mean()" in str(caught.value)
+
+
+def test_a_loss_that_is_no_scalar_is_named_when_it_is_really_run(regression_job):
+    job = replace(regression_job, loss=NOT_SCALAR["vector"][0])
+    with pytest.raises(LossNotScalarError):
+        memfit.start(job).step(job.batch(10))
+
+
+@pytest.mark.parametrize(
+    ("batch", "shapes"),
+    [
+        (lambda size: torch.zeros(7, 16), r"\(7, 16\)"),
+        (lambda size: {"a": torch.zeros(2), "n": size}, r"\(2,\)"),
+        (lambda size: None, "no tensors"),
+    ],
+)
+def test_a_batch_that_ignores_its_argument_is_named_with_its_shapes(regression_job, batch, shapes):
+    with pytest.raises(BatchSizeIgnoredError, match=shapes) as caught:
+        find_layout(replace(regression_job, batch=batch))
+    assert "grows with the batch size" in str(caught.value)
+
+
+def fail(*_args):
+    raise OSError("the file is gone")
+
+
+@pytest.mark.parametrize("function", ["model", "batch", "optimizer", "loss"])
+def test_a_function_that_fails_is_named_with_its_reason_and_signature(regression_job, function):
+    with pytest.raises(JobFunctionError, match="OSError: the file is gone") as caught:
+        memfit.predict(replace(regression_job, **{function: fail}))
+    assert f"The job's {function} failed" in str(caught.value)
+    assert expected_signature(function) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "found"),
+    [
+        ("model", lambda: torch.zeros(3), "a Tensor"),
+        ("optimizer", lambda parameters: None, "a NoneType"),
+    ],
+)
+def test_a_function_that_gives_something_else_is_named(regression_job, function, value, found):
+    with pytest.raises(JobFunctionError, match=f"it returned {found}"):
+        memfit.start(replace(regression_job, **{function: value}))
+
+
+def test_a_step_that_looks_at_values_is_refused_with_another_way(regression_job):
+    def loss(model, batch):
+        value = regression_job.loss(model, batch)
+        return value if value.item() > 0 else -value
+
+    with pytest.raises(MemfitError, match="depends on the values of tensors") as caught:
+        memfit.predict(replace(regression_job, loss=loss))
+    assert "`memfit measure`" in str(caught.value)

@@ -267,7 +267,7 @@ def test_an_error_that_the_script_catches_is_described_when_it_is_raised():
     with budget, pytest.raises(BudgetExceededError):
         loss.backward()
     assert (noted[0].phase, noted[0].is_uncaught) == ("backward", False)
-    assert "test_watch_inside.py:" in noted[0].place
+    assert "watch/test_inside.py:" in noted[0].place
 
 
 @pytest.mark.parametrize(

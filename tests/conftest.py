@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     listed = seconds.listed()
     names = {item: item.nodeid.removeprefix("tests/") for item in items}
     for item, name in names.items():
-        if listed.get(name, 0) > seconds.SLOW_SECONDS:
+        if seconds.seconds_of(name, listed) > seconds.SLOW_SECONDS:
             item.add_marker(pytest.mark.slow)
     quick = (name for item, name in names.items() if not item.get_closest_marker("slow"))
     fast = seconds.fast(tuple(quick), listed)

@@ -61,6 +61,10 @@ def cached_gradients(figures: Figures) -> Iterator[str]:
             for case in cases
         ),
     )
+    yield from _growth(cases)
+
+
+def _growth(cases: list[Figures]) -> Iterator[str]:
     yield (
         "Measured peaks of a whole step. Subtracted are the batch, the representations and "
         "their gradients, which are those of the whole batch, and nothing else. The loss alone "
@@ -114,6 +118,18 @@ def set_losses(figures: Figures) -> Iterator[str]:
         f"{format_bytes(memory['precision_bytes'])}. Peak beyond the network's weights and "
         "gradients, and time beside storing everything, in turns:"
     )
+    yield from _memory(memory["rows"], figures["many"])
+    peaks = (
+        f"{row['num_ranks']}: {', '.join(format_bytes(each) for each in row['peak_bytes'])}"
+        for row in ranks
+    )
+    yield (
+        f"What each of 1 to {len(ranks)} ranks holds, every one storing its own kernels: "
+        f"{'; '.join(peaks)}."
+    )
+
+
+def _memory(rows: list[Figures], many: list[Figures]) -> Iterator[str]:
     yield table(
         "| peak | seconds | time",
         "lrrr",
@@ -124,7 +140,7 @@ def set_losses(figures: Figures) -> Iterator[str]:
                 f"{row['seconds']:.2f}",
                 f"{row['time_over_stored']:.2f} x",
             )
-            for row in memory["rows"]
+            for row in rows
         ),
     )
     yield table(
@@ -137,16 +153,8 @@ def set_losses(figures: Figures) -> Iterator[str]:
                 format_bytes(row["peak_bytes"]),
                 f"{1e3 * row['seconds_per_centre']:.2f}",
             )
-            for row in figures["many"]
+            for row in many
         ),
-    )
-    peaks = (
-        f"{row['num_ranks']}: {', '.join(format_bytes(each) for each in row['peak_bytes'])}"
-        for row in ranks
-    )
-    yield (
-        f"What each of 1 to {len(ranks)} ranks holds, every one storing its own kernels: "
-        f"{'; '.join(peaks)}."
     )
 
 

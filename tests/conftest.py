@@ -44,7 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     listed = seconds.listed()
     names = {item: item.nodeid.removeprefix("tests/") for item in items}
     for item, name in names.items():
-        if seconds.seconds_of(name, listed) > seconds.SLOW_SECONDS:
+        is_rule = name.startswith("house/")  # each change is held to these
+        if seconds.seconds_of(name, listed) > seconds.SLOW_SECONDS and not is_rule:
             item.add_marker(pytest.mark.slow)
     quick = (name for item, name in names.items() if not item.get_closest_marker("slow"))
     fast = seconds.fast(tuple(quick), listed)

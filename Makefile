@@ -20,11 +20,12 @@ RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)/memfit train conve --dataset umls --output
 
 # One thread per process: the tests run side by side and small tensors gain nothing from more.
 TEST_WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
+# Seconds are of the processor, far beyond what a test takes that is not called slow.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --most-seconds 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-all check fast format accuracy bench clean
+.PHONY: help run test test-all check fast coverage format accuracy bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -45,8 +46,11 @@ check: $(VENV)/.dev-stamp ## Run the whole gate: lint, format, types, import con
 	@echo "import contract";    $(BIN)/lint-imports --no-logo
 	@echo "tests";              $(MAKE) --no-print-directory test
 
-fast: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run the quick tests alone
-	@$(PYTEST) -m 'not slow and not gpu' $(ARGS)
+fast: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run the quick tests of every kind, in a minute
+	@$(PYTEST) -m fast $(ARGS)
+
+coverage: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Say which lines and branches no test reaches (ARGS=tests/room: that)
+	@$(PYTEST) --most-seconds inf --cov --cov-report=term --cov-report=html:build/coverage $(ARGS)
 
 format: $(VENV)/.dev-stamp ## Format the code and apply the safe fixes
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format
@@ -60,7 +64,8 @@ bench: $(VENV)/.dev-stamp ## Run the benchmarks, one after the other, and write 
 		echo "$$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean: ## Remove what these targets made: the environment, caches and runs
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage \
+		build runs
 
 # pip is the last thing that venv writes, so its presence says that the environment is whole.
 $(BIN)/pip:

@@ -24,12 +24,12 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from paired_timing import Step, bare_step, rounds_for, take_turns
 from results_file import save_result
 from torch import nn
 
@@ -46,15 +46,13 @@ _SIZES = ((512, 8, 64), (512, 8, 512), (1024, 8, 256))
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
 """Settings of glibc (mallopt(3)), which are read as a process starts."""
 
-Step = Callable[[Any], object]
-
 
 @dataclass
 class _Times:
     """Seconds of blocks of each loop in turn, those of the first second apart."""
 
-    first: list[Sequence[float]] = field(default_factory=list)
-    later: list[Sequence[float]] = field(default_factory=list)
+    first: list[list[float]]
+    later: list[list[float]]
 
     def sums(self) -> list[float]:
         return [sum(each) for each in zip(*self.later, strict=True)]
@@ -130,19 +128,21 @@ def _all_loops(job: memfit.Job, batches: list[Any], number: int) -> _Times:
 
 
 def _compared(loops: list[Step], batches: list[Any], number: int) -> _Times:
-    """Take blocks in turn, another loop first each time."""
-    times = _Times()
-    began = time.perf_counter()
-    while (so_far := time.perf_counter() - began) < len(loops) * (_FIRST_SECONDS + _SECONDS):
-        number += 1
-        first = _BLOCK_STEPS * number
-        some = [batches[(first + n) % len(batches)] for n in range(_BLOCK_STEPS)]
-        turn = number % len(loops)
-        order = [*range(turn, len(loops)), *range(turn)]
-        seconds = {which: _time(loops[which], some) for which in order}
-        kept = times.first if so_far < len(loops) * _FIRST_SECONDS else times.later
-        kept.append([seconds[which] for which in range(len(loops))])
-    return times
+    """Take blocks in turn, from the round of this number on."""
+    blocks = [_block(step, batches) for step in loops]
+    first, later = (
+        list(take_turns(blocks, rounds_for(len(loops) * seconds, number + 1)))
+        for seconds in (_FIRST_SECONDS, _SECONDS)
+    )
+    return _Times(first, later)
+
+
+def _block(step: Step, batches: list[Any]) -> Callable[[int], None]:
+    def block(number: int) -> None:
+        for each in range(_BLOCK_STEPS * number, _BLOCK_STEPS * (number + 1)):
+            step(batches[each % len(batches)])
+
+    return block
 
 
 def _sums(rounds: list[_Times]) -> list[float]:
@@ -162,24 +162,8 @@ def _guard_share(rounds: list[_Times]) -> float:
 
 
 def _bare_step(job: memfit.Job) -> Step:
-    """Return the loop that a user would write."""
     model = job.model()
-    optimizer = job.optimizer(model.parameters())
-
-    def step(batch: Any) -> None:
-        loss = job.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _time(step: Step, batches: list[Any]) -> float:
-    started = time.perf_counter()
-    for batch in batches:
-        step(batch)
-    return time.perf_counter() - started
+    return bare_step(job, model, job.optimizer(model.parameters()))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from leak_programs.clean import CLEAN
 from leak_programs.planted import PLANTED
 from leak_programs.training import Program, text_of_line
+from paired_timing import ratio_figures, take_turns
 from results_file import save_result
 from torch import nn
 
@@ -111,22 +113,30 @@ def _overhead() -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randn(_BATCH_SIZE, 3, 32, 32)
     lasting = LeakFinder()
-    _time(model, optimizer, batch, None)
-    ratios, bare_seconds = [], []
+
+    def take_steps(told: Callable[[int], object]) -> None:
+        for step in range(_STEPS_PER_BLOCK):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            told(step)
+
+    def bare(_: int) -> None:
+        take_steps(lambda _: None)
+
+    def watched(number: int) -> None:
+        take_steps(lambda step: lasting.boundary("train", number * _STEPS_PER_BLOCK + step))
+
+    bare(0)
     started = time.perf_counter()
-    for index in range(_NUM_BLOCKS):
-        order = (None, lasting) if index % 2 else (lasting, None)
-        seconds = {
-            finder is None: _time(model, optimizer, batch, finder, index) for finder in order
-        }
-        ratios.append(seconds[False] / seconds[True])
-        bare_seconds.append(seconds[True])
+    rounds = list(take_turns([watched, bare], range(_NUM_BLOCKS)))
     run_seconds = time.perf_counter() - started
     return {
         "num_overhead_steps": _NUM_BLOCKS * _STEPS_PER_BLOCK,
-        "bare_step_seconds": round(statistics.median(bare_seconds) / _STEPS_PER_BLOCK, 5),
-        "median_ratio": round(statistics.median(ratios), 4),
-        "quartiles_of_ratio": [round(q, 4) for q in statistics.quantiles(ratios, n=4)],
+        "bare_step_seconds": round(
+            statistics.median(seconds for _, seconds in rounds) / _STEPS_PER_BLOCK, 5
+        ),
+        **ratio_figures([ours / seconds for ours, seconds in rounds]),
         "spent_seconds": round(lasting.spent_seconds, 4),
         "run_seconds": round(run_seconds, 2),
         "budget_seconds": round(0.05 + 0.005 * run_seconds, 4),
@@ -144,23 +154,6 @@ def _empty_boundary_seconds() -> float:
         finder.boundary("train", step)
         times.append(time.perf_counter() - started)
     return round(statistics.median(times), 8)
-
-
-def _time(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: torch.Tensor,
-    finder: LeakFinder | None,
-    block: int = 0,
-) -> float:
-    started = time.perf_counter()
-    for step in range(_STEPS_PER_BLOCK):
-        model(batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if finder is not None:
-            finder.boundary("train", block * _STEPS_PER_BLOCK + step)
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
+from paired_timing import bare_step, block_of, ratio_figures, take_turns
 from results_file import save_result
 
 import memfit
@@ -44,48 +42,22 @@ def main() -> None:
         for _ in range(_STEPS_PER_BLOCK)
     ]
     run = memfit.start(job)
-    bare = _bare_step(job, run.model, run.optimizer)
-    for batch in batches:
-        bare(batch)
-        run.step(batch)
-    ratios, bare_seconds = [], []
-    for index in range(_NUM_BLOCKS):
-        order = (bare, run.step) if index % 2 else (run.step, bare)
-        seconds = {step: _time(step, batches) for step in order}
-        ratios.append(seconds[run.step] / seconds[bare])
-        bare_seconds.append(seconds[bare] / _STEPS_PER_BLOCK)
+    bare = bare_step(job, run.model, run.optimizer)
+    blocks = [block_of(run.step, batches), block_of(bare, batches)]
+    list(take_turns(blocks, range(1)))
+    rounds = list(take_turns(blocks, range(_NUM_BLOCKS)))
     save_result(
         "runtime_overhead",
         {
             "num_steps_each": _NUM_BLOCKS * _STEPS_PER_BLOCK,
             "batch_size": job.batch_size,
-            "bare_step_seconds": round(statistics.median(bare_seconds), 5),
-            "median_ratio": round(statistics.median(ratios), 4),
-            "quartiles_of_ratio": [round(q, 4) for q in statistics.quantiles(ratios, n=4)],
+            "bare_step_seconds": round(
+                statistics.median(bare for _, bare in rounds) / _STEPS_PER_BLOCK, 5
+            ),
+            **ratio_figures([ours / bare for ours, bare in rounds]),
             "num_steps_measured": "the first three, then as often as 0.2 % of the time allows",
         },
     )
-
-
-def _bare_step(
-    job: memfit.Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> Callable[[Any], None]:
-    """Return the loop that a user would write."""
-
-    def step(batch: Any) -> None:
-        loss = job.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _time(step: Callable[[Any], object], batches: list[Any]) -> float:
-    started = time.perf_counter()
-    for batch in batches:
-        step(batch)
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paired_timing import take_turns
 from results_file import save_result
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -52,22 +53,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         steps = _Steps(_watch(folder))
-        early_seconds = steps.block(is_watched=True)
-        late_seconds = steps.block(is_watched=True)
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for index in range(_NUM_BLOCKS):
-            for is_watched in (True, False) if index % 2 else (False, True):
-                seconds[is_watched].append(steps.block(is_watched=is_watched))
+        (early_seconds,), (late_seconds,) = take_turns([steps.watched], range(2))
+        rounds = list(take_turns([steps.watched, steps.bare], range(_NUM_BLOCKS)))
         hook_fraction = steps.hook_fraction()
         attach_seconds = _attach_seconds(folder)
-    ratios = [a / b for a, b in zip(seconds[True], seconds[False], strict=True)]
+    watched_seconds, bare_seconds = zip(*rounds, strict=True)
     save_result(
         "watch_overhead",
         {
             "num_steps_each": _NUM_BLOCKS * _STEPS_PER_BLOCK,
-            "bare_step_seconds": round(statistics.median(seconds[False]) / _STEPS_PER_BLOCK, 5),
-            "ratio_of_all_time": round(sum(seconds[True]) / sum(seconds[False]), 4),
-            "median_ratio_of_blocks": round(statistics.median(ratios), 4),
+            "bare_step_seconds": round(statistics.median(bare_seconds) / _STEPS_PER_BLOCK, 5),
+            "ratio_of_all_time": round(sum(watched_seconds) / sum(bare_seconds), 4),
+            "median_ratio_of_blocks": round(
+                statistics.median(watched / bare for watched, bare in rounds), 4
+            ),
             "fraction_in_hooks": round(hook_fraction, 5),
             "first_steps_extra_seconds": round(early_seconds - late_seconds, 3),
             "attach_seconds": round(attach_seconds, 3),
@@ -88,30 +87,27 @@ class _Steps:
         )
         self._watch = watch
 
-    def block(self, *, is_watched: bool) -> float:
-        """Go through the loader once, and give the time of it."""
-        started = time.perf_counter()
-        if is_watched:
-            with _hooks(self._watch):
-                self._watch._ended_seconds = time.perf_counter()  # not the time between blocks
-                self._pass()
-        else:
-            self._pass()
-        return time.perf_counter() - started
+    def watched(self, _: int) -> None:
+        """Go through the loader once with the hooks in their places."""
+        with _hooks(self._watch):
+            self._watch._ended_seconds = time.perf_counter()  # not the time between blocks
+            self.bare(0)
+
+    def bare(self, _: int) -> None:
+        """Go through the loader once."""
+        for (batch,) in self._loader:
+            self._model(batch).square().mean().backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
 
     def hook_fraction(self) -> float:
         """Return the share of the time that is spent in the hooks themselves."""
         in_hooks: list[float] = []
         for name in ("optimizer_stepped", "loader_begun", "batch_wanted", "batch_given"):
             setattr(self._watch, name, _timed(getattr(self._watch, name), in_hooks))
-        all_seconds = sum(self.block(is_watched=True) for _ in range(_NUM_BLOCKS // 4))
+        rounds = take_turns([self.watched], range(_NUM_BLOCKS // 4))
+        all_seconds = sum(seconds for (seconds,) in rounds)
         return sum(in_hooks) / all_seconds
-
-    def _pass(self) -> None:
-        for (batch,) in self._loader:
-            self._model(batch).square().mean().backward()
-            self._optimizer.step()
-            self._optimizer.zero_grad()
 
 
 def _timed(hook: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
@@ -151,14 +147,13 @@ def _attach_seconds(folder: Path) -> float:
     """Return how much longer Python takes to import torch when it is watched."""
     bare = dict(os.environ)
     watched = watched_environment(WatchSettings(folder=folder), bare)
-    pairs = [(_start_seconds(watched), _start_seconds(bare)) for _ in range(_NUM_STARTS)]
+    pairs = take_turns([_start(watched), _start(bare)], range(_NUM_STARTS))
     return statistics.median(with_it - without for with_it, without in pairs)
 
 
-def _start_seconds(environment: dict[str, str]) -> float:
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch"], env=environment, check=True)
-    return time.perf_counter() - started
+def _start(environment: dict[str, str]) -> Callable[[int], object]:
+    command = [sys.executable, "-c", "import torch"]
+    return lambda _: subprocess.run(command, env=environment, check=True)
 
 
 if __name__ == "__main__":

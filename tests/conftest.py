@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests import seconds
 from torch import nn
 
 from memfit import Job
@@ -27,16 +29,48 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine makes drawing slow; that says nothing about what is tested.
 settings.register_profile("memfit", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("memfit")
+NUM_IMPORTED = 100
+"""A test that is the first to import so many modules takes longer than it does by itself."""
 
-# What only `make test-all` runs, a test per line; `list_slow_tests.py` writes it.
-_SLOW = frozenset((Path(__file__).parent / "slow_tests.txt").read_text("utf-8").splitlines())
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run refuse tests that have become slow."""
+    words = "fail what takes more processor time than this and is not called slow"
+    parser.addoption("--most-seconds", type=float, default=math.inf, help=words)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Call slow what only ``make test-all`` runs."""
-    for item in items:
-        if item.nodeid.removeprefix("tests/") in _SLOW:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Call slow what only ``make test-all`` runs, and fast what ``make fast`` runs."""
+    listed = seconds.listed()
+    names = {item: item.nodeid.removeprefix("tests/") for item in items}
+    for item, name in names.items():
+        is_rule = name.startswith("house/")  # each change is held to these
+        if seconds.seconds_of(name, listed) > seconds.SLOW_SECONDS and not is_rule:
             item.add_marker(pytest.mark.slow)
+    quick = (name for item, name in names.items() if not item.get_closest_marker("slow"))
+    fast = seconds.fast(tuple(quick), listed)
+    for item, name in names.items():
+        if name in fast:
+            item.add_marker(pytest.mark.fast)
+    config.stash[seconds.COLLECTED] = frozenset(names.values())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Note a test's processor time, which a busy machine does not change; refuse too much of it."""
+    num_modules, began = len(sys.modules), sum(os.times()[:4])
+    yield
+    took = sum(os.times()[:4]) - began
+    item.user_properties.append((seconds.PROPERTY, f"{took:.2f}"))
+    is_itself = len(sys.modules) - num_modules < NUM_IMPORTED and not item.get_closest_marker(
+        "slow"
+    )
+    if is_itself and took > (most := item.config.getoption("--most-seconds")):
+        pytest.fail(
+            f"{took:.1f} s of processor time, more than {most:g}: make it quicker, or list it as "
+            "slow in tests/seconds.txt",
+            pytrace=False,
+        )
 
 
 @pytest.fixture

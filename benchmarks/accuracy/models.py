@@ -7,16 +7,13 @@ the card alone, so the constructor stands in for it. Loading straight onto the c
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from recording.models import build as build_recorded
 from torch import nn
 
 from .attention import attention_implementation
@@ -132,26 +129,11 @@ def _timm_model(row: Row) -> nn.Module:
 def _custom_model(row: Row) -> nn.Module:
     call = parse_call(row.constructor.get("call"))
     if call is not None and call.name == _RECORDED_CALL:
-        return _built(row, partial(_recorded_models().build, *call.args, **call.kwargs))
+        return _built(row, partial(build_recorded, *call.args, **call.kwargs))
     layers = row.constructor.get("layers")
     if not layers:
         raise CannotRebuild(f"the custom model {row.model} lists no layers")
     return _built(row, lambda: nn.Sequential(*(_layer(entry) for entry in layers)))
-
-
-@cache
-def _recorded_models() -> Any:
-    """Import the architectures of ``record_gpu.py``, which stand beside this package."""
-    name = "memfit_recorded"
-    folder = Path(__file__).parents[1] / "recording"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None or not folder.is_dir():
-        raise CannotRebuild(f"{folder} is missing")
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return importlib.import_module(f"{name}.models")
 
 
 def _layer(entry: Any) -> nn.Module:

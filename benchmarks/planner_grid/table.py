@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pages.blocks import table
+
 from memfit.units import format_bytes
 
 from .figures import MODES, Jobs
@@ -20,56 +22,50 @@ def text_table(jobs: Jobs) -> str:
     return "\n".join(lines)
 
 
-def section(figures: Mapping[str, Any]) -> list[str]:
+def section(figures: Mapping[str, Any]) -> Iterator[str]:
     """Write what stands below the heading."""
     total = figures["summary"]
     times, noise = total["time_over_best"], total["time_again_over_time"]
-    lines = [
-        (
-            f"{total['num_jobs']} jobs, {total['num_cells']} budgets in all, as parts of the peak "
-            f"of the job as it is, planned with default estimates and with `measure=True`: "
-            f"{total['num_within_budget']} of {total['num_plans']} plans were measured within the "
-            f"budget, {total['num_right_refusals']} of {total['num_refusals']} refusals were "
-            f"right: none of {total['num_enumerated']} enumerated plans fits there either. "
-            f"Predicted against measured peak: median error "
-            f"{total['median_abs_error_fraction']:.4%}, worst "
-            f"{total['worst_abs_error_fraction']:.3%}."
-        ),
-        "",
-        (
-            "Seconds of a step over those of the best plan that an enumeration of all settings "
-            "found for the budget, each timed in turns with a model built anew (median of the "
-            "rounds' ratios):"
-        ),
-        "",
-        "| | median | 10th percentile | 90th percentile | worst | within 5 % |",
-        "|---|---:|---:|---:|---:|---:|",
-        *(f"| {_WORDS[mode]} | {_cells(times[mode])} |" for mode in MODES),
-        f"| the same plan timed twice | {_cells(noise)} |",
-        "",
-        (
-            f"Every exact strategy that applies to a job, alone, mildest and strongest, in fp64: "
-            f"{total['num_kept_promises']} of {total['num_proofs']} keep their promise, largest "
-            f"relative error {total['largest_proven_error']:.1e}."
-        ),
-        "",
-    ]
+    yield (
+        f"{total['num_jobs']} jobs, {total['num_cells']} budgets in all, as parts of the peak "
+        f"of the job as it is, planned with default estimates and with `measure=True`: "
+        f"{total['num_within_budget']} of {total['num_plans']} plans were measured within the "
+        f"budget, {total['num_right_refusals']} of {total['num_refusals']} refusals were "
+        f"right: none of {total['num_enumerated']} enumerated plans fits there either. "
+        f"Predicted against measured peak: median error "
+        f"{total['median_abs_error_fraction']:.4%}, worst "
+        f"{total['worst_abs_error_fraction']:.3%}."
+    )
+    yield (
+        "Seconds of a step over those of the best plan that an enumeration of all settings "
+        "found for the budget, each timed in turns with a model built anew (median of the "
+        "rounds' ratios):"
+    )
+    yield table(
+        "| median | 10th percentile | 90th percentile | worst | within 5 %",
+        "lrrrrr",
+        [
+            *((_WORDS[mode], *_cells(times[mode])) for mode in MODES),
+            ("the same plan timed twice", *_cells(noise)),
+        ],
+    )
+    yield (
+        f"Every exact strategy that applies to a job, alone, mildest and strongest, in fp64: "
+        f"{total['num_kept_promises']} of {total['num_proofs']} keep their promise, largest "
+        f"relative error {total['largest_proven_error']:.1e}."
+    )
     if total["faults"]:
-        lines += ["Not as promised:", "", *(f"- {fault}" for fault in total["faults"]), ""]
-    return [*lines, *_markdown_table(figures["jobs"]), ""]
+        yield "Not as promised:"
+        yield "\n".join(f"- {fault}" for fault in total["faults"])
+    yield "Each job and budget; times are over the best, the last column is the noise:"
+    yield table(
+        "job | budget | plan | predicted | measured | time | time, `measure=True` | again",
+        "lrlrrrrr",
+        _rows(figures["jobs"]),
+    )
 
 
 _WORDS = {"estimated": "plan, default estimates", "measured": "plan, `measure=True`"}
-
-
-def _markdown_table(jobs: Jobs) -> list[str]:
-    return [
-        "Each job and budget; times are over the best, the last column is the noise:",
-        "",
-        "| job | budget | plan | predicted | measured | time | time, `measure=True` | again |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
-        *(f"| {' | '.join(row)} |" for row in _rows(jobs)),
-    ]
 
 
 def _rows(jobs: Jobs) -> Iterator[tuple[str, ...]]:
@@ -103,9 +99,9 @@ def _names(labels: list[str]) -> str:
 _LONG = 40
 
 
-def _cells(values: Mapping[str, float]) -> str:
-    shown = [f"{values[name]:.3f}" for name in ("median", "p10", "p90", "worst")]
-    return " | ".join([*shown, f"{values['within_5_percent']:.0%}"])
+def _cells(values: Mapping[str, float]) -> tuple[str, ...]:
+    shown = (f"{values[name]:.3f}" for name in ("median", "p10", "p90", "worst"))
+    return (*shown, f"{values['within_5_percent']:.0%}")
 
 
 def _ratio(value: float | None) -> str:

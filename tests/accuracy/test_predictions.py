@@ -6,9 +6,6 @@ part that is quick enough for every change.
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,7 +14,6 @@ from memfit import Plan
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.bf16 import Bf16
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "architectures.py"
 # oneDNN lays convolutions and recurrent layers out for the vector width of the processor.
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 pytestmark = [
@@ -30,12 +26,10 @@ pytestmark = [
 def jobs():
     """Return a function that builds the job of an architecture."""
     pytest.importorskip("transformers", reason="the architectures come from transformers")
-    spec = importlib.util.spec_from_file_location("memfit_benchmark_architectures", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    from architectures import OPTIMIZERS, architectures
 
     def build(architecture: str, optimizer: str):
-        return module.architectures()[architecture](module.OPTIMIZERS[optimizer])
+        return architectures()[architecture](OPTIMIZERS[optimizer])
 
     return build
 

@@ -6,29 +6,32 @@ import gc
 import json
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from accuracy import (
+    attention,
+    configurations,
+    losses,
+    models,
+    optimizers,
+    packages,
+    protocols,
+    quantized,
+    rows,
+)
+from accuracy import rebuild as rebuilding
 from torch import nn
 
 from memfit.errors import DataError
 from memfit.virtual.tensors import virtual_tensors
 
-from .benchmark_modules import FOLDER, load
-
 pytestmark = pytest.mark.filterwarnings("default")  # optional packages warn of their own future
 
-
-attention, models, optimizers = load("attention"), load("models"), load("optimizers")
-packages, protocols, rebuilding, rows = (
-    load("packages"),
-    load("protocols"),
-    load("rebuild"),
-    load("rows"),
-)
-configurations, losses = load("configurations"), load("losses")
+ROWS_FOLDER = Path(rows.__file__).with_name("rows")
 FILES = {"torch_preflight": 4, "fitcheck": 40, "xmem": 6}
-ROWS = [row for name in FILES for row in rows.read_rows(FOLDER / "rows" / f"{name}.jsonl")]
+ROWS = [row for name in FILES for row in rows.read_rows(ROWS_FOLDER / f"{name}.jsonl")]
 CUSTOM = {
     "id": "tiny",
     "source": "somewhere",
@@ -104,7 +107,7 @@ def needs_for(row) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_the_repository_is_read_whole(name):
-    assert len(rows.read_rows(FOLDER / "rows" / f"{name}.jsonl")) == FILES[name]
+    assert len(rows.read_rows(ROWS_FOLDER / f"{name}.jsonl")) == FILES[name]
 
 
 def test_a_bound_on_a_dimension_is_read_as_the_bound():
@@ -389,7 +392,7 @@ def test_unpacked_weights_multiply_as_bitsandbytes_does():
     weight = torch.randn(32, 64)
     packed, state = functional.quantize_4bit(weight, quant_type="nf4", blocksize=64)
     inputs = torch.randn(3, 64, requires_grad=True)
-    product = load("quantized")._Matmul4Bit.apply(inputs, packed, None, state)
+    product = quantized._Matmul4Bit.apply(inputs, packed, None, state)
     product.sum().backward()
 
     expected = functional.dequantize_4bit(packed, state)

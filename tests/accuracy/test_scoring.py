@@ -9,18 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from accuracy import cards, metrics, packages, peer_file, report, results, rows, scoring, table
 
 from memfit.prediction.process_memory import PeakRange
-
-from .benchmark_modules import FOLDER, load
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "score_accuracy.py"
 pytestmark = pytest.mark.filterwarnings("default")  # optional packages warn of their own future
 
-
-metrics, rows, scoring, table = load("metrics"), load("rows"), load("scoring"), load("table")
-cards, packages, report, results = load("cards"), load("packages"), load("report"), load("results")
 
 MLP = {
     "id": "one",
@@ -310,7 +306,7 @@ def test_the_stored_page_is_what_its_figures_give():
         json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
         for name in ("accuracy_gpu", "accuracy")
     ]
-    assert stored == report.page(*figures, load("peer_file").read_peers())
+    assert stored == report.page(*figures, peer_file.read_peers())
 
 
 # --- the command -----------------------------------------------------------------------------------
@@ -378,7 +374,7 @@ GATE = {
 }
 MEASURED = {
     row.id: row
-    for file in sorted((FOLDER / "rows").glob("*.jsonl"))
+    for file in sorted((ROOT / "benchmarks" / "accuracy" / "rows").glob("*.jsonl"))
     for row in rows.read_rows(file)
 }
 

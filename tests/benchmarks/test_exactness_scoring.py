@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.benchmark_modules import load
-
-scoring, case_module, truths = (load(f"exactness.{name}") for name in ("scoring", "case", "truth"))
+from exactness import case as case_module
+from exactness import scoring
+from exactness import truth as truths
 
 
 def case(**declared):

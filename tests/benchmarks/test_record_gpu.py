@@ -11,8 +11,13 @@ import time
 from collections import Counter
 
 import pytest
+import record_gpu
 import torch
-from tests.benchmark_modules import BENCHMARKS, load
+from accuracy import models as building
+from accuracy import rebuild as rebuilding
+from accuracy import rows
+from recording import matrix, models, processes, rowfile, runner
+from recording import measure as measuring
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -20,17 +25,6 @@ from torch.optim.optimizer import (
 
 ROWS_CHANGED = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG")
 
-
-matrix, measuring, models, processes, rowfile, runner = (
-    load(f"recording.{name}")
-    for name in ("matrix", "measure", "models", "processes", "rowfile", "runner")
-)
-rows, rebuilding, building = (
-    load("accuracy.rows"),
-    load("accuracy.rebuild"),
-    load("accuracy.models"),
-)
-record_gpu = load("record_gpu")
 ENTRIES = matrix.all_entries()
 OWN = [entry for entry in ENTRIES if entry.about.library == "custom"]
 CARD = "NVIDIA H200"
@@ -508,7 +502,7 @@ def test_a_row_is_recorded_on_the_processor_and_then_skipped(tmp_path):
     out = tmp_path / "rows.jsonl"
     words = ["--device", "cpu", "--only", "tagger-b1024-fp32-adagrad", "--out", str(out)]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(BENCHMARKS / "record_gpu.py"), *words]
+    command = [sys.executable, record_gpu.__file__, *words]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
         for _ in range(2)
@@ -526,7 +520,7 @@ def test_an_interrupted_program_ends_its_children(tmp_path):
     out = tmp_path / "rows.jsonl"
     words = ["--device", "cpu", "--only", "decoder-*", "--out", str(out)]
     process = subprocess.Popen(
-        [sys.executable, str(BENCHMARKS / "record_gpu.py"), *words],
+        [sys.executable, record_gpu.__file__, *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

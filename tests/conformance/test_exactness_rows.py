@@ -10,7 +10,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.benchmark_modules import load
+from exactness import draws, registry, state
+from exactness import truth as truths
 
 import memfit
 from memfit import Plan
@@ -21,11 +22,6 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching
 
 EXACT = 1e-10
-
-
-registry, truths, draws, state = (
-    load(f"exactness.{name}") for name in ("registry", "truth", "draws", "state")
-)
 
 REFUSED = {
     "supervised_contrastive": r"mm at cases/contrastive\.py:\d+ compares samples",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.benchmark_modules import load
+from exactness import case as case_module
+from exactness import parts, registry, rows
+from exactness import truth as truths
 
-registry, truths, rows, draws = (
-    load(f"exactness.{name}") for name in ("registry", "truth", "rows", "draws")
-)
-case_module, parts, state = (load(f"exactness.{name}") for name in ("case", "parts", "state"))
 CASES = registry.all_cases()
 
 

@@ -87,6 +87,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_marked_blocks_run(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     carry_out_page(page)
 
+    # Figures of the job of the page stand in what its commands have shown.
+    shown, text = capsys.readouterr().out, " ".join(page.read_text("utf-8").split())
+    peaks = re.findall(r"[Tt]he (?:plain step|plan)(?: of this job)? takes ([\d.]+ MiB)", text)
+    assert all(peak in shown for peak in peaks), shown
+
 
 def test_the_readme_has_a_block_that_runs() -> None:
     marks = {(block.language, block.mark) for block in marked_blocks(ROOT / "README.md")}

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def oversized(path: str, source: str) -> Iterator[tuple[str, int]]:
                 yield f"{path}:{node.name}", num_lines
 
 
+@cache
 def oversized_in(root: Path) -> dict[str, int]:
     """Find everything too long below a root."""
     return {

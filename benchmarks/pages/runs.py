@@ -1,0 +1,166 @@
+"""Sections on runs: how they end when something fails, what they cost, and what leaks they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.units import format_seconds
+
+from .blocks import Figures, table
+
+_OUTCOMES = {
+    "equal": "equal to the bit",
+    "said": "said at the start, and ended with that reason",
+    "ended-true-reason": "ended with the true reason",
+    "ended-wrong-reason": "ended with a wrong reason",
+    "different-unsaid": "another state, unsaid",
+}
+
+
+def run_overhead(figures: Figures) -> Iterator[str]:
+    """Say what a run adds to a bare loop."""
+    low, _, high = figures["quartiles_of_ratio"]
+    yield (
+        f"ConvE on UMLS, batch {figures['batch_size']}, blocks of ten steps in turn: median "
+        f"ratio {figures['median_ratio']:.3f} (quartiles {low:.3f} to {high:.3f}), "
+        f"{figures['num_steps_each']} steps each."
+    )
+
+
+def faults(figures: Figures) -> Iterator[str]:
+    """Say what runs end with that fail at random operators."""
+    yield (
+        "Five steps with dropout and a learning-rate schedule; out-of-memory errors are raised "
+        "at random operators of step and guard. Compared with an undisturbed run: losses, "
+        "parameters, buffers, optimizer states, learning rate, random states, number of steps. "
+        f"{figures['num_points']} errors, {figures['num_wrong']} runs that end otherwise."
+    )
+    yield table(
+        "case | errors | wrong | largest difference | recovered in",
+        "lllll",
+        (
+            (row["case"], row["num_points"], row["num_wrong"], _difference(row), _places(row))
+            for row in figures["rows"]
+        ),
+    )
+    yield (
+        "Where no recovery is counted the error fell into what the guard itself does and was "
+        "simply done again. Under smaller micro-batches sums are rounded otherwise. Of two "
+        "ranks one fails, on gloo; a run that takes more than 20 s counts as wrong."
+    )
+
+
+def _difference(row: Figures) -> str:
+    found = row["largest_difference"]
+    if found is None:
+        return "not equal"
+    return "none, to the bit" if found == 0 else f"{found:.1e}"
+
+
+def _places(row: Figures) -> str:
+    places = row.get("recovered_in") or {}
+    return ", ".join(f"{place} {count}" for place, count in places.items()) or "-"
+
+
+def scenarios(figures: Figures) -> Iterator[str]:
+    """Say what loops with state of their own end with that fail at random operators."""
+    parts = (
+        ("before the guard knew what a step changes", figures["before"]["outcomes"]),
+        ("now", figures["outcomes"]),
+        ("ten loops written afterwards, first run", figures["held_out_first_try"]["outcomes"]),
+        ("the same, after what they showed was mended", figures["held_out"]["outcomes"]),
+    )
+    yield (
+        f"{figures['num_errors']} out-of-memory errors at random operators of "
+        f"{figures['num_scenarios']} ordinary training loops that keep state: teachers moved "
+        "in forward, generators of their own, queues, optimizers with states beside the "
+        "parameters', hooks, counters. Everything that is left is compared with an undisturbed "
+        "run."
+    )
+    yield table(
+        f"| {' | '.join(_OUTCOMES.values())}",
+        "l" * (1 + len(_OUTCOMES)),
+        ((name, *(found.get(each, 0) for each in _OUTCOMES)) for name, found in parts),
+    )
+
+
+def guard_overhead(figures: Figures) -> Iterator[str]:
+    """Say what guard, monitor and journal cost."""
+    yield (
+        "Guarded steps with a journal against a bare loop, in turns, with new models in every "
+        "round; in brackets the range over the rounds. The guard alone is what it adds to a "
+        "run with monitor and journal, as a part of the bare step. All time counts, so the "
+        "files that cut updates go back to and the steps that are watched do as well. Two bare "
+        "loops are compared in the same way, which shows how far the machine can be trusted. What "
+        "the first second of steps took more than bare ones is paid once, and stands apart."
+    )
+    yield table(
+        "layers | parameters | bare step | guarded: bare | guard alone | bare: bare | once "
+        "| steps each",
+        "llllllll",
+        (
+            (
+                f"{row['width']} x {row['num_layers']}, batch {row['batch_size']}",
+                f"{row['num_parameters'] / 1e6:.1f} M",
+                format_seconds(row["bare_step_seconds"]),
+                _with_range(row["ratio_of_sums"], row["ratios_of_rounds"]),
+                _with_range(row["guard_share"], row["guard_shares_of_rounds"]),
+                _with_range(row["ratio_of_two_bare_loops"], row["ratios_of_bare_rounds"]),
+                format_seconds(row["first_extra_seconds"]),
+                row["num_steps_each"],
+            )
+            for row in figures["rows"]
+        ),
+    )
+
+
+def _with_range(ratio: float, ratios: list[float]) -> str:
+    return f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+def watch_overhead(figures: Figures) -> Iterator[str]:
+    """Say what watching a script costs."""
+    yield (
+        f"A perceptron with steps of {figures['bare_step_seconds'] * 1e3:.0f} ms, with a data "
+        "loader and without a budget, blocks of ten steps in turn, "
+        f"{figures['num_steps_each']} steps each: median ratio "
+        f"{figures['median_ratio_of_blocks']:.3f}, all the time together "
+        f"{figures['ratio_of_all_time']:.3f}. The hooks themselves take "
+        f"{figures['fraction_in_hooks']:.2%} of the time. Before that, once: "
+        f"{figures['attach_seconds']:.2f} s to attach, and "
+        f"{figures['first_steps_extra_seconds']:.2f} s for the first steps, three of which are "
+        "always watched. Leaks are not looked for here."
+    )
+
+
+def leaks(figures: Figures) -> Iterator[str]:
+    """Say which planted leaks are named, and what the finder costs."""
+    low, _, high = figures["quartiles_of_ratio"]
+    yield (
+        f"`python benchmarks/bench_leaks.py`, {figures['date']}, torch {figures['torch']}, CPU, "
+        f"{figures['num_threads']} thread, the finder as it comes:"
+    )
+    yield (
+        f"- {figures['num_planted']} planted leaks: {figures['num_holders_named']} holders and "
+        f"{figures['num_lines_named']} of {figures['num_lines_wanted']} lines named rightly.\n"
+        f"- {figures['num_clean']} clean runs: {figures['num_alarms']} alarms.\n"
+        f"- A step of {format_seconds(figures['bare_step_seconds'])} takes "
+        f"{figures['median_ratio']:.3f} times as long with `boundary` (quartiles {low:.2f} to "
+        f"{high:.2f}, blocks in turns). The calls took {figures['spent_seconds']:.2f} s of "
+        f"{figures['run_seconds']:.0f} s; the budget was {figures['budget_seconds']:.2f} s. "
+        f"One at which nothing is due takes {format_seconds(figures['boundary_seconds'])}."
+    )
+    yield table(
+        "planted | kind | found after | holder | line",
+        "llrll",
+        (
+            (
+                row["name"],
+                f"`{row['kind']}`",
+                f"{row['found_after_steps']} steps" if row["found_after_steps"] else "not found",
+                f"`{row['holder']}`" if row["is_holder_named"] else "no",
+                "named" if row["is_line_named"] else "no",
+            )
+            for row in figures["rows"]
+        ),
+    )

@@ -17,9 +17,8 @@ from importlib import resources
 from typing import Any
 
 from memfit.figures import Certainty
+from memfit.kernels.cuda.card import as_version
 from memfit.units import KIB
-
-from .versions import Version, as_version
 
 _CONFIG_PART = re.compile(r":([0-9]+):([0-9]+)")
 _LT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -190,7 +189,7 @@ def _whole_number(text: str | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def _rule(table: str, torch_version: Version) -> Mapping[str, Any]:
+def _rule(table: str, torch_version: tuple[int, ...]) -> Mapping[str, Any]:
     """Return the newest rule that a torch version has reached, or the oldest there is."""
     rules: list[dict[str, Any]] = _document()[table]
     reached = [rule for rule in rules if as_version(rule["since"]) <= tuple(torch_version[:2])]

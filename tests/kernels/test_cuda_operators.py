@@ -129,6 +129,12 @@ def test_tensors_past_32_bit_are_guessed() -> None:
     assert scratch("sum", tensor(2**15, 2**15), [0]).certainty == "guess"
 
 
+def test_a_log_sum_exp_keeps_exponentials_and_largest_values_while_it_adds_up() -> None:
+    image = tensor(8192, 4096)
+    found = scratch("logsumexp", image, [0], out=tensor(4096))
+    assert found.blocks == (8192 * 4096 * 4, 4096 * 4, *scratch("sum", image, [0]).blocks)
+
+
 # --- embeddings, sorting, scattering ------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from memfit.kernels.cuda.card import Card
 from memfit.kernels.registration import Operator
 from memfit.kernels.rounding import ceil_div, last_power_of_two
 from memfit.kernels.scratch import Scratch
-from memfit.kernels.tensor_bytes import accumulate_width, fits_32_bit
+from memfit.kernels.tensor_bytes import accumulate_width, fits_32_bit, num_bytes
 
 _SOURCE = "setReduceConfig, ReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh, torch 2.13"
 _MAX_THREADS = 512
@@ -89,6 +89,20 @@ def _reduction(
         return Scratch.exact(_SOURCE, blocks)
     return Scratch.between(
         _SOURCE, blocks, low_bytes=0, high_bytes=2 * sum(blocks), certainty=Certainty.GUESS
+    )
+
+
+def _log_sum_exp(
+    *, self: torch.Tensor, dim: Sequence[int], out: torch.Tensor, card: Card
+) -> Scratch:
+    """Return the exponentials, the largest values, and what their sum takes.
+
+    Source: logsumexp_out_impl in aten/src/ATen/native/ReduceOps.cpp, main branch.
+    """
+    exponentials = self.numel() * out.element_size()
+    summing = reduction_blocks(self, dim or None, card)
+    return Scratch.between(
+        "aten/src/ATen/native/ReduceOps.cpp", (exponentials, num_bytes(out), *summing)
     )
 
 
@@ -167,7 +181,10 @@ def _shares(values: int, grid: int, resident: int) -> int:
     return max(wanted, ceil_div(values, _MAX_VALUES))
 
 
-OPERATORS: Mapping[str, Operator] = dict.fromkeys(
-    ("sum", "mean", "prod", "amax", "amin", "linalg_vector_norm", "norm"),
-    Operator(scratch=_reduction),
-)
+OPERATORS: Mapping[str, Operator] = {
+    **dict.fromkeys(
+        ("sum", "mean", "prod", "amax", "amin", "linalg_vector_norm", "norm"),
+        Operator(scratch=_reduction),
+    ),
+    "logsumexp": Operator(scratch=_log_sum_exp),
+}

@@ -27,7 +27,7 @@ from memfit.errors import RecordingError
 from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
 from memfit.kernels.cuda.card import Card
 from memfit.kernels.cuda.operators import CUDA_OPERATORS
-from memfit.kernels.registration import Operator, Operators, call_rule, names_argument
+from memfit.kernels.registration import Operator, Operators, Rule, call_rule, names_argument
 from memfit.trace.modules import OWN_FOLDERS
 from memfit.virtual.cache_keys import append_key
 from memfit.virtual.cuda.autocast import VirtualAutocast
@@ -94,6 +94,7 @@ class VirtualTensors(FakeTensorMode):
     def __init__(self, *, has_card: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._has_card = has_card
+        self._fakes: dict[Any, Rule | None] = {}
 
     def __torch_dispatch__(
         self,
@@ -130,9 +131,11 @@ class VirtualTensors(FakeTensorMode):
 
         ``NotImplemented`` where there is none, or torch's outputs are wanted and not there.
         """
-        on_card = CUDA_OPERATORS.find(func) if self._has_card else None
-        operator = on_card or CPU_OPERATORS.find(func) or _OPERATORS.find(func)
-        fake = None if operator is None else operator.fake
+        if func not in self._fakes:
+            on_card = CUDA_OPERATORS.find(func) if self._has_card else None
+            operator = on_card or CPU_OPERATORS.find(func) or _OPERATORS.find(func)
+            self._fakes[func] = None if operator is None else operator.fake
+        fake = self._fakes[func]
         if fake is None or names_argument(fake, "out") != bool(out):
             return NotImplemented
         with self:

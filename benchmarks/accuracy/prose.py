@@ -64,7 +64,7 @@ Where the remaining error comes from:
 
 - Random states that checkpointing keeps (5 KiB per block) do not pass through dispatch.
 - Matrix products and convolutions in bf16 take scratch whose size depends on how oneDNN cuts the
-  product up; the rules in `memfit/kernels/cpu/scratch.py` follow it closely, not exactly.
+  product up; the rules in `memfit/kernels/cpu_onednn_3_12` follow it closely, not exactly.
 - The rules for scratch were read off a processor with AVX-512. Others use other layouts.
 """
 

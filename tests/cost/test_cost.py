@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.cost.operator_times import OperatorTimes
-from memfit.cost.roofline import operation_seconds
+from memfit.cost.operator_times import OperatorTimes, operation_seconds
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import Device, Fact
 from memfit.trace.events import Operation, Phase, Trace

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from_measured
-from memfit.cost.roofline import operation_seconds
+from memfit.cost.operator_times import (
+    OperatorTimes,
+    TimedOperators,
+    operation_seconds,
+    times_from_measured,
+)
 from memfit.devices.catalogue import load_device
 from memfit.trace.events import Operation, Phase, Trace
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.kernels.rules import cpu_scratch_bytes, taken_bytes
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import memfit
 from memfit import Job
-from memfit.kernels.cpu.scratch import scratch_bytes
-from memfit.observe.allocator_events import AllocatorWatch
 
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 pytestmark = pytest.mark.skipif(not HAS_AVX512, reason="the rules were read off AVX-512")
@@ -49,16 +47,6 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def taken_bytes(call: Callable[[], object]) -> int:
-    """Return the most that a call holds beside what it returns."""
-    call()
-    with AllocatorWatch() as watch:
-        results = call()
-    tensors = [each for each in tree_leaves(results) if each is not None]
-    kept = sum(each.numel() * each.element_size() for each in tensors)
-    return watch.highest_growth_bytes() - kept
-
-
 def pairs(shape: Shape) -> Iterator[tuple[int, int, int]]:
     """Yield what forward and backward take, predicted and measured, and the bytes they handle."""
     memory_format = torch.channels_last if shape.is_last else torch.contiguous_format
@@ -77,13 +65,13 @@ def pairs(shape: Shape) -> Iterator[tuple[int, int, int]]:
     out = ATEN.convolution(*forward)
     handled = sum(each.numel() * each.element_size() for each in (image, weight, out))
     measured = taken_bytes(lambda: ATEN.convolution(*forward))
-    yield scratch_bytes("convolution", forward, out), measured, handled
+    yield cpu_scratch_bytes("convolution", *forward, out=out), measured, handled
 
     gradient = torch.randn_like(out)
     for wanted in ([True, True, True], [False, True, True], [True, False, False]):
         backward = (gradient, image, weight, [shape.num_out], *settings, wanted)
         measured = taken_bytes(lambda backward=backward: ATEN.convolution_backward(*backward))
-        yield scratch_bytes("convolution_backward", backward, None), measured, handled
+        yield cpu_scratch_bytes("convolution_backward", *backward), measured, handled
 
 
 def assert_close(shape: Shape, most_high_fraction: float) -> None:

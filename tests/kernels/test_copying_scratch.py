@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
-
-from memfit.kernels.cpu.scratch import scratch_bytes
-from memfit.observe.allocator_events import AllocatorWatch
+from tests.kernels.rules import cpu_scratch_bytes, taken_bytes
 
 ATEN = torch.ops.aten
 SLACK_BYTES = 4096  # tables of an interpolation, numbers that become tensors
@@ -67,12 +64,5 @@ CALLS = {
 @pytest.mark.parametrize(("operator", "args"), CALLS.values(), ids=CALLS)
 def test_what_a_kernel_copies_is_predicted(operator, args):
     call = getattr(ATEN, operator)
-    call(*args)
-    with AllocatorWatch() as watch:
-        out = call(*args)
-    results = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
-    kept = sum(each.numel() * each.element_size() for each in results)
-    measured = watch.highest_growth_bytes() - kept
-    first = out if isinstance(out, torch.Tensor) else out[0]
-    predicted = scratch_bytes(operator, args, first)
-    assert abs(predicted - measured) <= SLACK_BYTES
+    predicted = cpu_scratch_bytes(operator, *args, out=call(*args))
+    assert abs(predicted - taken_bytes(lambda: call(*args))) <= SLACK_BYTES

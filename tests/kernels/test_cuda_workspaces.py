@@ -81,11 +81,6 @@ def test_lt_adds_nothing_where_it_shares_the_buffer_of_cublas(version):
     assert (workspace.num_bytes, workspace.added_bytes) == (LARGE, 0)
 
 
-def test_an_lt_size_in_the_environment_counts_in_kibibytes():
-    assert lt_workspace_bytes((8, 0), (2, 10), lt_size="2048").added_bytes == 2 * MIB
-    assert lt_workspace_bytes((8, 0), (2, 10), lt_size="plenty").added_bytes == MIB
-
-
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0), (11, 0), (12, 1)])
 @pytest.mark.parametrize("minor", range(5, 16))
 def test_every_figure_names_its_source(capability, minor):

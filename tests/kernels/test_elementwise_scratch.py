@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit import Job
-from memfit.kernels.cpu.scratch import scratch_bytes
+from memfit.kernels.cpu import scratch_bytes
 from memfit.observe.allocator_events import AllocatorWatch
 
 NUM_ELEMENTS = 4096
@@ -30,7 +30,7 @@ class Comparison(TorchDispatchMode):
         name = func.overloadpacket.__name__
         kept = 0 if name.endswith("_") else out.numel() * out.element_size()
         measured = max(0, watch.highest_growth_bytes() - kept)
-        self.pairs.append((name, scratch_bytes(name, args, out), measured))
+        self.pairs.append((name, scratch_bytes(func, args, kwargs or {}, out), measured))
         return out
 
 

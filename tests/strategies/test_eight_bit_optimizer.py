@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 import memfit
 from memfit import Job, Plan
 from memfit.errors import MissingExtraError, StrategyError
-from memfit.kernels.cpu.scratch import scratch_bytes
+from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
 from memfit.observe.allocator_events import AllocatorWatch
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
@@ -159,14 +159,14 @@ def test_what_an_update_takes_inside_is_known_but_for_single_numbers(
     )
     optimizer.step()
     state = optimizer.state[parameter]
-    states = (state["state1"], state.get("state2"))
     is_small = num_values < 4096
     bits = "32bit" if is_small else "8bit_blockwise"
-    decay = (*[None] * 8, weight_decay) if is_small else ()
-    args = (kind, parameter.grad, parameter, *states, *decay)
+    decay = {"weight_decay": weight_decay} if is_small else {}
+    name = f"bitsandbytes.optimizer_update_{bits}"
     with AllocatorWatch() as watch:
         optimizer.step()
-    predicted = scratch_bytes(f"bitsandbytes.optimizer_update_{bits}", args, None)
+    rule = CPU_OPERATORS.table[name].scratch
+    predicted = rule(g=parameter.grad, state2=state.get("state2"), **decay)
     num_bytes_of_numbers = watch.highest_growth_bytes() - predicted
     assert 0 <= num_bytes_of_numbers <= 16
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.virtual.steps import FLOAT, HALF, LONG, on_card, sizes
 from torch import nn
 
 from memfit.devices.catalogue import load_device
@@ -15,17 +16,12 @@ from memfit.errors import RecordingError
 from memfit.prediction.recording import record_steps
 from memfit.virtual.tensors import ValuesNeededError
 
-FLOAT, HALF, LONG = 4, 2, 8
 NUM = 300
 NUM_BYTES = NUM * FLOAT
 
 
 def one_step(step, device="a100-40gb"):
     return record_steps(lambda: step, load_device(device), num_steps=1)
-
-
-def sizes(trace, operator=None) -> list[int]:
-    return [a.num_bytes for a in trace.allocations if operator in {None, a.operator}]
 
 
 def live_bytes(trace) -> int:
@@ -37,10 +33,6 @@ def held_bytes(make) -> int:
     """Record the making of something that is kept, and give what it takes on the card."""
     kept = []
     return live_bytes(one_step(lambda: kept.append(make())).steady)
-
-
-def on_card(*shape, **options):
-    return torch.zeros(*shape, device="cuda", **options)
 
 
 # --- where tensors lie ----------------------------------------------------------------------------

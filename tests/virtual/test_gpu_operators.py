@@ -5,40 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.virtual.steps import BOOL, FLOAT, HALF, LONG, on_card, recorded, sizes
 from torch import nn
 from torch.amp import custom_bwd, custom_fwd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from memfit.devices.catalogue import load_device
 from memfit.errors import RecordingError
-from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category, Phase
 
-FLOAT, HALF, BOOL, LONG = 4, 2, 1, 8
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-
-
-def recorded(setup, device="a100-40gb", **options):
-    return record_steps(setup, load_device(device), **options).steady
 
 
 def one_step(step, device="a100-40gb"):
     return recorded(lambda: step, device, num_steps=1)
-
-
-def on_card(*shape, **options):
-    return torch.zeros(*shape, device="cuda", **options)
-
-
-def sizes(trace, operator, phase=None, category=None) -> list[int]:
-    return [
-        a.num_bytes
-        for a in trace.allocations
-        if a.operator == operator
-        and phase in {None, a.phase}
-        and category in {None, a.category}
-        and a.category is not Category.WORKSPACES
-    ]
 
 
 def saved(trace, operator) -> list[int]:

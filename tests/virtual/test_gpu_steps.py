@@ -6,33 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.virtual.steps import FLOAT, on_card, recorded, sizes
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memfit.devices.catalogue import load_device
-from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category, Phase
 from memfit.virtual.tensors import ValuesNeededError
-
-FLOAT = 4
-
-
-def recorded(setup):
-    return record_steps(setup, load_device("a100-40gb"))
-
-
-def on_card(*shape):
-    return torch.zeros(*shape, device="cuda")
-
-
-def sizes(trace, operator=None, phase=None, category=None) -> list[int]:
-    return [
-        a.num_bytes
-        for a in trace.allocations
-        if operator in {None, a.operator}
-        and phase in {None, a.phase}
-        and category in {None, a.category}
-    ]
 
 
 def peak_bytes(trace) -> int:
@@ -86,7 +65,7 @@ def test_an_optimizer_takes_what_its_implementation_on_cuda_takes(make, num_stat
 
         return step
 
-    steady = recorded(setup).steady
+    steady = recorded(setup)
     assert sum(sizes(steady, category=Category.OPTIMIZER_STATE)) == num_states * FLOAT
     live = most = 0
     for index, num_bytes in steady.deltas():
@@ -108,7 +87,7 @@ def test_values_that_only_an_optimizer_looks_at_are_not_needed():
         return step
 
     # A row and a column of second moments.
-    states = sizes(recorded(setup).steady, category=Category.OPTIMIZER_STATE)
+    states = sizes(recorded(setup), category=Category.OPTIMIZER_STATE)
     assert sorted(states) == [10 * FLOAT, 20 * FLOAT]
 
 
@@ -159,7 +138,7 @@ TRAINED = (2 * WIDTH * HIDDEN + WIDTH + HIDDEN) * FLOAT
 
 
 def test_phases_and_categories_are_found_without_being_told():
-    steady = recorded(training(plain)).steady
+    steady = recorded(training(plain))
     assert sum(sizes(steady, category=Category.PARAMETERS)) == TRAINED
     assert sum(sizes(steady, category=Category.OPTIMIZER_STATE)) == 2 * TRAINED
     gradients = [a for a in steady.allocations if a.category is Category.GRADIENTS]
@@ -173,7 +152,7 @@ def test_phases_and_categories_are_found_without_being_told():
 
 
 def test_allocations_name_their_module_and_the_line_of_code_in_backward_too():
-    steady = recorded(training(plain)).steady
+    steady = recorded(training(plain))
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.endswith("# marked: loss"))
     line = f"virtual/{Path(__file__).name}:{number}"
@@ -208,7 +187,7 @@ def test_a_name_that_stays_alive_is_in_the_peak():
 
         return build
 
-    kept, dropped = (peak_bytes(recorded(setup(keep)).steady) for keep in (True, False))
+    kept, dropped = (peak_bytes(recorded(setup(keep))) for keep in (True, False))
     assert kept - dropped == BATCH * wide * FLOAT
 
 
@@ -224,8 +203,8 @@ def test_gradients_stay_from_one_micro_batch_to_the_next():
         optimizer.step()
         optimizer.zero_grad()
 
-    twice = recorded(training(accumulate, torch.optim.Adagrad)).steady
-    alone = recorded(training(once, torch.optim.Adagrad)).steady
+    twice = recorded(training(accumulate, torch.optim.Adagrad))
+    alone = recorded(training(once, torch.optim.Adagrad))
     assert sum(sizes(twice, category=Category.GRADIENTS)) == TRAINED
     # The second pass makes its gradients anew, and they are added to the first ones.
     made = (sum(sizes(trace, "mm", Phase.BACKWARD)) for trace in (twice, alone))
@@ -241,7 +220,7 @@ def test_a_checkpointed_block_is_computed_again_in_backward(use_reentrant):
         optimizer.zero_grad()
         batch.grad = None
 
-    steady = recorded(training(step)).steady
+    steady = recorded(training(step))
     hidden = BATCH * HIDDEN * FLOAT
     assert sizes(steady, "gelu", Phase.FORWARD, Category.SAVED_ACTIVATIONS) == []
     assert sizes(steady, "gelu", Phase.BACKWARD, Category.SAVED_ACTIVATIONS) == [hidden]
@@ -268,7 +247,7 @@ def test_a_scaled_step_with_clipping_runs_to_its_end():
 
         return step
 
-    steady = recorded(build).steady
+    steady = recorded(build)
     weights = (WIDTH * HIDDEN + HIDDEN) * FLOAT
     assert sum(sizes(steady, category=Category.GRADIENTS)) == weights
     assert sum(sizes(steady, category=Category.OPTIMIZER_STATE)) == 2 * weights

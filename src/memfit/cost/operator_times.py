@@ -1,4 +1,9 @@
-"""How long operators take: by the roofline, corrected by what was measured on the device."""
+"""How long operators take: by the roofline, corrected by what was measured on the device.
+
+By the roofline each operator is bound by arithmetic or by memory traffic: Williams, Waterman,
+Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009. Each also pays a
+fixed launch time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memfit.cost.roofline import operation_seconds
 from memfit.devices.spec import Device
 from memfit.trace.events import Operation, Trace
 
@@ -62,6 +66,17 @@ class OperatorTimes:
     def step_seconds(self, trace: Trace) -> float:
         """Add up the operators of a step."""
         return sum(self.seconds(operation) for operation in trace.operations)
+
+
+def operation_seconds(operation: Operation, device: Device) -> float:
+    """Return the roofline time of one operator.
+
+    Does not account for caches, for overlap between operators, or for kernels that reach less than
+    the device's dense matrix rate.
+    """
+    arithmetic = operation.num_flops / device.matrix_flops_per_second(operation.dtype)
+    traffic = operation.moved_bytes / device.value("memory_bandwidth_bytes_per_second")
+    return max(arithmetic, traffic) + device.value("launch_seconds")
 
 
 def times_from_measured(device: Device, runs: Iterable[TimedOperators]) -> OperatorTimes:

@@ -14,7 +14,8 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memfit.kernels.base import CpuKernels, HiddenMemory, Scratch
+from memfit.kernels.cpu import CpuKernels
+from memfit.kernels.scratch import HiddenMemory, Scratch
 from memfit.trace.accumulation import (
     accumulate_in_place,
     is_in_place_accumulation,
@@ -175,7 +176,7 @@ class Recorder(TorchDispatchMode):
         operation.changes = self._allocations_of(changed_tensors(func, args))
         operation.first_event = len(self.history.events)
         self.history.operations.append(operation)
-        before, scratch = self._hidden.around(operation.name, args, kwargs, out)
+        before, scratch = self._hidden.around(func, args, kwargs, out)
         for num_bytes in before:
             self._keep(num_bytes, operation.name, place)
         first_new = len(self.history.allocations)

@@ -24,26 +24,20 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from memfit.errors import RecordingError
-from memfit.kernels.cpu.scratch import lstm_workspace_bytes
+from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
 from memfit.kernels.cuda.card import Card
+from memfit.kernels.cuda.operators import CUDA_OPERATORS
+from memfit.kernels.registration import Operator, Operators, Rule, call_rule, names_argument
 from memfit.trace.modules import OWN_FOLDERS
 from memfit.virtual.cache_keys import append_key
 from memfit.virtual.cuda.autocast import VirtualAutocast
 from memfit.virtual.cuda.distributed import distributed
-from memfit.virtual.cuda.operators import cuda_operators
+from memfit.virtual.cuda.operators import cuda_choices
 from memfit.virtual.cuda.placement import (
     CARD,
     device_told_to_cpp,
     placement,
     with_device_meant,
-)
-from memfit.virtual.cuda.recurrent import (
-    fake_backward,
-    fake_gru_cell,
-    fake_gru_cell_backward,
-    pack,
-    reserve_bytes_of,
-    with_reserve,
 )
 from memfit.virtual.cuda.runtime import runtime
 from memfit.virtual.replacements import replacements
@@ -60,33 +54,30 @@ _UNINITIALISED = (
     torch.ops.aten.new_empty_strided.default,
 )
 _FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-_EMPTY = torch.ops.aten.empty.memory_format
-_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
-_CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
-_RECURRENT = (_LSTM, _CUDNN_RNN)
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _ANY_VALUE = 1.0
 _SAYS_NO_FAKE = "no fake impl registered"
-_PACK = torch.ops.aten._pack_padded_sequence.default
 _DEVICE = torch.ops.prim.device.default
 _MOST_KNOWN_VALUES = 4096
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
 
-def _no_result(_args: Sequence[object]) -> None:
-    """Stand in for an operator that works in place."""
+def _pack(
+    *,
+    input: torch.Tensor,  # noqa: A002 - its name in torch's schema
+    lengths: torch.Tensor,
+    batch_first: bool,
+) -> Any:
+    """Lay padded sequences out as ``pack_padded_sequence`` does, where their lengths are known."""
+    known = _values_of(lengths)
+    if known is None:
+        return NotImplemented
+    batch_sizes = [sum(length > step for length in known) for step in range(max(known))]
+    rows = (input.transpose(0, 1) if batch_first else input).reshape(-1, *input.shape[2:])
+    return rows[: sum(known)].clone(), torch.tensor(batch_sizes)
 
 
-_FAKES = {
-    torch.ops.aten._cudnn_rnn_backward.default: fake_backward,
-    torch.ops.aten._thnn_fused_gru_cell.default: fake_gru_cell,
-    torch.ops.aten._thnn_fused_gru_cell_backward.default: fake_gru_cell_backward,
-    # Optimizers in one kernel, which change their lists of tensors in place.
-    torch.ops.aten._fused_sgd_.default: _no_result,
-    torch.ops.aten._fused_sgd_.tensor_lr: _no_result,
-    torch.ops.aten._fused_adagrad_.default: _no_result,
-}
-"""What the card's operators give where torch has no fake version of its own."""
+_OPERATORS = Operators({"_pack_padded_sequence": Operator(fake=_pack)})
 
 
 class ValuesNeededError(RecordingError):
@@ -103,6 +94,7 @@ class VirtualTensors(FakeTensorMode):
     def __init__(self, *, has_card: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._has_card = has_card
+        self._fakes: dict[Any, Rule | None] = {}
 
     def __torch_dispatch__(
         self,
@@ -115,45 +107,48 @@ class VirtualTensors(FakeTensorMode):
             return device_told_to_cpp(cast(FakeTensor, args[0]))
         if self._has_card and not self.in_kernel_invocation:
             kwargs = with_device_meant(kwargs)
-        if self._has_card and (fake := _FAKES.get(func)) is not None:
-            with self:
-                return fake(args)
-        if func is _PACK and (lengths := _values_of(args[1])) is not None:
-            with self:
-                return pack(cast(torch.Tensor, args[0]), lengths, batch_first=bool(args[2]))
+        own = self._own_fake(func, args, kwargs)
+        if own is not NotImplemented:
+            return own
         args = _with_own_memory(func, args)
         if self._has_card and kwargs.get("device") == CARD:
             args = tuple(self._as_fake(value) for value in args)
         with _without_values(args) if kwargs.get("device") == CARD else nullcontext():
-            out: Any = self._carried_out(func, types, args, kwargs)
+            out: Any = self._fake_as_torch_makes_it(func, types, args, kwargs)
         if func in _UNINITIALISED:
             # Torch would keep what happens to lie in memory, where it knows the argument's values.
             out.constant = None
         if func in _RANGES and _is_small_and_here(out):
             with no_dispatch():
                 out.constant = func(*args, **{**kwargs, "device": "cpu"})
-        return self._with_kept(func, types, args, out) if func in _RECURRENT else out
+        own = self._own_fake(func, args, kwargs, out=out)
+        return out if own is NotImplemented else own
 
-    def _with_kept(
-        self, func: Any, types: Sequence[type], args: Sequence[object], out: Sequence[Any]
-    ) -> Sequence[Any]:
-        """Return recurrent layers what they keep, which torch's own fake versions leave empty."""
-        if func is _CUDNN_RNN:
-            with self:
-                return with_reserve(out, reserve_bytes_of(args))
-        num_bytes = lstm_workspace_bytes(tuple(args))
-        options = {"dtype": torch.uint8, "device": "cpu"}
-        workspace = super().__torch_dispatch__(_EMPTY, types, ([num_bytes],), options)
-        return *out[:3], workspace
+    def _own_fake(
+        self, func: Any, args: Sequence[object], kwargs: Mapping[str, object], **out: Any
+    ) -> Any:
+        """Return the outputs of the device's own fake version, which may want those of torch's.
 
-    def _carried_out(
+        ``NotImplemented`` where there is none, or torch's outputs are wanted and not there.
+        """
+        if func not in self._fakes:
+            on_card = CUDA_OPERATORS.find(func) if self._has_card else None
+            operator = on_card or CPU_OPERATORS.find(func) or _OPERATORS.find(func)
+            self._fakes[func] = None if operator is None else operator.fake
+        fake = self._fakes[func]
+        if fake is None or names_argument(fake, "out") != bool(out):
+            return NotImplemented
+        with self:
+            return call_rule(fake, func, args, kwargs, **out)
+
+    def _fake_as_torch_makes_it(
         self,
         func: Any,
         types: Sequence[type],
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> Any:
-        """Have torch do its fake version, and refuse what has none."""
+        """Run torch's own fake version, and refuse what has none."""
         try:
             out = super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
@@ -256,7 +251,7 @@ def _enter_card(stack: ExitStack, card: Card) -> None:
     for part in parts:
         for replacement in part:
             stack.enter_context(replacement)
-    stack.enter_context(cuda_operators(card, autocast))
+    stack.enter_context(cuda_choices(card, autocast))
 
 
 def _is_asked_by_an_optimizer() -> bool:

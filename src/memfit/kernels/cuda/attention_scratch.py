@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.figures import Certainty
-
-from .attention_question import CUDNN, EFFICIENT, FLASH, AttentionQuestion
+from memfit.kernels.cuda.attention_choice import CUDNN, EFFICIENT, FLASH, AttentionCall
+from memfit.kernels.rounding import ceil_div, round_up
+from memfit.kernels.scratch import Scratch
 
 _FLOAT_BYTES = 4
 _NEWEST_READ = (2, 14)
@@ -35,31 +36,8 @@ _CUDNN_SOURCE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardBackwardScratch:
-    """Memory that a kernel takes inside its forward and inside its backward.
-
-    The blocks are separate requests that live at the same time, not rounded.
-    """
-
-    forward_blocks: tuple[int, ...] = ()
-    backward_blocks: tuple[int, ...] = ()
-    certainty: Certainty
-    source: str
-
-    @property
-    def forward_bytes(self) -> int:
-        """Add up the blocks of the forward."""
-        return sum(self.forward_blocks)
-
-    @property
-    def backward_bytes(self) -> int:
-        """Add up the blocks of the backward."""
-        return sum(self.backward_blocks)
-
-
-def attention_hidden_bytes(backend: str, question: AttentionQuestion) -> ForwardBackwardScratch:
-    """Return the memory that an attention kernel takes unseen, in bytes.
+def attention_scratch(backend: str, call: AttentionCall, *, is_backward: bool) -> Scratch:
+    """Return the memory that an attention kernel takes unseen, in its forward or its backward.
 
     ``math`` takes none: it decomposes into operators that dispatch shows. Does not account for
     copies of gradients that are not contiguous, nor for deterministic algorithms, which multiply
@@ -67,48 +45,48 @@ def attention_hidden_bytes(backend: str, question: AttentionQuestion) -> Forward
 
     Source: named in the answer; read 2026-11-21.
     """
+    if is_backward and not call.requires_grad:
+        return Scratch.exact("there is no backward")
     if backend == FLASH:
-        return _flash(question)
+        blocks = _flash_backward(call) if is_backward else []
+        return Scratch.between(_FLASH_SOURCE, blocks, certainty=_flash_certainty(call))
     if backend == EFFICIENT:
-        return _efficient(question)
+        blocks = _efficient_backward(call) if is_backward else _efficient_forward(call)
+        return Scratch.between(_EFFICIENT_SOURCE, blocks, certainty=_read_certainty(call))
     if backend == CUDNN:
-        return _cudnn(question)
-    return ForwardBackwardScratch(
-        certainty=Certainty.EXACT, source="decomposes into operators of its own"
-    )
+        blocks = _cudnn_backward(call) if is_backward else []
+        return Scratch.between(_CUDNN_SOURCE, blocks, certainty=Certainty.GUESS)
+    return Scratch.exact("decomposes into operators of its own")
 
 
-def _flash(question: AttentionQuestion) -> ForwardBackwardScratch:
+def _flash_backward(call: AttentionCall) -> list[int]:
     """Count FlashAttention 2."""
-    heads = question.batch * question.query_heads
-    rows = heads * _round_up(question.query_length, 128)
-    padded_dim = _round_up(question.head_dim, 8)
-    rounded_dim = _round_up(padded_dim, 32) if padded_dim <= 192 else 256
+    heads = call.batch * call.query_heads
+    rows = heads * round_up(call.query_length, 128)
+    padded_dim = round_up(call.head_dim, 8)
+    rounded_dim = round_up(padded_dim, 32) if padded_dim <= 192 else 256
     blocks = [rows * _FLOAT_BYTES, rows * rounded_dim * _FLOAT_BYTES]
-    if question.query_heads != question.key_heads:
-        blocks += [heads * question.key_length * padded_dim * _item_bytes(question)] * 2
-    num_blocks = heads * _ceil_div(question.query_length, 64)
-    may_split = question.dropout == 0 and num_blocks < _BLOCKS_WITHOUT_SPLIT
-    return ForwardBackwardScratch(
-        backward_blocks=_if_training(question, blocks),
-        certainty=Certainty.TABLE if may_split else _read_certainty(question),
-        source=_FLASH_SOURCE,
-    )
+    if call.query_heads != call.key_heads:
+        blocks += [heads * call.key_length * padded_dim * _item_bytes(call)] * 2
+    return blocks
 
 
-def _cudnn(question: AttentionQuestion) -> ForwardBackwardScratch:
+def _flash_certainty(call: AttentionCall) -> Certainty:
+    """Say ``table`` where the kernel may split the keys."""
+    num_blocks = call.batch * call.query_heads * ceil_div(call.query_length, 64)
+    may_split = call.dropout == 0 and num_blocks < _BLOCKS_WITHOUT_SPLIT
+    return Certainty.TABLE if may_split else _read_certainty(call)
+
+
+def _cudnn_backward(call: AttentionCall) -> list[int]:
     """Count what cuDNN's front end asks for; the engine may ask for more."""
-    heads = question.batch * question.query_heads
-    rows = heads * question.query_length
-    blocks = [rows * question.head_dim * _FLOAT_BYTES + rows * _FLOAT_BYTES]
-    if question.query_heads != question.key_heads:
-        dims = question.head_dim + question.value_head_dim
-        blocks[0] += heads * question.key_length * dims * _item_bytes(question)
-    return ForwardBackwardScratch(
-        backward_blocks=_if_training(question, blocks),
-        certainty=Certainty.GUESS,
-        source=_CUDNN_SOURCE,
-    )
+    heads = call.batch * call.query_heads
+    rows = heads * call.query_length
+    num_bytes = rows * call.head_dim * _FLOAT_BYTES + rows * _FLOAT_BYTES
+    if call.query_heads != call.key_heads:
+        dims = call.head_dim + call.value_head_dim
+        num_bytes += heads * call.key_length * dims * _item_bytes(call)
+    return [num_bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,53 +124,50 @@ _HALF_50 = (_BackwardKernel(64, 64, 64, 19232), _BackwardKernel(64, 64, _ANY, 19
 _FLOAT_50 = (_BackwardKernel(64, 64, _ANY, 37120),)
 
 
-def _efficient(question: AttentionQuestion) -> ForwardBackwardScratch:
+def _efficient_forward(call: AttentionCall) -> list[int]:
+    """Count the output, which the memory-efficient kernel accumulates for large heads."""
+    if call.dtype == "float32" or max(call.head_dim, call.value_head_dim) <= 128:
+        return []
+    rows = call.batch * call.query_heads * call.query_length
+    return [rows * call.value_head_dim * _FLOAT_BYTES]
+
+
+def _efficient_backward(call: AttentionCall) -> list[int]:
     """Count the memory-efficient kernel."""
-    heads = question.batch * question.query_heads
-    rows = heads * question.query_length
-    is_half = question.dtype != "float32"
-    forward = []
-    if is_half and max(question.head_dim, question.value_head_dim) > 128:
-        forward = [rows * question.value_head_dim * _FLOAT_BYTES]  # the output, accumulated
-    kernel = _backward_kernel(question)
-    delta = rows * _FLOAT_BYTES
+    heads = call.batch * call.query_heads
+    kernel = _backward_kernel(call)
+    delta = heads * call.query_length * _FLOAT_BYTES
     grouped: list[int] = []
-    if question.query_heads != question.key_heads:
+    if call.query_heads != call.key_heads:
         grouped = [
-            heads * question.key_length * head_dim * _item_bytes(question)
-            for head_dim in (question.head_dim, question.value_head_dim)
+            heads * call.key_length * head_dim * _item_bytes(call)
+            for head_dim in (call.head_dim, call.value_head_dim)
         ]
-    running = [delta, _workspace_bytes(question, kernel)]
+    running = [delta, _workspace_bytes(call, kernel)]
     before = running
-    if not _computes_delta(question, kernel):
-        before = [delta, delta, *_delta_products(question)]
-    blocks = [*grouped, *max(running, before, key=sum)]
-    return ForwardBackwardScratch(
-        forward_blocks=tuple(forward),
-        backward_blocks=_if_training(question, blocks),
-        certainty=_read_certainty(question),
-        source=_EFFICIENT_SOURCE,
-    )
+    if not _computes_delta(call, kernel):
+        before = [delta, delta, *_delta_products(call)]
+    return [*grouped, *max(running, before, key=sum)]
 
 
-def _backward_kernel(question: AttentionQuestion) -> _BackwardKernel:
+def _backward_kernel(call: AttentionCall) -> _BackwardKernel:
     """Find the first compiled kernel that has room for the head dimension."""
-    head_dim = max(question.head_dim, question.value_head_dim)
-    is_8_6_or_8_9 = question.capability in {(8, 6), (8, 9)}
-    kernels = _compiled(question)
+    head_dim = max(call.head_dim, call.value_head_dim)
+    is_8_6_or_8_9 = call.capability in {(8, 6), (8, 9)}
+    kernels = _compiled(call)
     for kernel in kernels:
         # The kernel for 96 was not compiled with dropout.
-        is_open = not kernel.is_for_8_6_and_8_9 or (is_8_6_or_8_9 and question.dropout == 0)
-        has_room = kernel.shared_bytes <= _shared_bytes(question.capability)
+        is_open = not kernel.is_for_8_6_and_8_9 or (is_8_6_or_8_9 and call.dropout == 0)
+        has_room = kernel.shared_bytes <= _shared_bytes(call.capability)
         if is_open and has_room and head_dim <= kernel.head_dim_max:
             return kernel
     return kernels[-1]
 
 
-def _compiled(question: AttentionQuestion) -> tuple[_BackwardKernel, ...]:
+def _compiled(call: AttentionCall) -> tuple[_BackwardKernel, ...]:
     """Return the kernels that were compiled for the card and dtype."""
-    major = question.capability[0]
-    if question.dtype == "float32":
+    major = call.capability[0]
+    if call.dtype == "float32":
         return _FLOAT_80 if major >= 8 else _FLOAT_50
     if major >= 8:
         return _HALF_80
@@ -212,76 +187,61 @@ def _shared_bytes(capability: tuple[int, int]) -> int:
     return by_capability.get(capability, 48) * 1024
 
 
-def _keeps_kv_in_registers(question: AttentionQuestion, kernel: _BackwardKernel) -> bool:
+def _keeps_kv_in_registers(call: AttentionCall, kernel: _BackwardKernel) -> bool:
     """Return whether the gradients of keys and values stay in registers (kOutputInRF)."""
-    return question.dtype != "float32" and kernel.head_dim_max <= kernel.queries
+    return call.dtype != "float32" and kernel.head_dim_max <= kernel.queries
 
 
-def _computes_delta(question: AttentionQuestion, kernel: _BackwardKernel) -> bool:
+def _computes_delta(call: AttentionCall, kernel: _BackwardKernel) -> bool:
     """Return whether the kernel sums gradient times output by itself."""
-    is_volta = question.capability[0] == 7 and question.capability < (7, 5)
-    in_registers = _keeps_kv_in_registers(question, kernel)
-    return question.dtype != "float32" and (in_registers or not is_volta)
+    is_volta = call.capability[0] == 7 and call.capability < (7, 5)
+    in_registers = _keeps_kv_in_registers(call, kernel)
+    return call.dtype != "float32" and (in_registers or not is_volta)
 
 
-def _delta_products(question: AttentionQuestion) -> list[int]:
+def _delta_products(call: AttentionCall) -> list[int]:
     """Count the product of gradient and output, and the copies in float32 it is made of."""
-    rows = question.batch * question.query_heads * question.query_length
-    product = rows * question.value_head_dim * _FLOAT_BYTES
-    return [product] if question.dtype == "float32" else [product] * 3
+    rows = call.batch * call.query_heads * call.query_length
+    product = rows * call.value_head_dim * _FLOAT_BYTES
+    return [product] if call.dtype == "float32" else [product] * 3
 
 
-def _workspace_bytes(question: AttentionQuestion, kernel: _BackwardKernel) -> int:
+def _workspace_bytes(call: AttentionCall, kernel: _BackwardKernel) -> int:
     """Count the buffer in which gradients add up over blocks (workspace_size)."""
-    heads = question.batch * question.query_heads
-    is_half = question.dtype != "float32"
-    splits_keys = question.capability[0] >= 7
-    adds_kv = is_half and not _keeps_kv_in_registers(question, kernel)
-    splits = _num_splits(question, kernel, adds_kv) if splits_keys else 1
+    heads = call.batch * call.query_heads
+    is_half = call.dtype != "float32"
+    splits_keys = call.capability[0] >= 7
+    adds_kv = is_half and not _keeps_kv_in_registers(call, kernel)
+    splits = _num_splits(call, kernel, adds_kv) if splits_keys else 1
     num_floats = 0
     if adds_kv:
-        dims = _round_up(question.head_dim, kernel.queries)
-        dims += _round_up(question.value_head_dim, kernel.queries)
+        dims = round_up(call.head_dim, kernel.queries)
+        dims += round_up(call.value_head_dim, kernel.queries)
         num_floats += splits * kernel.keys * dims
     if splits_keys or is_half:
-        tiles = _ceil_div(question.query_length, kernel.queries)
-        tiles *= _ceil_div(question.head_dim, kernel.keys)
+        tiles = ceil_div(call.query_length, kernel.queries)
+        tiles *= ceil_div(call.head_dim, kernel.keys)
         num_floats += tiles * (4 + kernel.queries * kernel.keys)  # a lock and a tile each
-    return heads * _round_up(num_floats, 4) * _FLOAT_BYTES
+    return heads * round_up(num_floats, 4) * _FLOAT_BYTES
 
 
-def _num_splits(question: AttentionQuestion, kernel: _BackwardKernel, adds_kv: bool) -> int:
+def _num_splits(call: AttentionCall, kernel: _BackwardKernel, adds_kv: bool) -> int:
     """Say into how many parts the keys are split."""
-    heads = question.batch * question.query_heads
-    splits = _ceil_div(question.key_length, kernel.keys)
-    if heads >= 256 and question.key_length <= 2 * kernel.keys:
+    heads = call.batch * call.query_heads
+    splits = ceil_div(call.key_length, kernel.keys)
+    if heads >= 256 and call.key_length <= 2 * kernel.keys:
         splits = 1
     if adds_kv:
         splits = min(splits, _NUM_SPLITS_MAX // heads)
     return max(splits, 1)
 
 
-def _if_training(question: AttentionQuestion, blocks: list[int]) -> tuple[int, ...]:
-    """Drop the backward where there is none, and empty blocks."""
-    return tuple(block for block in blocks if block) if question.requires_grad else ()
-
-
-def _read_certainty(question: AttentionQuestion) -> Certainty:
+def _read_certainty(call: AttentionCall) -> Certainty:
     """Say ``exact`` for the versions whose sources were read."""
-    is_read = (2, 13) <= tuple(question.torch_version[:2]) <= _NEWEST_READ
+    is_read = (2, 13) <= tuple(call.torch_version[:2]) <= _NEWEST_READ
     return Certainty.EXACT if is_read else Certainty.TABLE
 
 
-def _item_bytes(question: AttentionQuestion) -> int:
+def _item_bytes(call: AttentionCall) -> int:
     """Return the bytes of one number."""
-    return 4 if question.dtype == "float32" else 2
-
-
-def _ceil_div(number: int, divisor: int) -> int:
-    """Divide and round up."""
-    return -(-number // divisor)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    """Round up to a multiple."""
-    return _ceil_div(number, multiple) * multiple
+    return 4 if call.dtype == "float32" else 2

@@ -40,3 +40,8 @@ class Card:
         if self.capability[0] == 12:
             return 1536
         return _THREADS_PER_MULTIPROCESSOR.get(self.capability, 2048)
+
+
+def as_version(text: str) -> tuple[int, ...]:
+    """Read a torch version or compute capability as data files write it: ``2.13`` is (2, 13)."""
+    return tuple(int(part) for part in text.split("."))

@@ -17,9 +17,8 @@ from importlib import resources
 from typing import Any
 
 from memfit.figures import Certainty
+from memfit.kernels.cuda.card import as_version
 from memfit.units import KIB
-
-from .versions import Version, as_version
 
 _CONFIG_PART = re.compile(r":([0-9]+):([0-9]+)")
 _LT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -96,11 +95,7 @@ def cublas_workspace(
 
 
 def lt_workspace_bytes(
-    capability: tuple[int, int],
-    torch_version: tuple[int, ...],
-    *,
-    config: str | None = None,
-    lt_size: str | None = None,
+    capability: tuple[int, int], torch_version: tuple[int, ...], *, config: str | None = None
 ) -> Workspace:
     """Describe cuBLASLt's workspace per thread and stream.
 
@@ -108,18 +103,13 @@ def lt_workspace_bytes(
         capability: Compute capability, such as ``(7, 5)``.
         torch_version: Such as ``(2, 13)``.
         config: The value of ``CUBLAS_WORKSPACE_CONFIG``, if it is set.
-        lt_size: The value of ``CUBLASLT_WORKSPACE_SIZE`` in KiB, if it is set.
 
     Source: ``data/workspaces.toml``, table ``cublaslt``. Does not account for
-    ``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, which is taken as unset.
+    ``CUBLASLT_WORKSPACE_SIZE`` and ``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, which are taken as unset.
     """
     rule = _rule("cublaslt", torch_version)
     cublas_bytes = cublas_workspace_bytes(capability, torch_version, config)
-    asked_bytes = _whole_number(lt_size)
-    if asked_bytes is not None:
-        own_bytes = asked_bytes * KIB
-    else:
-        own_bytes = cublas_bytes if rule["size"] == "cublas" else rule["default_kib"] * KIB
+    own_bytes = cublas_bytes if rule["size"] == "cublas" else rule["default_kib"] * KIB
     return Workspace(
         num_bytes=cublas_bytes if rule["shared"] else own_bytes,
         kept=rule["kept"],
@@ -184,13 +174,7 @@ def _covers(entry: str, capability: tuple[int, int]) -> bool:
     return capability[: len(wanted)] == wanted
 
 
-def _whole_number(text: str | None) -> int | None:
-    """Read the whole number a text begins with; None where there is none."""
-    match = re.match(r"\s*([0-9]+)", text or "")
-    return int(match[1]) if match else None
-
-
-def _rule(table: str, torch_version: Version) -> Mapping[str, Any]:
+def _rule(table: str, torch_version: tuple[int, ...]) -> Mapping[str, Any]:
     """Return the newest rule that a torch version has reached, or the oldest there is."""
     rules: list[dict[str, Any]] = _document()[table]
     reached = [rule for rule in rules if as_version(rule["since"]) <= tuple(torch_version[:2])]

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from memfit.kernels.cuda.versions import as_version
+from memfit.kernels.cuda.card import as_version
 
 POLICIES = (
     "lower_precision",

@@ -9,21 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from memfit.kernels.base import Scratch
-from memfit.kernels.cuda.answers import (
-    GUESS,
-    accumulate_width,
-    between,
-    ceil_div,
-    fits_32_bit,
-    last_power_of_two,
-    sure,
-)
+from memfit.figures import Certainty
 from memfit.kernels.cuda.card import Card
+from memfit.kernels.registration import Operator
+from memfit.kernels.rounding import ceil_div, last_power_of_two
+from memfit.kernels.scratch import Scratch
+from memfit.kernels.tensor_bytes import accumulate_width, fits_32_bit, num_bytes
 
 _SOURCE = "setReduceConfig, ReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh, torch 2.13"
 _MAX_THREADS = 512
@@ -79,24 +73,43 @@ class _Work:
         return vector
 
 
-def reduction_scratch(tensor: torch.Tensor, dims: Sequence[int] | None, card: Card) -> Scratch:
-    """Return the buffer and the counters of a sum over ``dims`` (all of them for None).
+def _reduction(
+    *, self: torch.Tensor, card: Card, dim: int | Sequence[int] | None = None
+) -> Scratch:
+    """Return the buffer and the counters of a sum over dimensions, all of them if none is given.
 
     Exact for sums, means, products and norms of tensors that 32 bits can index, once the number
     of multiprocessors is known. Larger tensors are reduced part by part, which is not followed.
 
     Source: Reduce.cuh of torch 2.13, as shipped with the wheel; read 2026-11-21.
     """
-    blocks = reduction_blocks(tensor, dims, card)
-    if card.num_multiprocessors is not None and fits_32_bit(tensor):
-        return sure(_SOURCE, blocks)
-    return between(_SOURCE, blocks, low_bytes=0, high_bytes=2 * sum(blocks), certainty=GUESS)
+    dims = [dim] if isinstance(dim, int) else dim
+    blocks = reduction_blocks(self, dims or None, card)
+    if card.num_multiprocessors is not None and fits_32_bit(self):
+        return Scratch.exact(_SOURCE, blocks)
+    return Scratch.between(
+        _SOURCE, blocks, low_bytes=0, high_bytes=2 * sum(blocks), certainty=Certainty.GUESS
+    )
+
+
+def _log_sum_exp(
+    *, self: torch.Tensor, dim: Sequence[int], out: torch.Tensor, card: Card
+) -> Scratch:
+    """Return the exponentials, the largest values, and what their sum takes.
+
+    Source: logsumexp_out_impl in aten/src/ATen/native/ReduceOps.cpp, main branch.
+    """
+    exponentials = self.numel() * out.element_size()
+    summing = reduction_blocks(self, dim or None, card)
+    return Scratch.between(
+        "aten/src/ATen/native/ReduceOps.cpp", (exponentials, num_bytes(out), *summing)
+    )
 
 
 def reduction_blocks(
     tensor: torch.Tensor, dims: Sequence[int] | None, card: Card
 ) -> tuple[int, ...]:
-    """Get the requests of ``reduction_scratch``: the staging buffer and one counter per block."""
+    """Return the requests of a reduction: the staging buffer and one counter per block."""
     if tensor.numel() == 0:
         return ()
     work = _work(tensor, dims)
@@ -116,26 +129,6 @@ def reduction_blocks(
     if not work.is_fastest_reduced:
         staged *= width * vector
     return (staged * accumulate_width(tensor.dtype), 4 * grid)
-
-
-def reduction(args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, card: Card) -> Scratch:
-    """Read the dimensions of ``sum.dim_IntList``, ``mean.dim``, ``amax`` off their arguments."""
-    dims = args[1] if len(args) > 1 else kwargs.get("dim")
-    return reduction_scratch(args[0], _as_dims(dims), card)
-
-
-def norm_reduction(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any, card: Card
-) -> Scratch:
-    """Read the dimensions of ``linalg_vector_norm(self, ord, dim, ...)`` off its arguments."""
-    dims = args[2] if len(args) > 2 else kwargs.get("dim")
-    return reduction_scratch(args[0], _as_dims(dims), card)
-
-
-def _as_dims(dims: Any) -> Sequence[int] | None:
-    if isinstance(dims, int) and not isinstance(dims, bool):
-        return [dims]
-    return dims if isinstance(dims, list | tuple) and dims else None
 
 
 def _work(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Work:
@@ -186,3 +179,12 @@ def _shares(values: int, grid: int, resident: int) -> int:
         return 1
     wanted = min(ceil_div(resident, grid), ceil_div(values, _MIN_VALUES))
     return max(wanted, ceil_div(values, _MAX_VALUES))
+
+
+OPERATORS: Mapping[str, Operator] = {
+    **dict.fromkeys(
+        ("sum", "mean", "prod", "amax", "amin", "linalg_vector_norm", "norm"),
+        Operator(scratch=_reduction),
+    ),
+    "logsumexp": Operator(scratch=_log_sum_exp),
+}

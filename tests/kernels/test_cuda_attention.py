@@ -8,12 +8,13 @@ import pytest
 
 from memfit.errors import RecordingError
 from memfit.figures import Certainty
-from memfit.virtual.cuda.attention import (
-    AttentionQuestion,
-    attention_hidden_bytes,
+from memfit.kernels.cuda.attention_choice import (
+    AttentionCall,
     choose_attention,
     efficient_alignment,
 )
+from memfit.kernels.cuda.attention_scratch import attention_scratch
+from memfit.kernels.scratch import Scratch
 
 T4, A100, A10, L4, H100, B200, THOR, RTX_5090 = (
     (7, 5),
@@ -25,7 +26,7 @@ T4, A100, A10, L4, H100, B200, THOR, RTX_5090 = (
     (11, 0),
     (12, 0),
 )
-CALL = AttentionQuestion(
+CALL = AttentionCall(
     capability=A100,
     torch_version=(2, 13),
     dtype="bfloat16",
@@ -42,9 +43,9 @@ MASKED = replace(CALL, is_causal=False, has_mask=True)
 GROUPED = replace(CALL, key_heads=4, enable_gqa=True)
 
 
-def chosen(question: AttentionQuestion = CALL, **changes: object) -> str:
+def chosen(call: AttentionCall = CALL, **changes: object) -> str:
     """Choose a kernel for a call with changes."""
-    return choose_attention(replace(question, **changes))
+    return choose_attention(replace(call, **changes))
 
 
 @pytest.mark.parametrize("card", [A100, A10, L4, RTX_5090])
@@ -223,49 +224,56 @@ def test_versions_older_than_the_table_take_its_first_line():
     assert chosen(capability=H100, torch_version=(2, 4)) == "flash"
 
 
+def forward(backend: str, call: AttentionCall = CALL) -> Scratch:
+    return attention_scratch(backend, call, is_backward=False)
+
+
+def backward(backend: str, call: AttentionCall = CALL) -> Scratch:
+    return attention_scratch(backend, call, is_backward=True)
+
+
 def test_the_decomposition_hides_nothing():
-    scratch = attention_hidden_bytes("math", CALL)
-    assert (scratch.forward_bytes, scratch.backward_bytes) == (0, 0)
-    assert scratch.certainty is Certainty.EXACT
+    assert forward("math").blocks == backward("math").blocks == ()
+    assert forward("math").certainty is Certainty.EXACT
 
 
 def test_flash_accumulates_queries_in_float32_over_rounded_shapes():
     call = replace(CALL, query_length=900, head_dim=72, value_head_dim=72)
-    scratch = attention_hidden_bytes("flash", call)
     rows = 4 * 12 * 1024  # 900 queries are rounded to 1024
-    assert scratch.backward_blocks == (rows * 4, rows * 96 * 4)
-    assert (scratch.forward_bytes, scratch.certainty) == (0, Certainty.EXACT)
+    assert backward("flash", call).blocks == (rows * 4, rows * 96 * 4)
+    assert backward("flash", call).certainty is Certainty.EXACT
+    assert forward("flash", call).blocks == ()
 
 
 def test_flash_rounds_large_head_dimensions_to_256():
     call = replace(CALL, head_dim=200, value_head_dim=200)
-    assert attention_hidden_bytes("flash", call).backward_blocks[1] == 4 * 12 * 1024 * 256 * 4
+    assert backward("flash", call).blocks[1] == 4 * 12 * 1024 * 256 * 4
 
 
 def test_flash_expands_the_gradients_of_grouped_heads():
-    plain = attention_hidden_bytes("flash", CALL).backward_bytes
-    grouped = attention_hidden_bytes("flash", GROUPED).backward_bytes
+    plain = backward("flash", CALL).num_bytes
+    grouped = backward("flash", GROUPED).num_bytes
     assert grouped - plain == 2 * 4 * 12 * 1024 * 64 * 2
 
 
 def test_a_call_that_flash_may_split_is_no_longer_exact():
     call = replace(CALL, batch=1, query_heads=4, key_heads=4, query_length=256)
-    assert attention_hidden_bytes("flash", call).certainty is Certainty.TABLE
+    assert backward("flash", call).certainty is Certainty.TABLE
 
 
 def test_the_efficient_backward_takes_a_tile_and_a_lock_for_each_block_of_queries():
-    scratch = attention_hidden_bytes("efficient", CALL)
+    scratch = backward("efficient", CALL)
     heads, tiles = 4 * 12, 1024 // 64
     delta = heads * 1024 * 4
     workspace = heads * tiles * (16 + 64 * 64 * 4)
-    assert scratch.backward_blocks == (delta, workspace)
+    assert scratch.blocks == (delta, workspace)
     assert scratch.certainty is Certainty.EXACT
 
 
 def test_the_efficient_backward_of_large_cards_takes_larger_tiles_for_head_dimension_128():
     call = replace(CALL, head_dim=128, value_head_dim=128)
-    large = attention_hidden_bytes("efficient", call).backward_blocks[1]
-    small = attention_hidden_bytes("efficient", replace(call, capability=L4)).backward_blocks[1]
+    large = backward("efficient", call).blocks[1]
+    small = backward("efficient", replace(call, capability=L4)).blocks[1]
     heads = 4 * 12
     assert large == heads * 8 * (16 + 128 * 128 * 4)
     splits = 200 // heads  # bounded, because keys and values are added up as well
@@ -276,50 +284,50 @@ def test_a_card_with_little_shared_memory_has_a_kernel_for_head_dimension_96():
     call = replace(CALL, capability=L4, head_dim=96, value_head_dim=96)
     heads = 4 * 12
     workspace = heads * 8 * 2 * (16 + 128 * 64 * 4)
-    assert attention_hidden_bytes("efficient", call).backward_blocks[1] == workspace
+    assert backward("efficient", call).blocks[1] == workspace
     dropped = replace(call, dropout=0.1)
-    assert attention_hidden_bytes("efficient", dropped).backward_blocks[1] != workspace
+    assert backward("efficient", dropped).blocks[1] != workspace
 
 
 def test_turing_keeps_head_dimension_128_in_registers_but_not_more():
     call = replace(CALL, capability=T4, dtype="float16", head_dim=128, value_head_dim=128)
     heads, tile = 4 * 12, 16 + 128 * 64 * 4
-    assert attention_hidden_bytes("efficient", call).backward_blocks[1] == heads * 8 * 2 * tile
+    assert backward("efficient", call).blocks[1] == heads * 8 * 2 * tile
     call = replace(call, head_dim=160, value_head_dim=160)
     added = 4 * 64 * 512 * 4  # four parts of the keys, two head dimensions rounded to 256
     workspace = heads * (8 * 3 * tile + added)
-    assert attention_hidden_bytes("efficient", call).backward_blocks[1] == workspace
+    assert backward("efficient", call).blocks[1] == workspace
 
 
 def test_float32_multiplies_gradient_and_output_before_the_workspace():
     call = replace(CALL, dtype="float32", head_dim=128, value_head_dim=128)
     rows = 4 * 12 * 1024
-    blocks = attention_hidden_bytes("efficient", call).backward_blocks
+    blocks = backward("efficient", call).blocks
     assert blocks == (rows * 4, rows * 4, rows * 128 * 4)
 
 
 def test_a_head_dimension_above_128_accumulates_the_output_in_the_forward():
     call = replace(CALL, head_dim=256, value_head_dim=256)
-    assert attention_hidden_bytes("efficient", call).forward_bytes == 4 * 12 * 1024 * 256 * 4
-    assert attention_hidden_bytes("efficient", replace(call, dtype="float32")).forward_bytes == 0
+    assert forward("efficient", call).num_bytes == 4 * 12 * 1024 * 256 * 4
+    assert forward("efficient", replace(call, dtype="float32")).num_bytes == 0
 
 
 def test_the_efficient_backward_expands_grouped_heads():
-    plain = attention_hidden_bytes("efficient", replace(CALL, torch_version=(2, 14)))
-    grouped = attention_hidden_bytes("efficient", replace(GROUPED, torch_version=(2, 14)))
-    assert grouped.backward_bytes - plain.backward_bytes == 2 * 4 * 12 * 1024 * 64 * 2
+    plain = backward("efficient", replace(CALL, torch_version=(2, 14)))
+    grouped = backward("efficient", replace(GROUPED, torch_version=(2, 14)))
+    assert grouped.num_bytes - plain.num_bytes == 2 * 4 * 12 * 1024 * 64 * 2
 
 
 def test_cudnn_is_a_guess():
-    scratch = attention_hidden_bytes("cudnn", replace(CALL, capability=H100))
+    scratch = backward("cudnn", replace(CALL, capability=H100))
     assert scratch.certainty is Certainty.GUESS
-    assert scratch.backward_bytes == 4 * 12 * 1024 * (64 + 1) * 4
+    assert scratch.num_bytes == 4 * 12 * 1024 * (64 + 1) * 4
 
 
 @pytest.mark.parametrize("backend", ["flash", "efficient", "cudnn"])
 def test_nothing_is_taken_for_a_backward_that_will_not_run(backend):
     call = replace(CALL, requires_grad=False)
-    assert attention_hidden_bytes(backend, call).backward_bytes == 0
+    assert backward(backend, call).num_bytes == 0
 
 
 @pytest.mark.parametrize("card", [(5, 2), (6, 1), (7, 0), T4, A100, A10, (8, 7), H100, RTX_5090])
@@ -327,4 +335,4 @@ def test_nothing_is_taken_for_a_backward_that_will_not_run(backend):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_efficient_backward_has_a_kernel_for_every_card(card, head_dim, dtype):
     call = replace(CALL, capability=card, dtype=dtype, head_dim=head_dim, value_head_dim=head_dim)
-    assert attention_hidden_bytes("efficient", call).backward_bytes > 0
+    assert backward("efficient", call).num_bytes > 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from memfit.kernels.cpu import onednn_scratchpads as scratchpads
-from memfit.kernels.cpu.convolution_shape import BLOCK, Convolution
+from memfit.kernels.cpu_onednn_3_12 import convolution_scratchpads as scratchpads
+from memfit.kernels.cpu_onednn_3_12.convolution_shape import BLOCK, Convolution
 
 _FP32 = 4
 _HALF = BLOCK // 2

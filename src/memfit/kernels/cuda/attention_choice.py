@@ -11,20 +11,51 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memfit.errors import RecordingError
-from memfit.kernels.cuda.attention_question import CUDNN, EFFICIENT, FLASH, MATH, AttentionQuestion
-from memfit.kernels.cuda.attention_scratch import ForwardBackwardScratch, attention_hidden_bytes
 
-__all__ = [
-    "AttentionQuestion",
-    "ForwardBackwardScratch",
-    "attention_hidden_bytes",
-    "choose_attention",
-    "efficient_alignment",
-]
+FLASH = "flash"
+EFFICIENT = "efficient"
+CUDNN = "cudnn"
+MATH = "math"
 
 _HALF = frozenset({"float16", "bfloat16"})
 _FUSED_CARDS = ((8, 0), (12, 1))
 _EFFICIENT_CARDS = ((5, 0), (12, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """One call of ``scaled_dot_product_attention``, as the choice of a kernel needs it.
+
+    Queries are ``[batch, query_heads, query_length, head_dim]``, keys ``[batch, key_heads,
+    key_length, head_dim]``, values ``[batch, key_heads, key_length, value_head_dim]``; ``dtype`` is
+    that of all three, after autocast.
+    """
+
+    capability: tuple[int, int]
+    torch_version: tuple[int, ...]
+    dtype: str
+    batch: int
+    query_heads: int
+    key_heads: int
+    query_length: int
+    key_length: int
+    head_dim: int
+    value_head_dim: int
+    has_mask: bool = False
+    mask_requires_grad: bool = False
+    is_causal: bool = False
+    dropout: float = 0.0
+    enable_gqa: bool = False
+    requires_grad: bool = True
+    """Whether a gradient will be taken of queries, keys or values, with gradients enabled."""
+    flash_enabled: bool = True
+    efficient_enabled: bool = True
+    cudnn_enabled: bool = True
+    math_enabled: bool = True
+    num_dims: int = 4
+    """Dimensions of the queries; 3 where the batch dimension is absent."""
+    has_unit_stride: bool = True
+    """Whether the last dimension of queries, keys, values and mask has stride 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +116,7 @@ _RULES = (
 )
 
 
-def choose_attention(question: AttentionQuestion) -> str:
+def choose_attention(call: AttentionCall) -> str:
     """Choose the kernel: ``flash``, ``efficient``, ``cudnn`` or ``math``.
 
     Does not account for nested tensors, an order set by ``sdpa_kernel(..., set_priority=True)``,
@@ -98,13 +129,11 @@ def choose_attention(question: AttentionQuestion) -> str:
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp at pytorch 001f694a (after 2.13),
     sdp_utils_cpp.h of 2.13.0 and 2.14.1, read 2026-11-21; versions by ``_RULES``.
     """
-    rules = _rules(question.torch_version)
-    for backend in _order(question, rules):
-        if _FITS[backend](question, rules):
+    rules = _rules(call.torch_version)
+    for backend in _order(call, rules):
+        if _FITS[backend](call, rules):
             return backend
-    enabled = [
-        name for name in (FLASH, EFFICIENT, CUDNN, MATH) if getattr(question, f"{name}_enabled")
-    ]
+    enabled = [name for name in (FLASH, EFFICIENT, CUDNN, MATH) if getattr(call, f"{name}_enabled")]
     raise RecordingError(
         f"no attention kernel fits: enabled are {', '.join(enabled) or 'none'}",
         "Enable SDPBackend.MATH, or another kernel that takes this dtype, mask and head dimension.",
@@ -117,49 +146,49 @@ def _rules(torch_version: tuple[int, ...]) -> _Rules:
     return reached[-1] if reached else _RULES[0]
 
 
-def _order(question: AttentionQuestion, rules: _Rules) -> tuple[str, ...]:
+def _order(call: AttentionCall, rules: _Rules) -> tuple[str, ...]:
     """Return the order in which the backends are asked."""
-    if rules.prefers_cudnn and question.capability[0] in {9, 10}:
+    if rules.prefers_cudnn and call.capability[0] in {9, 10}:
         return CUDNN, FLASH, EFFICIENT, MATH
     return FLASH, EFFICIENT, MATH, CUDNN
 
 
-def _fits_flash(question: AttentionQuestion, rules: _Rules) -> bool:
+def _fits_flash(call: AttentionCall, rules: _Rules) -> bool:
     """Return whether FlashAttention 2 takes the call."""
     return (
-        question.flash_enabled
-        and not question.has_mask
-        and question.dtype in _HALF
-        and _is_between(question.capability, _FUSED_CARDS)
-        and question.head_dim == question.value_head_dim <= 256
-        and _flash_backward_fits(question)
-        and not (question.is_causal and question.query_length != question.key_length)
-        and _shapes_fit(question, rules, takes_gqa=True, ignores_stride_of_one=True)
+        call.flash_enabled
+        and not call.has_mask
+        and call.dtype in _HALF
+        and _is_between(call.capability, _FUSED_CARDS)
+        and call.head_dim == call.value_head_dim <= 256
+        and _flash_backward_fits(call)
+        and not (call.is_causal and call.query_length != call.key_length)
+        and _shapes_fit(call, rules, takes_gqa=True, ignores_stride_of_one=True)
     )
 
 
-def _flash_backward_fits(question: AttentionQuestion) -> bool:
+def _flash_backward_fits(call: AttentionCall) -> bool:
     """Return whether the backward has enough shared memory for the head dimension."""
-    is_small_card = question.capability[0] == 12 or (8, 6) <= question.capability <= (8, 9)
-    if not (question.requires_grad and is_small_card) or question.head_dim <= 192:
+    is_small_card = call.capability[0] == 12 or (8, 6) <= call.capability <= (8, 9)
+    if not (call.requires_grad and is_small_card) or call.head_dim <= 192:
         return True
-    return question.dropout == 0 and question.head_dim > 224
+    return call.dropout == 0 and call.head_dim > 224
 
 
-def _fits_efficient(question: AttentionQuestion, rules: _Rules) -> bool:
+def _fits_efficient(call: AttentionCall, rules: _Rules) -> bool:
     """Return whether the memory-efficient kernel takes the call."""
-    dtypes = {"float16", "float32"} | ({"bfloat16"} if question.capability[0] >= 8 else set())
-    alignment = efficient_alignment(question.capability, question.dtype)
+    dtypes = {"float16", "float32"} | ({"bfloat16"} if call.capability[0] >= 8 else set())
+    alignment = efficient_alignment(call.capability, call.dtype)
     return (
-        question.efficient_enabled
-        and question.dtype in dtypes
-        and _is_between(question.capability, _EFFICIENT_CARDS)
-        and question.head_dim > 0
-        and question.value_head_dim > 0
-        and question.head_dim % alignment == 0
-        and question.value_head_dim % alignment == 0
+        call.efficient_enabled
+        and call.dtype in dtypes
+        and _is_between(call.capability, _EFFICIENT_CARDS)
+        and call.head_dim > 0
+        and call.value_head_dim > 0
+        and call.head_dim % alignment == 0
+        and call.value_head_dim % alignment == 0
         and _shapes_fit(
-            question, rules, takes_gqa=rules.efficient_takes_gqa, ignores_stride_of_one=False
+            call, rules, takes_gqa=rules.efficient_takes_gqa, ignores_stride_of_one=False
         )
     )
 
@@ -176,71 +205,71 @@ def efficient_alignment(capability: tuple[int, int], dtype: str) -> int:
     return alignment
 
 
-def _fits_cudnn(question: AttentionQuestion, rules: _Rules) -> bool:
+def _fits_cudnn(call: AttentionCall, rules: _Rules) -> bool:
     """Return whether cuDNN's attention takes the call."""
     return (
-        question.cudnn_enabled
-        and question.dtype in _HALF
-        and _is_between(question.capability, _FUSED_CARDS)
-        and not question.mask_requires_grad
-        and _cudnn_dropout_fits(question, rules)
-        and _cudnn_lengths_fit(question, rules)
-        and _cudnn_heads_fit(question, rules)
-        and _shapes_fit(question, rules, takes_gqa=True, ignores_stride_of_one=True)
+        call.cudnn_enabled
+        and call.dtype in _HALF
+        and _is_between(call.capability, _FUSED_CARDS)
+        and not call.mask_requires_grad
+        and _cudnn_dropout_fits(call, rules)
+        and _cudnn_lengths_fit(call, rules)
+        and _cudnn_heads_fit(call, rules)
+        and _shapes_fit(call, rules, takes_gqa=True, ignores_stride_of_one=True)
     )
 
 
-def _cudnn_dropout_fits(question: AttentionQuestion, rules: _Rules) -> bool:
+def _cudnn_dropout_fits(call: AttentionCall, rules: _Rules) -> bool:
     """Return whether cuDNN can draw the dropout exactly."""
-    return not rules.cudnn_rounds_dropout or (question.dropout * 16).is_integer()
+    return not rules.cudnn_rounds_dropout or (call.dropout * 16).is_integer()
 
 
-def _cudnn_lengths_fit(question: AttentionQuestion, rules: _Rules) -> bool:
+def _cudnn_lengths_fit(call: AttentionCall, rules: _Rules) -> bool:
     """Return whether cuDNN takes the sequence lengths."""
-    if question.query_length == 1:
-        is_decode_refused = rules.cudnn_skips_decode and question.capability[0] in {10, 11}
-        if question.dropout != 0 or is_decode_refused:
+    if call.query_length == 1:
+        is_decode_refused = rules.cudnn_skips_decode and call.capability[0] in {10, 11}
+        if call.dropout != 0 or is_decode_refused:
             return False
-    return question.key_length != 1
+    return call.key_length != 1
 
 
-def _cudnn_heads_fit(question: AttentionQuestion, rules: _Rules) -> bool:
+def _cudnn_heads_fit(call: AttentionCall, rules: _Rules) -> bool:
     """Return whether cuDNN takes the head dimensions, forward and backward."""
-    head_dims = (question.head_dim, question.value_head_dim)
+    head_dims = (call.head_dim, call.value_head_dim)
     if any(head_dim % 8 for head_dim in head_dims):
         return False
     if max(head_dims) <= 128:
         return True
-    if question.capability != (9, 0) and question.capability[0] != 10:
+    if call.capability != (9, 0) and call.capability[0] != 10:
         return False
     if head_dims == (192, 128):
         return True
     if not rules.cudnn_takes_256:
         return False
-    return head_dims == (256, 256) or (max(head_dims) <= 256 and not question.requires_grad)
+    return head_dims == (256, 256) or (max(head_dims) <= 256 and not call.requires_grad)
 
 
 def _shapes_fit(
-    question: AttentionQuestion, rules: _Rules, *, takes_gqa: bool, ignores_stride_of_one: bool
+    call: AttentionCall, rules: _Rules, *, takes_gqa: bool, ignores_stride_of_one: bool
 ) -> bool:
     """Make the checks on shapes that all fused kernels share."""
-    has_dims = question.num_dims == 4 or (question.num_dims == 3 and rules.takes_unbatched)
-    has_stride = question.has_unit_stride or (ignores_stride_of_one and question.head_dim == 1)
-    has_lengths = question.query_length > 0 and question.key_length > 0
-    return has_dims and has_stride and has_lengths and _heads_fit(question, rules, takes_gqa)
+    has_dims = call.num_dims == 4 or (call.num_dims == 3 and rules.takes_unbatched)
+    has_stride = call.has_unit_stride or (ignores_stride_of_one and call.head_dim == 1)
+    has_lengths = call.query_length > 0 and call.key_length > 0
+    return has_dims and has_stride and has_lengths and _heads_fit(call, rules, takes_gqa)
 
 
-def _heads_fit(question: AttentionQuestion, rules: _Rules, takes_gqa: bool) -> bool:
+def _heads_fit(call: AttentionCall, rules: _Rules, takes_gqa: bool) -> bool:
     """Return whether the numbers of heads go together."""
-    if question.enable_gqa and takes_gqa:
-        return question.key_heads > 0 and question.query_heads % question.key_heads == 0
-    is_one_head = question.key_heads == 1 and question.query_heads > 0
-    return question.query_heads == question.key_heads or (rules.broadcasts_one_head and is_one_head)
+    if call.enable_gqa and takes_gqa:
+        return call.key_heads > 0 and call.query_heads % call.key_heads == 0
+    is_one_head = call.key_heads == 1 and call.query_heads > 0
+    return call.query_heads == call.key_heads or (rules.broadcasts_one_head and is_one_head)
 
 
-def _fits_math(question: AttentionQuestion, rules: _Rules) -> bool:  # noqa: ARG001
+def _fits_math(call: AttentionCall, rules: _Rules) -> bool:  # noqa: ARG001
     """Return whether the decomposition may be used."""
-    return question.math_enabled
+    return call.math_enabled
 
 
 def _is_between(
@@ -250,7 +279,7 @@ def _is_between(
     return bounds[0] <= capability <= bounds[1]
 
 
-_FITS: dict[str, Callable[[AttentionQuestion, _Rules], bool]] = {
+_FITS: dict[str, Callable[[AttentionCall, _Rules], bool]] = {
     FLASH: _fits_flash,
     EFFICIENT: _fits_efficient,
     CUDNN: _fits_cudnn,

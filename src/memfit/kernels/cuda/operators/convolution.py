@@ -8,25 +8,19 @@ fit to measured models: tensor cores read channels last, so other layouts are tu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from memfit.kernels.base import Scratch
-from memfit.kernels.cuda.answers import (
-    GUESS,
-    Moment,
-    between,
-    copied_bytes,
-    highest,
-    num_bytes,
-    sure,
-)
+from memfit.figures import Certainty
 from memfit.kernels.cuda.card import Card
-from memfit.kernels.cuda.reductions import reduction_blocks
+from memfit.kernels.cuda.operators.reductions import reduction_blocks
+from memfit.kernels.registration import Operator
+from memfit.kernels.scratch import Moment, Scratch, highest
+from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
 _CHOICE = "use_cudnn, use_cudnn_depthwise in aten/src/ATen/native/Convolution.cpp"
 _SLOW = "aten/src/ATen/native/cuda/ConvolutionMM2d.cu"
@@ -64,30 +58,24 @@ class Convolution:
     image: torch.Tensor
     weight: torch.Tensor
     result: torch.Tensor
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
     is_transposed: bool
     groups: int
 
     @classmethod
-    def of(
-        cls,
-        image: torch.Tensor,
-        weight: torch.Tensor,
-        result: torch.Tensor,
-        settings: tuple[Any, ...],
-    ) -> Convolution:
-        """Read the settings: stride, padding, dilation, transposed, output padding, groups."""
+    def of(cls, result: torch.Tensor, arguments: Mapping[str, Any]) -> Self:
+        """Read a convolution, or its backward, off its arguments."""
         return cls(
-            image=image,
-            weight=weight,
+            image=arguments["input"],
+            weight=arguments["weight"],
             result=result,
-            stride=tuple(settings[0]),
-            padding=tuple(settings[1]),
-            dilation=tuple(settings[2]),
-            is_transposed=bool(settings[3]),
-            groups=int(settings[5]),
+            stride=arguments["stride"],
+            padding=arguments["padding"],
+            dilation=arguments["dilation"],
+            is_transposed=arguments["transposed"],
+            groups=arguments["groups"],
         )
 
     @property
@@ -155,26 +143,24 @@ class Convolution:
         )
 
 
-def convolution_forward(
-    args: tuple[Any, ...], _kwargs: Mapping[str, Any], out: Any, card: Card
-) -> Scratch:
+def _forward(*, out: torch.Tensor, card: Card, **arguments: Any) -> Scratch:
     """Return copies into the kernel's layout, and cuDNN's workspace or the columns.
 
     A bias is added in place. Source: _convolution in aten/src/ATen/native/Convolution.cpp,
     cudnn_convolution in cudnn/ConvShared.cpp, ConvolutionMM2d.cu, main branch, read 2026-11-21.
     """
-    conv = Convolution.of(args[0], args[1], out, args[3:9])
+    conv = Convolution.of(out, arguments)
     kernel = conv.kernel(card)
     if kernel is Kernel.DEPTHWISE:
-        return sure(_CHOICE, copied_bytes(conv.image, conv.weight))
+        return Scratch.exact(_CHOICE, copied_bytes(conv.image, conv.weight))
     if kernel is Kernel.UNFOLDED:
         return _unfolded_forward(conv)
     copies = copied_bytes(conv.image, conv.weight, memory_format=conv.memory_format)
     return _with_workspace(conv, [Pass.FORWARD], [Moment(blocks=copies)], card)
 
 
-def convolution_backward(
-    args: tuple[Any, ...], _kwargs: Mapping[str, Any], _out: Any, card: Card
+def _backward(
+    *, grad_output: torch.Tensor, output_mask: Sequence[bool], card: Card, **arguments: Any
 ) -> Scratch:
     """Return copies, then the highest of both gradients' workspaces and the sum for the bias.
 
@@ -183,19 +169,18 @@ def convolution_backward(
     Source: convolution_backward in aten/src/ATen/native/Convolution.cpp, cudnn_convolution_backward
     in cudnn/ConvShared.cpp, ConvolutionMM2d.cu, main branch, read 2026-11-21.
     """
-    grad, image, weight, mask = args[0], args[1], args[2], args[10]
-    conv = Convolution.of(image, weight, grad, args[4:10])
+    conv = Convolution.of(grad_output, arguments)
     kernel = conv.kernel(card)
     plain = kernel is not Kernel.CUDNN
     layout = torch.contiguous_format if plain else conv.memory_format
-    copies = copied_bytes(grad, image, weight, memory_format=layout)
-    dims = [0, *range(2, grad.dim())]
-    bias = reduction_blocks(grad, dims, card) if mask[2] else ()
+    copies = copied_bytes(grad_output, conv.image, conv.weight, memory_format=layout)
+    dims = [0, *range(2, grad_output.dim())]
+    bias = reduction_blocks(grad_output, dims, card) if output_mask[2] else ()
     if kernel is Kernel.DEPTHWISE:
-        return sure(_CHOICE, (*copies, *bias))
+        return Scratch.exact(_CHOICE, (*copies, *bias))
     if kernel is Kernel.UNFOLDED:
-        return _unfolded_backward(conv, mask, copies, bias)
-    passes = [p for p, asked in zip(list(Pass)[1:], mask, strict=False) if asked]
+        return _unfolded_backward(conv, output_mask, copies, bias)
+    passes = [p for p, asked in zip(list(Pass)[1:], output_mask, strict=False) if asked]
     return _with_workspace(
         conv, passes, [Moment(blocks=copies), Moment(blocks=(*copies, *bias))], card
     )
@@ -276,7 +261,13 @@ def _with_workspace(
         likely, highest_bytes = workspace_bytes(conv, which, card)
         moments = [*moments, Moment(blocks=(*copies, likely))]
         high = max(high, sum(copies) + highest_bytes)
-    return between(_WORKSPACE, highest(moments), low_bytes=low, high_bytes=high, certainty=GUESS)
+    return Scratch.between(
+        _WORKSPACE,
+        highest(moments),
+        low_bytes=low,
+        high_bytes=high,
+        certainty=Certainty.GUESS,
+    )
 
 
 def _unfolded_forward(conv: Convolution) -> Scratch:
@@ -295,7 +286,7 @@ def _unfolded_forward(conv: Convolution) -> Scratch:
 
 
 def _unfolded_backward(
-    conv: Convolution, mask: Any, copies: tuple[int, ...], bias: tuple[int, ...]
+    conv: Convolution, mask: Sequence[bool], copies: tuple[int, ...], bias: tuple[int, ...]
 ) -> Scratch:
     """Return columns, kept from one gradient to the next and made for 1 x 1 kernels too."""
     columns = conv.column_bytes if mask[0] or mask[1] else 0
@@ -311,11 +302,17 @@ def _unfolded(conv: Convolution, *moments: Moment) -> Scratch:
     blocks = highest(moments)
     is_plain = conv.image.dim() == 4 and conv.groups == 1 and not conv.is_transposed
     if is_plain and all(d == 1 for d in conv.dilation):
-        return sure(_SLOW, blocks)
-    return between(_SLOW, blocks, low_bytes=0, high_bytes=2 * sum(blocks))
+        return Scratch.exact(_SLOW, blocks)
+    return Scratch.between(_SLOW, blocks, low_bytes=0, high_bytes=2 * sum(blocks))
 
 
 def _is_only(tensor: torch.Tensor, layout: torch.memory_format) -> bool:
     if tensor.dim() not in (4, 5) or tensor.is_contiguous():
         return False
     return tensor.is_contiguous(memory_format=layout)
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "convolution": Operator(scratch=_forward),
+    "convolution_backward": Operator(scratch=_backward),
+}

@@ -11,11 +11,12 @@ kernels below fp32. Of grouped convolutions that are not depthwise, the hungries
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from memfit.kernels.cpu.convolution_layouts import (
+from memfit.kernels.cpu_onednn_3_12.convolution_layouts import (
     data_layouts,
     forward_layouts,
     last_data_layouts,
@@ -23,8 +24,11 @@ from memfit.kernels.cpu.convolution_layouts import (
     last_weight_layouts,
     weight_layouts,
 )
-from memfit.kernels.cpu.convolution_shape import Convolution
+from memfit.kernels.cpu_onednn_3_12.convolution_shape import Convolution
+from memfit.kernels.registration import Operator
+from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
+_SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 _ONEDNN = "Mkldnn"
 _NAMELESS = "???"
 _ALIGNMENT_BYTES = 128
@@ -34,39 +38,51 @@ _ONE_BY_ONE = frozenset(
 )
 
 
-def convolution_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
+def _forward(
+    *,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    **arguments: Any,
+) -> int:
     """Return the bytes that ``convolution`` takes beside its result."""
-    image, weight, bias, *settings = args[:9]
-    backend = _backend(image, weight, settings)
+    settings = [arguments[name] for name in _SETTINGS]
+    backend = _backend(input, weight, settings)
     has_bias = bias is not None
-    shape = Convolution.of(image, weight, out, settings, has_bias=has_bias)
-    is_last = _is_last(image) or _is_last(weight)
-    copied = _copied_bytes(is_last, image, weight)
-    num_bytes = out.numel() * out.element_size()
+    shape = Convolution.of(input, weight, out, settings, has_bias=has_bias)
+    is_last = _is_last(input) or _is_last(weight)
+    copied = _copied_bytes(is_last, input, weight)
     if backend != _ONEDNN:
         # Groups are convolved one by one, and their results joined.
-        joined = num_bytes if shape.groups > 1 else 0
+        joined = num_bytes(out) if shape.groups > 1 else 0
         return copied + joined + _column_bytes(shape, backend)
     if settings[3]:
         peaks = _data_peaks(shape, is_last=is_last, has_bias=has_bias)
     else:
         peaks = _result_peaks(shape, is_last=is_last)
-    return copied + max(peaks) - num_bytes
+    return copied + max(peaks) - num_bytes(out)
 
 
-def convolution_backward_bytes(args: tuple[Any, ...]) -> int:
+def _backward(
+    *,
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    output_mask: Sequence[bool],
+    **arguments: Any,
+) -> int:
     """Return the bytes that ``convolution_backward`` takes beside the gradients.
 
     The image's gradient comes first, then those of weight and bias.
     """
-    grad_out, image, weight = args[:3]
-    settings, wanted = args[4:10], args[10]
-    backend = _backend(image, weight, settings)
-    shape = Convolution.of(image, weight, grad_out, settings, has_bias=wanted[2])
-    is_last = _is_last(image) or _is_last(weight)
-    copied = _copied_bytes(is_last, grad_out, image, weight)
-    grad_image = image.numel() * image.element_size() * wanted[0]
-    bias = grad_out.shape[1] * shape.width * wanted[2]
+    settings, wanted = [arguments[name] for name in _SETTINGS], output_mask
+    backend = _backend(input, weight, settings)
+    shape = Convolution.of(input, weight, grad_output, settings, has_bias=wanted[2])
+    is_last = _is_last(input) or _is_last(weight)
+    copied = _copied_bytes(is_last, grad_output, input, weight)
+    grad_image = num_bytes(input) * wanted[0]
+    bias = grad_output.shape[1] * shape.width * wanted[2]
     kept = grad_image + shape.weight_bytes() * wanted[1] + bias
     if backend != _ONEDNN:
         split = shape.image_bytes() + shape.result_bytes() if shape.groups > 1 else 0
@@ -150,15 +166,11 @@ def _backend(image: torch.Tensor, weight: torch.Tensor, settings: Any) -> str:
 
 
 def _copied_bytes(is_last: bool, *tensors: torch.Tensor) -> int:
-    """Get the bytes of the tensors that are copied first, to have their channels where wanted."""
+    """Return the bytes of copies that have their channels where wanted."""
     wanted = torch.contiguous_format
     if is_last:
         wanted = torch.channels_last if tensors[0].dim() == 4 else torch.channels_last_3d
-    return sum(
-        tensor.numel() * tensor.element_size()
-        for tensor in tensors
-        if not tensor.is_contiguous(memory_format=wanted)
-    )
+    return sum(copied_bytes(*tensors, memory_format=wanted))
 
 
 def _is_last(tensor: torch.Tensor) -> bool:
@@ -176,3 +188,9 @@ def _is_last(tensor: torch.Tensor) -> bool:
             return False
         least = stride * max(1, tensor.shape[dim])
     return True
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "convolution": Operator(scratch=_forward),
+    "convolution_backward": Operator(scratch=_backward),
+}

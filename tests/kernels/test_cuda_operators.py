@@ -6,19 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.rules import cuda_scratch
 
-from memfit.kernels.cuda.answers import Moment, between, highest
 from memfit.kernels.cuda.card import Card
-from memfit.kernels.cuda.convolutions import Convolution, Kernel, Pass, workspace_bytes
-from memfit.kernels.cuda.cudnn_recurrence import rnn_workspace
-from memfit.kernels.cuda.scratch import (
-    Recurrence,
-    Scratch,
-    cuda_scratch,
-    rnn_reserve,
-    rnn_reserve_bytes,
-)
-from memfit.kernels.cuda.sorting import radix_sort_bytes
+from memfit.kernels.cuda.cub import radix_sort_bytes
+from memfit.kernels.cuda.operators import CUDA_OPERATORS
+from memfit.kernels.cuda.operators.convolution import Convolution, Kernel, Pass, workspace_bytes
+from memfit.kernels.cuda.operators.recurrent import Recurrence, rnn_reserve_bytes, rnn_workspace
+from memfit.kernels.scratch import Moment, Scratch, highest
 
 T4 = Card(capability=(7, 5), num_multiprocessors=40, torch_version=(2, 11))
 H100 = Card(capability=(9, 0), num_multiprocessors=132, torch_version=(2, 13))
@@ -30,7 +25,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def scratch(operator: str, *args: Any, card: Card = H100, out: Any = None, **kw: Any) -> Scratch:
-    found = cuda_scratch(operator, args, kw, out, card)
+    found = cuda_scratch(operator, *args, card=card, out=out, **kw)
     assert found is not None
     return found
 
@@ -52,14 +47,15 @@ def test_the_highest_moment_is_the_one_that_needs_most_on_top_of_the_outputs() -
 
 
 def test_an_interval_never_leaves_its_figure_out() -> None:
-    figure = between("a source", (10, 0, 20), low_bytes=50, high_bytes=5)
+    figure = Scratch.between("a source", (10, 0, 20), low_bytes=50, high_bytes=5)
     assert (figure.blocks, figure.low_bytes, figure.high_bytes) == ((10, 20), 30, 30)
 
 
 def test_operators_without_a_rule_are_told_from_those_that_take_nothing() -> None:
-    assert cuda_scratch("frobnicate", (), {}, None, H100) is None
+    assert CUDA_OPERATORS.find(torch.ops.aten.relu.default) is None
     assert scratch("cat", [tensor(3)]).blocks == ()
-    assert scratch("scatter_add_", tensor(3)).certainty == "exact"
+    index = tensor(3, dtype=torch.int64)
+    assert scratch("scatter_add_", tensor(3), 0, index, tensor(3)).certainty == "exact"
 
 
 # --- reductions ---------------------------------------------------------------------------------
@@ -133,6 +129,12 @@ def test_tensors_past_32_bit_are_guessed() -> None:
     assert scratch("sum", tensor(2**15, 2**15), [0]).certainty == "guess"
 
 
+def test_a_log_sum_exp_keeps_exponentials_and_largest_values_while_it_adds_up() -> None:
+    image = tensor(8192, 4096)
+    found = scratch("logsumexp", image, [0], out=tensor(4096))
+    assert found.blocks == (8192 * 4096 * 4, 4096 * 4, *scratch("sum", image, [0]).blocks)
+
+
 # --- embeddings, sorting, scattering ------------------------------------------------------------
 
 
@@ -192,7 +194,7 @@ def test_expanded_values_are_copied_before_they_are_put() -> None:
 
 def test_masks_have_no_rule_since_their_count_depends_on_data() -> None:
     args = (tensor(10), [tensor(10, dtype=torch.bool)], tensor(1), True)
-    assert cuda_scratch("index_put_", args, {}, None, H100) is None
+    assert cuda_scratch("index_put_", *args, card=H100) is None
 
 
 def test_rows_up_to_4096_long_are_sorted_without_buffers() -> None:
@@ -213,8 +215,8 @@ def test_long_rows_are_sorted_by_how_many_there_are(
     assert scratch("sort", tensor(*shape), -1).blocks == expected
 
 
-def test_a_stable_sort_reads_its_dimension_past_the_flag() -> None:
-    assert scratch("sort", tensor(5000, 3), False, 0).blocks[0] == 5000 * 3 * 4  # the copy
+def test_a_sort_along_another_dimension_than_the_last_copies() -> None:
+    assert scratch("sort", tensor(5000, 3), stable=False, dim=0).blocks[0] == 5000 * 3 * 4
     assert scratch("sort", tensor(5000, 3), stable=True, dim=1).blocks == ()
 
 
@@ -269,7 +271,7 @@ def test_layer_norm_of_fewer_or_longer_rows_takes_nothing() -> None:
 
 def test_group_norm_keeps_fp32_numbers_per_channel_and_group() -> None:
     image, scale = tensor(2, 8, 4, 4, dtype=torch.float16), tensor(8)
-    args = (image, image, None, None, scale, 2, 8, 16, 2, [True] * 3)
+    args = (image, image, tensor(2, 2), tensor(2, 2), scale, 2, 8, 16, 2, [True] * 3)
     assert scratch("native_group_norm_backward", *args).blocks == (64, 64, 64, 16, 16)
     forward = scratch("native_group_norm", image, scale, scale, 2, 8, 16, 2, 1e-5)
     assert forward.blocks == (64, 64)
@@ -281,18 +283,21 @@ def test_batch_norm_stages_partial_sums_where_channels_lie_next_to_each_other() 
     rows = tensor(65_536, 64)
     forward = scratch("native_batch_norm", rows, None, None, None, None, True, 0.1, 1e-5)
     assert forward.blocks == (4 * 64 * 128 * 4, 8)
-    backward = scratch("native_batch_norm_backward", rows, rows)
+    rest = (*[None] * 5, True, 1e-5, [True] * 3)
+    backward = scratch("native_batch_norm_backward", rows, rows, *rest)
     assert backward.blocks == (256, 256, 2 * 64 * 128 * 4, 8)
     plain = tensor(16, 64, 32, 32)
-    assert scratch("native_batch_norm_backward", plain, plain).blocks == ()
+    assert scratch("native_batch_norm_backward", plain, plain, *rest).blocks == ()
 
 
 def test_cudnn_batch_norm_copies_a_gradient_laid_out_otherwise() -> None:
     image = tensor(2, 8, 4, 4)
     grad = image.to(memory_format=torch.channels_last)
-    assert scratch("cudnn_batch_norm_backward", image, grad).blocks == (1024,)
-    assert scratch("cudnn_batch_norm_backward", image, image).high_bytes == 0
-    assert scratch("cudnn_batch_norm", grad).high_bytes == 2**20
+    rest = (tensor(8), *[None] * 4, 1e-5, tensor(0))
+    assert scratch("cudnn_batch_norm_backward", image, grad, *rest).blocks == (1024,)
+    assert scratch("cudnn_batch_norm_backward", image, image, *rest).high_bytes == 0
+    forward = (tensor(8), *[None] * 3, True, 0.1, 1e-5)
+    assert scratch("cudnn_batch_norm", grad, *forward).high_bytes == 2**20
 
 
 def test_products_copy_what_cublas_cannot_read() -> None:
@@ -305,7 +310,10 @@ def test_products_copy_what_cublas_cannot_read() -> None:
 
 def test_softmax_copies_what_is_not_contiguous() -> None:
     assert scratch("_softmax", tensor(4, 8).t(), 1, False).blocks == (128,)
-    assert scratch("_log_softmax_backward_data", tensor(4, 8), tensor(4, 8), 1).blocks == ()
+    assert (
+        scratch("_log_softmax_backward_data", tensor(4, 8), tensor(4, 8), 1, torch.float32).blocks
+        == ()
+    )
 
 
 def test_norms_of_lists_keep_a_number_per_part_of_the_largest() -> None:
@@ -323,6 +331,12 @@ def conv_args(
 ) -> tuple[tuple[Any, ...], torch.Tensor]:
     args = (tensor(*shape, dtype=dtype), tensor(*weight, dtype=dtype), None, *settings)
     return args, torch.ops.aten.convolution(*args)
+
+
+def described(args: tuple[Any, ...], out: torch.Tensor) -> Convolution:
+    schema = torch.ops.aten.convolution.default._schema.arguments
+    names = [argument.name for argument in schema]
+    return Convolution.of(out, dict(zip(names, args, strict=True)))
 
 
 def forward(
@@ -391,7 +405,7 @@ def test_only_bf16_before_ampere_stays_without_cudnn(
     card: Card, dtype: torch.dtype, expected: Kernel
 ) -> None:
     args, out = conv_args((2, 8, 6, 6), (8, 8, 3, 3), PLAIN, dtype)
-    assert Convolution.of(args[0], args[1], out, args[3:]).kernel(card) is expected
+    assert described(args, out).kernel(card) is expected
 
 
 def test_one_channel_per_group_has_a_kernel_of_its_own() -> None:
@@ -420,7 +434,7 @@ def test_channels_that_do_not_fill_16_bytes_are_not_turned_for_tensor_cores() ->
 
 def test_fp32_uses_tensor_cores_from_ampere_on_unless_tf32_is_off() -> None:
     args, out = conv_args((2, 64, 8, 8), (64, 64, 3, 3), PLAIN, torch.float32)
-    conv = Convolution.of(args[0], args[1], out, args[3:])
+    conv = described(args, out)
     exact_fp32 = Card(
         capability=(9, 0), num_multiprocessors=132, torch_version=(2, 13), allow_tf32=False
     )
@@ -434,7 +448,7 @@ def test_fp32_uses_tensor_cores_from_ampere_on_unless_tf32_is_off() -> None:
 def test_channels_last_needs_room_for_the_gradient_of_weights_only() -> None:
     args, out = conv_args((2, 64, 8, 8), (64, 64, 3, 3), PLAIN, torch.float16)
     turned = [t.to(memory_format=torch.channels_last) for t in (args[0], args[1], out)]
-    conv = Convolution.of(turned[0], turned[1], turned[2], args[3:])
+    conv = described((*turned[:2], *args[2:]), turned[2])
     likely = [workspace_bytes(conv, which, H100)[0] for which in Pass]
     assert likely == [0, 0, 64 * 64 * 9 * 4]
 
@@ -480,12 +494,6 @@ def test_published_sizes_of_cudnn_are_met(mode: str, reserve_bytes: int, workspa
     assert rnn_workspace(stack(mode)).num_bytes == workspace
 
 
-def test_the_reserve_is_a_guess_with_an_interval() -> None:
-    found = rnn_reserve(stack("lstm"))
-    assert found.certainty == "guess"
-    assert (found.low_bytes, found.high_bytes) == (552_000_000, 1_288_000_000)
-
-
 def test_dropout_and_both_directions_keep_more() -> None:
     array = 25_000 * 320 * 4
     assert rnn_reserve_bytes(stack("lstm", has_dropout=True)) == (20 + 6) * array
@@ -497,15 +505,18 @@ def rnn_args(*, batch_first: bool) -> tuple[Any, ...]:
     data = tensor(8, 5, 12) if batch_first else tensor(5, 8, 12)
     state = tensor(2, 8, 16)
     settings: tuple[Any, ...] = (2, 16, 0, 2, batch_first, 0.0, True, False, [], None)
-    return (data, [], 4, None, state, state, *settings)
+    return (data, [], 4, tensor(0), state, state, *settings)
 
 
 def test_sizes_are_read_off_the_call() -> None:
     expected = stack(
         "lstm", num_layers=2, num_rows=40, batch_size=8, num_inputs=12, hidden=16, width=4
     )
-    assert Recurrence.of(rnn_args(batch_first=False)) == expected
-    assert Recurrence.of(rnn_args(batch_first=True)) == expected
+    schema = torch.ops.aten._cudnn_rnn.default._schema.arguments
+    for batch_first in (False, True):
+        args = rnn_args(batch_first=batch_first)
+        names = [argument.name for argument in schema]
+        assert Recurrence.of(dict(zip(names, args, strict=True))) == expected
     weights = 4 * 16 * (12 + 16 + 16 + 16) * 4
     assert expected.weight_bytes == weights
     found = scratch("_cudnn_rnn", *rnn_args(batch_first=False))
@@ -518,6 +529,6 @@ def test_batches_first_are_copied_to_time_first() -> None:
     assert scratch("_cudnn_rnn", *call).blocks == (8 * 5 * 12 * 4, *workspace)
     # cuDNN wrote the output time first; its gradient comes batch first.
     output, grad = tensor(5, 8, 16).transpose(0, 1), tensor(8, 5, 16)
-    gradient = (*call[:6], output, grad, None, None, *call[6:], None, [True] * 4)
+    gradient = (*call[:6], output, grad, None, None, *call[6:], tensor(0), [True] * 4)
     found = scratch("_cudnn_rnn_backward", *gradient)
     assert found.blocks == (8 * 5 * 12 * 4, 8 * 5 * 16 * 4, *workspace)

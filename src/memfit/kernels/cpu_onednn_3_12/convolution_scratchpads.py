@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memfit.kernels.cpu.convolution_shape import BLOCK, Convolution, padded
+from memfit.kernels.cpu_onednn_3_12.convolution_shape import BLOCK, Convolution
+from memfit.kernels.rounding import round_up
 
 _FP32 = 4
 _PAGE = 4096
@@ -32,7 +33,7 @@ def padded_bias_bytes(shape: Convolution, block: int = BLOCK) -> int:
     """Return the bytes of a bias in whole blocks; none where it is whole already."""
     if not shape.has_bias or shape.out_per_group % block == 0:
         return 0
-    return shape.groups * padded(shape.out_per_group, block) * _FP32 + ALIGNMENT_BYTES
+    return shape.groups * round_up(shape.out_per_group, block) * _FP32 + ALIGNMENT_BYTES
 
 
 def pointwise_bytes(shape: Convolution, num_threads: int) -> int:
@@ -55,14 +56,14 @@ def strided_gradient_bytes(shape: Convolution, num_threads: int) -> int:
     ):
         borders = max(0, reach - 1 - before) // stride + max(0, reach - 1 - after) // stride
         positions *= result + borders
-    per_thread = padded(positions * shape.num_out, _PAGE) * shape.width
+    per_thread = round_up(positions * shape.num_out, _PAGE) * shape.width
     per_thread += 2 * _PAGE + _ELEMENT_BYTES
     uneven = 0
     if not shape.is_even:
-        per_thread += padded(shape.image[-1] * shape.num_in, _PAGE) * shape.width
+        per_thread += round_up(shape.image[-1] * shape.num_in, _PAGE) * shape.width
         uneven = _PAGE
     if shape.width < _FP32:
-        per_thread += padded(shape.image[-1] * 4 * BLOCK * _FP32, _PAGE)
+        per_thread += round_up(shape.image[-1] * 4 * BLOCK * _FP32, _PAGE)
     return num_threads * per_thread + 3 * _PAGE + uneven
 
 
@@ -115,7 +116,7 @@ def weight_bytes(
         return turned + (_BARRIER_BYTES if num_threads > 1 else 0)
     num_bytes = padded_bias_bytes(shape) + _shared_bias_bytes(shape, num_threads)
     if parts > 1:
-        sums = shape.weight_bytes(BLOCK, block_in) + padded(shape.num_out, BLOCK) * _FP32
+        sums = shape.weight_bytes(BLOCK, block_in) + round_up(shape.num_out, BLOCK) * _FP32
         num_bytes += (parts - 1) * sums + ALIGNMENT_BYTES + _BARRIER_BYTES
     return num_bytes
 
@@ -124,7 +125,7 @@ def narrow_weight_bytes(shape: Convolution, num_threads: int) -> int:
     """Return the bytes of the sums of AVX2's kernel, which serves narrow images."""
     block = BLOCK // 2
     jobs = -(-shape.num_out // block)
-    bias = padded(shape.num_out, block) * _FP32
+    bias = round_up(shape.num_out, block) * _FP32
     weight, weight_jobs = shape.weight_bytes(block, block), jobs * -(-shape.num_in // block)
     return (
         padded_bias_bytes(shape, block)
@@ -143,7 +144,7 @@ def pointwise_weight_bytes(shape: Convolution, num_threads: int, *, is_last: boo
         if is_last or min(shape.result[-2:]) <= _SHORT_ROW:
             num_bytes += num_threads * _turned_positions_bytes(shape)
         num_bytes += _BARRIER_BYTES + 2 * ALIGNMENT_BYTES
-        num_bytes += parts * (sums + padded(shape.num_out, BLOCK) * _FP32)
+        num_bytes += parts * (sums + round_up(shape.num_out, BLOCK) * _FP32)
     elif parts > 1:
         num_bytes += (parts - 1) * sums + ALIGNMENT_BYTES + _BARRIER_BYTES
     return num_bytes
@@ -152,7 +153,7 @@ def pointwise_weight_bytes(shape: Convolution, num_threads: int, *, is_last: boo
 def depthwise_weight_bytes(shape: Convolution, num_threads: int) -> int:
     """Return the bytes of sums of a depthwise weight's and bias's gradient, one for each thread."""
     sums = shape.depthwise_weight_bytes() * _FP32 // shape.width
-    bias = padded(shape.groups, BLOCK) * _FP32
+    bias = round_up(shape.groups, BLOCK) * _FP32
     extra_sums = num_threads - (shape.width == _FP32)
     return extra_sums * (sums + bias) + 2 * ALIGNMENT_BYTES + bias
 
@@ -160,7 +161,7 @@ def depthwise_weight_bytes(shape: Convolution, num_threads: int) -> int:
 def _turned_positions_bytes(shape: Convolution) -> int:
     """Get the bytes of an image and a result below fp32 that are turned, two positions at once."""
     blocks = -(-shape.num_in // BLOCK) + -(-shape.num_out // BLOCK)
-    return padded(math.prod(shape.result), 2) * blocks * BLOCK * shape.width
+    return round_up(math.prod(shape.result), 2) * blocks * BLOCK * shape.width
 
 
 def _turned_bytes(shape: Convolution, parts: int, block_in: int, *, is_last: bool) -> int:
@@ -170,7 +171,7 @@ def _turned_bytes(shape: Convolution, parts: int, block_in: int, *, is_last: boo
     rows_in, rows_out = math.prod(shape.image[:-1]), math.prod(shape.result[:-1])
     is_turned = block_in == BLOCK or (is_last and shape.num_in > 1)
     image = blocks_in * rows_in * _turned_row(shape) if is_turned else 0
-    result = blocks_out * rows_out * padded(shape.result[-1], 2)
+    result = blocks_out * rows_out * round_up(shape.result[-1], 2)
     sums = shape.weight_bytes(BLOCK, block_in) // shape.width + blocks_out * BLOCK
     turned = parts * (image + result) * BLOCK * shape.width
     return turned + parts * sums * _FP32 + 4 * ALIGNMENT_BYTES + _BARRIER_BYTES
@@ -178,8 +179,8 @@ def _turned_bytes(shape: Convolution, parts: int, block_in: int, *, is_last: boo
 
 def _turned_row(shape: Convolution) -> int:
     """Return the positions of a row of an image that is turned, with its borders."""
-    border = padded(max(shape.padding[-1], max(0, shape.padding_after[-1]) + 1), 2)
-    return padded(-(-shape.image[-1] // shape.stride[-1]) + border, 2) * shape.stride[-1]
+    border = round_up(max(shape.padding[-1], max(0, shape.padding_after[-1]) + 1), 2)
+    return round_up(-(-shape.image[-1] // shape.stride[-1]) + border, 2) * shape.stride[-1]
 
 
 def _used_positions_bytes(shape: Convolution, num_threads: int) -> int:
@@ -187,7 +188,7 @@ def _used_positions_bytes(shape: Convolution, num_threads: int) -> int:
     if not shape.is_strided:
         return 0
     positions = math.prod(shape.result)
-    return num_threads * positions * padded(shape.num_in, BLOCK) * shape.width + ALIGNMENT_BYTES
+    return num_threads * positions * round_up(shape.num_in, BLOCK) * shape.width + ALIGNMENT_BYTES
 
 
 def _sums_bytes(shape: Convolution, num_channels: int, num_threads: int) -> int:
@@ -195,7 +196,7 @@ def _sums_bytes(shape: Convolution, num_channels: int, num_threads: int) -> int:
     if shape.width == _FP32:
         return 0
     positions = math.prod(shape.result)
-    return num_threads * positions * padded(num_channels, BLOCK) * _FP32 + ALIGNMENT_BYTES
+    return num_threads * positions * round_up(num_channels, BLOCK) * _FP32 + ALIGNMENT_BYTES
 
 
 def _shared_bias_bytes(shape: Convolution, num_threads: int) -> int:
@@ -331,7 +332,7 @@ def _work(shape: Convolution, block_in: int) -> tuple[_Work, int]:
 def _pointwise_work(shape: Convolution) -> tuple[_Work, int]:
     """Describe the work of a pointwise convolution, whose positions come in rows of 7 to 16."""
     positions = math.prod(shape.result)
-    row = min(range(BLOCK, 6, -1), key=lambda size: padded(positions, size) / positions)
+    row = min(range(BLOCK, 6, -1), key=lambda size: round_up(positions, size) / positions)
     rows = shape.batch * -(-positions // row)
     work = _Work(
         rows_in=rows,
@@ -350,7 +351,7 @@ def _turned_work(shape: Convolution, block_in: int) -> tuple[_Work, int]:
     rows = shape.batch * math.prod(shape.result[:-1])
     blocks_in, blocks_out = -(-shape.in_per_group // block_in), -(-shape.out_per_group // BLOCK)
     image = block_in * math.prod(shape.image[:-1]) * _turned_row(shape)
-    result = BLOCK * math.prod(shape.result[:-1]) * padded(shape.result[-1], 2)
+    result = BLOCK * math.prod(shape.result[:-1]) * round_up(shape.result[-1], 2)
     weight = math.prod(shape.kernel) * block_in * BLOCK
     moved = shape.batch * (blocks_in * image + blocks_out * result)
     excess = moved / (2 * blocks_in * blocks_out * weight * 2)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from memfit.kernels.rounding import round_up
+
 BLOCK = 16
 """Channels of a block of oneDNN's layouts, under AVX-512."""
 
@@ -161,25 +163,20 @@ class Convolution:
 
     def image_bytes(self, block: int = 1) -> int:
         """Return the bytes of the image with its channels in blocks."""
-        return self.batch * padded(self.num_in, block) * math.prod(self.image) * self.width
+        return self.batch * round_up(self.num_in, block) * math.prod(self.image) * self.width
 
     def result_bytes(self, block: int = 1) -> int:
         """Return the bytes of the result with its channels in blocks."""
-        return self.batch * padded(self.num_out, block) * math.prod(self.result) * self.width
+        return self.batch * round_up(self.num_out, block) * math.prod(self.result) * self.width
 
     def weight_bytes(self, block_out: int = 1, block_in: int = 1) -> int:
         """Return the bytes of the weight with the channels of a group in blocks."""
-        channels = padded(self.out_per_group, block_out) * padded(self.in_per_group, block_in)
+        channels = round_up(self.out_per_group, block_out) * round_up(self.in_per_group, block_in)
         return self.groups * channels * math.prod(self.kernel) * self.width
 
     def depthwise_weight_bytes(self) -> int:
         """Return the bytes of a depthwise weight with groups in blocks."""
-        return padded(self.groups, BLOCK) * math.prod(self.kernel) * self.width
-
-
-def padded(extent: int, block: int) -> int:
-    """Round up to whole blocks."""
-    return -(-extent // block) * block
+        return round_up(self.groups, BLOCK) * math.prod(self.kernel) * self.width
 
 
 def _per_dim(values: Sequence[int], num_dims: int) -> tuple[int, ...]:

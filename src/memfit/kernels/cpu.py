@@ -1,0 +1,39 @@
+"""The CPU's kernels: what those of torch 2.13 with oneDNN 3.12 take, whatever version runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
+from memfit.kernels.registration import call_rule
+from memfit.kernels.scratch import Scratch
+
+
+class CpuKernels:
+    """The CPU's kernels; every tensor counts."""
+
+    def is_counted(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
+        """Count every tensor."""
+        return True
+
+    def around(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> tuple[Sequence[int], Scratch | None]:
+        """Look the scratch up in the CPU's rules; there are no workspaces."""
+        num_bytes = scratch_bytes(func, args, kwargs, out)
+        return (), Scratch.exact(__name__, (num_bytes,)) if num_bytes else None
+
+
+def scratch_bytes(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+) -> int:
+    """Return the bytes that a CPU kernel takes besides its outputs; 0 where no rule is known."""
+    operator = CPU_OPERATORS.find(func)
+    if operator is None or operator.scratch is None:
+        return 0
+    num_bytes = call_rule(operator.scratch, func, args, kwargs, operands=args, out=out)
+    return 0 if num_bytes is NotImplemented else int(num_bytes)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from memfit.observe.leaks import LeakFinder
 
-from .training import ROWS, WIDTH, optimizer_of, small_model, train, train_step
+from .training import ROWS, WIDTH, optimizer_of, small_model, train, train_step, trained
 
 NUM_STEPS = 240
 
@@ -77,28 +77,18 @@ def small_detached_losses(finder: LeakFinder) -> None:
 
 def bounded_queue(finder: LeakFinder) -> None:
     """Keep the last outputs in a deque."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     recent: deque[torch.Tensor] = deque(maxlen=150)
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for _ in trained(finder, NUM_STEPS):
         recent.append(torch.randn(ROWS, WIDTH))
-        finder.boundary("train", step)
-    finder.finish()
 
 
 def trimmed_list(finder: LeakFinder) -> None:
     """Keep the last outputs in a list that is trimmed."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     recent: list[torch.Tensor] = []
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for _ in trained(finder, NUM_STEPS):
         recent.append(torch.randn(ROWS, WIDTH))
         if len(recent) > 60:
             recent.pop(0)
-        finder.boundary("train", step)
-    finder.finish()
 
 
 @functools.lru_cache(maxsize=128)
@@ -109,13 +99,8 @@ def mask_of(length: int) -> torch.Tensor:
 
 def bounded_cache(finder: LeakFinder) -> None:
     """Fill a cache that has a bound."""
-    model = small_model()
-    optimizer = optimizer_of(model)
-    for step in range(NUM_STEPS):
+    for step in trained(finder, NUM_STEPS):
         mask_of(100 + step)
-        train_step(model, optimizer)
-        finder.boundary("train", step)
-    finder.finish()
     mask_of.cache_clear()
 
 
@@ -127,14 +112,9 @@ def positions_of(length: int) -> torch.Tensor:
 
 def cache_of_lengths(finder: LeakFinder) -> None:
     """Fill a cache without a bound, of which the keys come again."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     generator = np.random.default_rng(0)
-    for step in range(NUM_STEPS):
+    for _ in trained(finder, NUM_STEPS):
         positions_of(int(generator.integers(100, 160)))
-        train_step(model, optimizer)
-        finder.boundary("train", step)
-    finder.finish()
     positions_of.cache_clear()
 
 

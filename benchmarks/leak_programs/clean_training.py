@@ -10,7 +10,7 @@ from torch import nn
 
 from memfit.observe.leaks import LeakFinder
 
-from .training import ROWS, WIDTH, optimizer_of, small_model, train, train_step
+from .training import ROWS, WIDTH, optimizer_of, small_model, train, train_step, trained
 
 NUM_STEPS = 240
 
@@ -123,14 +123,9 @@ def accumulated_gradients(finder: LeakFinder) -> None:
 
 def replay_buffer(finder: LeakFinder) -> None:
     """Fill a ring of tensors made beforehand."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     ring: list[Any] = [None] * 120
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for step in trained(finder, NUM_STEPS):
         ring[step % 120] = torch.randn(ROWS, WIDTH)
-        finder.boundary("train", step)
-    finder.finish()
 
 
 def growing_model(finder: LeakFinder) -> None:
@@ -147,26 +142,17 @@ def growing_model(finder: LeakFinder) -> None:
 
 def collected_cycles(finder: LeakFinder) -> None:
     """Make cycles that the collector frees."""
-    model = small_model()
-    optimizer = optimizer_of(model)
-    for step in range(NUM_STEPS):
+    for _ in trained(finder, NUM_STEPS):
         ring: dict[str, Any] = {"rows": torch.randn(64, WIDTH)}
         ring["me"] = ring
-        train_step(model, optimizer)
-        finder.boundary("train", step)
-    finder.finish()
 
 
 def hooks_with_handles(finder: LeakFinder) -> None:
     """Register a hook in each step and remove it."""
     model = small_model()
-    optimizer = optimizer_of(model)
-    for step in range(NUM_STEPS):
+    for _ in trained(finder, NUM_STEPS, model):
         handle = model[0].register_forward_hook(lambda *_: None)
-        train_step(model, optimizer)
         handle.remove()
-        finder.boundary("train", step)
-    finder.finish()
 
 
 def sanity_check_first(finder: LeakFinder) -> None:

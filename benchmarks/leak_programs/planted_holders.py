@@ -12,34 +12,27 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memfit.observe.leaks import LeakFinder
 
-from .training import ROWS, WIDTH, optimizer_of, small_model, train_step
+from .training import ROWS, WIDTH, optimizer_of, planted, small_model, train_step, trained
 
 HISTORY: list[torch.Tensor] = []
 NUM_STEPS = 160
 
 
+@planted("list", "HISTORY", "HISTORY.append(model(torch.randn(ROWS, WIDTH)).detach())")
 def global_list(finder: LeakFinder) -> None:
     """Keep outputs in a list of the module."""
     model = small_model()
-    optimizer = optimizer_of(model)
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for _ in trained(finder, NUM_STEPS, model):
         HISTORY.append(model(torch.randn(ROWS, WIDTH)).detach())
-        finder.boundary("train", step)
-    finder.finish()
     HISTORY.clear()
 
 
+@planted("list", "kept", "kept.append(torch.randn(ROWS, WIDTH))")
 def local_list(finder: LeakFinder) -> None:
     """Keep outputs in a list of the main function."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     kept = []
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for _ in trained(finder, NUM_STEPS):
         kept.append(torch.randn(ROWS, WIDTH))
-        finder.boundary("train", step)
-    finder.finish()
 
 
 class Trainer:
@@ -58,6 +51,7 @@ class Trainer:
         self.outputs.append(torch.randn(ROWS, WIDTH))
 
 
+@planted("list", "trainer.outputs", "self.outputs.append(torch.randn(ROWS, WIDTH))")
 def trainer_attribute(finder: LeakFinder) -> None:
     """Keep outputs in an attribute of a trainer."""
     trainer = Trainer()
@@ -67,6 +61,7 @@ def trainer_attribute(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("closure", "seen", "seen.append(torch.randn(ROWS, WIDTH))")
 def closure_cell(finder: LeakFinder) -> None:
     """Keep outputs in a variable of a closure."""
 
@@ -88,18 +83,15 @@ def closure_cell(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("dict", "by_step", 'by_step[step] = {"output": torch.randn(ROWS, WIDTH)}')
 def dict_by_step(finder: LeakFinder) -> None:
     """Keep outputs under the number of their step."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     by_step = {}
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for step in trained(finder, NUM_STEPS):
         by_step[step] = {"output": torch.randn(ROWS, WIDTH)}
-        finder.boundary("train", step)
-    finder.finish()
 
 
+@planted("class-attribute", "Trainer.shared", "Trainer.shared.append(torch.randn(ROWS, WIDTH))")
 def class_attribute(finder: LeakFinder) -> None:
     """Keep outputs in an attribute of a class."""
     trainer = Trainer()
@@ -117,28 +109,20 @@ def embedded(batch: torch.Tensor) -> torch.Tensor:
     return batch.cos()
 
 
+@planted("lru-cache", "embedded", "return batch.cos()")
 def cached_function(finder: LeakFinder) -> None:
     """Call a cached function with tensors."""
-    model = small_model()
-    optimizer = optimizer_of(model)
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for _ in trained(finder, NUM_STEPS):
         embedded(torch.randn(ROWS, WIDTH))
-        finder.boundary("train", step)
-    finder.finish()
     embedded.cache_clear()
 
 
+@planted("list", "arrays", "arrays.append(np.ones((ROWS, WIDTH), dtype=np.float32))")
 def numpy_arrays(finder: LeakFinder) -> None:
     """Keep arrays in a list."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     arrays = []
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for _ in trained(finder, NUM_STEPS):
         arrays.append(np.ones((ROWS, WIDTH), dtype=np.float32))
-        finder.boundary("train", step)
-    finder.finish()
 
 
 class Logging(Dataset):
@@ -156,6 +140,7 @@ class Logging(Dataset):
         return torch.randn(WIDTH)
 
 
+@planted("dataset", "dataset.served", 'self.served.append({"id"')
 def dataset_objects(finder: LeakFinder) -> None:
     """Keep Python objects in a dataset over several passes."""
     model = small_model()
@@ -171,24 +156,20 @@ def dataset_objects(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("traceback", "errors", "raise ValueError(rows.shape)")
 def kept_tracebacks(finder: LeakFinder) -> None:
     """Keep exceptions, and with them the frames that they went through."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     errors = []
 
     def fail() -> None:
         rows = torch.randn(ROWS, WIDTH)
         raise ValueError(rows.shape)
 
-    for step in range(NUM_STEPS):
+    for _ in trained(finder, NUM_STEPS):
         try:
             fail()
         except ValueError as error:
             errors.append(error)
-        train_step(model, optimizer)
-        finder.boundary("train", step)
-    finder.finish()
 
 
 class Ring:
@@ -199,6 +180,7 @@ class Ring:
         self.me = self
 
 
+@planted("reference-cycle", "Ring.rows")
 def reference_cycle(finder: LeakFinder) -> None:
     """Make cycles while the collector is off."""
     model = small_model()
@@ -215,6 +197,7 @@ def reference_cycle(finder: LeakFinder) -> None:
         gc.collect()
 
 
+@planted("list", "kept", "kept.append(torch.randn(ROWS, WIDTH))")
 def list_beside_a_loader(finder: LeakFinder) -> None:
     """Keep outputs over several passes of a loader; nobody tells where a pass ends."""
     model = small_model()
@@ -231,13 +214,9 @@ def list_beside_a_loader(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("text", "log['text']", 'log["text"] += "a line of the log\\n" * 5000')
 def growing_text(finder: LeakFinder) -> None:
     """Add to a text in each step."""
-    model = small_model()
-    optimizer = optimizer_of(model)
     log = {"text": ""}
-    for step in range(NUM_STEPS):
-        train_step(model, optimizer)
+    for _ in trained(finder, NUM_STEPS):
         log["text"] += "a line of the log\n" * 5000
-        finder.boundary("train", step)
-    finder.finish()

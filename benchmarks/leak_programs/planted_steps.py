@@ -10,7 +10,7 @@ from torch import nn
 
 from memfit.observe.leaks import LeakFinder
 
-from .training import ROWS, WIDTH, optimizer_of, small_model, train_step
+from .training import ROWS, WIDTH, optimizer_of, planted, small_model, train_step, trained
 
 NUM_STEPS = 160
 
@@ -31,6 +31,7 @@ class Classifier(nn.Module):
         return self.body(x)[:, 0]
 
 
+@planted("metric-state", "model.head.metrics.auroc.preds", "model.head.metrics.update(scores")
 def metric_collection(finder: LeakFinder) -> None:
     """Never reset a collection; two validation passes and the first step after them."""
     model = Classifier()
@@ -48,6 +49,7 @@ def metric_collection(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("metric-state", "model.head.metrics.auroc.preds", "model.head.metrics.update(scores")
 def metric_ended_by_finish(finder: LeakFinder) -> None:
     """Never reset a collection; the run ends with the second validation pass."""
     model = Classifier()
@@ -75,6 +77,7 @@ class HandWritten(nn.Module):
         self.scores.append(scores.detach().clone())
 
 
+@planted("metric-state", "model.metric.scores", "self.scores.append(scores.detach().clone())")
 def hand_written_metric(finder: LeakFinder) -> None:
     """Keep the scores of each validation pass in a module."""
     model = small_model()
@@ -90,6 +93,7 @@ def hand_written_metric(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("autograd-graph", "losses", "loss = model(torch.randn(64, WIDTH)).square().mean()")
 def losses_with_graph(finder: LeakFinder) -> None:
     """Append losses as they are."""
     model = small_model()
@@ -105,6 +109,7 @@ def losses_with_graph(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("autograd-graph", "total", "total = total + train_step(model, optimizer)")
 def total_loss(finder: LeakFinder) -> None:
     """Add losses up with their graphs."""
     model = small_model()
@@ -116,6 +121,7 @@ def total_loss(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("autograd-graph", "hidden", "hidden = model(torch.randn(8, WIDTH), hidden)")
 def carried_hidden_state(finder: LeakFinder) -> None:
     """Carry the hidden state of a recurrent network on without detaching it."""
     model = nn.GRUCell(WIDTH, WIDTH)
@@ -126,6 +132,7 @@ def carried_hidden_state(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("list", "predictions", "predictions.append(model(torch.randn(ROWS, WIDTH)))")
 def evaluation_outputs(finder: LeakFinder) -> None:
     """Keep what an evaluation gives from one pass to the next."""
     model = small_model()
@@ -142,6 +149,7 @@ def evaluation_outputs(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("autograd-graph", "outputs", "outputs.append(model(torch.randn(ROWS, WIDTH)))")
 def evaluation_with_graph(finder: LeakFinder) -> None:
     """Evaluate without no_grad and keep the outputs of one long pass."""
     model = small_model()
@@ -156,23 +164,18 @@ def evaluation_with_graph(finder: LeakFinder) -> None:
     finder.finish()
 
 
+@planted("hooks", "model[0]._forward_hooks", "model[0].register_forward_hook(")
 def forward_hooks(finder: LeakFinder) -> None:
     """Register a hook in each step."""
     model = small_model()
-    optimizer = optimizer_of(model)
-    for step in range(NUM_STEPS):
+    for _ in trained(finder, NUM_STEPS, model):
         model[0].register_forward_hook(lambda *_: None)
-        train_step(model, optimizer)
-        finder.boundary("train", step)
-    finder.finish()
 
 
+@planted("optimizer-groups", "optimizer.param_groups")
 def parameter_groups(finder: LeakFinder) -> None:
     """Add a group of parameters in each step."""
     model = small_model()
     optimizer = optimizer_of(model)
-    for step in range(NUM_STEPS):
+    for _ in trained(finder, NUM_STEPS, model, optimizer):
         optimizer.add_param_group({"params": [nn.Parameter(torch.randn(ROWS, WIDTH))]})
-        train_step(model, optimizer)
-        finder.boundary("train", step)
-    finder.finish()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,13 +23,37 @@ ROWS = 256
 class Program:
     """One program, and what has to be found in it."""
 
-    name: str
     run: Callable[[LeakFinder], None]
     kind: str = ""
     """Empty for a clean program."""
     holder: str = ""
     line: str = ""
     """Text of the line that makes what grows; empty where no line can be told."""
+
+    @property
+    def name(self) -> str:
+        """Return its docstring."""
+        return (self.run.__doc__ or "").strip().rstrip(".")
+
+
+def planted(kind: str, holder: str, line: str = "") -> Callable[[Any], Program]:
+    """Make a program of a function, given what leaks in it."""
+    return lambda run: Program(run=run, kind=kind, holder=holder, line=line)
+
+
+def programs_in(*modules: ModuleType) -> tuple[Program, ...]:
+    """List the programs of modules; a function that takes a finder alone is a clean one."""
+    return tuple(
+        each if isinstance(each, Program) else Program(run=each)
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, Program)
+        or (
+            inspect.isfunction(each)
+            and each.__module__ == module.__name__
+            and [*inspect.signature(each).parameters] == ["finder"]
+        )
+    )
 
 
 def small_model() -> nn.Module:
@@ -46,6 +73,22 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 6
     optimizer.step()
     optimizer.zero_grad()
     return loss
+
+
+def trained(
+    finder: LeakFinder,
+    num_steps: int,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Iterator[int]:
+    """Run steps and yield their numbers; tell the finder of each, and of the end."""
+    model = small_model() if model is None else model
+    optimizer = optimizer_of(model) if optimizer is None else optimizer
+    for step in range(num_steps):
+        train_step(model, optimizer)
+        yield step
+        finder.boundary("train", step)
+    finder.finish()
 
 
 def train(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memfit.prediction.predict import predict_step as predict_step
     from memfit.runtime.attach import Attached as Attached
     from memfit.runtime.attach import attach as attach
-    from memfit.runtime.guard.settings import GuardSettings as GuardSettings
+    from memfit.runtime.guard.guard import GuardSettings as GuardSettings
     from memfit.runtime.run import Run as Run
     from memfit.runtime.start import start as start
     from memfit.strategies.plan import Plan as Plan
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attached": "memfit.runtime.attach",
     "EnforcedBudget": "memfit.observe.enforced_budget",
-    "GuardSettings": "memfit.runtime.guard.settings",
+    "GuardSettings": "memfit.runtime.guard.guard",
     "Job": "memfit.job",
     "LeakFinder": "memfit.observe.leaks",
     "LeakLimits": "memfit.observe.leaks",

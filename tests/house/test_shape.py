@@ -21,10 +21,7 @@ EXCEPTIONS: dict[str, str] = {
     "memfit.__main__": "Python wants it to have a file of its own",
     "memfit._version": "the build reads the version from it",
     "memfit.cli.console": "to be merged into the module that imports it",
-    "memfit.cost.roofline": "to be merged into the module that imports it",
     "memfit.reports.run_folder": "to be merged into the module that imports it",
-    "src/memfit/runtime": "16 files, one to be merged",
-    "src/memfit/runtime/guard": "18 files, three to be merged",
 }
 
 

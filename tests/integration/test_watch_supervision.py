@@ -15,11 +15,11 @@ import pytest
 
 from memfit.journal.folder import read_journal
 from memfit.journal.records import Reason
+from memfit.observe.processes import started_at, tree_memory
 from memfit.units import MIB
 from memfit.watch import supervisor as supervisor_module
 from memfit.watch.command import watch_command
 from memfit.watch.host_killer import HostKillerSigns
-from memfit.watch.processes import started_at, tree_memory
 from memfit.watch.supervisor import end_left_behind, supervise
 
 ALLOCATING = """

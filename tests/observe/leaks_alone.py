@@ -14,11 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from memfit.observe.leaks import LeakFinder, LeakLimits, outside, signals
-from memfit.observe.leaks.budget import Budget
+from memfit.observe.leaks import finder as finder_module
 from memfit.observe.leaks.contents import frame_variables
 from memfit.observe.leaks.lines import LineWatch
-from memfit.observe.leaks.signals import Levels, Trend
+from memfit.observe.leaks.signals import MemoryInUse, Trend
 from memfit.observe.leaks.streams import Stream
+from memfit.observe.leaks.time_budget import TimeBudget
 from memfit.observe.leaks.walk import take_look
 
 
@@ -255,10 +256,10 @@ def test_growing_workers_are_named_by_their_dataset(
 ) -> None:
     now = [0]
 
-    def resident(process):
+    def resident(process, *, without_shared):
         return 10**8 + 200_000 * (now[0] if grows else min(now[0], 300))
 
-    monkeypatch.setattr(outside, "children", lambda: [101, 102])
+    monkeypatch.setattr(outside, "children", lambda process: [101, 102])
     monkeypatch.setattr(outside, "resident_bytes", resident)
     loader = DataLoader(Counting(torch.ones(8, 2)), num_workers=0)
     finder = LeakFinder(overhead_fraction=1.0)
@@ -289,12 +290,12 @@ def test_memory_outside_python_is_told_as_that(
 ) -> None:
     now = [0]
 
-    def read(self):
+    def read():
         level = 10**9 + level_of(now[0])
-        return Levels(host_bytes=level, device_bytes=0)
+        return MemoryInUse(host_bytes=level, device_bytes=0)
 
-    monkeypatch.setattr(signals.MemoryReader, "read", read)
-    monkeypatch.setattr(Budget, "allows_probe", lambda *_, is_frequent: True)
+    monkeypatch.setattr(finder_module, "memory_in_use", read)
+    monkeypatch.setattr(TimeBudget, "allows_probe", lambda *_, is_frequent: True)
     finder = LeakFinder(overhead_fraction=1.0)
     for step in range(1500):
         now[0] = step
@@ -340,12 +341,11 @@ def test_passes_are_told_by_gaps_falling_steps_and_the_caller() -> None:
 
 
 def test_the_levels_of_this_process_follow_what_is_allocated() -> None:
-    reader = signals.MemoryReader()
     gc.collect()
-    before = reader.read()
+    before = signals.memory_in_use()
     kept = torch.ones(4_000_000)
-    after = reader.read()
+    after = signals.memory_in_use()
     del kept
 
     assert after.above(before) >= 15_000_000
-    assert reader.read().above(before) < 5_000_000
+    assert signals.memory_in_use().above(before) < 5_000_000

@@ -4,6 +4,7 @@ The finder looks at everything that Python holds. After a thousand other tests t
 times what it is in a fresh process, and takes minutes.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ALONE = [Path(__file__).with_name(f"{name}.py") for name in ("leaks_alone", "leaks_heldout_alone")]
+NAMES = ("leaks_alone", "leaks_heldout_alone", "leak_programs_alone")
+ALONE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
 
 
 @pytest.mark.slow
@@ -28,3 +30,35 @@ def test_the_leak_finder_by_itself() -> None:
         env=environment,
     )
     assert done.returncode == 0, done.stdout
+
+
+DEFAULT_SHARE = """
+import json
+from leak_programs.planted_steps import metric_collection, metric_ended_by_finish
+from memfit import LeakFinder
+
+for program in (metric_collection, metric_ended_by_finish):
+    finder = LeakFinder()
+    program.run(finder)
+    print(json.dumps([(event.holder, event.sentence) for event in finder.findings]))
+"""
+
+
+@pytest.mark.slow
+def test_a_metric_is_found_within_two_validation_passes_at_the_default_share() -> None:
+    """Without pytest's own objects, which take most of the time that there is."""
+    done = subprocess.run(
+        [sys.executable, "-c", DEFAULT_SHARE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        cwd=ALONE[0].parents[2] / "benchmarks",
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        ((holder, sentence),) = json.loads(line)
+        assert holder == "model.head.metrics.auroc.preds"
+        assert "target" in sentence
+        assert "reset()" in sentence

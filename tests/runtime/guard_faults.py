@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
-from memfit import Job, Plan
-from memfit.runtime.guard.settings import GuardSettings
+from memfit import GuardSettings, Job, Plan
 from memfit.runtime.run import Run
 
 NUM_STEPS, BATCH_SIZE = 5, 8

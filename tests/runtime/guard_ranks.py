@@ -123,6 +123,14 @@ def fails_and_goes_on(
     Path(folder, f"{kind}-{rank}.txt").write_text("\n".join(wrong) or "fine")
 
 
+def fails_in_every_kind(
+    rank: int, num_ranks: int, store: str, num_points: int, folder: str
+) -> None:
+    """Do so for one kind after the other, in the same processes."""
+    for kind in KINDS:
+        fails_and_goes_on(rank, num_ranks, f"{store}-{kind}", kind, num_points, 0, folder)
+
+
 def fails_otherwise(rank: int, num_ranks: int, store: str, folder: str) -> None:
     """Let one rank raise an error of another kind, then die; write what the others make of it."""
     torch.set_num_threads(1)

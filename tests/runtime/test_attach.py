@@ -13,7 +13,7 @@ from memfit import Job, Plan
 from memfit.errors import StrategyError
 from memfit.live_state import LiveState
 from memfit.observe.allocator_events import AllocatorWatch
-from memfit.observe.monitor import storage_bytes
+from memfit.observe.peaks import storage_bytes
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies import (

@@ -26,8 +26,8 @@ import memfit
 from memfit import Plan
 from memfit.errors import OutOfMemoryAfterAllError, UpdateCutError
 from memfit.observe.enforced_budget import EnforcedBudget
+from memfit.observe.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.runtime.guard import state_file, step_entry, step_log
-from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation

@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import memfit
-from memfit import Plan
+from memfit import GuardSettings, Plan
 from memfit.errors import (
     BatchChangedError,
     LostContextError,
@@ -37,7 +37,6 @@ from memfit.errors import (
 )
 from memfit.journal.records import OutOfMemoryEvent
 from memfit.observe.enforced_budget import EnforcedBudget
-from memfit.runtime.guard.settings import GuardSettings
 from memfit.runtime.largest_batch import largest_batch
 
 pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")

@@ -14,10 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import memfit
-from memfit import Plan
+from memfit import GuardSettings, Plan
 from memfit.errors import MemfitWarning, UpdateCutError
-from memfit.runtime import journaling
-from memfit.runtime.guard.settings import GuardSettings
 from memfit.runtime.largest_batch import largest_batch
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
@@ -94,7 +92,7 @@ def test_a_full_disk_ends_the_keeping_of_plan_and_timeline_and_not_the_training(
     def fail(*_: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(journaling.FolderKeeper, "keep_plan", fail)
+    monkeypatch.setattr(Plan, "save", fail)
     job = job_of()
     with memfit.start(job, folder=tmp_path) as run:
         with pytest.warns(MemfitWarning, match="kept no more .no room.; training goes on"):

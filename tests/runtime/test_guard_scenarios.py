@@ -23,8 +23,8 @@ from torch import nn
 import memfit
 from memfit.errors import MemfitWarning, NotPutBackError
 from memfit.runtime.guard.batch_file import BatchFile
+from memfit.runtime.guard.silent_writes import may_write_silently
 from memfit.runtime.guard.state_marks import PassedState, marks_of
-from memfit.runtime.guard.untold_writes import may_write_untold
 from memfit.strategies.fp16 import Fp16
 
 pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
@@ -147,6 +147,6 @@ def read(model: nn.Module) -> Any:
 
 
 def test_code_that_may_write_past_autograd_is_recognised() -> None:
-    assert may_write_untold(nn.Sequential(Writing(2, 2)), [])
-    assert may_write_untold(nn.Linear(2, 2), [read.__code__])
-    assert not may_write_untold(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), [])
+    assert may_write_silently(nn.Sequential(Writing(2, 2)), [])
+    assert may_write_silently(nn.Linear(2, 2), [read.__code__])
+    assert not may_write_silently(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), [])

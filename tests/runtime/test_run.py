@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import replace
 
 import pytest
@@ -292,3 +293,23 @@ def test_a_plan_with_strategies_that_conflict_is_refused():
     plan = Plan(strategies=(ActivationCheckpointing(), BatchNormReplay(micro_batch_size=2)))
     with pytest.raises(StrategyError, match="cannot be combined"):
         memfit.start(job, plan)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "num_calls"),
+    [((), 8), ((MicroBatching(micro_batch_size=5),), 11)],
+    ids=["plain", "micro-batching"],
+)
+def test_few_calls_lie_between_a_step_and_the_jobs_loss(strategies, num_calls):
+    calls = []
+
+    def loss(model, batch):
+        frame = sys._getframe(1)
+        calls.clear()
+        while frame is not None and "Run.step" not in calls:
+            calls.append(frame.f_code.co_qualname)
+            frame = frame.f_back
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    steps_of_run(build_job(loss), batches_of(build_job(), (10,)), *strategies)
+    assert len(calls) <= num_calls, calls

@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader
 from memfit.journal.folder import JournalWriter, read_journal
 from memfit.journal.records import RunFacts
 from memfit.observe.enforced_budget import BudgetExceededError
+from memfit.observe.peaks import CpuPeaks, living_bytes
+from memfit.observe.processes import ResidentMemory
 from memfit.units import MIB
 from memfit.watch.inside import loaders as loaders_module
-from memfit.watch.inside import peaks as peaks_module
 from memfit.watch.inside import script_watch as script_watch_module
 from memfit.watch.inside.budgets import WatchedBudget, limit_cards
 from memfit.watch.inside.errors_seen import describe_error, describe_here
 from memfit.watch.inside.loaders import Loaders
-from memfit.watch.inside.peaks import CpuPeaks, CudaPeaks, living_bytes
 from memfit.watch.inside.process_record import ProcessRecord
 from memfit.watch.inside.rank_journal import RankJournal, RankTakenError
 from memfit.watch.inside.script_watch import ScriptWatch
@@ -152,66 +152,52 @@ def test_a_validation_without_no_grad_stays_one_when_epochs_go_by(loaders):
 # --- Peaks ---
 
 
-def test_what_lives_is_counted_by_storages():
-    before_bytes = living_bytes()
-    kept = torch.zeros(1000, 1000)
-    views = [kept[:3], nn.Parameter(kept), torch.zeros(5, device="meta"), torch.eye(2).to_sparse()]
-    assert 4_000_000 <= living_bytes() - before_bytes < 4_000_400, len(views)
-
-
 @pytest.fixture
 def cpu_peaks(monkeypatch):
+    """Make peaks that give way to profiles, and put torch's profiler back."""
     for name in ("_prepare_profiler", "_enable_profiler"):
         original = getattr(torch.autograd.profiler, name)
         monkeypatch.setattr(torch.autograd.profiler, name, original)
     peaks = CpuPeaks()
+    script_watch_module._before_profiles(peaks.close)
     yield peaks
     peaks.close()
 
 
+def end(peaks) -> int | None:
+    reading = peaks.end()
+    peaks.account(reading, 1.0)
+    return reading.measured_peak_bytes
+
+
 def test_the_peak_is_what_lived_before_and_what_grew(cpu_peaks):
     before_bytes = living_bytes()
-    cpu_peaks.begin(1)
+    cpu_peaks.begin(1, None)
     torch.zeros(1000, 1000)
-    peak_bytes = cpu_peaks.end(0.01).allocated_bytes
-    assert 4_000_000 <= peak_bytes - before_bytes < 4_100_000
+    assert 4_000_000 <= end(cpu_peaks) - before_bytes < 4_100_000
 
 
 def test_a_profile_of_the_script_goes_before_also_in_the_middle_of_a_step(cpu_peaks):
-    cpu_peaks.begin(1)
+    cpu_peaks.begin(1, None)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         torch.zeros(10) + 1
-        cpu_peaks.begin(2)
+        cpu_peaks.begin(2, None)
     assert any(event.key == "aten::add" for event in profile.key_averages())
-    assert cpu_peaks.end(0.01).allocated_bytes is None
-    cpu_peaks.begin(3)
-    assert cpu_peaks.end(0.01).allocated_bytes is None, "for good"
+    assert end(cpu_peaks) is None
+    cpu_peaks.begin(3, None)
+    assert end(cpu_peaks) is None, "for good"
 
 
 def test_a_batch_that_comes_while_its_step_is_watched_is_the_largest_known(cpu_peaks):
     for _ in range(3):
-        cpu_peaks.begin(0)
-        cpu_peaks.begin(100)
-        assert cpu_peaks.end(1.0).allocated_bytes is not None
-    cpu_peaks.begin(0)
-    cpu_peaks.begin(100)
-    assert cpu_peaks.end(1.0).allocated_bytes is None
-    cpu_peaks.begin(101)
-    assert cpu_peaks.end(1.0).allocated_bytes is not None
-
-
-def test_on_a_card_the_allocators_counters_are_read_and_begin_anew(monkeypatch):
-    stats = {
-        "allocated_bytes": {"all": {"peak": 5}},
-        "reserved_bytes": {"all": {"peak": 7}},
-        "num_alloc_retries": 2,
-    }
-    resets = []
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(1))
-    peak = CudaPeaks().end(0.1)
-    assert (peak.allocated_bytes, peak.reserved_bytes, peak.allocator_retries) == (5, 7, 2)
-    assert resets == [1]
+        cpu_peaks.begin(0, None)
+        cpu_peaks.begin(100, None)
+        assert end(cpu_peaks) is not None
+    cpu_peaks.begin(0, None)
+    cpu_peaks.begin(100, None)
+    assert end(cpu_peaks) is None
+    cpu_peaks.begin(101, None)
+    assert end(cpu_peaks) is not None
 
 
 def test_cards_are_limited_when_they_are_first_used(monkeypatch):
@@ -368,14 +354,14 @@ def test_what_ends_the_watching_ends_its_instruments_as_well(watch):
     optimizer = sgd()
     watch.optimizer_stepped(optimizer, (), {})
     assert torch.autograd._profiler_enabled(), "the second step is watched"
-    watch._leaks = finder = Finder()
+    watch._observer._leaks = finder = Finder()
     watch.safely(lambda: 1 / 0)
     assert not torch.autograd._profiler_enabled()
     assert finder.is_abandoned
 
 
 def test_a_finder_that_gave_up_is_no_all_clear(folder, watch):
-    watch._leaks = finder = Finder()
+    watch._observer._leaks = finder = Finder()
     finder.failure = "TypeError: unreadable"
     watch.optimizer_stepped(sgd(), (), {})
     assert read_words(folder)[0].notes == (
@@ -387,7 +373,7 @@ def test_a_failure_in_watching_is_noted_and_ends_it(folder, watch, monkeypatch):
     def fail(self):
         raise OSError("no room")
 
-    monkeypatch.setattr(script_watch_module.ResidentMemory, "num_bytes", fail)
+    monkeypatch.setattr(ResidentMemory, "num_bytes", fail)
     optimizer = sgd()
     watch.optimizer_stepped(optimizer, (), {})
     watch.optimizer_stepped(optimizer, (), {})
@@ -415,7 +401,7 @@ class Finder:
 
 def test_the_leak_finder_hears_of_each_boundary_by_its_stream(watch, loaders):
     optimizer = sgd()
-    watch._leaks = finder = Finder()
+    watch._observer._leaks = finder = Finder()
     loaders_module.hook_loaders(watch.loader_begun, watch.batch_wanted, watch.batch_given)
     train_loader = DataLoader(torch.zeros(6, 2), batch_size=2)
     val_loader = DataLoader(torch.zeros(4, 2), batch_size=2)
@@ -452,7 +438,7 @@ def test_settings_reach_the_inside(tmp_path):
 
 
 def test_what_takes_long_takes_a_third_of_one_hundredth():
-    shares = peaks_module._OVERHEAD_FRACTION + script_watch_module._LEAKS_FRACTION
+    shares = script_watch_module._PEAKS_FRACTION + script_watch_module._LEAKS_FRACTION
     assert shares <= 0.003, "the hooks take the rest of one hundredth"
 
 

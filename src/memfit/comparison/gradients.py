@@ -16,12 +16,8 @@ from memfit.trace.events import Phase
 
 def accumulate_gradients(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
     """Leave the gradients of the mean loss in ``.grad`` and return that loss, a detached scalar."""
-    if session.micro_batch_size >= session.layout.num_samples(batch):
-        return _in_one_piece(session, batch, enter_phase)
-    return _in_pieces(session, batch, enter_phase)
-
-
-def _in_one_piece(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
+    if session.micro_batch_size < session.layout.num_samples(batch):
+        return _in_pieces(session, batch, enter_phase)
     loss = session.loss_of(batch)
     session.num_counted = loss.count if isinstance(loss, Total) else None
     mean = loss.sum / loss.count if isinstance(loss, Total) else loss

@@ -68,18 +68,18 @@ def read_timeline(folder: Path) -> StepTimeline | None:
 
 
 def kept_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]:
-    """Choose at most ``max_points`` events: the lowest and the highest of every stretch.
+    """Choose at most ``max_points`` events: the lowest and the highest of every segment.
 
     The first and the last event stay as well, so that the picture begins and ends where the step
-    does; the highest event of all is the highest of its stretch and is always kept.
+    does; the highest event of all is the highest of its segment and is always kept.
     """
     count = len(allocated_bytes)
     if count <= max_points:
         return list(range(count))
-    stretches = max(1, (max_points - 2) // 2)
+    segments = max(1, (max_points - 2) // 2)
     kept = {0, count - 1}
-    for stretch in range(stretches):
-        events = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+    for segment in range(segments):
+        events = range(segment * count // segments, (segment + 1) * count // segments)
         kept.add(max(events, key=allocated_bytes.__getitem__))
         kept.add(min(events, key=allocated_bytes.__getitem__))
     return sorted(kept)

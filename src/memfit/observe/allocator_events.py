@@ -59,19 +59,7 @@ class AllocatorWatch:
 
     def events(self) -> list[AllocatorEvent]:
         """Return every event in order."""
-        tree = self._profile.kineto_results.experimental_event_tree()
-        allocation = torch._C._profiler._EventType.Allocation
-        found = [
-            AllocatorEvent(
-                node.extra_fields.alloc_size,
-                node.extra_fields.ptr,
-                node.start_time_ns,
-                node.parent.name if node.parent is not None else "",
-            )
-            for node in _walk(tree)
-            if node.tag == allocation and node.extra_fields.device.type == "cpu"
-        ]
-        return sorted(found, key=lambda event: event.time_ns)
+        return _events(self._profile.kineto_results)
 
     def marks(self, prefix: str) -> list[tuple[int, str]]:
         """Return the start of every ``record_function`` range whose name begins with ``prefix``."""
@@ -83,7 +71,7 @@ class AllocatorWatch:
 
 
 class GrowthWatch:
-    """Collect the bytes of allocations and frees alone, from any place to any other place.
+    """Collect allocations and frees alone, without operators, from any place to any other place.
 
     The profiler keeps a pointer to its own record of each operator and range that begins while it
     is active. One that ends after the profiler has stopped and begun anew writes through it into
@@ -115,6 +103,25 @@ class GrowthWatch:
     def highest_growth_bytes(self) -> int:
         """Return the highest sum of allocations less frees since the watch began."""
         return _highest_growth_bytes(self._results)
+
+    def events(self) -> list[AllocatorEvent]:
+        """Return every event in order."""
+        return _events(self._results)
+
+
+def _events(results: Any) -> list[AllocatorEvent]:
+    allocation = torch._C._profiler._EventType.Allocation
+    found = [
+        AllocatorEvent(
+            node.extra_fields.alloc_size,
+            node.extra_fields.ptr,
+            node.start_time_ns,
+            node.parent.name if node.parent is not None else "",
+        )
+        for node in _walk(results.experimental_event_tree())
+        if node.tag == allocation and node.extra_fields.device.type == "cpu"
+    ]
+    return sorted(found, key=lambda event: event.time_ns)
 
 
 def _highest_growth_bytes(results: Any) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from enum import StrEnum
-from pathlib import Path
+
+import psutil
 
 from memfit.journal.records import RunFacts
+
+_NO_PROCESS = 2**31
+"""Numbers from here on are no process's anywhere."""
 
 
 class State(StrEnum):
@@ -25,24 +28,14 @@ class State(StrEnum):
 def state_of(facts: RunFacts | None) -> State:
     """Look for the process of a run without an ending."""
     is_here = facts is not None and facts.host_name in ("", socket.gethostname())
-    if facts is None or not is_here or facts.process_id <= 0:
+    if facts is None or not is_here or not 0 < facts.process_id < _NO_PROCESS:
         return State.UNKNOWN
     try:
-        os.kill(facts.process_id, 0)
-    except ProcessLookupError:
+        process = psutil.Process(facts.process_id)
+        # One that has ended may only wait for its parent, as often in containers.
+        is_dead = process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return State.GONE
-    except PermissionError:
+    except psutil.AccessDenied:
         return State.GOING_ON  # somebody else's
-    except (OverflowError, OSError):
-        return State.UNKNOWN
-    return State.GONE if _is_dead(facts.process_id) else State.GOING_ON
-
-
-def _is_dead(process_id: int) -> bool:
-    """Return whether a process has ended and only waits for its parent, as often in containers."""
-    try:
-        line = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False  # no such files here, or gone a moment ago
-    # The state follows the name, which may hold brackets itself (proc(5)).
-    return line.rpartition(")")[2].split()[:1] == ["Z"]
+    return State.GONE if is_dead else State.GOING_ON

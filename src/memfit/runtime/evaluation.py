@@ -12,9 +12,9 @@ from memfit.errors import MemfitError, OutOfMemoryAfterAllError
 from memfit.job import Total
 from memfit.journal.records import Event, OutOfMemoryEvent
 from memfit.live_state.random_sources import RandomSourcesReader
-from memfit.runtime.guard.retry import free_memory
-from memfit.runtime.out_of_memory import is_out_of_memory
+from memfit.observe.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import PlannedSteps
+from memfit.runtime.retry import free_memory
 from memfit.separation.batch_conditions import broken_condition
 
 EVALUATION = "evaluation"

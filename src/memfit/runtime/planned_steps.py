@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,10 @@ from torch.utils._pytree import tree_map_only
 
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
-from memfit.figures import Timeline
-from memfit.observe.monitor import StepMonitor, StepReading
+from memfit.observe.observer import StepObserver
+from memfit.observe.peaks import StepReading
 from memfit.runtime.batch_checks import BatchChecks, TrySplit
 from memfit.runtime.ladder import smaller_plans
-from memfit.session.leaves import bytes_in
 from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting, Strategy, Undo
 from memfit.strategies.fact_finding import gather_facts
@@ -32,7 +30,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class DoneStep:
     """What one step gave: the loss, a detached scalar, and what was read of it."""
 
     loss: torch.Tensor
@@ -47,7 +45,7 @@ class PlannedSteps:
         session: what is run.
         plan: how.
         phase_listener: is told of every part of a step.
-        monitor: measures steps.
+        observer: is told of every part of a step as well, and measures it.
         try_split: tries pieces that could not be proved to keep the results on the first batch;
             None leaves them untried.
 
@@ -61,12 +59,12 @@ class PlannedSteps:
         plan: Plan,
         *,
         phase_listener: PhaseListener | None = None,
-        monitor: StepMonitor | None = None,
+        observer: StepObserver | None = None,
         try_split: TrySplit | None = None,
     ) -> None:
         self.session = session
         self.plan = plan
-        self.monitor = monitor
+        self.observer = observer or StepObserver()
         self.place: str = Phase.FORWARD.value
         """The part that the latest step has come to: a phase, or the transfer of its batch."""
         self.on_failure: Callable[[], None] = _nothing
@@ -76,7 +74,7 @@ class PlannedSteps:
         self._undos = apply_strategies(session, plan.strategies)
         session.optimizer.zero_grad(set_to_none=True)
 
-    def attempt(self, batch: Any, before_update: Callable[[], None] = _nothing) -> Attempt:
+    def attempt(self, batch: Any, before_update: Callable[[], None] | None = None) -> DoneStep:
         """Run one step; tensors that are not on the session's device are moved there.
 
         ``before_update`` is called when the gradients are there.
@@ -87,10 +85,23 @@ class PlannedSteps:
         batch = self.on_device(batch)
         if self.checks is not None:
             self.checks.try_unproved(self.plan, batch)
-        num_samples = self.session.layout.num_samples(batch)
-        with self._observing(batch) as reading:
-            loss = self._carry_out(batch, before_update)
-        return Attempt(loss=loss, num_samples=num_samples, reading=reading)
+        session = self.session
+        num_samples = session.layout.num_samples(batch)
+        with self.observer.measuring(batch):
+            session.spill.begin_step()
+            try:
+                self._enter_phase(Phase.FORWARD)
+                loss = session.gradient_pass(session, batch, self._enter_phase)
+                if before_update is not None:
+                    before_update()
+                self._enter_phase(Phase.OPTIMIZER)
+                session.update(session)
+            except BaseException:
+                self.on_failure()
+                raise
+            finally:  # the gradients of a step that failed are not those of the next one
+                session.optimizer.zero_grad(set_to_none=True)
+        return DoneStep(loss=loss, num_samples=num_samples, reading=self.observer.reading)
 
     def drop_gradients(self) -> None:
         """Drop what gradients there are; a step does so itself, but may fail in that as well."""
@@ -102,10 +113,6 @@ class PlannedSteps:
         """Return how many samples are computed at a time."""
         splits = [s for s in self.plan.strategies if isinstance(s, AbstractSplitting)]
         return splits[0].micro_batch_size if splits else self.session.job.batch_size
-
-    def taken_timeline(self) -> Timeline | None:
-        """Return the timeline of a step once it was taken, and once only."""
-        return None if self.monitor is None else self.monitor.taken_timeline()
 
     def take_smaller_plan(self) -> None:
         """Go on with the next plan of the ladder, or with half the micro-batch.
@@ -155,32 +162,9 @@ class PlannedSteps:
             return batch
         return tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
 
-    def _observing(self, batch: Any) -> AbstractContextManager[StepReading]:
-        if self.monitor is None:
-            return nullcontext(StepReading())
-        batch_bytes = bytes_in(batch)
-        return self.monitor.observe(self.session.owned_tensors(batch), batch_bytes)
-
-    def _carry_out(self, batch: Any, before_update: Callable[[], None]) -> torch.Tensor:
-        session = self.session
-        session.spill.begin_step()
-        try:
-            self._enter_phase(Phase.FORWARD)
-            loss = session.gradient_pass(session, batch, self._enter_phase)
-            before_update()
-            self._enter_phase(Phase.OPTIMIZER)
-            session.update(session)
-        except BaseException:
-            self.on_failure()
-            raise
-        finally:  # the gradients of a step that failed are not those of the next one
-            session.optimizer.zero_grad(set_to_none=True)
-        return loss
-
     def _enter_phase(self, phase: Phase) -> None:
         self.place = str(phase)
-        if self.monitor is not None:
-            self.monitor.mark(phase)
+        self.observer.phase(phase)
         if self._listener is not None:
             self._listener(phase)
 

@@ -15,11 +15,10 @@ from memfit.job import Job
 from memfit.journal.records import Event, OutOfMemoryEvent
 from memfit.live_state import Obstacle
 from memfit.runtime.evaluation import Evaluation
-from memfit.runtime.events import RunNotes
 from memfit.runtime.found_plan import FoundPlan
 from memfit.runtime.guard.guard import Guard
 from memfit.runtime.largest_batch import LargestBatch, largest_batch
-from memfit.runtime.planned_steps import Attempt, PlannedSteps
+from memfit.runtime.planned_steps import DoneStep, PlannedSteps
 from memfit.session.batches import BatchLayout
 from memfit.session.session import PhaseListener, Session, open_session
 from memfit.strategies.plan import Plan
@@ -51,14 +50,17 @@ class Run:
         *,
         guard: Guard | None = None,
         before_update: Callable[[], None] | None = None,
-        notes: RunNotes | None = None,
     ) -> None:
         self._steps = steps
         self._guard = guard
-        self._before_update = before_update
-        self._notes = notes or RunNotes()
+        self._observer = steps.observer
+        self._run_step: Callable[[Any, int], DoneStep]
+        if guard is not None:
+            self._run_step = guard.step
+        else:
+            self._run_step = lambda batch, _: steps.attempt(batch, before_update)
         self._found = FoundPlan(steps)
-        self._evaluation = Evaluation(steps, self._notes.event)
+        self._evaluation = Evaluation(steps, self._observer.event)
         self._num_steps = 0
 
     def __enter__(self) -> Self:
@@ -71,7 +73,7 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         if exc is not None:
-            self._notes.failed(exc)
+            self._observer.failed(exc)
         self.close()
 
     @property
@@ -97,8 +99,7 @@ class Run:
     @property
     def measured_peak_bytes(self) -> int | None:
         """Return the highest peak measured so far; None before the first measured step."""
-        monitor = self._steps.monitor
-        return None if monitor is None else monitor.highest_peak_bytes
+        return self._observer.peaks.highest_peak_bytes
 
     @property
     def events(self) -> Sequence[OutOfMemoryEvent]:
@@ -121,12 +122,18 @@ class Run:
                 Tensors that are not on the run's device are moved there.
         """
         try:
-            done = self._carry_out(batch)
+            done = self._run_step(batch, self._num_steps + 1)
         except Exception as error:
-            self._notes.failed(error)
+            self._observer.failed(error)
             raise
         self._num_steps += 1
-        self._notes.step(self._num_steps, done, self._steps, batch)
+        self._observer.end_step(
+            self._num_steps,
+            batch,
+            plan=self.plan,
+            num_samples=done.num_samples,
+            micro_batch_size=self._steps.micro_batch_size,
+        )
         return self._result(done)
 
     def evaluate(self, batch: Any, function: Callable[..., Any] | None = None) -> Any:
@@ -143,12 +150,12 @@ class Run:
             MemfitError: if what pieces give cannot be put together.
         """
         found = self._evaluation(batch, function, self._num_steps)
-        self._notes.evaluated(batch)
+        self._observer.evaluated(batch)
         return found
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Have events told as they happen."""
-        self._notes.listen(listener)
+        self._observer.listen(listener)
 
     def rehearse(self, batch: Any) -> StepResult:
         """Run a step on a batch, find a plan under which it fits, and undo all but that.
@@ -177,14 +184,7 @@ class Run:
         largest = largest_batch(loader, most_seconds=most_seconds)
         return self.rehearse(largest.batch), largest
 
-    def _carry_out(self, batch: Any) -> Attempt:
-        if self._guard is not None:
-            return self._guard.step(batch, self._num_steps + 1)
-        if self._before_update is not None:
-            return self._steps.attempt(batch, self._before_update)
-        return self._steps.attempt(batch)
-
-    def _result(self, done: Attempt) -> StepResult:
+    def _result(self, done: DoneStep) -> StepResult:
         prediction = self.plan.prediction
         return StepResult(
             loss=done.loss,
@@ -232,7 +232,7 @@ class Run:
         self._steps.close()
         if self._guard is not None:
             self._guard.close()
-        self._notes.close()
+        self._observer.close()
 
 
 def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Session:

@@ -1,4 +1,4 @@
-"""Starts a Run: builds the job here and puts guard, monitor and notes around its steps."""
+"""Starts a Run: builds the job here and puts guard and observer around its steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError, StrategyError
 from memfit.job import Job
 from memfit.listeners.protocol import StepListener
-from memfit.observe.monitor import StepMonitor
+from memfit.observe.observer import LEAKS_FRACTION, StepObserver
+from memfit.observe.peaks import peaks_on
+from memfit.observe.starting import start_observing
 from memfit.runtime.data_parallel import GradientAverage, unwrapped
 from memfit.runtime.first_step_check import check_split
 from memfit.runtime.guard.attempts import Attempts
-from memfit.runtime.guard.guard import Guard
+from memfit.runtime.guard.guard import Guard, GuardSettings
 from memfit.runtime.guard.ranks import num_ranks_here, ranks_here
-from memfit.runtime.guard.settings import GuardSettings
-from memfit.runtime.journaling import begun_notes
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import Run
 from memfit.session.batches import find_layout
@@ -69,22 +69,26 @@ def start(
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
     session = open_session(job, device_type, find_layout(job), accumulate_gradients)
     average = _averaging(session, asked_for=average_gradients)
-    monitor = StepMonitor(device_type, takes_timeline=folder is not None)
-    steps = PlannedSteps(session, plan, monitor=monitor, try_split=check_split)
+    observer = StepObserver(
+        peaks_on(device_type, takes_timeline=folder is not None),
+        owned=session.owned_tensors,
+        leaks_fraction=LEAKS_FRACTION if find_leaks else None,
+    )
+    steps = PlannedSteps(session, plan, observer=observer, try_split=check_split)
     if average is not None and session.updates_in_backward:
         reason = "gradients are averaged over ranks before the update, and it leaves none."
         raise StrategyError("optimizer-in-backward", reason)
     ranks = ranks_here()
-    notes = begun_notes(steps, ranks, folder, listeners, finds_leaks=find_leaks)
+    start_observing(observer, device_type, plan, folder=folder, listeners=listeners)
     if steps.checks is not None:
-        steps.checks.on_event = notes.event_of_next_step
+        steps.checks.on_event = observer.event_of_next_step
     if guard is False:
-        return Run(steps, before_update=average, notes=notes)
+        return Run(steps, before_update=average)
     settings = guard if isinstance(guard, GuardSettings) else GuardSettings()
     if settings.folder is None:
         settings = replace(settings, folder=Path(folder or ""))
     attempts = Attempts(steps, ranks, average)
-    return Run(steps, guard=Guard(steps, attempts, ranks, settings, notes.event), notes=notes)
+    return Run(steps, guard=Guard(steps, attempts, ranks, settings, observer.event))
 
 
 def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | None:

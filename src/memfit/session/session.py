@@ -17,7 +17,7 @@ from memfit.job import Job, Total, expected_signature
 from memfit.session.absent_weights import check_weights_are_here
 from memfit.session.batches import BatchLayout
 from memfit.session.spill import Spill
-from memfit.trace.events import Category
+from memfit.session.storages import owned_tensors
 from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
 
@@ -114,21 +114,8 @@ class Session:
         return loss
 
     def owned_tensors(self, batch: Any) -> Iterable[Owned]:
-        """Yield every tensor of the job whose purpose is known."""
-        for name, parameter in self.model.named_parameters():
-            module = name.rpartition(".")[0]
-            yield Owned(parameter, Category.PARAMETERS, module)
-            if parameter.grad is not None:
-                yield Owned(parameter.grad, Category.GRADIENTS, module)
-            state = self.optimizer.state.get(parameter, {})
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    yield Owned(value, Category.OPTIMIZER_STATE, module)
-        for name, buffer in self.model.named_buffers():
-            yield Owned(buffer, Category.BUFFERS, name.rpartition(".")[0])
-        for leaf in torch.utils._pytree.tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor):
-                yield Owned(leaf, Category.BATCH, "")
+        """Return every tensor of the job whose purpose is known."""
+        return owned_tensors(self.model, self.optimizer, batch)
 
 
 def open_session(

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from memfit.allocator.simulate import CPU_RULES, CUDA_RULES
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
+
+
+def owned_tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+) -> Iterator[Owned]:
+    """Yield every tensor of a training whose purpose is known."""
+    for name, parameter in model.named_parameters():
+        module = name.rpartition(".")[0]
+        yield Owned(parameter, Category.PARAMETERS, module)
+        if parameter.grad is not None:
+            yield Owned(parameter.grad, Category.GRADIENTS, module)
+        state = optimizer.state.get(parameter, {})
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                yield Owned(value, Category.OPTIMIZER_STATE, module)
+    for name, buffer in model.named_buffers():
+        yield Owned(buffer, Category.BUFFERS, name.rpartition(".")[0])
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            yield Owned(leaf, Category.BATCH, "")
 
 
 def storages_of(owned: Iterable[Owned]) -> Iterator[tuple[Owned, torch.UntypedStorage]]:

@@ -21,11 +21,11 @@ from memfit.journal.folder import (
     read_ranks,
 )
 from memfit.journal.records import Ending, RunFacts
+from memfit.observe.processes import started_at
 
 from .ending import Seen, ending_of, script_name
 from .host_killer import HostKillerSigns, KillerSigns
 from .last_words import LastWords, read_failures, read_words, words_folder
-from .processes import started_at
 from .settings import DISABLE, WatchSettings, watched_environment
 from .supervisor import end_left_behind, supervise
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 import memfit
 from memfit.journal.folder import WATCH_FOLDER_VARIABLE
 
@@ -39,7 +41,7 @@ def watched_environment(settings: WatchSettings, base: Mapping[str, str]) -> dic
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         _FOLDER: str(settings.folder),
         _LEAKS: "1" if settings.finds_leaks else "0",
-        _SOURCE: str(Path(memfit.__path__[0])),
+        _SOURCE: os.pathsep.join((memfit.__path__[0], psutil.__path__[0])),
     }
     watched.pop(_BUDGET, None)
     if settings.budget_bytes is not None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memfit.errors import CommandNotStartedError, MemfitError
+from memfit.observe.processes import started_at, tree_memory
 
 from .host_killer import KillerSigns, LastSample
-from .processes import started_at, tree_memory
 
 _SAMPLE_SECONDS = 0.25
 _HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -6,18 +6,19 @@ import os
 import time
 from collections.abc import Callable
 
+import psutil
 import torch
 
 from memfit.journal.records import LeakEvent
 
-from .budget import Budget
 from .examination import OPTIMIZER_STREAM, Examination
 from .limits import LeakLimits
 from .lines import LineWatch
 from .naming import Namer, Verdict
 from .outside import OutsideWatch
-from .signals import Levels, MemoryReader
+from .signals import MemoryInUse, memory_in_use
 from .streams import Stream
+from .time_budget import TimeBudget
 from .walk import LineSearch, Look, find_lines, take_look, ways_to
 
 _MOST_WATCHES = 4
@@ -55,8 +56,7 @@ class LeakFinder:
         limits: LeakLimits | None = None,
     ) -> None:
         self._on_leak = on_leak
-        self._budget = Budget(overhead_fraction)
-        self._reader = MemoryReader()
+        self._budget = TimeBudget(overhead_fraction)
         self._streams: dict[str, Stream] = {}
         limits, self._memory_bytes = limits or LeakLimits(), _memory_bytes()
         self._examination = Examination(
@@ -71,7 +71,7 @@ class LeakFinder:
         self._num_watches = 0
         self._watch_end: tuple[Stream, int] | None = None
         self._pending: list[Verdict] = []
-        self._levels_at_look: dict[str, Levels] = {}
+        self._memory_at_look: dict[str, MemoryInUse] = {}
         self._suspicious_bytes = _SUSPICIOUS_BYTES
         self._num_failures = 0
         self._index = 0
@@ -155,11 +155,11 @@ class LeakFinder:
             return
         is_due = current.count >= current.next_look and not self._is_beside_training(current)
         is_wanted = is_due or over is not None
-        levels = None
+        in_use = None
         if is_wanted or not self._index % _PROBE_INTERVAL:
-            levels = self._probe(current, now_seconds, is_wanted=is_wanted)
+            in_use = self._probe(current, now_seconds, is_wanted=is_wanted)
         if is_wanted:
-            reason = self._reason_to_look(current, over, levels, now_seconds)
+            reason = self._reason_to_look(current, over, in_use, now_seconds)
             if reason is not None:
                 self._look(current, over, reason)
             elif over is None:
@@ -173,33 +173,35 @@ class LeakFinder:
         is_other = training is not None and training is not current
         return is_other and training is not None and not training.is_between_passes(self._index)
 
-    def _probe(self, current: Stream, now_seconds: float, *, is_wanted: bool) -> Levels | None:
-        """Read the levels if there is time for it: rather before a look than anywhere."""
+    def _probe(self, current: Stream, now_seconds: float, *, is_wanted: bool) -> MemoryInUse | None:
+        """Read the memory if there is time for it: rather before a look than anywhere."""
         is_frequent = current.count < current.next_look - _STEPS_BEFORE_LOOK
         if not is_wanted and not self._budget.allows_probe(now_seconds, is_frequent=is_frequent):
             return None
-        levels = self._reader.read()
-        self._outside.add(current, levels, self._index)
+        in_use = memory_in_use()
+        self._outside.add(current, in_use, self._index)
         self._budget.probed(time.perf_counter() - now_seconds)
-        return levels
+        return in_use
 
     def _reason_to_look(
-        self, current: Stream, over: Stream | None, levels: Levels | None, now_seconds: float
+        self, current: Stream, over: Stream | None, in_use: MemoryInUse | None, now_seconds: float
     ) -> str | None:
         """Say why a look is taken where one is due: it can be afforded, or memory grows."""
         if self._budget.allows_look(now_seconds, can_wait=over is None):
             return "due"
-        is_suspicious = self._is_suspicious(current, levels, is_exact=over is not None)
+        is_suspicious = self._is_suspicious(current, in_use, is_exact=over is not None)
         return "suspicion" if is_suspicious and self._budget.take_extra() else None
 
-    def _is_suspicious(self, current: Stream, levels: Levels | None, *, is_exact: bool) -> bool:
+    def _is_suspicious(
+        self, current: Stream, in_use: MemoryInUse | None, *, is_exact: bool
+    ) -> bool:
         """Return whether memory in use has grown since the last look at the same place."""
-        before = self._levels_at_look.get(current.name)
-        if levels is None or before is None:
+        before = self._memory_at_look.get(current.name)
+        if in_use is None or before is None:
             return False
         if not is_exact:  # the least of the last steps, since batches differ
-            levels = self._outside.least_recent(current, levels)
-        return levels.above(before) >= self._suspicious_bytes
+            in_use = self._outside.least_recent(current, in_use)
+        return in_use.above(before) >= self._suspicious_bytes
 
     def _pass_over(self, current: Stream) -> Stream | None:
         """Return the stream whose pass is just over, and after which was not looked yet."""
@@ -217,8 +219,8 @@ class LeakFinder:
 
     def _look(self, current: Stream, over: Stream | None, reason: str) -> None:
         """Take a look, judge it and tell what is found."""
-        levels = self._reader.read()
-        self._levels_at_look[current.name] = self._outside.least_recent(current, levels)
+        in_use = memory_in_use()
+        self._memory_at_look[current.name] = self._outside.least_recent(current, in_use)
         current.plan_next_look()
         if over is not None:
             over.looked_after_pass = over.pass_number
@@ -321,7 +323,7 @@ def _nearly_over(current: Stream) -> Stream | None:
 
 def _memory_bytes() -> dict[str, int]:
     """Return the memory of the host and of each GPU in use; asking for GPUs would start CUDA."""
-    found = {"host": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+    found = {"host": int(psutil.virtual_memory().total)}
     if torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
             found[f"cuda:{index}"] = torch.cuda.get_device_properties(index).total_memory

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from memfit.journal.records import LeakEvent
+from memfit.observe.processes import children, resident_bytes
 from memfit.units import MIB, format_bytes
 
 from .examination import OPTIMIZER_STREAM, Examination
 from .limits import LeakLimits
 from .loaders import batches_given
-from .signals import Levels, Trend, children, resident_bytes
+from .signals import MemoryInUse, Trend
 from .streams import Stream
 from .unheld import UnheldTensors
 from .walk import Look
@@ -29,12 +31,12 @@ _UNEXPLAINED_FRACTION = 0.5
 
 
 class OutsideWatch:
-    """Follow levels, and tell growth that looks do not account for."""
+    """Follow memory, and tell growth that looks do not account for."""
 
     def __init__(self, limits: LeakLimits, memory_bytes: Mapping[str, int]) -> None:
         self._limits = limits
         self._memory_bytes = memory_bytes
-        self._recent: dict[str, list[Levels]] = {}
+        self._recent: dict[str, list[MemoryInUse]] = {}
         self._in_use: dict[str, Trend] = {}
         self._devices: dict[str, Trend] = {}
         self._workers: dict[int, Trend] = {}
@@ -42,21 +44,21 @@ class OutsideWatch:
         self._unheld = UnheldTensors()
         self._told: set[str] = set()
 
-    def add(self, stream: Stream, levels: Levels, index: int) -> None:
+    def add(self, stream: Stream, in_use: MemoryInUse, index: int) -> None:
         """Add a probe."""
         recent = self._recent.setdefault(stream.name, [])
-        recent.append(levels)
+        recent.append(in_use)
         del recent[:-_NUM_RECENT]
-        self._in_use.setdefault(stream.name, Trend()).add(stream.count, levels.host_bytes)
-        self._devices.setdefault(stream.name, Trend()).add(stream.count, levels.device_bytes)
+        self._in_use.setdefault(stream.name, Trend()).add(stream.count, in_use.host_bytes)
+        self._devices.setdefault(stream.name, Trend()).add(stream.count, in_use.device_bytes)
         if index >= self._next_workers:
             self._next_workers = int(index * _WORKER_GROWTH) + 1
             self._add_workers(index)
 
-    def least_recent(self, stream: Stream, levels: Levels) -> Levels:
-        """Return the least of the last few levels at the boundaries of a stream."""
-        recent = [*self._recent.get(stream.name, ()), levels]
-        return Levels(
+    def least_recent(self, stream: Stream, in_use: MemoryInUse) -> MemoryInUse:
+        """Return the least in use at the last few boundaries of a stream."""
+        recent = [*self._recent.get(stream.name, ()), in_use]
+        return MemoryInUse(
             host_bytes=min(each.host_bytes for each in recent),
             device_bytes=min(each.device_bytes for each in recent),
         )
@@ -120,11 +122,13 @@ class OutsideWatch:
         ]
 
     def _add_workers(self, index: int) -> None:
-        now = children()[:_MOST_CHILDREN]
+        now = children(os.getpid())[:_MOST_CHILDREN]
         for gone in self._workers.keys() - set(now):
             del self._workers[gone]
         for process in now:
-            self._workers.setdefault(process, Trend()).add(index, resident_bytes(process))
+            self._workers.setdefault(process, Trend()).add(
+                index, resident_bytes(process, without_shared=True)
+            )
 
     def _worker_events(self, examination: Examination, step: int) -> list[LeakEvent]:
         """Tell worker processes that grow, if a data loader has made them."""

@@ -2,100 +2,54 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
+import psutil
 import torch
+
+from memfit.observe.processes import resident_bytes
 
 _PROBES_PER_WINDOW = 4
 _MOST_WINDOWS = 48
 _LEAST_WINDOWS = 6
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _BLOCK_BYTES = 64
 """About what one block of Python's own allocator takes."""
 
 
-class _MallocInformation(ctypes.Structure):
-    """What glibc's ``mallinfo2`` gives (malloc.h)."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
-            *("uordblks", "fordblks", "keepcost"),
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class MemoryInUse:
     """The memory in use at one moment."""
 
     host_bytes: int
     """Handed out by malloc and by Python's allocator, free memory not counted; else resident."""
     device_bytes: int
 
-    def above(self, other: Levels) -> int:
+    def above(self, other: MemoryInUse) -> int:
         """Return by how much memory in use exceeds another moment's, on host or device."""
         host = self.host_bytes - other.host_bytes
         return max(host, self.device_bytes - other.device_bytes)
 
 
-class MemoryReader:
-    """Read the levels of this process."""
-
-    def __init__(self) -> None:
-        self._mallinfo = None
-        if sys.platform == "linux":
-            self._mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
-        if self._mallinfo is not None:
-            self._mallinfo.restype = _MallocInformation
-
-    def read(self) -> Levels:
-        """Return the levels now."""
-        host = 0
-        if self._mallinfo is not None:
-            information = self._mallinfo()
-            host = information.uordblks + information.hblkhd
-        if host == 0:  # another allocator than glibc's
-            host = resident_bytes("self")
-        else:
-            host += _BLOCK_BYTES * sys.getallocatedblocks()
-        return Levels(host_bytes=host, device_bytes=_device_bytes())
+def memory_in_use() -> MemoryInUse:
+    """Return what this process has in use now."""
+    host = 0
+    if hasattr(psutil, "heap_info"):  # where malloc tells
+        heap = psutil.heap_info()
+        host = heap.heap_used + heap.mmap_used
+    if host == 0:  # another allocator than the C library's
+        host = resident_bytes(os.getpid(), without_shared=True)
+    else:
+        host += _BLOCK_BYTES * sys.getallocatedblocks()
+    return MemoryInUse(host_bytes=host, device_bytes=_device_bytes())
 
 
 def _device_bytes() -> int:
     if not torch.cuda.is_initialized():
         return 0
     return sum(torch.cuda.memory_allocated(each) for each in range(torch.cuda.device_count()))
-
-
-def resident_bytes(process: int | str) -> int:
-    """Return the resident memory of a process without what it shares; 0 where not known."""
-    try:
-        file = os.open(f"/proc/{process}/statm", os.O_RDONLY)  # pathlib takes ten times as long
-        try:
-            pages = os.read(file, 128).split()
-        finally:
-            os.close(file)
-    except OSError:
-        return 0
-    return (int(pages[1]) - int(pages[2])) * _PAGE_BYTES
-
-
-def children() -> list[int]:
-    """Return the ids of the child processes that run now; nothing where /proc does not tell."""
-    found: list[int] = []
-    try:
-        for task in Path("/proc/self/task").iterdir():
-            found += [int(word) for word in (task / "children").read_text("ascii").split()]
-    except OSError:
-        return []
-    return found
 
 
 @dataclass(slots=True)

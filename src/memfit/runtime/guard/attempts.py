@@ -14,9 +14,9 @@ from enum import IntEnum
 from typing import Any
 
 from memfit.errors import MemfitError, OtherRankError
+from memfit.observe.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.runtime.guard.ranks import Ranks, has_lost_peer
-from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
-from memfit.runtime.planned_steps import DATA_TRANSFER, Attempt, PlannedSteps
+from memfit.runtime.planned_steps import DATA_TRANSFER, DoneStep, PlannedSteps
 from memfit.trace.events import Phase
 
 _PLACES: Sequence[str] = (DATA_TRANSFER, *(phase.value for phase in Phase))
@@ -32,7 +32,7 @@ class _Status(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class FailedAttempt:
     """An attempt that ran out of memory somewhere; the same on every rank but for the cause."""
 
     place: str
@@ -76,7 +76,7 @@ class Attempts:
         """Whether it was cut while gradients were averaged over the ranks."""
         self._said: list[tuple[int, ...]] = []
 
-    def tried(self, batch: Any, has_touched: Callable[[], bool]) -> Attempt | Failure:
+    def run(self, batch: Any, has_touched: Callable[[], bool]) -> DoneStep | FailedAttempt:
         """Attempt a step; where it fails, gradients are dropped and nothing else is undone.
 
         Args:
@@ -155,7 +155,7 @@ class Attempts:
         if not self._said or self.is_updating:
             self._speak(_Said(_Status.ERROR), lambda: False)
 
-    def _verdict(self, own: _Said) -> Failure | None:
+    def _verdict(self, own: _Said) -> FailedAttempt | None:
         """Return how the attempt stands over all ranks.
 
         Raises:
@@ -172,7 +172,7 @@ class Attempts:
             return None
         first = failed[0]
         is_own = own.status is _Status.OUT_OF_MEMORY
-        return Failure(
+        return FailedAttempt(
             place=_PLACES[self._said[first][2]],
             cause=own.cause if is_own else f"rank {first} ran out of memory",
             rank=first,

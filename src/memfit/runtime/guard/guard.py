@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,30 @@ from memfit.errors import (
 )
 from memfit.journal.records import Event, OutOfMemoryEvent, PlanClimbedEvent
 from memfit.live_state import Obstacle
-from memfit.runtime.guard.attempts import Attempts, Failure
+from memfit.observe.out_of_memory import has_lost_context
+from memfit.runtime.guard.attempts import Attempts, FailedAttempt
 from memfit.runtime.guard.emergency import exit_with_code_of, save_emergency_checkpoint
-from memfit.runtime.guard.larger_plans import Climbing
 from memfit.runtime.guard.ranks import Ranks
 from memfit.runtime.guard.repetition import Repetition
-from memfit.runtime.guard.retry import free_memory, insist
-from memfit.runtime.guard.settings import GuardSettings
 from memfit.runtime.guard.step_entry import StepEntry
 from memfit.runtime.guard.step_log import StepLog
-from memfit.runtime.out_of_memory import has_lost_context
-from memfit.runtime.planned_steps import Attempt, PlannedSteps
+from memfit.runtime.ladder import LargerPlans
+from memfit.runtime.planned_steps import DoneStep, PlannedSteps
+from memfit.runtime.retry import free_memory, retried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """Say what the guard may take and when it tries larger plans again."""
+
+    overhead_fraction: float = 0.002
+    """The share of the time that writing the file to go back to may take."""
+    climb_after_steps: int = 200
+    """After so many steps without running out, the plan above is tried again; twice as many after
+    each time that it failed. 0 never climbs."""
+    folder: Path | None = None
+    """Where a checkpoint is written should the card's context be lost; None takes the run's folder,
+    or the current one."""
 
 
 class Guard:
@@ -67,7 +81,7 @@ class Guard:
         self._device_type = steps.session.device_type
         self._log = StepLog(steps.session, settings.overhead_fraction)
         self._repetition = Repetition(steps, attempts, ranks, self._log)
-        self._climbing = Climbing(settings.climb_after_steps)
+        self._larger = LargerPlans(settings.climb_after_steps)
         self.events: list[OutOfMemoryEvent] = []
 
     @property
@@ -75,7 +89,7 @@ class Guard:
         """Return what the job's code can reach and change, and nobody can put back."""
         return self._log.not_put_back
 
-    def step(self, batch: Any, number: int) -> Attempt:
+    def step(self, batch: Any, number: int) -> DoneStep:
         """Run a step, under ever smaller plans if need be.
 
         Raises:
@@ -86,30 +100,30 @@ class Guard:
             LostContextError: if nothing can be computed on the card any more.
         """
         self._climb_if_due(number)
-        entry = self._insist(self._log.begin)
+        entry = self._retried(self._log.begin)
         self._write_if_due(number, entry)
-        self._insist(lambda: self._log.take_batch(entry, batch))
-        done, seconds = self._carried_out(entry, number)
-        self._insist(partial(self._log.done, entry, seconds))
-        self._climbing.note_step()
+        self._retried(lambda: self._log.take_batch(entry, batch))
+        done, seconds = self._run_step(entry, number)
+        self._retried(partial(self._log.done, entry, seconds))
+        self._larger.note_step()
         return done
 
-    def rehearse(self, batch: Any, number: int) -> Attempt:
+    def rehearse(self, batch: Any, number: int) -> DoneStep:
         """Run a step, under ever smaller plans if need be, and undo it.
 
         Raises:
             MemfitError: if it could not be undone.
         """
-        entry = self._insist(self._log.begin)
-        self._insist(lambda: self._log.write(number - 1, entry))
-        self._insist(lambda: self._log.take_batch(entry, batch))
+        entry = self._retried(self._log.begin)
+        self._retried(lambda: self._log.write(number - 1, entry))
+        self._retried(lambda: self._log.take_batch(entry, batch))
         obstacle = self._log.obstacle or " ".join(map(str, self._log.fatal_obstacles))
         if obstacle:
             msg = f"A step cannot be rehearsed, as it could not be undone: {obstacle.rstrip('.')}."
             raise MemfitError(msg)
-        done, _ = self._carried_out(entry, number)
-        self._insist(self._log.roll_back)
-        self._insist(lambda: self._log.put_batch_back(entry))
+        done, _ = self._run_step(entry, number)
+        self._retried(self._log.roll_back)
+        self._retried(lambda: self._log.put_batch_back(entry))
         self._log.forget("a step was rehearsed")
         return done
 
@@ -121,14 +135,37 @@ class Guard:
         """Drop what was kept to go back to."""
         self._log.close()
 
-    def _carried_out(self, entry: StepEntry, number: int) -> tuple[Attempt, float]:
-        """Attempt a step until it is done; give how long the last attempt took as well."""
+    def _run_step(self, entry: StepEntry, number: int) -> tuple[DoneStep, float]:
+        """Attempt a step until it is done; give how long the last attempt took as well.
+
+        Raises:
+            LostContextError: if nothing can be computed on the card any more.
+        """
         while True:
+            self._repetition.begin()
             started = time.perf_counter()
-            done = self._tried(entry, number)
-            if isinstance(done, Attempt):
+            try:
+                done = self._attempts.run(
+                    entry.batch.batch, lambda: self._log.has_touched_large(entry)
+                )
+            except Exception as error:
+                if not has_lost_context(error):
+                    raise
+                raise self._lost(number, error) from error
+            if isinstance(done, DoneStep):
                 return done, time.perf_counter() - started
             self._recover(entry, number, done)
+
+    def _lost(self, number: int, error: Exception) -> LostContextError:
+        """Save what can be saved, and make the error of a card whose context is lost."""
+        cause = str(error).partition("\n")[0]
+        folder = self._settings.folder or Path()
+        saved = save_emergency_checkpoint(self._steps.session, self._log, folder)
+        lost = LostContextError(
+            number, cause, None if saved is None else str(saved), self._log.num_steps_before
+        )
+        exit_with_code_of(lost)
+        return lost
 
     def _write_if_due(self, number: int, entry: StepEntry) -> None:
         """Write the file if that is due on any rank: all have to go back equally far."""
@@ -136,32 +173,9 @@ class Guard:
         if self._ranks.num_ranks > 1:
             is_due = any(each[0] for each in self._ranks.exchange(int(is_due)))
         if is_due:
-            self._insist(lambda: self._log.write(number - 1, entry))
+            self._retried(lambda: self._log.write(number - 1, entry))
 
-    def _tried(self, entry: StepEntry, number: int) -> Attempt | Failure:
-        """Attempt a step.
-
-        Raises:
-            LostContextError: if nothing can be computed on the card any more.
-        """
-        self._repetition.begin()
-        try:
-            return self._attempts.tried(
-                entry.batch.batch, lambda: self._log.has_touched_large(entry)
-            )
-        except Exception as error:
-            if not has_lost_context(error):
-                raise
-            cause = str(error).partition("\n")[0]
-            folder = self._settings.folder or Path()
-            saved = save_emergency_checkpoint(self._steps.session, self._log, folder)
-            lost = LostContextError(
-                number, cause, None if saved is None else str(saved), self._log.num_steps_before
-            )
-            exit_with_code_of(lost)
-            raise lost from error
-
-    def _recover(self, entry: StepEntry, number: int, failure: Failure) -> None:
+    def _recover(self, entry: StepEntry, number: int, failure: FailedAttempt) -> None:
         """Undo an attempt and take a smaller plan.
 
         Raises:
@@ -174,8 +188,8 @@ class Guard:
         repeated = 0
         if failure.is_cut and not stays:
             repeated = self._repetition.go_back(entry, number, failure)
-        self._insist(entry.restore)
-        has_batch = self._insist(lambda: self._log.put_batch_back(entry))
+        self._retried(entry.restore)
+        has_batch = self._retried(lambda: self._log.put_batch_back(entry))
         if stays:
             sentences = " ".join(map(str, self._log.fatal_obstacles))
             raise NotPutBackError(number, failure.cause, sentences or "another rank cannot.")
@@ -184,9 +198,9 @@ class Guard:
         self._take_smaller_plan(number, failure.cause)
         entry.random.put_back()
         # Another plan has other hooks, and the logged steps were run under the one before.
-        self._insist(lambda: self._log.begin_again(entry))
-        self._insist(lambda: self._log.write(number - 1, entry))
-        self._insist(lambda: self._log.take_batch(entry, entry.batch.batch))
+        self._retried(lambda: self._log.begin_again(entry))
+        self._retried(lambda: self._log.write(number - 1, entry))
+        self._retried(lambda: self._log.take_batch(entry, entry.batch.batch))
         event = OutOfMemoryEvent(
             step=number,
             phase=failure.place,
@@ -223,25 +237,25 @@ class Guard:
         if len(set(said)) > 1:
             msg = "the ranks have not come to the same plan"
             raise OtherRankError(msg)
-        self._climbing.note_descent(plan)
+        self._larger.note_descent(plan)
 
     def _climb_if_due(self, number: int) -> None:
         """Try the plan above again, after many steps that went well."""
-        plan = self._climbing.due_plan()
+        plan = self._larger.due_plan()
         if plan is None:
             return
         before = self._steps.plan.labels()
         try:
             self._steps.change_plan(plan)
         except StrategyError:  # the job has changed since; where it is, it may stay
-            self._climbing.note_refusal()
+            self._larger.note_refusal()
             return
-        self._climbing.note_climb()
+        self._larger.note_climb()
         self._log.forget("the plan was changed")
         self._on_event(
             PlanClimbedEvent(step=number, plan=before, next_plan=self._steps.plan.labels())
         )
 
-    def _insist(self, action: Callable[[], Any]) -> Any:
+    def _retried(self, action: Callable[[], Any]) -> Any:
         """Run what the guard itself needs, again if memory is short."""
-        return insist(action, self._device_type)
+        return retried(action, self._device_type)

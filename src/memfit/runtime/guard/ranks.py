@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from memfit.errors import OtherRankError
-from memfit.runtime.out_of_memory import chain_of
+from memfit.observe.out_of_memory import chain_of
 
 _PATIENCE = timedelta(minutes=30)
 """How long a rank waits for one that does something else, such as validating. A rank that has died

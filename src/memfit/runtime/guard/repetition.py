@@ -14,13 +14,13 @@ from typing import Any
 
 from memfit.errors import UpdateCutError
 from memfit.live_state.findings import Change, ChangeKind
-from memfit.runtime.guard.attempts import Attempts, Failure
+from memfit.runtime.guard.attempts import Attempts, FailedAttempt
 from memfit.runtime.guard.ranks import Ranks
-from memfit.runtime.guard.retry import free_memory, insist
 from memfit.runtime.guard.state_marks import Mark, PassedState, Tensors, marks_of
 from memfit.runtime.guard.step_entry import StepEntry
 from memfit.runtime.guard.step_log import StepLog
-from memfit.runtime.planned_steps import Attempt, PlannedSteps
+from memfit.runtime.planned_steps import DoneStep, PlannedSteps
+from memfit.runtime.retry import free_memory, retried
 
 _MOST_TRIES = 3
 _MOST_NAMED = 3
@@ -58,7 +58,7 @@ class Repetition:
         """Forget what an attempt before has left."""
         self._marks, self._tensors = None, self._log.large.now
 
-    def go_back(self, entry: StepEntry, number: int, failure: Failure) -> int:
+    def go_back(self, entry: StepEntry, number: int, failure: FailedAttempt) -> int:
         """Go back to the beginning of a step; give how many steps were repeated.
 
         Raises:
@@ -67,11 +67,11 @@ class Repetition:
         entries = [*self._log.entries]
         self._check(number, failure)
         tensors = self._tensors
-        marks = self._marks or self._insist(lambda: marks_of(tensors()))
+        marks = self._marks or self._retried(lambda: marks_of(tensors()))
         if not self._any_try(lambda: self._repeated(entries)):
             raise UpdateCutError(number, failure.cause, _AGAIN)
         changes = entry.snapshot.changes() if entry.snapshot is not None else ()
-        if not self._all(self._insist(lambda: self._log.move_up(number - 1, entry))):
+        if not self._all(self._retried(lambda: self._log.move_up(number - 1, entry))):
             reason = self._log.obstacle or _CHANGED.format("there are other tensors than before")
             raise UpdateCutError(number, failure.cause, reason)
         passed = PassedState(marks, tensors)
@@ -80,17 +80,17 @@ class Repetition:
         if not self._all(passed.was_passed):
             reason = self._difference(entry, passed, changes) if is_done else _AGAIN
             raise UpdateCutError(number, failure.cause, reason)
-        self._insist(self._log.roll_back)
+        self._retried(self._log.roll_back)
         return len(entries)
 
-    def _check(self, number: int, failure: Failure) -> None:
+    def _check(self, number: int, failure: FailedAttempt) -> None:
         """Refuse to go back where that cannot be.
 
         Raises:
             UpdateCutError: in that case, with the reason.
         """
         obstacle = self._log.obstacle
-        if any(self._insist(entry.batch.is_changed_for_good) for entry in self._log.entries):
+        if any(self._retried(entry.batch.is_changed_for_good) for entry in self._log.entries):
             obstacle = "a batch was changed after its step, for example by being filled anew"
         if not self._all(obstacle is None):
             raise UpdateCutError(number, failure.cause, obstacle or _OTHER_PLAN)
@@ -105,23 +105,23 @@ class Repetition:
 
     def _repeated(self, entries: list[StepEntry]) -> bool:
         """Carry logged steps out again from the file; say whether memory sufficed."""
-        self._insist(self._log.roll_back)
+        self._retried(self._log.roll_back)
         for entry in entries:
-            batch = self._insist(partial(self._log.prepare, entry))
-            if not isinstance(self._attempts.tried(batch, lambda: True), Attempt):
+            batch = self._retried(partial(self._log.prepare, entry))
+            if not isinstance(self._attempts.run(batch, lambda: True), DoneStep):
                 return False
         return True
 
     def _passed(self, entry: StepEntry, passed: PassedState) -> bool:
         """Carry a step out under watch; say whether it went through, or passed what was sought."""
         self._steps.on_failure = passed.look
-        self._insist(self._log.roll_back)
-        self._insist(lambda: self._log.put_batch_back(entry))
+        self._retried(self._log.roll_back)
+        self._retried(lambda: self._log.put_batch_back(entry))
         with passed:
             passed.look()
-            done = self._attempts.tried(entry.batch.batch, lambda: True)
+            done = self._attempts.run(entry.batch.batch, lambda: True)
             passed.look()
-        return passed.was_passed or isinstance(done, Attempt)
+        return passed.was_passed or isinstance(done, DoneStep)
 
     def _difference(
         self, entry: StepEntry, passed: PassedState, changes: tuple[Change, ...]
@@ -146,15 +146,15 @@ class Repetition:
         if self._marks is None and (self._attempts.is_updating or session.updates_in_backward):
             if self._attempts.is_averaging:  # gradients may be half averaged, and nothing else is
                 self._tensors = self._log.large.named
-            self._marks = self._insist(lambda: marks_of(self._tensors()))
+            self._marks = self._retried(lambda: marks_of(self._tensors()))
 
     def _all(self, is_fine: bool) -> bool:
         """Return whether something holds on every rank."""
         said = self._ranks.exchange(int(not is_fine))
         return is_fine and not any(each[0] for each in said)
 
-    def _insist(self, action: Callable[[], Any]) -> Any:
-        return insist(action, self._device_type)
+    def _retried(self, action: Callable[[], Any]) -> Any:
+        return retried(action, self._device_type)
 
 
 def _is_telling(change: Change) -> bool:

@@ -19,13 +19,13 @@ import torch
 from memfit.devices.spec import CPU
 from memfit.errors import MemfitWarning
 from memfit.live_state import Obstacle
+from memfit.observe.out_of_memory import is_out_of_memory
 from memfit.runtime.guard.batch_file import BatchFile, StoredBatch
 from memfit.runtime.guard.batch_record import has_been_told_of_change
 from memfit.runtime.guard.large_tensors import LargeTensors
+from memfit.runtime.guard.silent_writes import may_write_silently
 from memfit.runtime.guard.state_file import StateFile
 from memfit.runtime.guard.step_entry import StepEntries, StepEntry
-from memfit.runtime.guard.untold_writes import may_write_untold
-from memfit.runtime.out_of_memory import is_out_of_memory
 from memfit.session.leaves import bytes_in
 from memfit.session.session import Session
 from memfit.units import MIB, format_bytes
@@ -73,7 +73,7 @@ class StepLog:
         self._base: StepEntry | None = None
         """What the step after the file's began with."""
         self._base_tensors: dict[str, torch.Tensor] = {}
-        self.writes_untold = may_write_untold(session.model, self._entries.live.code())
+        self.writes_silently = may_write_silently(session.model, self._entries.live.code())
         """Whether the job's code may change tensors without autograd's notice."""
         self.entries: list[StepEntry] = []
         self.num_steps_before = 0
@@ -148,7 +148,7 @@ class StepLog:
     def has_touched_large(self, entry: StepEntry) -> bool:
         """Return whether a step may have changed large tensors before its update."""
         # Batch normalisation and its like do not tell autograd of changes of their buffers.
-        is_untold = self.writes_untold or bool(entry.others)
+        is_untold = self.writes_silently or bool(entry.others)
         return is_untold or entry.places != self._entries.places()
 
     def put_batch_back(self, entry: StepEntry) -> bool:
@@ -272,7 +272,7 @@ class StepLog:
 
     def _stored(self, batch: Any) -> StoredBatch | None:
         """Put a batch on the disk where it would take of the memory that is planned for."""
-        if not self._is_here or (self._is_storing_dear() and not self.writes_untold):
+        if not self._is_here or (self._is_storing_dear() and not self.writes_silently):
             return None
         started = time.perf_counter()
         if self._batches is None:

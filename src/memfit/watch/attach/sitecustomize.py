@@ -56,7 +56,8 @@ def _attach() -> None:
         if sys.version_info < _OLDEST_PYTHON:
             _note("its Python is older than 3.11")
             return
-        _find_memfit()
+        for folder in os.environ.get("MEMFIT_WATCH_SOURCE", "").split(os.pathsep):
+            _make_importable(folder)
         from memfit.watch.inside.attaching import attach  # noqa: PLC0415 - only now
 
         attach()
@@ -64,20 +65,18 @@ def _attach() -> None:
         _note(type(error).__name__ + ": " + str(error))
 
 
-def _find_memfit() -> None:
-    """Make memfit importable where the script's Python does not have it."""
+def _make_importable(folder: str) -> None:
+    """Make memfit, or what it needs, importable where the script's Python does not have it."""
     import importlib.util  # noqa: PLC0415 - only now
 
-    folder = os.environ.get("MEMFIT_WATCH_SOURCE", "")
-    if importlib.util.find_spec("memfit") is not None or not folder:
+    name = os.path.basename(folder)  # noqa: PTH119 - pathlib is not loaded yet
+    if not name or importlib.util.find_spec(name) is not None:
         return
     first = folder + os.sep + "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        "memfit", first, submodule_search_locations=[folder]
-    )
+    spec = importlib.util.spec_from_file_location(name, first, submodule_search_locations=[folder])
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
-        sys.modules["memfit"] = module
+        sys.modules[name] = module
         spec.loader.exec_module(module)
 
 

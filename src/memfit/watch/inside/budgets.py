@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memfit.observe.enforced_budget import BudgetExceededError, EnforcedBudget
+from memfit.observe.peaks import Peaks, StepReading
 
 
 class WatchedBudget(EnforcedBudget):
@@ -48,6 +49,17 @@ class WatchedBudget(EnforcedBudget):
         except BudgetExceededError as error:
             self._on_exceeded(error)
             raise
+
+
+class BudgetPeaks(Peaks):
+    """Read what an enforced budget has counted."""
+
+    def __init__(self, budget: WatchedBudget) -> None:
+        self._budget = budget
+
+    def end(self) -> StepReading:
+        """Take the highest count, and let it begin anew."""
+        return StepReading(measured_peak_bytes=self._budget.begin_anew())
 
 
 def limit_cards(budget_bytes: int) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 import memfit
 from memfit.errors import GIVEN_UP, LostContextError
 from memfit.observe.enforced_budget import BudgetExceededError
-from memfit.runtime.out_of_memory import has_lost_context, is_out_of_memory
+from memfit.observe.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.watch.last_words import ErrorWords, Failure
 
 _MOST_CHARACTERS = 500

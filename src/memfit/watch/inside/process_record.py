@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memfit.observe.processes import started_at
 from memfit.watch.last_words import ErrorWords, LastWords, write_words
-from memfit.watch.processes import started_at
 
 _MOST_ERRORS = 4
 """A script that tries smaller batches until one fits makes an error each time."""

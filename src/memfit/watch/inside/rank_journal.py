@@ -10,8 +10,8 @@ from pathlib import Path
 
 from memfit.journal.folder import STEPS_NAME, JournalWriter, rank_folder, read_journal
 from memfit.journal.records import LeakEvent, StepRecord
+from memfit.observe.processes import started_at
 from memfit.watch.last_words import words_folder
-from memfit.watch.processes import started_at
 
 
 class RankTakenError(Exception):
@@ -43,13 +43,16 @@ class RankJournal:
         """Return the number of a step of this process in the journal."""
         return step + self._num_steps_before
 
-    def seconds(self) -> float:
-        """Return the time since the run began."""
-        return round(time.time() - self._began_seconds, 4)
-
     def step(self, record: StepRecord) -> None:
-        """Write a step."""
-        self._writer.step(record)
+        """Write a step, with the time since the command began."""
+        self._writer.step(
+            replace(
+                record,
+                step=self.number(record.step),
+                time_seconds=round(time.time() - self._began_seconds, 4),
+                step_seconds=round(record.step_seconds, 6),
+            )
+        )
 
     def leak(self, event: LeakEvent) -> None:
         """Write a leak."""

@@ -11,28 +11,28 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
-from memfit.journal.records import LeakEvent, StepRecord
-from memfit.observe.host_memory import ResidentMemory
-from memfit.observe.leaks import LeakFinder
+from memfit.journal.records import Ending, Event, LeakEvent, RunFacts, StepRecord
+from memfit.observe.observer import TRAINING, StepObserver
+from memfit.observe.peaks import CpuPeaks, CudaPeaks, Peaks
 from memfit.session.leaves import bytes_in
 from memfit.watch.settings import WatchSettings
 
-from .budgets import WatchedBudget
+from .budgets import BudgetPeaks, WatchedBudget
 from .loaders import Loaders
-from .peaks import BudgetPeaks, CpuPeaks, CudaPeaks, Peak, Peaks
 from .process_record import ProcessRecord
 from .rank_journal import RankJournal, RankTakenError
 from .step_ends import StepEnds, is_inside_own_step
 
-_TRAINING = "train"
-"""The stream of training steps, for the leak finder."""
+_PEAKS_FRACTION = 0.001
+"""Of the time, for watching steps on the CPU."""
 _LEAKS_FRACTION = 0.002
-"""Of the time, for looking for leaks. Watching and the hooks take the rest of one hundredth."""
+"""Of the time, for looking for leaks. The hooks take the rest of one hundredth."""
 
 
 class ScriptWatch:
-    """Follow a script from step to step.
+    """Follow a script from step to step, have an observer look at them, and write its journal.
 
     Whatever goes wrong in here ends the watching, is noted, and does not reach the script.
     """
@@ -45,12 +45,15 @@ class ScriptWatch:
         self._budget = budget
         self._ends = StepEnds()
         self._loaders = Loaders()
-        self._leaks: LeakFinder | None = None
-        if settings.finds_leaks:
-            self._leaks = LeakFinder(self._leaked, overhead_fraction=_LEAKS_FRACTION)
-        self._peaks: Peaks | None = None
+        self._observer = StepObserver(
+            leaks_fraction=_LEAKS_FRACTION if settings.finds_leaks else None,
+            main_thread_only=True,
+            warns=False,
+            leaks_given_up=self._leaks_given_up,
+            told=self,
+        )
+        self._has_peaks = False
         self._journal: RankJournal | None = None
-        self._resident = ResidentMemory()
         self._thread: int | None = None
         self._ended_seconds = self._began_seconds = time.perf_counter()
         self._has_begun_anew = False
@@ -86,10 +89,7 @@ class ScriptWatch:
 
     def finish(self) -> None:
         """Say the last that there is to say."""
-        if self._peaks is not None:
-            self.safely(self._peaks.close)
-        if self._leaks is not None:
-            self.safely(self._leaks.finish)
+        self.safely(self._observer.close)
         if self._journal is not None:
             self._journal.close()
 
@@ -106,13 +106,8 @@ class ScriptWatch:
         """Watch no more; a budget stays in force."""
         self.is_off = True
         self._record.note(reason)
-        for end in (
-            None if self._peaks is None else self._peaks.close,
-            None if self._leaks is None else self._leaks.abandon,
-        ):
-            if end is not None:
-                with contextlib.suppress(Exception):  # what ends watching may be what fails here
-                    end()
+        with contextlib.suppress(Exception):  # what ends watching may be what fails here
+            self._observer.abandon()
 
     # --- Steps ---
 
@@ -121,33 +116,45 @@ class ScriptWatch:
             return
         if not self._ends.is_end(optimizer):
             return
-        if self._peaks is None:
+        if not self._has_peaks:
             device = _device_of(optimizer)
-            self._peaks = self._peaks_on(device)
+            self._observer.peaks, self._has_peaks = self._peaks_on(device), True
             self._enter(device)
         now_seconds = time.perf_counter()
         # The time of the step alone goes into the record; watching pays for all of its own.
-        peak = self._peaks.end(now_seconds - self._ended_seconds)
+        self._observer.measured(
+            step_seconds=now_seconds - self._began_seconds,
+            spent_seconds=now_seconds - self._ended_seconds,
+        )
         self.num_steps += 1
-        if self._journal is not None:
-            self._write_step(self._journal, now_seconds - self._began_seconds, peak)
         self._ended_seconds = now_seconds
-        self._boundary(_TRAINING, self.num_steps, self._batch_bytes or None)
+        self._observer.end_step(self.num_steps, batch_bytes=self._batch_bytes or None)
         self._batch_bytes, self._has_begun_anew = 0, False
-        self._peaks.begin(0)
+        self._observer.begin_step(batch_bytes=0)
         self._began_seconds = time.perf_counter()
 
-    def _write_step(self, journal: RankJournal, step_seconds: float, peak: Peak) -> None:
-        record = StepRecord(
-            step=journal.number(self.num_steps),
-            time_seconds=journal.seconds(),
-            step_seconds=round(step_seconds, 6),
-            peak_allocated_bytes=peak.allocated_bytes,
-            peak_reserved_bytes=peak.reserved_bytes,
-            allocator_retries=peak.allocator_retries,
-            host_bytes=self._resident.num_bytes(),
-        )
-        journal.step(record)
+    # --- What the observer calls ---
+
+    def begin(self, facts: RunFacts) -> None:
+        """Do nothing: the journal has its facts from outside."""
+
+    def step(self, record: StepRecord) -> None:
+        """Write a step."""
+        if self._journal is not None:
+            self._journal.step(record)
+
+    def event(self, event: Event) -> None:
+        """Write a leak."""
+        if isinstance(event, LeakEvent):
+            self._enter(torch.device("cuda" if event.place.startswith("cuda") else "cpu"))
+            if self._journal is not None:
+                self._journal.leak(event)
+
+    def end(self, ending: Ending | None) -> None:
+        """Do nothing: how the command has ended is told from outside."""
+
+    def _leaks_given_up(self, failure: str) -> None:
+        self._record.note(f"leaks were looked for until step {self.num_steps}: {failure}")
 
     def _is_own_thread(self) -> bool:
         """Return whether this is the thread that did the first step."""
@@ -171,21 +178,26 @@ class ScriptWatch:
     def _peaks_on(self, device: torch.device) -> Peaks:
         if device.type == "cuda":
             return CudaPeaks()
-        return CpuPeaks() if self._budget is None else BudgetPeaks(self._budget)
+        if self._budget is not None:
+            return BudgetPeaks(self._budget)
+        peaks = CpuPeaks(_PEAKS_FRACTION)
+        # Ranges that began in a profile of the script's must not end while another one is active.
+        _before_profiles(peaks.close)
+        return peaks
 
     # --- Batches ---
 
     def _loader_begun(self, iterator: Any, loader: Any, frame: FrameType) -> None:
         is_over = self._loaders.begin_pass(iterator, loader, frame, self.num_steps)
-        if is_over and self._leaks is not None:
-            self._leaks.end_of_pass(_TRAINING)
+        if is_over:
+            self._observer.end_of_pass(TRAINING)
 
     def _batch_wanted(self, iterator: Any) -> None:
         fetch = self._loaders.wanted(iterator, self.num_steps)
         if fetch.is_training:
             self._begin_step()
         elif fetch.number > 1:
-            self._boundary(fetch.stream, fetch.number - 1, None)
+            self._observer.boundary(fetch.stream, fetch.number - 1, None)
 
     def _begin_step(self) -> None:
         """Leave what happened since the last step, such as validation, out of the step's time."""
@@ -198,26 +210,26 @@ class ScriptWatch:
         if not torch.is_grad_enabled() or self._thread not in {None, threading.get_ident()}:
             return
         self._batch_bytes += bytes_in(batch)
-        if self._peaks is not None:
+        if self._has_peaks:
             began_seconds = time.perf_counter()
-            self._peaks.begin(self._batch_bytes)
+            self._observer.begin_step(batch_bytes=self._batch_bytes)
             self._began_seconds += time.perf_counter() - began_seconds
 
-    # --- Leaks ---
 
-    def _boundary(self, stream: str, step: int, num_bytes: int | None) -> None:
-        if self._leaks is None or threading.current_thread() is not threading.main_thread():
-            return
-        self._leaks.boundary(stream, step, num_bytes)
-        if self._leaks.failure is not None:
-            self._record.note(f"leaks were looked for until step {step}: {self._leaks.failure}")
-            self._leaks = None
+def _before_profiles(give_way: Callable[[], None]) -> None:
+    """Have something called before any profile is prepared or begun."""
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        original = getattr(profiler, name, None)
+        if original is not None:
+            setattr(profiler, name, _preceded(original, give_way))
 
-    def _leaked(self, event: LeakEvent) -> None:
-        is_on_card = event.place.startswith("cuda")
-        self._enter(torch.device("cuda" if is_on_card else "cpu"))
-        if self._journal is not None:
-            self._journal.leak(event)
+
+def _preceded(original: Callable[..., Any], give_way: Callable[[], None]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        give_way()
+        return original(*args, **kwargs)
+
+    return function
 
 
 def _devices(optimizer: Any) -> Iterator[torch.device]:

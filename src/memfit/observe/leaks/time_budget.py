@@ -15,7 +15,7 @@ _FREE_EXTRA_SECONDS, _EXTRA_FRACTION = 3.0, 0.02
 _NUM_RECENT = 4
 
 
-class Budget:
+class TimeBudget:
     """Say what can be afforded."""
 
     def __init__(self, overhead_fraction: float) -> None:
@@ -34,7 +34,7 @@ class Budget:
             self._begun_seconds = now_seconds
 
     def allows_probe(self, now_seconds: float, *, is_frequent: bool) -> bool:
-        """Return whether levels may be read."""
+        """Return whether memory in use may be read."""
         share = _SHARES["frequent probe" if is_frequent else "probe"]
         return self._probe_seconds < share * self._total(now_seconds)
 
@@ -57,7 +57,7 @@ class Budget:
         return self._num_extra <= _MOST_EXTRA_LOOKS
 
     def probed(self, seconds: float) -> None:
-        """Note what reading levels took."""
+        """Note what reading it took."""
         self._probe_seconds += seconds
 
     def looked(self, seconds: float) -> None:

@@ -14,13 +14,14 @@ from tests.reports.run_samples import LEAK
 from tests.runtime.guard_faults import BATCH_SIZE, OutOfMemoryAt, build_job
 
 import memfit
-from memfit import Plan
+from memfit import GuardSettings, Plan
 from memfit.errors import MemfitWarning, OutOfMemoryAfterAllError
 from memfit.journal.folder import WATCH_FOLDER_VARIABLE, read_journal
 from memfit.journal.records import DriftEvent, OutOfMemoryEvent, Reason
 from memfit.journal.timeline import read_timeline
-from memfit.runtime.guard.settings import GuardSettings
+from memfit.observe.starting import observe_loop
 from memfit.strategies.micro_batching import MicroBatching
+from memfit.trace.events import Phase
 
 pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 
@@ -94,7 +95,7 @@ def test_a_script_that_closes_nothing_ends_its_journal_all_the_same(tmp_path: Pa
     script = tmp_path / "train.py"
     script.write_text(
         """
-import sys, torch, memfit
+import os, torch, memfit
 
 job = memfit.Job(
     model=lambda: torch.nn.Linear(2, 1),
@@ -103,19 +104,19 @@ job = memfit.Job(
     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     batch_size=4,
 )
-run = memfit.start(job, folder=sys.argv[1])
+child = os.fork()
+run = memfit.start(job, folder="fine" if child else "fails")
 run.step(job.batch(4))
-if sys.argv[1] == "fails":
+if not child:
     raise ValueError("no more data")
+os.waitpid(child, 0)
 """
     )
-    for name, reason in (("fine", Reason.DONE), ("fails", Reason.ERROR)):
-        subprocess.run(
-            [sys.executable, str(script), name], cwd=tmp_path, capture_output=True, check=False
-        )
-        ending = read_journal(tmp_path / name).ending
-        assert ending is not None
-        assert ending.reason is reason
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, check=True)
+    fine, ending = (read_journal(tmp_path / name).ending for name in ("fine", "fails"))
+    assert fine is not None
+    assert ending is not None
+    assert (fine.reason, ending.reason) == (Reason.DONE, Reason.ERROR)
     assert ending.sentence == "no more data"
 
 
@@ -179,7 +180,7 @@ class Finder:
 
     failure: str | None = None
 
-    def __init__(self, on_leak: Any) -> None:
+    def __init__(self, on_leak: Any, *, overhead_fraction: float) -> None:
         self.on_leak = on_leak
         self.boundaries: list[tuple[str, int, int]] = []
 
@@ -195,11 +196,11 @@ class Finder:
 def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> None:
     made: list[Finder] = []
 
-    def make(on_leak: Any) -> Finder:
-        made.append(Finder(on_leak))
+    def make(on_leak: Any, **settings: Any) -> Finder:
+        made.append(Finder(on_leak, **settings))
         return made[-1]
 
-    monkeypatch.setattr("memfit.runtime.events.LeakFinder", make)
+    monkeypatch.setattr("memfit.observe.observer.LeakFinder", make)
     job = build_job(batch_norm=False)
     memfit.start(job).close()
     assert made == []
@@ -217,7 +218,7 @@ def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> 
 
 
 def test_a_finder_that_gives_up_is_no_all_clear(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memfit.runtime.events.LeakFinder", Finder)
+    monkeypatch.setattr("memfit.observe.observer.LeakFinder", Finder)
     monkeypatch.setattr(Finder, "failure", "TypeError: unreadable")
     job = build_job(batch_norm=False)
     with memfit.start(job, find_leaks=True) as run:
@@ -235,7 +236,52 @@ def test_a_guarded_run_below_a_watch_tells_it_what_the_guard_did(
         with OutOfMemoryAt(name="log_softmax_backward", most=1):
             run.step(job.batch(BATCH_SIZE))
         with pytest.warns(MemfitWarning, match="grows"):
-            run._notes.event(LEAK)
+            run._observer.event(LEAK)
     (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
     assert json.loads(line)["event"] == "out-of-memory"
     assert not (tmp_path / "steps.jsonl").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Leak, found")
+def test_callbacks_of_an_ordinary_loop_get_what_a_run_gets(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    made: list[Finder] = []
+
+    def make(on_leak: Any, **settings: Any) -> Finder:
+        made.append(Finder(on_leak, **settings))
+        return made[-1]
+
+    monkeypatch.setattr("memfit.observe.observer.LeakFinder", make)
+    job = build_job(batch_norm=False)
+    batches = [job.batch(BATCH_SIZE) for _ in range(5)]
+    with memfit.start(job, folder=tmp_path / "run", find_leaks=True) as run:
+        for batch in batches:
+            run.step(batch)
+    model = job.model()
+    optimizer = job.optimizer(model.parameters())
+    observer = observe_loop(model, optimizer, "cpu", folder=tmp_path / "loop", find_leaks=True)
+    for number, batch in enumerate(batches, start=1):
+        observer.begin_step(batch)
+        loss = job.loss(model, batch)
+        observer.phase(Phase.BACKWARD)
+        loss.backward()
+        observer.phase(Phase.OPTIMIZER)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        del loss
+        observer.end_step(number, batch)
+    observer.close()
+    of_run, of_loop = read_journal(tmp_path / "run"), read_journal(tmp_path / "loop")
+    peaks = [[each.peak_allocated_bytes for each in one.steps[:3]] for one in (of_run, of_loop)]
+    assert peaks[0] == peaks[1]
+    assert None not in peaks[0]
+    assert [each.step for each in of_loop.steps] == [each.step for each in of_run.steps]
+    assert of_loop.events == of_run.events == (LEAK,)
+    assert made[0].boundaries == made[1].boundaries
+    assert of_run.ending is not None
+    assert of_loop.ending == of_run.ending
+    timeline = read_timeline(tmp_path / "loop")
+    assert timeline is not None
+    assert max(timeline.measured.allocated_bytes) == peaks[1][2]
+    assert [name for _, name in timeline.measured.phases] == ["forward", "backward", "optimizer"]

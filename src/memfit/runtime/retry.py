@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import torch
 
-from memfit.runtime.out_of_memory import is_out_of_memory
+from memfit.observe.out_of_memory import is_out_of_memory
 
 _R = TypeVar("_R")
 _MOST_TRIES = 3
 
 
-def insist(action: Callable[[], _R], device_type: str) -> _R:
+def retried(action: Callable[[], _R], device_type: str) -> _R:
     """Run what may be done over, again if memory is short."""
     for _ in range(_MOST_TRIES - 1):
         try:

@@ -1,17 +1,14 @@
-"""The monitor measures the peaks of steps, and costs no more than it may."""
+"""The peaks of steps are measured, at no more cost than there may be."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 import torch
 
 import memfit
 from memfit import Job
-from memfit.observe import monitor as monitor_module
 from memfit.observe.allocator_events import AllocatorWatch, GrowthWatch
-from memfit.observe.monitor import StepMonitor, storage_bytes
+from memfit.observe.peaks import CpuPeaks, CudaPeaks, living_bytes, storage_bytes
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
 
@@ -20,73 +17,52 @@ FLOAT = 4
 WATCHED_SECONDS = 1.5
 
 
-class Clock:
-    """Tell a time that passes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_seconds = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_seconds
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(monitor_module.time, "perf_counter", clock.perf_counter)
-    return clock
-
-
 def owned_of(*tensors) -> list[Owned]:
     return [Owned(tensor, Category.PARAMETERS, "") for tensor in tensors]
 
 
-def observe(monitor, clock, *, plain_seconds=1.0, watched_seconds=WATCHED_SECONDS, batch_bytes=10):
+def peak_of(peaks, act=lambda: None, *, owned=(), batch_bytes=1) -> int | None:
+    """Measure a step that takes no time."""
+    peaks.begin(batch_bytes, owned)
+    act()
+    reading = peaks.end()
+    peaks.account(reading, 0.0)
+    return reading.measured_peak_bytes
+
+
+def is_watched(peaks, *, plain_seconds=1.0, watched_seconds=WATCHED_SECONDS, batch_bytes=10):
     """Run a made-up step, which takes longer while it is watched; say if it was."""
-    is_watching = []
-    monitor_watch = monitor_module.AllocatorWatch
-
-    class Watch(monitor_watch):
-        def __enter__(self):
-            is_watching.append(True)
-            return super().__enter__()
-
-    monitor_module.AllocatorWatch = Watch
-    try:
-        with monitor.observe([], batch_bytes) as reading:
-            clock.now_seconds += watched_seconds if is_watching else plain_seconds
-    finally:
-        monitor_module.AllocatorWatch = monitor_watch
-    assert (reading.measured_peak_bytes is not None) == bool(is_watching)
-    return bool(is_watching)
+    peaks.begin(batch_bytes, [])
+    reading = peaks.end()
+    watched = reading.measured_peak_bytes is not None
+    peaks.account(reading, watched_seconds if watched else plain_seconds)
+    return watched
 
 
 # --- What is measured ---
 
 
 def test_the_peak_is_what_lived_before_and_the_highest_growth():
-    monitor = StepMonitor("cpu")
+    peaks = CpuPeaks()
     weight = torch.zeros(100)
-    with monitor.observe(owned_of(weight), batch_bytes=1) as reading:
+
+    def step():
         first = torch.zeros(1000)
         second = torch.zeros(500)
         del first
         third = torch.zeros(200)
         del second, third
-    assert reading.measured_peak_bytes == (100 + 1000 + 500) * FLOAT
-    assert monitor.highest_peak_bytes == reading.measured_peak_bytes
+
+    assert peaks.highest_peak_bytes is None
+    assert peak_of(peaks, step, owned=owned_of(weight)) == (100 + 1000 + 500) * FLOAT
+    assert peaks.highest_peak_bytes == (100 + 1000 + 500) * FLOAT
 
 
 def test_the_highest_of_all_peaks_is_kept():
-    monitor = StepMonitor("cpu")
+    peaks = CpuPeaks()
     for num_elements in (10, 3000, 20):
-        with monitor.observe([], batch_bytes=1):
-            torch.zeros(num_elements)
-    assert monitor.highest_peak_bytes == 3000 * FLOAT
-
-
-def test_before_the_first_step_nothing_is_known():
-    assert StepMonitor("cpu").highest_peak_bytes is None
+        peak_of(peaks, lambda count=num_elements: torch.zeros(count))
+    assert peaks.highest_peak_bytes == 3000 * FLOAT
 
 
 def test_each_storage_counts_once_whoever_shares_it():
@@ -96,50 +72,72 @@ def test_each_storage_counts_once_whoever_shares_it():
     assert storage_bytes([]) == 0
 
 
-def test_the_time_of_every_step_is_told():
-    with StepMonitor("cpu").observe([], batch_bytes=1) as reading:
-        time.sleep(0.002)
-    assert reading.step_seconds >= 0.002
+def test_what_lives_is_counted_by_storages():
+    before_bytes = living_bytes()
+    kept = torch.zeros(1000, 1000)
+    parameter = torch.nn.Parameter(kept)
+    others = [kept[:3], parameter, torch.zeros(5, device="meta"), torch.eye(2).to_sparse()]
+    assert 4_000_000 <= living_bytes() - before_bytes < 4_000_400, len(others)
 
 
-def test_a_step_that_fails_passes_its_error_on_and_the_next_is_measured():
-    monitor = StepMonitor("cpu")
-    with pytest.raises(ValueError, match="a bad batch"), monitor.observe([], batch_bytes=1):
-        raise ValueError("a bad batch")
-    with monitor.observe([], batch_bytes=1) as reading:
-        torch.zeros(25)
-    assert reading.measured_peak_bytes == 100
+def test_a_step_that_is_dropped_ends_its_watch_and_the_next_is_measured():
+    peaks = CpuPeaks()
+    peaks.begin(1, [])
+    assert torch.autograd._profiler_enabled()
+    peaks.drop()
+    assert not torch.autograd._profiler_enabled()
+    assert peak_of(peaks, lambda: torch.zeros(25)) == 100
+
+
+def test_on_a_card_the_allocators_counters_are_read_and_begin_anew(monkeypatch):
+    stats = {
+        "allocated_bytes": {"all": {"peak": 5}},
+        "reserved_bytes": {"all": {"peak": 7}},
+        "num_alloc_retries": 2,
+    }
+    resets = []
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(1))
+    peaks = CudaPeaks()
+    for _ in range(2):
+        peaks.begin(0, None)
+        peaks.begin(8, None)  # the batch has come; the step goes on
+        reading = peaks.end()
+    assert reading.measured_peak_bytes == 5
+    assert (reading.reserved_peak_bytes, reading.allocator_retries) == (7, 2)
+    assert resets == [1, 1]
 
 
 # --- When it measures ---
 
 
-def test_the_first_steps_are_measured(clock):
-    monitor = StepMonitor("cpu")
-    assert [observe(monitor, clock) for _ in range(6)] == [True] * 3 + [False] * 3
+def test_the_first_steps_are_measured():
+    peaks = CpuPeaks()
+    assert [is_watched(peaks) for _ in range(6)] == [True] * 3 + [False] * 3
 
 
-def test_a_batch_larger_than_any_before_is_measured(clock):
-    monitor = StepMonitor("cpu")
+def test_a_batch_larger_than_any_before_is_measured():
+    peaks = CpuPeaks()
     sizes = [10, 10, 10, 10, 11, 10, 11, 12]
-    watched = [observe(monitor, clock, batch_bytes=batch_bytes) for batch_bytes in sizes]
+    watched = [is_watched(peaks, batch_bytes=batch_bytes) for batch_bytes in sizes]
     assert watched == [True] * 3 + [False, True, False, False, True]
 
 
 @pytest.mark.parametrize("overhead_fraction", [0.01, 0.05])
-def test_watching_costs_no_more_than_its_share_in_the_long_run(clock, overhead_fraction):
-    monitor = StepMonitor("cpu", overhead_fraction)
+def test_watching_costs_no_more_than_its_share_in_the_long_run(overhead_fraction):
+    peaks = CpuPeaks(overhead_fraction)
     num_steps = 2000
-    watched = [observe(monitor, clock) for _ in range(num_steps)]
+    watched = [is_watched(peaks) for _ in range(num_steps)]
     cost_seconds = sum(watched) * WATCHED_SECONDS
-    assert cost_seconds <= overhead_fraction * clock.now_seconds
+    all_seconds = cost_seconds + num_steps - sum(watched)
+    assert cost_seconds <= overhead_fraction * all_seconds
     assert sum(watched) > 3, "it goes on measuring"
     assert sum(watched) >= 0.8 * overhead_fraction * num_steps / WATCHED_SECONDS
 
 
-def test_watched_steps_that_happen_to_be_quick_do_not_make_watching_look_free(clock):
-    monitor = StepMonitor("cpu")
-    watched = [observe(monitor, clock, watched_seconds=0.5) for _ in range(500)]
+def test_watched_steps_that_happen_to_be_quick_do_not_make_watching_look_free():
+    peaks = CpuPeaks()
+    watched = [is_watched(peaks, watched_seconds=0.5) for _ in range(500)]
     assert sum(watched) <= 10
 
 
@@ -174,6 +172,8 @@ def test_growth_alone_is_the_same_growth_without_any_operator():
     growth.end()
     assert growth.highest_growth_bytes() == watch.highest_growth_bytes() > 0
     assert {event.name() for event in growth._results.events()} == {"[memory]"}
+    sizes = [[event.num_bytes for event in each.events()] for each in (growth, watch)]
+    assert sizes[0] == sizes[1]
 
 
 def test_marks_are_found_by_their_prefix_in_order():

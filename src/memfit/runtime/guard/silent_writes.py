@@ -17,7 +17,7 @@ _NAMES = frozenset(
 _NO_USERS = ("torch", "numpy", "builtins", "memfit")
 
 
-def may_write_untold(model: torch.nn.Module, code: Iterable[CodeType]) -> bool:
+def may_write_silently(model: torch.nn.Module, code: Iterable[CodeType]) -> bool:
     """Return whether the code of a job names what tensors can be changed with, unseen by autograd.
 
     Args:

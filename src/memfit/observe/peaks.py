@@ -1,0 +1,256 @@
+"""Measures the peak of each step, as the device allows: counted, or watched now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.figures import Timeline
+from memfit.observe.allocator_events import GrowthWatch
+from memfit.observe.step_timeline import PhaseMark, step_timeline
+from memfit.session.storages import owned_bytes, storages_of
+from memfit.trace.events import Category, Phase
+from memfit.trace.recorder import Owned
+
+_ALWAYS_MEASURED_STEPS = 3
+
+
+@dataclass(slots=True)
+class StepReading:
+    """What was read of one step; the peak is None where the step was not measured."""
+
+    step_seconds: float = 0.0
+    measured_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    allocator_retries: int | None = None
+
+
+class Peaks:
+    """Measure the peaks of steps that follow each other; this one measures nothing."""
+
+    highest_peak_bytes: int | None = None
+    """Of all steps so far; None before the first that was measured."""
+
+    def begin(self, batch_bytes: int, owned: Iterable[Owned] | None) -> None:
+        """Begin a step, or learn in the course of one how large its batch is.
+
+        Args:
+            batch_bytes: the size of the batch.
+            owned: the job's tensors, where they are known.
+        """
+
+    def phase(self, phase: Phase) -> None:
+        """Note that a phase begins."""
+
+    def end(self) -> StepReading:
+        """End the step."""
+        return StepReading()
+
+    def drop(self) -> None:
+        """End a step that has failed."""
+
+    def account(self, reading: StepReading, seconds: float) -> None:
+        """Add a step that took so long to the totals."""
+        del seconds
+        peak_bytes = reading.measured_peak_bytes
+        if peak_bytes is not None:
+            self.highest_peak_bytes = max(peak_bytes, self.highest_peak_bytes or 0)
+
+    def taken_timeline(self) -> Timeline | None:
+        """Return the timeline of a step once it was taken, and once only."""
+        return None
+
+    def close(self) -> None:
+        """Measure no more."""
+
+
+class CudaPeaks(Peaks):
+    """Read the counters of the caching allocator, which it keeps for every step."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def begin(self, batch_bytes: int, owned: Iterable[Owned] | None) -> None:
+        """Let the counters begin anew."""
+        del batch_bytes, owned
+        if not self._has_begun:
+            torch.cuda.reset_peak_memory_stats()
+        self._has_begun = True
+
+    def end(self) -> StepReading:
+        """Take the peaks."""
+        self._has_begun = False
+        # One call into C; the functions for one figure each build the whole table every time.
+        stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict()
+        return StepReading(
+            measured_peak_bytes=stats["allocated_bytes"]["all"]["peak"],
+            reserved_peak_bytes=stats["reserved_bytes"]["all"]["peak"],
+            allocator_retries=stats["num_alloc_retries"],
+        )
+
+    def drop(self) -> None:
+        """End a step that has failed."""
+        self._has_begun = False
+
+
+class CpuPeaks(Peaks):
+    """Watch some steps event by event, within a small share of the time.
+
+    The peak is what lives when watching begins and the highest growth after it. The first steps are
+    watched, every step whose batch is larger than any before, and others only while the watched
+    steps, counted whole, take less than ``overhead_fraction`` of the run. None is while a profile
+    of the caller's own is under way, as there can be only one.
+
+    Args:
+        overhead_fraction: the share of the time that watched steps may take.
+        takes_timeline: whether to take the timeline of one step.
+    """
+
+    def __init__(self, overhead_fraction: float = 0.002, *, takes_timeline: bool = False) -> None:
+        self._overhead_fraction = overhead_fraction
+        self._takes_timeline = takes_timeline
+        self._watched = _Steps()
+        self._unwatched = _Steps()
+        self._largest_batch_bytes = 0
+        self._watch: GrowthWatch | None = None
+        self._base_bytes = 0
+        self._at_start: dict[Category, int] = {}
+        self._marks: list[PhaseMark] = []
+        self._timeline: Timeline | None = None
+        self._is_closed = False
+        self._thread = threading.get_ident()
+
+    def begin(self, batch_bytes: int, owned: Iterable[Owned] | None) -> None:
+        """Watch from here where that is due."""
+        if self._watch is not None:
+            self._largest_batch_bytes = max(self._largest_batch_bytes, batch_bytes)
+            return
+        if self._is_closed or not self.is_due(batch_bytes):
+            return
+        known = None if owned is None else [*owned]
+        self._base_bytes = living_bytes() if known is None else storage_bytes(known)
+        self._at_start = owned_bytes(known or ()) if self._takes_timeline else {}
+        watch = GrowthWatch()
+        watch.begin()
+        self._watch = watch
+
+    def phase(self, phase: Phase) -> None:
+        """Note that a phase begins."""
+        if self._takes_timeline and self._watch is not None:
+            self._marks.append(PhaseMark(time.time_ns(), phase))
+
+    def end(self) -> StepReading:
+        """Return the peak, if the step was watched."""
+        watch = self._stopped()
+        if watch is None:
+            return StepReading()
+        # The timeline is that of the third watched step: the first makes optimizer states.
+        if self._takes_timeline and self._watched.count == _ALWAYS_MEASURED_STEPS - 1:
+            self._timeline = step_timeline(watch.events(), self._marks, self._at_start)
+        self._marks = []
+        return StepReading(measured_peak_bytes=self._base_bytes + watch.highest_growth_bytes())
+
+    def drop(self) -> None:
+        """Stop watching a step that has failed."""
+        self._stopped()
+        self._marks = []
+
+    def account(self, reading: StepReading, seconds: float) -> None:
+        """Add a step that took so long to the totals."""
+        Peaks.account(self, reading, seconds)
+        steps = self._unwatched if reading.measured_peak_bytes is None else self._watched
+        steps.count += 1
+        steps.seconds += seconds
+
+    def taken_timeline(self) -> Timeline | None:
+        """Return the timeline of a step once it was taken, and once only."""
+        timeline, self._timeline = self._timeline, None
+        return timeline
+
+    def close(self) -> None:
+        """Watch no more; a step that is being watched is not measured."""
+        self._is_closed = True
+        if self._thread == threading.get_ident():  # each thread has a profiler of its own
+            with contextlib.suppress(RuntimeError):  # somebody else has stopped it
+                self._stopped()
+
+    def is_due(self, batch_bytes: int) -> bool:
+        """Return whether to watch the next step."""
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # untyped binding
+            return False  # the caller's own profile is under way, and there can be only one
+        if batch_bytes > self._largest_batch_bytes:
+            self._largest_batch_bytes = batch_bytes
+            return True
+        if self._watched.count < _ALWAYS_MEASURED_STEPS:
+            return True
+        # Counted whole: what watching adds cannot be told from noise, and a step watched in a quiet
+        # moment would make watching look free for good.
+        total = self._watched.seconds + self._unwatched.seconds
+        next_watched = self._watched.seconds + self._watched.mean_seconds
+        return next_watched < self._overhead_fraction * total
+
+    def _stopped(self) -> GrowthWatch | None:
+        """Stop watching, and return what has watched the step; None if nothing has."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+        return watch
+
+
+@dataclass(slots=True)
+class _Steps:
+    """How many steps of a kind there were, and how long they took together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_seconds(self) -> float:
+        """Return the mean duration."""
+        return self.seconds / self.count
+
+
+def storage_bytes(owned: Iterable[Owned]) -> int:
+    """Add up the bytes of the storages behind tensors, each storage once."""
+    return sum(storage.nbytes() for _, storage in storages_of(owned))
+
+
+def living_bytes() -> int:
+    """Add up the storages of all CPU tensors that Python knows, each storage once."""
+    sizes: dict[int, int] = {}
+    kinds = set(_kinds(torch.Tensor))
+    # By type, not isinstance: proxies answer __class__ by importing what they stand for, and
+    # there are half a million objects to look at.
+    for tensor in [each for each in gc.get_objects() if type(each) in kinds]:
+        _add_storage(sizes, tensor)
+    return sum(sizes.values())
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    """Yield a class and all classes below it."""
+    yield kind
+    found: list[type] = type.__subclasses__(kind)
+    for below in found:
+        yield from _kinds(below)
+
+
+def _add_storage(sizes: dict[int, int], tensor: torch.Tensor) -> None:
+    try:
+        if tensor.device.type != "cpu":
+            return
+        storage = tensor.untyped_storage()
+        sizes[storage._cdata] = storage.nbytes()
+    except (NotImplementedError, RuntimeError):
+        return  # a sparse tensor, or one that only stands for others, has no storage of its own
+
+
+def peaks_on(device_type: str, *, takes_timeline: bool = False) -> Peaks:
+    """Return what measures the peaks of steps on a kind of device."""
+    return CudaPeaks() if device_type == "cuda" else CpuPeaks(takes_timeline=takes_timeline)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit import Plan, Prediction
-    from memfit.reports.contents import RunReport
+    from memfit.reports.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +108,14 @@ def peaks_line(planned_memory: PlannedMemory, measured_bytes: int | None) -> str
     return peak
 
 
-def write_report_if_possible(folder: Path, report: RunReport, console: Console) -> None:
-    """Write report.html, where the packages for it are installed."""
-    from memfit.reports.run_folder import write_report
+def write_report(folder: Path, training: Training, console: Console) -> None:
+    """Write training.json, and report.html where the packages for it are installed."""
+    from memfit.reports.run_contents import read_report
+    from memfit.reports.run_page import write_run_page
+    from memfit.reports.training import write_training
 
+    write_training(folder, training)
     try:
-        write_report(folder, report)
+        write_run_page(read_report(folder))
     except MissingExtraError as error:
         console.print(f"No report.html: {error}", soft_wrap=True)

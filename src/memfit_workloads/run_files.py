@@ -25,7 +25,9 @@ class RunFiles:
         "metrics.jsonl",
         "plan.yaml",
         "report.html",
+        "run-peaks.png",
         "timeline.png",
+        "training.json",
     )
     """What every run writes; a system adds its own."""
     final: ClassVar[Sequence[str]] = ()

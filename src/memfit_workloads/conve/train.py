@@ -11,7 +11,7 @@ from memfit_workloads.planned_memory import (
     peaks_line,
     plan_memory,
     show_plan,
-    write_report_if_possible,
+    write_report,
 )
 from memfit_workloads.started_run import started_run
 
@@ -141,6 +141,7 @@ def _finish(
         "numerics": str(planned_memory.planned.numerics),
         "run_folder": str(folder.root),
     }
+    loop.run.close()
     _write_report(folder.root, planned_memory, settings, loop, metrics, console=console)
     peaks = peaks_line(planned_memory, loop.run.measured_peak_bytes)
     where = f"run folder: {folder.root} (report.html, plan.yaml, metrics.jsonl, best_model.pt)"
@@ -171,22 +172,19 @@ def _write_report(
 ) -> None:
     """Measure one step and write report.html, where the packages for it are installed."""
     import memfit
-    from memfit.reports.contents import RunReport
+    from memfit.reports.training import Training
 
-    report = RunReport(
+    report = Training(
         title="ConvE",
-        job="conve",
-        device=planned_memory.planned.device,
         budget_bytes=planned_memory.budget_bytes,
         plain=planned_memory.plain,
         planned=planned_memory.planned,
         measured=memfit.measure(
             planned_memory.job, planned_memory.plan, device=planned_memory.run_device
         ),
-        rows=planned_memory.plan.considered,
-        metrics=[{k: v for k, v in epoch.items() if k != "valid"} for epoch in loop.state.history],
+        considered=planned_memory.plan.considered,
         results=metrics,
         command=settings.command,
         run_peak_bytes=loop.run.measured_peak_bytes,
     )
-    write_report_if_possible(folder, report, console)
+    write_report(folder, report, console)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memfit.errors import MissingExtraError
 from memfit_workloads.checkpoint_files import save_checkpoint
-from memfit_workloads.planned_memory import peaks_line, write_report_if_possible
+from memfit_workloads.planned_memory import peaks_line, write_report
 
 from .checkpoints import load_weights
 from .evaluation import (
@@ -125,27 +125,24 @@ def _report(
 ) -> None:
     """Measure one step and write report.html."""
     import memfit
-    from memfit.reports.contents import RunReport
+    from memfit.reports.training import Training as ReportedTraining
 
     planned_memory = training.planned_memory
-    report = RunReport(
+    report = ReportedTraining(
         title="WPO-SGM",
-        job="wpo-sgm",
-        device=planned_memory.planned.device,
         budget_bytes=planned_memory.budget_bytes,
         plain=planned_memory.plain,
         planned=planned_memory.planned,
         measured=memfit.measure(
             planned_memory.job, planned_memory.plan, device=planned_memory.run_device
         ),
-        rows=planned_memory.plan.considered,
-        metrics=loop.state.history,
+        considered=planned_memory.plan.considered,
         results=metrics,
         command=training.settings.command,
         run_peak_bytes=loop.run.measured_peak_bytes,
-        pictures=[(name.removesuffix(".png"), content) for name, content in pictures.items()],
+        pictures=list(pictures),
     )
-    write_report_if_possible(training.folder.root, report, training.console)
+    write_report(training.folder.root, report, training.console)
 
 
 def _say(training: Training, loop: TrainingLoop, metrics: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ _QUOTED = re.compile(r"`([^`\n]+)`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class Headline:
     """One headline number with the lines below it."""
 
     label: str

@@ -9,7 +9,7 @@ from memfit.figures import Certainty, Prediction
 from memfit.prediction.advice import Advice
 from memfit.units import format_bytes, format_seconds
 
-from .page import INLINE_POINTS, TONES, TOP_MODULES, Card, page_environment, peak_parts
+from .page import INLINE_POINTS, TONES, TOP_MODULES, Headline, page_environment, peak_parts
 from .plots import svg_text, timeline_figure
 from .wording import (
     advice_sentence,
@@ -68,7 +68,7 @@ def prediction_html(prediction: Prediction, advice: Sequence[Advice], *, job: st
     )
 
 
-def _cards(prediction: Prediction) -> list[Card]:
+def _cards(prediction: Prediction) -> list[Headline]:
     """Choose the headline numbers, each with its interval and how it is known."""
     cards = [
         _figure_card(prediction, "allocated", "Peak allocated", prediction.certainty),
@@ -77,7 +77,7 @@ def _cards(prediction: Prediction) -> list[Card]:
     ]
     if prediction.smallest_memory_bytes is not None:
         cards.append(
-            Card(
+            Headline(
                 label="Survives in",
                 value=format_bytes(prediction.smallest_memory_bytes),
                 notes=(
@@ -87,14 +87,14 @@ def _cards(prediction: Prediction) -> list[Card]:
             )
         )
     seconds = format_seconds(prediction.step_seconds)
-    cards.append(Card(label="Step time", value=seconds, notes=("roofline", "estimate")))
+    cards.append(Headline(label="Step time", value=seconds, notes=("roofline", "estimate")))
     return cards
 
 
-def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Certainty) -> Card:
+def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Certainty) -> Headline:
     """Show one figure with its interval."""
     interval = interval_words(prediction.intervals.get(figure))
-    return Card(
+    return Headline(
         label=label,
         value=format_bytes(prediction.bounded_bytes(figure)),
         notes=tuple(note for note in (interval, certainty.value) if note),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memfit.journal.records import Ending, Reason
 from memfit.units import format_bytes, format_seconds
 
-from .page import TONES, Card
+from .page import TONES, Headline
 from .run_contents import RankSummary, RunReport
 from .run_state import State
 from .training import Training
@@ -102,7 +102,7 @@ def budget_verdict(training: Training) -> tuple[str, str]:
     )
 
 
-def headline_cards(report: RunReport) -> list[Card]:
+def headline_cards(report: RunReport) -> list[Headline]:
     """Choose the headline numbers."""
     return [
         _ended_card(report),
@@ -114,7 +114,7 @@ def headline_cards(report: RunReport) -> list[Card]:
     ]
 
 
-def _ended_card(report: RunReport) -> Card:
+def _ended_card(report: RunReport) -> Headline:
     found = verdict(report)
     notes = []
     if report.ending is not None:
@@ -123,7 +123,7 @@ def _ended_card(report: RunReport) -> Card:
             notes.append(f"then: {_ended_by_words(report.ending.ended_by)}")
     is_open = report.state in (State.GOING_ON, State.UNKNOWN)
     label = "State" if is_open else "Ended"
-    return Card(label=label, value=found.words, notes=tuple(notes), tone=found.tone)
+    return Headline(label=label, value=found.words, notes=tuple(notes), tone=found.tone)
 
 
 def _ended_by_words(ended_by: str) -> str:
@@ -132,15 +132,15 @@ def _ended_by_words(ended_by: str) -> str:
     return words.lower() if words else ended_by
 
 
-def _peak_card(report: RunReport) -> Card:
+def _peak_card(report: RunReport) -> Headline:
     rank, peak_bytes = report.highest_rank, report.peak_allocated_bytes
     notes = [_predicted_words(rank.predicted_peak_bytes, peak_bytes)]
     if rank.peak_reserved_bytes is not None:
         notes.append(f"reserved {format_bytes(rank.peak_reserved_bytes)}")
     if peak_bytes is None:
-        return Card(label="Peak allocated", value="not measured", notes=tuple(notes))
+        return Headline(label="Peak allocated", value="not measured", notes=tuple(notes))
     over = report.budget_bytes is not None and peak_bytes > report.budget_bytes
-    return Card(
+    return Headline(
         label="Peak allocated",
         value=format_bytes(peak_bytes),
         notes=tuple(notes),
@@ -158,13 +158,13 @@ def _predicted_words(predicted_bytes: int | None, peak_bytes: int | None) -> str
     return f"{predicted} ({signed_error(predicted_bytes, peak_bytes)})"
 
 
-def _budget_card(report: RunReport) -> Card:
+def _budget_card(report: RunReport) -> Headline:
     if report.budget_bytes is None:
-        return Card(label="Budget", value="none", notes=("nothing was enforced",))
+        return Headline(label="Budget", value="none", notes=("nothing was enforced",))
     peak_bytes = report.peak_allocated_bytes
     used = () if peak_bytes is None else (f"{percent(peak_bytes, report.budget_bytes)} of it used",)
     is_over = report.ending is not None and report.ending.ended_by == Reason.BUDGET_EXCEEDED
-    return Card(
+    return Headline(
         label="Budget",
         value=format_bytes(report.budget_bytes),
         notes=(*used, "then exceeded") if is_over else used,
@@ -172,15 +172,15 @@ def _budget_card(report: RunReport) -> Card:
     )
 
 
-def _steps_card(report: RunReport) -> Card:
+def _steps_card(report: RunReport) -> Headline:
     rank = max(report.ranks, key=lambda entry: entry.num_steps)
     notes = [f"in {format_seconds(rank.seconds)}"] if rank.seconds else []
     if rank.median_step_seconds is not None:
         notes.append(f"median {format_seconds(rank.median_step_seconds)}")
-    return Card(label="Steps", value=f"{rank.num_steps:,}", notes=tuple(notes))
+    return Headline(label="Steps", value=f"{rank.num_steps:,}", notes=tuple(notes))
 
 
-def _out_of_memory_card(report: RunReport) -> Card:
+def _out_of_memory_card(report: RunReport) -> Headline:
     count = len(report.out_of_memory)
     is_end = report.ending is not None and report.ending.reason is Reason.OUT_OF_MEMORY
     notes = ["each time run again"] if count else []
@@ -189,7 +189,7 @@ def _out_of_memory_card(report: RunReport) -> Card:
     if is_end and count:
         notes.append("once more, which ended the run")
     value = _times(count) if count else "ended the run" if is_end else "never"
-    return Card(
+    return Headline(
         label="Out of memory",
         value=value,
         notes=tuple(notes),
@@ -201,12 +201,12 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
-def _leaks_card(report: RunReport) -> Card:
+def _leaks_card(report: RunReport) -> Headline:
     if not report.leaks:
         is_off = report.facts is not None and report.facts.finds_leaks is False
-        return Card(label="Leaks", value="not looked for" if is_off else "none found", notes=())
+        return Headline(label="Leaks", value="not looked for" if is_off else "none found", notes=())
     largest = max(report.leaks, key=lambda told: told.event.total_growth_bytes).event
-    return Card(
+    return Headline(
         label="Leaks",
         value=f"{len(report.leaks):,} found",
         notes=(largest.holder, f"{format_bytes(largest.total_growth_bytes)} in all"),

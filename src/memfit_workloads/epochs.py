@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,25 +21,15 @@ from .checkpoint_files import (
     save_checkpoint,
 )
 from .loop import plain_state
-from .system import System, SystemSettings
+from .system import System
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .memory_settings import EpochSettings
+
 BEST, FINAL, HISTORY = "best_model.pt", "final_model.pt", "training_history.json"
 _NEEDED = ("epoch", "model_state_dict", "optimizer_state_dict", "model_config", "metrics")
-
-
-class EpochSettings(SystemSettings, Protocol):
-    """What is told to a system that is trained in epochs."""
-
-    checkpoint_frequency: int
-    resume: str | None
-    num_epochs: int
-    batch_size: int
-    eval_every: int
-    early_stopping_patience: int | None
-    random_seed: int
 
 
 @dataclass(slots=True)

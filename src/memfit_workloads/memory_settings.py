@@ -70,3 +70,29 @@ class MemorySettings:
         if self.budget_fraction is not None:
             return int(self.budget_fraction * plain_bytes)
         return self.budget_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSettings:
+    """What every training run is told."""
+
+    memory_settings: MemorySettings
+    overwrite: bool
+    command: str
+    """The command line that repeats the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSettings(SystemSettings):
+    """What a run is told that trains in epochs."""
+
+    checkpoint_frequency: int
+    """In epochs."""
+    resume: str | None
+    """A checkpoint's path, ``auto``, or None."""
+    num_epochs: int
+    batch_size: int
+    eval_every: int
+    """In epochs."""
+    early_stopping_patience: int | None
+    random_seed: int

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .planned_memory import PlannedMemory, plan_memory
 from .ranks import Ranks
@@ -16,24 +16,8 @@ if TYPE_CHECKING:
 
     from memfit import Job, Run
 
-    from .memory_settings import MemorySettings
+    from .memory_settings import SystemSettings
     from .run_files import RunFiles
-
-
-class SystemSettings(Protocol):
-    """What the settings of every workload have."""
-
-    @property
-    def memory_settings(self) -> MemorySettings:
-        """Return how much memory training may take."""
-
-    @property
-    def overwrite(self) -> bool:
-        """Return whether another run in the folder is replaced."""
-
-    @property
-    def command(self) -> str:
-        """Return the command line that repeats the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

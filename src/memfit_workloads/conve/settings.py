@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.errors import UsageError
-from memfit_workloads.memory_settings import MemorySettings, read_flags
+from memfit_workloads.memory_settings import EpochSettings, MemorySettings, read_flags
 
 from .sizes import check_image, even_image
 
@@ -44,32 +44,21 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
+class TrainingSettings(EpochSettings):
     """Everything that one training run is told."""
 
     files: GraphFiles
     image: ImageSettings
-    memory_settings: MemorySettings
     memory_cleanup: bool
     """Recorded only: memfit never empties the allocator's cache, which would save nothing."""
     output_dir: Path
     checkpoint_dir: Path
-    checkpoint_frequency: int
-    resume: str | None
-    """A checkpoint's path, ``auto``, or None."""
-    overwrite: bool
     skip_bad_lines: bool
     training_target: str
-    num_epochs: int
-    batch_size: int
     learning_rate: float
     learning_rate_decay: float
     label_smoothing: float
-    eval_every: int
-    early_stopping_patience: int | None
-    random_seed: int
     num_workers: int
-    command: str
 
     @property
     def use_mixed_precision(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.errors import UsageError
-from memfit_workloads.memory_settings import MemorySettings, read_flags
+from memfit_workloads.memory_settings import MemorySettings, SystemSettings, read_flags
 
 STRATEGIES = ("auto", "single_gpu", "model_parallel", "chunked", "gradient_accumulation")
 FIRST, KMEANS = "first", "kmeans"
@@ -61,13 +61,12 @@ class StrategySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
+class TrainingSettings(SystemSettings):
     """Everything that one training run is told."""
 
     data: DataSettings
     model: ModelSettings
     strategy: StrategySettings
-    memory_settings: MemorySettings
     num_steps: int
     batch_size: int
     learning_rate: float
@@ -77,11 +76,9 @@ class TrainingSettings:
     eval_every: int
     seed: int
     save: Path
-    overwrite: bool
     checkpoint_every: int
     resume: bool
     num_generated: int
-    command: str
 
     @property
     def folder(self) -> Path:

@@ -7,13 +7,13 @@ values only, so that reading one cannot run code.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from memfit.errors import DataError
+from memfit.errors import DataError, UsageError
 from memfit.files import replace_atomically
 
 INTERRUPTED = "checkpoint_interrupted.pt"
@@ -28,7 +28,7 @@ class FoundCheckpoint(NamedTuple):
     unreadable: list[str]
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, content: dict[str, Any] | torch.Tensor) -> None:
     """Write a checkpoint whole, or leave what was there."""
     replace_atomically(path, lambda part: torch.save(content, part))
 
@@ -79,6 +79,30 @@ def newest_of(
         reason = f"no checkpoint there can be read. {' '.join(unreadable)}".rstrip()
         raise DataError(str(folder), f"{reason} Leave --resume-from-checkpoint out to start anew.")
     return best
+
+
+def refuse_other_run(
+    path: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, flag: str
+) -> None:
+    """Refuse a checkpoint whose continuation would be another training run.
+
+    Args:
+        path: where it lies.
+        there: what identifies the run that it is from.
+        here: the same of the run that it is to continue.
+        flag: what asks for the checkpoint.
+
+    Raises:
+        UsageError: with all that differs.
+    """
+    differing = [key for key in here if there.get(key) != here[key]]
+    if differing:
+        what = ", ".join(f"{key} {there.get(key)} there, {here[key]} here" for key in differing)
+        msg = (
+            f"{path} is from another training run: {what}. Use the flags and data of that run "
+            f"(config.json lists them), or leave out {flag} to start anew."
+        )
+        raise UsageError(msg)
 
 
 def random_state() -> dict[str, Any]:

@@ -1,14 +1,31 @@
-"""How much memory a training run may take, as flags say it. Imports no torch."""
+"""Settings from flags, and how much memory a training run may take. Imports no torch."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from memfit.errors import UsageError
+
+T = TypeVar("T")
+
+
+def read_flags(kind: type[T], args: argparse.Namespace, **given: Any) -> T:
+    """Make settings from the flags of the same names; ``given`` are those that no flag is."""
+    names = (each.name for each in fields(kind) if each.name not in given)  # type: ignore[arg-type]  # settings are data classes
+    return kind(**{name: getattr(args, name) for name in names}, **given)
+
+
+def plain_values(value: Any) -> Any:
+    """Return settings as plain JSON values."""
+    if is_dataclass(value):
+        return {each.name: plain_values(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +64,35 @@ class MemorySettings:
             require=tuple(require),
             plan_file=args.plan,
         )
+
+    def budget_beside(self, plain_bytes: int) -> int | None:
+        """Return the budget for a job whose plain step takes so much; None without one."""
+        if self.budget_fraction is not None:
+            return int(self.budget_fraction * plain_bytes)
+        return self.budget_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSettings:
+    """What every training run is told."""
+
+    memory_settings: MemorySettings
+    overwrite: bool
+    command: str
+    """The command line that repeats the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSettings(SystemSettings):
+    """What a run is told that trains in epochs."""
+
+    checkpoint_frequency: int
+    """In epochs."""
+    resume: str | None
+    """A checkpoint's path, ``auto``, or None."""
+    num_epochs: int
+    batch_size: int
+    eval_every: int
+    """In epochs."""
+    early_stopping_patience: int | None
+    random_seed: int

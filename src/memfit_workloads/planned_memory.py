@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memfit.errors import MissingExtraError
 from memfit.job import Job
 from memfit.units import format_bytes, format_fraction
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit import Plan, Prediction
-    from memfit.reports.contents import RunReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +31,16 @@ class PlannedMemory:
     run_device: str
     """``cpu`` or ``cuda``."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what config.json and the result say of it."""
+        return {
+            "strategies": list(self.plan.labels()),
+            "numerics": str(self.planned.numerics),
+            "budget_bytes": self.budget_bytes,
+            "plain_peak_bytes": self.plain.peak_allocated_bytes,
+            "predicted_peak_bytes": self.planned.peak_allocated_bytes,
+        }
+
 
 def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:
     """Predict the job as it is, and find or read the plan that it is trained under.
@@ -46,9 +53,7 @@ def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:
 
     run_device, device = devices(settings.device)
     plain = memfit.predict(job, device=device)
-    budget_bytes = settings.budget_bytes
-    if settings.budget_fraction is not None:
-        budget_bytes = int(settings.budget_fraction * plain.bounded_bytes())
+    budget_bytes = settings.budget_beside(plain.bounded_bytes())
     if settings.plan_file is not None:
         plan = memfit.Plan.load(settings.plan_file)
     else:
@@ -106,13 +111,3 @@ def peaks_line(planned_memory: PlannedMemory, measured_bytes: int | None) -> str
         error = format_fraction(predicted_bytes / measured_bytes - 1)
         peak += f", measured {format_bytes(measured_bytes)} ({error})"
     return peak
-
-
-def write_report_if_possible(folder: Path, report: RunReport, console: Console) -> None:
-    """Write report.html, where the packages for it are installed."""
-    from memfit.reports.run_folder import write_report
-
-    try:
-        write_report(folder, report)
-    except MissingExtraError as error:
-        console.print(f"No report.html: {error}", soft_wrap=True)

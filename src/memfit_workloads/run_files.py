@@ -6,11 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from memfit.errors import UsageError
 from memfit.files import write_atomically
 from memfit.journal.folder import JOURNAL_NAMES
+from memfit.reports.training import METRICS_NAME, TRAINING_NAME
+
+_OUTPUTS = (
+    *("config.json", "plan.yaml", METRICS_NAME, TRAINING_NAME),
+    *("report.html", "run-peaks.png", "timeline.png"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,18 +26,12 @@ class RunFiles:
     root: Path
     checkpoints: Path
 
-    outputs: ClassVar[Sequence[str]] = (
-        "config.json",
-        "metrics.jsonl",
-        "plan.yaml",
-        "report.html",
-        "timeline.png",
-    )
-    """What every run writes; a system adds its own."""
-    final: ClassVar[Sequence[str]] = ()
+    own: Sequence[str]
+    """What a system writes into the root besides the files of every run."""
+    final: Sequence[str]
     """What only a run that came to its end has."""
-    folder_flag: ClassVar[str] = "--output-dir"
-    resume_flag: ClassVar[str] = "--resume-from-checkpoint auto"
+    folder_flag: str = "--output-dir"
+    resume_flag: str = "--resume-from-checkpoint auto"
 
     def begin(self, *, overwrite: bool) -> None:
         """Make the folder ready for a new run.
@@ -39,7 +39,7 @@ class RunFiles:
         Raises:
             UsageError: if another run lies there that is not to be replaced.
         """
-        fixed = [self.root / name for name in self.outputs]
+        fixed = [self.root / name for name in (*_OUTPUTS, *self.own)]
         earlier = [*sorted(self.checkpoints.glob("checkpoint_*.pt")), *fixed]
         earlier = [path for path in earlier if path.exists()]
         if earlier and not overwrite:

@@ -21,7 +21,6 @@ EXCEPTIONS: dict[str, str] = {
     "memfit.__main__": "Python wants it to have a file of its own",
     "memfit._version": "the build reads the version from it",
     "memfit.cli.console": "to be merged into the module that imports it",
-    "memfit.reports.run_folder": "to be merged into the module that imports it",
 }
 
 

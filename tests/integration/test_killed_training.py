@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import memfit
-from memfit_workloads.conve.checkpoints import load_checkpoint, load_model, newest_checkpoint
+from memfit_workloads.conve.checkpoints import load_model
+from memfit_workloads.epochs import load_checkpoint, newest_checkpoint
 
 SOURCE_FOLDER = Path(memfit.__path__[0]).parent
 NUM_KILLS = 3
@@ -66,8 +67,8 @@ def test_a_killed_training_leaves_whole_checkpoints_and_goes_on_from_the_last(tm
         process = train(folder, "--num-epochs", "5000", *words)
         kill_after(process, checkpoints, epoch_before, moments.uniform(0.0, 0.3))
         for path in checkpoints.glob("checkpoint_*.pt"):
-            load_checkpoint(path)
-        found = newest_checkpoint(checkpoints)
+            load_checkpoint(path, "ConvE")
+        found = newest_checkpoint(checkpoints, "ConvE")
         assert found.unreadable == []
         assert found.content["epoch"] == newest_epoch(checkpoints) > epoch_before
         load_model(found.path)
@@ -78,6 +79,6 @@ def test_a_killed_training_leaves_whole_checkpoints_and_goes_on_from_the_last(tm
     out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, err
     assert json.loads(out)["run_folder"] == str(folder)
-    assert load_checkpoint(folder / "final_model.pt")["epoch"] == num_epochs
+    assert load_checkpoint(folder / "final_model.pt", "ConvE")["epoch"] == num_epochs
     history = json.loads((folder / "training_history.json").read_text())
     assert [entry["epoch"] for entry in history] == list(range(1, num_epochs + 1))

@@ -5,12 +5,15 @@ Run: python tests/reports/run_samples.py FOLDER    # writes one folder per run i
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+
+from tests.reports.step_samples import METRICS, TRAINING
 
 from memfit.figures import Timeline
 from memfit.journal.folder import JournalWriter, rank_folder
@@ -25,6 +28,7 @@ from memfit.journal.records import (
     StepRecord,
 )
 from memfit.journal.timeline import StepTimeline, write_timeline
+from memfit.reports.training import METRICS_NAME, write_training
 from memfit.units import GIB, MIB
 
 FACTS = RunFacts(
@@ -344,12 +348,28 @@ def two_ranks(folder: Path) -> Path:
     return folder
 
 
+def trained(folder: Path) -> Path:
+    """Write a run of a training system inside its budget."""
+    steps = make_steps(
+        3, peak_allocated_bytes=lambda n: 1590 * MIB, predicted_peak_bytes=lambda n: 1536 * MIB
+    )
+    ending = Ending(
+        reason=Reason.DONE, ended_by="done", exit_code=0, sentence="3 steps were run.", remedy=""
+    )
+    write_run(folder, replace(FACTS, budget_bytes=2 * GIB), steps, (), ending)
+    write_training(folder, TRAINING)
+    lines = (json.dumps({**line, "valid": {"both": {"mrr": 0.125}}}) + "\n" for line in METRICS)
+    (folder / METRICS_NAME).write_text("".join(lines) + '{"epoch": 3, "lo')
+    return folder
+
+
 SAMPLES: Mapping[str, Callable[[Path], Path]] = {
     "leaked": leaked,
     "killed-by-host": killed_by_host,
     "over-budget": over_budget,
     "recovered": recovered,
     "two-ranks": two_ranks,
+    "trained": trained,
 }
 
 

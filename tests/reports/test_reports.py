@@ -5,27 +5,20 @@ from __future__ import annotations
 import io
 import random
 import re
-import sys
 from dataclasses import replace
-from html.parser import HTMLParser
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from rich.console import Console, RenderableType
+from tests.reports.step_samples import MEASURED, METRICS, PLAIN, PLANNED, ROWS, make_timeline
 
-from memfit.errors import MissingExtraError
 from memfit.figures import (
     Certainty,
-    ConsideredPlan,
     Holder,
-    Measurement,
-    Prediction,
     Term,
     Timeline,
 )
 from memfit.reports import text
-from memfit.reports.contents import RunReport
 from memfit.reports.timeline_points import (
     PhaseSpan,
     downsample,
@@ -36,120 +29,6 @@ from memfit.reports.timeline_points import (
 )
 from memfit.reports.wording import explanation_lines, fits_sentence, shorten
 from memfit.units import GIB, MIB
-
-VOID_TAGS = {"meta", "br", "hr", "img", "input", "link"}
-
-
-def make_timeline(*peaks_mib: int) -> Timeline:
-    """Make a step that holds 100 MiB of parameters and these saved activations."""
-    activations = [peak * MIB for peak in peaks_mib]
-    return Timeline(
-        allocated_bytes=[100 * MIB + value for value in activations],
-        by_category={
-            "parameters": [100 * MIB] * len(activations),
-            "saved activations": activations,
-        },
-        phases=[(0, "forward"), (len(activations) // 2, "backward")],
-    )
-
-
-PLAIN = Prediction(
-    device="cpu",
-    batch_size=256,
-    peak_allocated_bytes=3 * GIB,
-    peak_reserved_bytes=3 * GIB + 512 * MIB,
-    process_bytes=4 * GIB,
-    first_step_peak_bytes=3 * GIB + 1 * MIB,
-    step_seconds=0.8,
-    by_category={"saved activations": 2 * GIB, "parameters": 1 * GIB, "batch": 0},
-    by_module={"encoder": 2 * GIB, "": 1 * GIB},
-    strategies=(),
-    numerics="exact",
-    certainty=Certainty.EXACT,
-    budget_bytes=2 * GIB,
-    fits=False,
-    timeline=make_timeline(0, 900, 2972, 500, 0),
-)
-CHOSEN = ("micro-batch(2)", "checkpoint(encoder)")
-PLANNED = replace(
-    PLAIN,
-    peak_allocated_bytes=GIB + 512 * MIB,
-    first_step_peak_bytes=GIB + 513 * MIB,
-    step_seconds=1.0,
-    by_category={"saved activations": 512 * MIB, "parameters": 1 * GIB},
-    by_module={"encoder": 512 * MIB, "": 1 * GIB},
-    strategies=CHOSEN,
-    fits=True,
-    terms=(
-        Term(name="blocks", num_bytes=1537 * MIB, certainty=Certainty.EXACT, source="recorded"),
-        Term(name="context", num_bytes=77 * MIB, certainty=Certainty.GUESS, source="no record"),
-    ),
-    largest=(
-        Holder(num_bytes=333 * MIB, category="parameters", module="encoder", operator="aten::to"),
-        Holder(num_bytes=222 * MIB, category="temporaries", module="", operator="aten::mm"),
-    ),
-    timeline=make_timeline(0, 400, 1436, 300, 0),
-)
-MEASURED = Measurement(
-    device="cpu",
-    batch_size=256,
-    peak_allocated_bytes=1600 * MIB,
-    peak_reserved_bytes=None,
-    process_bytes=5 * GIB,
-    first_step_peak_bytes=1601 * MIB,
-    step_seconds=1.25,
-    by_category={"saved activations": 576 * MIB, "parameters": 1 * GIB},
-    strategies=CHOSEN,
-    numerics="exact",
-    predicted_peak_bytes=PLANNED.peak_allocated_bytes,
-    timeline=make_timeline(0, 410, 1500, 310, 0),
-)
-REFUSED = ConsideredPlan(
-    strategies=(),
-    numerics="exact",
-    peak_bytes=3 * GIB,
-    step_seconds=0.8,
-    fits=False,
-    chosen=False,
-    reason="1.00 GiB above the budget.",
-)
-ROWS = (
-    REFUSED,
-    replace(
-        REFUSED,
-        strategies=CHOSEN,
-        peak_bytes=1536 * MIB,
-        step_seconds=1.0,
-        fits=True,
-        chosen=True,
-        reason="The fastest exact plan that fits.",
-    ),
-    replace(
-        REFUSED,
-        strategies=("bf16",),
-        numerics="approximate",
-        peak_bytes=1717 * MIB,
-        step_seconds=0.52,
-        fits=True,
-        reason="Approximate numerics were not allowed.",
-    ),
-)
-REPORT = RunReport(
-    title="conve on <FB15k-237>",
-    job="conve",
-    device="cpu",
-    budget_bytes=2 * GIB,
-    plain=PLAIN,
-    planned=PLANNED,
-    measured=MEASURED,
-    rows=ROWS,
-    metrics=(
-        {"epoch": 1, "loss": 2.125, "valid_mrr": 0.125, "seconds": 61.0},
-        {"epoch": 2, "loss": 1.75, "valid_mrr": 0.25, "seconds": 62.0, "peak_bytes": 1601 * MIB},
-    ),
-    results={"test_mrr": 0.3251, "hits": {"at_1": 0.237}, "train_seconds": 123.0},
-    command="memfit train conve --budget 2GiB",
-)
 
 
 def rendered(renderable: RenderableType, width: int = 80) -> str:
@@ -162,52 +41,6 @@ def rendered(renderable: RenderableType, width: int = 80) -> str:
 def words(output: str) -> str:
     """Join the lines of an output, for sentences that are wrapped."""
     return " ".join(output.split())
-
-
-class OpenTags(HTMLParser):
-    """Check that every tag is closed by its own end tag, and collect text, ids and addresses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID_TAGS:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "xlink:href"):
-                self.addresses.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += f" {data}"
-
-
-def parsed(page: str) -> OpenTags:
-    """Parse a page and check that nothing stays open."""
-    parser = OpenTags()
-    parser.feed(page)
-    parser.close()
-    assert parser.open == []
-    return parser
-
-
-def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """Make a package look as if it were not installed."""
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, package, None)
 
 
 def test_a_prediction_is_shown_with_every_part() -> None:
@@ -466,7 +299,7 @@ def test_a_picture_in_a_page_follows_its_colours_and_keeps_ids_apart(plots: Modu
 
 
 def test_metrics_draw_the_loss_and_the_validation_metric(plots: ModuleType) -> None:
-    figure = plots.metrics_figure([*REPORT.metrics, {"epoch": 3, "loss": float("nan")}])
+    figure = plots.metrics_figure([*METRICS, {"epoch": 3, "loss": float("nan")}])
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["loss", "valid mrr"]
     assert list(figure.axes[0].lines[0].get_ydata()) == [2.125, 1.75]
     assert plots.metrics_figure([]).axes == []
@@ -476,103 +309,3 @@ def test_a_picture_is_a_png(plots: ModuleType) -> None:
     content = plots.png_bytes(plots.timeline_figure(PLANNED.timeline, None, title=""))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert content.endswith(b"IEND\xaeB`\x82")
-
-
-@pytest.fixture(scope="module")
-def html() -> ModuleType:
-    pytest.importorskip("jinja2", reason="the page needs the html extra")
-    pytest.importorskip("matplotlib", reason="the page needs the html extra")
-    from memfit.reports import html
-
-    return html
-
-
-@pytest.fixture(scope="module")
-def page(html: ModuleType) -> str:
-    return str(html.report_html(REPORT))
-
-
-def test_the_page_holds_every_number(page: str) -> None:
-    shown = words(parsed(page).text)
-    numbers = [
-        *("3.00 GiB", "1.50 GiB", "1.56 GiB", "2.00 GiB", "-4.00 %", "256"),
-        *("800 ms", "1.25 s", "520 ms", "1.68 GiB", "512.0 MiB", "-75.00 %", "33.3 %"),
-        *("333.0 MiB", "222.0 MiB", "77.0 MiB", "guess"),
-        *("2.125", "1.75", "0.125", "0.25", "1 min 01 s", "1 min 02 s"),
-        *("0.3251", "hits.at_1", "0.237", "2 min 03 s"),
-    ]
-    assert [number for number in numbers if number not in shown] == []
-    for row in ROWS:
-        assert row.reason in shown
-    assert REPORT.command in shown
-    assert REPORT.title in shown
-
-
-def test_the_page_is_well_formed_and_asks_nothing_of_the_network(page: str) -> None:
-    parser = parsed(page)
-    assert len(parser.ids) == len(set(parser.ids))
-    assert all(address.startswith("#") for address in parser.addresses)
-    assert set(re.findall(r"https?://[^/\"]+", page)) <= {"http://www.w3.org"}
-    assert "@import" not in page
-    assert "prefers-color-scheme: dark" in page
-    assert page.count("<svg") == 3
-    assert "<FB15k-237>" not in page
-
-
-def test_the_chosen_plan_is_marked_once(page: str) -> None:
-    assert page.count('class="chosen"') == 1
-    row = page.split('<tr class="chosen">')[1].split("</tr>")[0]
-    assert "micro-batch(2) + checkpoint(encoder)" in row
-    assert "The fastest exact plan that fits." in row
-
-
-def test_a_run_above_its_budget_is_not_called_fitting(html: ModuleType) -> None:
-    above = replace(REPORT, measured=replace(MEASURED, peak_allocated_bytes=3 * GIB))
-    content = html.report_html(above)
-    assert '<p class="verdict bad">' in content
-    shown = words(parsed(content).text)
-    assert "The run went above the budget of 2.00 GiB: measured peak allocated 3.00 GiB" in shown
-    assert "Fits the budget" not in shown
-
-
-def test_a_report_without_measurement_metrics_or_timelines_is_still_a_page(
-    html: ModuleType,
-) -> None:
-    step = replace(PLAIN, timeline=None)
-    bare = replace(REPORT, budget_bytes=None, plain=step, planned=step, measured=None)
-    bare = replace(bare, rows=(), metrics=(), results={})
-    shown = words(parsed(html.report_html(bare)).text)
-    assert "not measured" in shown
-    assert "No budget was given." in shown
-    assert "No timeline was recorded." in shown
-
-
-def test_a_run_folder_gets_a_page_and_a_picture(tmp_path: Path, page: str) -> None:
-    from memfit.reports.run_folder import write_report
-
-    folder = tmp_path / "runs" / "first"
-    page_path, picture_path = write_report(folder, REPORT)
-    assert sorted(entry.name for entry in folder.iterdir()) == ["report.html", "timeline.png"]
-    assert page_path.read_text(encoding="utf-8") == page
-    assert picture_path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
-def test_a_missing_extra_is_named_and_nothing_is_written(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memfit.reports.run_folder import write_report
-
-    hide(monkeypatch, package)
-    with pytest.raises(MissingExtraError, match=rf"{package}.*memfit\[html\]"):
-        write_report(tmp_path / "run", REPORT)
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_page_names_the_peak_that_training_itself_has_measured(html: ModuleType) -> None:
-    page = html.report_html(replace(REPORT, run_peak_bytes=1234 * MIB))
-    assert "1.21 GiB" in page
-    assert replace(REPORT, run_peak_bytes=3 * GIB).found_bytes == 3 * GIB
-    assert "went above the budget" in html.report_html(replace(REPORT, run_peak_bytes=3 * GIB))
-    by_process = replace(REPORT, planned=replace(PLANNED, budget_of="process"), run_peak_bytes=1)
-    assert by_process.found_bytes == MEASURED.process_bytes

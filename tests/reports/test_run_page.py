@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import functools
 import html
+import json
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from tests.reports import run_samples
 from tests.reports.run_samples import FACTS, LEAK, SAMPLES, make_steps, write_run
+from tests.reports.step_samples import MEASURED, PLAIN, PLANNED, TRAINING
 
 from memfit.cli.main import main
 from memfit.errors import MissingExtraError
 from memfit.journal.records import LeakEvent, StepRecord
-from memfit.reports.journal_contents import read_report
-from memfit.reports.journal_html import journal_html, write_journal_report
-from memfit.reports.journal_plots import ranks_figure, run_figure, step_figure
-from memfit.units import GIB
+from memfit.reports.run_contents import read_report
+from memfit.reports.run_page import run_html, write_run_page
+from memfit.reports.run_plots import ranks_figure, run_figure, step_figure
+from memfit.reports.training import read_training, write_training
+from memfit.units import GIB, MIB
 
 PNG = b"\x89PNG"
+VOID_TAGS = {"meta", "br", "hr", "img", "input", "link"}
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
@@ -45,13 +50,24 @@ KEY_TEXTS = {
         "Smaller plans in reserve (3)",
         "went well",
     ),
+    "trained": (
+        "Done",
+        *("3.00 GiB", "1.50 GiB", "1.55 GiB", "2.00 GiB", "-3.40 %", "256"),
+        *("800 ms", "520 ms", "1.68 GiB", "512.0 MiB", "-75.00 %", "33.3 %"),
+        *("333.0 MiB", "222.0 MiB", "77.0 MiB", "guess"),
+        *("2.125", "1.75", "0.125", "0.25", "1 min 01 s", "1 min 02 s"),
+        *("0.3251", "hits.at_1", "0.237", "2 min 03 s", "conve on <FB15k-237>"),
+        *(row.reason for row in TRAINING.considered),
+        "Fits the budget of 2.00 GiB: peak allocated 1.50 GiB",
+        TRAINING.command,
+    ),
     "two-ranks": ("Out of memory", "7.20 GiB", "5.80 GiB", "rank 1, the highest of 2"),
 }
 
 
 @functools.cache
 def page_of(name: str, folder: Path) -> str:
-    return journal_html(read_report(SAMPLES[name](folder)))
+    return run_html(read_report(SAMPLES[name](folder)))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +78,45 @@ def folder(tmp_path_factory) -> Path:
 def body_text(page: str) -> str:
     body = page.partition("<body>")[2]
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", body)))
+
+
+class OpenTags(HTMLParser):
+    """Check that every tag is closed by its own end tag, and collect text, ids and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID_TAGS:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href"):
+                self.addresses.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
+
+def parsed(page: str) -> OpenTags:
+    """Parse a page and check that nothing stays open."""
+    parser = OpenTags()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
 
 
 # --- The page as text ---
@@ -75,8 +130,11 @@ def test_the_page_shows_what_matters(name, folder):
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))
-def test_the_page_asks_nothing_of_the_network(name, folder):
+def test_the_page_is_well_formed_and_asks_nothing_of_the_network(name, folder):
     page = page_of(name, folder / name)
+    parser = parsed(page)
+    assert len(parser.ids) == len(set(parser.ids))
+    assert all(address.startswith("#") for address in parser.addresses)
     assert "default-src 'none'" in page
     addresses = re.findall(r"https?://[^\s\"'<>)]+", page)
     namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -87,7 +145,7 @@ def test_the_page_asks_nothing_of_the_network(name, folder):
 def test_names_from_outside_are_shown_as_they_are(tmp_path):
     leak = replace(LEAK, holder="<b>x</b>", sentence="`a<b` & more", chain=("<i>",))
     facts = replace(FACTS, title="<script>alert(1)</script>")
-    page = journal_html(read_report(write_run(tmp_path, facts, (), (leak,))))
+    page = run_html(read_report(write_run(tmp_path, facts, (), (leak,))))
     assert "<script>alert" not in page
     assert "&lt;b&gt;x&lt;/b&gt;" in page
     assert "<code>a&lt;b</code> &amp; more" in page
@@ -97,8 +155,62 @@ def test_of_very_many_events_the_first_are_shown_and_the_rest_counted(tmp_path):
     report = read_report(run_samples.recovered(tmp_path))
     first = report.out_of_memory[0]
     many = tuple(replace(first, event=replace(first.event, step=number)) for number in range(1, 81))
-    page = journal_html(replace(report, out_of_memory=many))
+    page = run_html(replace(report, out_of_memory=many))
     assert "50 more are in events.jsonl" in body_text(page)
+
+
+# --- A training ---
+
+
+def training_page(folder: Path, **changes) -> str:
+    run_samples.trained(folder)
+    write_training(folder, replace(TRAINING, **changes))
+    return run_html(read_report(folder))
+
+
+def test_the_chosen_plan_is_marked_once(folder):
+    page = page_of("trained", folder / "trained")
+    assert page.count('class="chosen"') == 1
+    row = page.split('<tr class="chosen">')[1].split("</tr>")[0]
+    assert "micro-batch(2) + checkpoint(encoder)" in row
+
+
+def test_a_training_is_written_and_read_back(tmp_path):
+    write_training(tmp_path, replace(TRAINING, run_peak_bytes=7))
+    found = read_training(tmp_path)
+    assert found is not None
+    assert found.run_peak_bytes == 7
+    assert json.dumps(found.planned.to_json()) == json.dumps(TRAINING.planned.to_json())
+    assert list(found.plain.timeline.allocated_bytes) == list(PLAIN.timeline.allocated_bytes)
+    assert tuple(found.considered) == TRAINING.considered
+
+
+def test_a_run_above_its_budget_is_not_called_fitting(tmp_path):
+    page = training_page(tmp_path, run_peak_bytes=3 * GIB)
+    text = body_text(page)
+    assert '<p class="verdict bad">' in page
+    assert "The run went above the budget of 2.00 GiB: measured peak allocated 3.00 GiB" in text
+    assert "Fits the budget" not in text
+
+
+def test_a_training_that_goes_on_has_a_page(tmp_path):
+    step = replace(PLAIN, timeline=None)
+    bare = {"plain": step, "planned": step, "measured": None, "considered": (), "results": {}}
+    text = body_text(training_page(tmp_path, budget_bytes=None, **bare))
+    assert "No budget was given." in text
+    assert "Plans considered" not in text
+
+
+def test_the_page_names_the_peak_that_training_itself_has_measured(tmp_path):
+    assert "1.21 GiB" in training_page(tmp_path, run_peak_bytes=1234 * MIB)
+    by_process = replace(TRAINING, planned=replace(PLANNED, budget_of="process"), run_peak_bytes=1)
+    assert by_process.found_bytes == MEASURED.process_bytes
+
+
+def test_pictures_of_results_are_part_of_the_page(tmp_path):
+    (tmp_path / "samples.png").write_bytes(PNG)
+    page = training_page(tmp_path, pictures=("samples.png", "gone.png"))
+    assert page.count("data:image/png;base64") == 1
 
 
 # --- Odd journals ---
@@ -125,7 +237,7 @@ def test_of_very_many_events_the_first_are_shown_and_the_rest_counted(tmp_path):
 def test_a_page_and_its_pictures_come_of_any_journal(tmp_path, steps, events):
     facts = None if steps else FACTS
     report = read_report(write_run(tmp_path, facts, steps, events))
-    page, *pictures = write_journal_report(report)
+    page, *pictures = write_run_page(report)
     measured = any(
         step.peak_allocated_bytes is not None or step.host_bytes is not None for step in steps
     )
@@ -146,7 +258,7 @@ def test_a_very_long_run_is_thinned_and_keeps_its_highest_step(tmp_path):
     assert len(values) <= 1600
     assert max(values) == 5
     assert numbers[list(values).index(5)] == 123_457
-    assert len(journal_html(report)) < 300_000
+    assert len(run_html(report)) < 300_000
 
 
 # --- Pictures ---
@@ -213,19 +325,10 @@ def test_the_command_writes_the_page_and_the_pictures(tmp_path, capsys):
     run_samples.recovered(tmp_path)
     assert main(["report", str(tmp_path)]) == 0
     shown = "".join(capsys.readouterr().out.split())  # long paths are wrapped
-    for name in ("run-peaks.png", "run-step.png"):
+    for name in ("run-peaks.png", "timeline.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
         assert name in shown
     assert "<title>gpt-small - memfit</title>" in (tmp_path / "report.html").read_text()
-
-
-def test_a_page_of_its_own_is_renewed_and_that_of_another_command_left_alone(tmp_path):
-    report = read_report(run_samples.over_budget(tmp_path))
-    for _ in range(2):
-        assert write_journal_report(report)[0].name == "report.html"
-    (tmp_path / "report.html").write_text("<html>the page of a training command</html>")
-    assert write_journal_report(report)[0].name == "run-report.html"
-    assert "training command" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib.figure"])
@@ -236,7 +339,7 @@ def test_without_the_extra_nothing_is_written_and_the_pip_line_is_named(
     before = sorted(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'memfit\[html\]'"):
-        write_journal_report(read_report(tmp_path))
+        write_run_page(read_report(tmp_path))
     assert sorted(tmp_path.iterdir()) == before
     assert main(["report", str(tmp_path), "--no-page"]) == 0
 
@@ -295,7 +398,7 @@ def test_the_browser_would_complain_of_a_request(folder, tmp_path):
 
 
 @needs_browser
-@pytest.mark.parametrize("name", ["leaked", "recovered", "two-ranks"])
+@pytest.mark.parametrize("name", ["leaked", "recovered", "trained", "two-ranks"])
 def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(name, folder, tmp_path):
     text, width, content = framed(page_of(name, folder / name), 400, tmp_path)
     assert KEY_TEXTS[name][0] in text

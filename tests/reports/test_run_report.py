@@ -22,10 +22,10 @@ from memfit import Plan
 from memfit.cli.main import main
 from memfit.errors import DataError
 from memfit.journal.records import OutOfMemoryEvent, PlanClimbedEvent, Reason, StepRecord
-from memfit.reports.journal_contents import read_report
-from memfit.reports.journal_text import journal_summary
-from memfit.reports.journal_wording import REASON_WORDS, headline_cards, verdict
+from memfit.reports.run_contents import read_report
 from memfit.reports.run_state import State
+from memfit.reports.run_text import run_summary
+from memfit.reports.run_wording import REASON_WORDS, headline_cards, verdict
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.units import GIB, MIB
 
@@ -35,7 +35,7 @@ STEPS = make_steps(3, peak_allocated_bytes=lambda n: (100 - n) * MIB, host_bytes
 def text_of(folder: Path, files: tuple[Path, ...] = ()) -> str:
     written = io.StringIO()
     console = Console(file=written, width=100, color_system=None)
-    console.print(journal_summary(read_report(folder), files))
+    console.print(run_summary(read_report(folder), files))
     lines = [line.rstrip() for line in written.getvalue().splitlines()]
     assert all(len(line) <= 80 for line in lines)
     return "\n".join(lines)
@@ -268,7 +268,8 @@ def test_the_ending_knows_peaks_that_no_step_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("plan.yaml", "memfit_plan: 99"), ("timeline.json", "{}")]
+    ("name", "content"),
+    [("plan.yaml", "memfit_plan: 99"), ("timeline.json", "{}"), ("training.json", "{}")],
 )
 def test_a_file_beside_the_journal_that_cannot_be_read_is_named_and_the_rest_shown(
     tmp_path, name, content
@@ -288,23 +289,6 @@ def test_a_folder_without_a_run_is_refused_with_the_reason(tmp_path):
     write_run(tmp_path / "first", FACTS, STEPS)
     with pytest.raises(DataError, match=r"holds some: .*first. Name one"):
         read_report(tmp_path)
-
-
-def test_a_folder_of_a_training_command_without_a_journal_points_to_its_own_report(tmp_path):
-    for name in ("config.json", "metrics.jsonl"):
-        (tmp_path / name).write_text("{}\n")
-    with pytest.raises(DataError, match="without a journal; it reports when it has ended"):
-        read_report(tmp_path)
-    (tmp_path / "report.html").write_text("<html>")
-    with pytest.raises(DataError, match=r"its own report is .*report\.html"):
-        read_report(tmp_path)
-
-
-def test_a_folder_of_a_training_command_with_a_journal_is_shown(tmp_path):
-    for name in ("config.json", "metrics.jsonl"):
-        (tmp_path / name).write_text("{}\n")
-    write_run(tmp_path, None, STEPS)
-    assert read_report(tmp_path).num_steps == 3
 
 
 # --- The terminal and JSON ---

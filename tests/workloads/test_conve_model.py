@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from memfit.errors import UsageError
-from memfit_workloads.conve.arguments import add_arguments, command_of
+from memfit_workloads.conve.arguments import add_arguments
 from memfit_workloads.conve.model import ConvE, build_model
 from memfit_workloads.conve.settings import TrainingSettings, settings_from
 from memfit_workloads.conve.sizes import ConvESizes, even_image, nearest_image
+from memfit_workloads.flags import command_of
 
 SMALL = ConvESizes(
     num_entities=11,
@@ -26,7 +27,7 @@ def settings_of(*words: str) -> TrainingSettings:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     args = parser.parse_args(["--dataset", "nations", *words])
-    return settings_from(args, command_of(args))
+    return settings_from(args, command_of(args, "conve", add_arguments))
 
 
 def test_every_entity_gets_a_score_that_is_its_product_with_the_encoded_query() -> None:

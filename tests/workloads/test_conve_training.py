@@ -1,23 +1,21 @@
 """Training as a whole: outputs, exact continuation, budgets, and runs that fail."""
 
-import argparse
-import itertools
 import json
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from tests.workloads.training import press_ctrl_c_in_step, train_workload
 
 from memfit.errors import DataError, MemfitError, NoPlanFitsError, UsageError
 from memfit_workloads import load_workload, workload_names
 from memfit_workloads.checkpoint_files import save_checkpoint
-from memfit_workloads.conve.checkpoints import load_checkpoint, load_model, newest_checkpoint
-from memfit_workloads.conve.loop import TrainingLoop
+from memfit_workloads.conve.checkpoints import load_model
+from memfit_workloads.epochs import load_checkpoint, newest_checkpoint
 
 SMALL = (
     *("--embedding-height", "4", "--embedding-width", "6", "--output-channels", "4"),
@@ -50,17 +48,13 @@ def graph_words(tmp_path: Path) -> list[str]:
 
 
 def train(*words: object, console: Console | None = None) -> dict[str, Any]:
-    """Run the workload as the command line does."""
-    workload = load_workload("conve")
-    parser = argparse.ArgumentParser()
-    workload.add_arguments(parser)
-    args = parser.parse_args([*SMALL, *map(str, words)])
-    return workload.run(args, console or Console(quiet=True))
+    """Train ConvE, small."""
+    return train_workload("conve", (*SMALL, *words), console)
 
 
 def assert_same_training(folder: Path, other: Path) -> None:
     """Hold two runs' final weights, optimizer states and histories to be equal bit for bit."""
-    ours, theirs = (load_checkpoint(path / "final_model.pt") for path in (folder, other))
+    ours, theirs = (load_checkpoint(path / "final_model.pt", "ConvE") for path in (folder, other))
     for key, value in ours["model_state_dict"].items():
         assert torch.equal(value, theirs["model_state_dict"][key]), key
     states = zip(
@@ -73,19 +67,6 @@ def assert_same_training(folder: Path, other: Path) -> None:
     losses = [[line["loss"] for line in run["training_state"]["history"]] for run in (ours, theirs)]
     assert losses[0] == losses[1]
     assert ours["best_metric"] == theirs["best_metric"]
-
-
-def press_ctrl_c_in_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Have the process receive SIGINT while a step of training is run."""
-    step: Callable[..., None] = TrainingLoop._step
-    numbers = itertools.count(1)
-
-    def interrupted(self: TrainingLoop, rows: torch.Tensor) -> None:
-        if next(numbers) == number:
-            signal.raise_signal(signal.SIGINT)
-        step(self, rows)
-
-    monkeypatch.setattr(TrainingLoop, "_step", interrupted)
 
 
 def test_conve_is_among_the_workloads() -> None:
@@ -159,7 +140,7 @@ def test_checkpoints_hold_all_that_rebuilds_the_model(
     out = tmp_path / "run"
     words = ("--epochs", "1", "--kernel-height", "2", "--output-dropout", "0.05", "-o", out)
     train(*graph_words, *words)
-    saved = load_checkpoint(out / "final_model.pt")
+    saved = load_checkpoint(out / "final_model.pt", "ConvE")
     assert set(saved) >= {
         "epoch", "model_state_dict", "optimizer_state_dict", "model_config", "metrics", "scaler",
         "random_state", "best_metric", "order_state",
@@ -236,12 +217,12 @@ def test_a_file_that_is_no_checkpoint_is_a_data_error(tmp_path: Path, content: b
     path = tmp_path / "checkpoint_epoch_1.pt"
     path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read as a checkpoint"):
-        load_checkpoint(path)
+        load_checkpoint(path, "ConvE")
     with pytest.raises(DataError, match="no checkpoint there can be read"):
-        newest_checkpoint(tmp_path)
+        newest_checkpoint(tmp_path, "ConvE")
     torch.save({"epoch": 1}, path)
     with pytest.raises(DataError, match="no model_state_dict"):
-        load_checkpoint(path)
+        load_checkpoint(path, "ConvE")
 
 
 def test_writing_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:

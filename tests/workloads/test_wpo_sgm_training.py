@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import io
-import itertools
 import json
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from tests.workloads.training import press_ctrl_c_in_step, train_workload
 
 from memfit.errors import MemfitError, NoPlanFitsError, UsageError
-from memfit_workloads import load_workload, workload_names
+from memfit_workloads import workload_names
 from memfit_workloads.wpo_sgm.checkpoints import load_mixture
 from memfit_workloads.wpo_sgm.evaluation import (
     density_estimate,
@@ -27,7 +24,6 @@ from memfit_workloads.wpo_sgm.evaluation import (
     sliced_wasserstein,
     squared_mmd,
 )
-from memfit_workloads.wpo_sgm.loop import TrainingLoop
 from memfit_workloads.wpo_sgm.memory_estimate import strategy_by_thresholds
 
 SMALL = (
@@ -40,12 +36,8 @@ GIB = 2**30
 
 
 def train(*words: object, console: Console | None = None) -> dict[str, Any]:
-    """Run the workload as the command line does."""
-    workload = load_workload("wpo-sgm")
-    parser = argparse.ArgumentParser()
-    workload.add_arguments(parser)
-    args = parser.parse_args([*SMALL, *map(str, words)])
-    return workload.run(args, console or Console(quiet=True))
+    """Train a mixture, small."""
+    return train_workload("wpo-sgm", (*SMALL, *words), console)
 
 
 def losses(folder: Path) -> list[str]:
@@ -128,19 +120,6 @@ def test_a_chunk_that_does_not_fit_the_budget_is_refused_before_training(tmp_pat
             *("--save", tmp_path, *WIDE, "--strategy", "chunked", "--chunk_size", "50"),
             *("--budget-fraction", "0.3"),
         )
-
-
-def press_ctrl_c_in_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Have the process receive SIGINT while a step of training is run."""
-    step: Callable[..., None] = TrainingLoop._step
-    numbers = itertools.count(1)
-
-    def interrupted(self: TrainingLoop) -> None:
-        if next(numbers) == number:
-            signal.raise_signal(signal.SIGINT)
-        step(self)
-
-    monkeypatch.setattr(TrainingLoop, "_step", interrupted)
 
 
 @pytest.mark.parametrize("scheduler", ["one_cycle", "reduce_on_plateau", "step"])

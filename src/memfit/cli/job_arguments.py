@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -55,10 +55,10 @@ def load_plan(path: str | None) -> Plan | None:
 
 
 @contextmanager
-def status(console: Console, text: str, *, quiet: bool) -> Iterator[None]:
-    """Show what is being done where someone is watching."""
+def status(console: Console, text: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is being done where someone is watching; yields what changes the words."""
     if quiet or not console.is_terminal:
-        yield
+        yield lambda _text: None
         return
-    with console.status(text):
-        yield
+    with console.status(text) as shown:
+        yield shown.update

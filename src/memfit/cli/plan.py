@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .command import Command, add_json_argument, write_json
-from .job_arguments import add_budget_arguments, add_device_argument, add_job_argument
+from .job_arguments import add_budget_arguments, add_device_argument, add_job_argument, status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,10 +153,8 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
         "thorough": args.thorough,
         "prove": args.prove,
     }
-    if args.json or not console.is_terminal:
-        return plan(job, **wanted)
-    with console.status("recording the step as it is") as shown:
-        return plan(job, **wanted, progress=lambda text: shown.update(f"recording: {text}"))
+    with status(console, "recording the step as it is", quiet=args.json) as show:
+        return plan(job, **wanted, progress=lambda text: show(f"recording: {text}"))
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from memfit.errors import NoPlanFitsError, UsageError
 
 from .command import Command, add_json_argument, write_json
-from .job_arguments import add_budget_arguments, add_device_argument, add_plan_argument, load_plan
+from .job_arguments import (
+    add_budget_arguments,
+    add_device_argument,
+    add_plan_argument,
+    load_plan,
+    status,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,18 +166,13 @@ def _answers(args: argparse.Namespace, question: _Question, console: Console) ->
 
     target = load_target(args.job)
 
-    def find(progress: Progress) -> list[_Answer]:
+    with status(console, "recording the step", quiet=args.json) as show:
         if isinstance(target, Job):
-            return _job_answers(target, question, progress)
+            return _job_answers(target, question, show)
         try:
-            return _step_answers(target, question, progress)
+            return _step_answers(target, question, show)
         except BuildsJobError:
-            return _job_answers(target.function(), question, progress)
-
-    if args.json or not console.is_terminal:
-        return find(lambda _text: None)
-    with console.status("recording the step") as shown:
-        return find(shown.update)
+            return _job_answers(target.function(), question, show)
 
 
 def _step_answers(builder: StepBuilder, question: _Question, progress: Progress) -> list[_Answer]:

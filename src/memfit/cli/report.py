@@ -15,8 +15,7 @@ class ReportCommand:
     """Show what a run went through, from the journal in its folder.
 
     The run may have ended, be going on, or have been killed. A page, report.html, and its pictures
-    are written into the folder; a report.html that another command has written there is left alone,
-    and the page is then called run-report.html. The page needs nothing but itself.
+    are written into the folder. The page needs nothing but itself.
     """
 
     name = "report"
@@ -35,16 +34,16 @@ class ReportCommand:
         """Read the journal, write the page and show a summary."""
         from pathlib import Path
 
-        from memfit.reports.journal_contents import read_report
-        from memfit.reports.journal_html import write_journal_report
-        from memfit.reports.journal_text import journal_summary
+        from memfit.reports.run_contents import read_report
+        from memfit.reports.run_page import write_run_page
+        from memfit.reports.run_text import run_summary
 
         report = read_report(Path(args.run))
-        files = [] if args.no_page else write_journal_report(report)
+        files = [] if args.no_page else write_run_page(report)
         if args.json:
             write_json({**report.to_json(), "files": [str(path) for path in files]})
         else:
-            console.print(journal_summary(report, files))
+            console.print(run_summary(report, files))
         return 0
 
 

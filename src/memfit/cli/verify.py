@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from .command import Command, add_json_argument, write_json
-from .job_arguments import add_job_argument, add_plan_argument, load_plan
+from .job_arguments import add_job_argument, add_plan_argument, load_plan, status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +85,5 @@ def _proof(job: Job, plan: Plan | None, args: argparse.Namespace, console: Conso
         "seed": args.seed,
         "batch_size": args.batch_size,
     }
-    if args.json or not console.is_terminal:
-        return prove(job, plan, **wanted)
-    with console.status("predicting what fits here") as shown:
-        return prove(job, plan, **wanted, progress=lambda text: shown.update(f"running: {text}"))
+    with status(console, "predicting what fits here", quiet=args.json) as show:
+        return prove(job, plan, **wanted, progress=lambda text: show(f"running: {text}"))

@@ -36,8 +36,8 @@ def write_timeline(folder: Path, timeline: StepTimeline) -> Path:
     content = {
         "memfit_timeline": _VERSION,
         "step": timeline.step,
-        "measured": _timeline_json(timeline.measured),
-        "predicted": None if timeline.predicted is None else _timeline_json(timeline.predicted),
+        "measured": timeline_json(timeline.measured),
+        "predicted": None if timeline.predicted is None else timeline_json(timeline.predicted),
     }
     write_atomically(path, json.dumps(content) + "\n")
     return path
@@ -59,8 +59,8 @@ def read_timeline(folder: Path) -> StepTimeline | None:
         predicted = content["predicted"]
         return StepTimeline(
             step=int(content["step"]),
-            measured=_timeline(content["measured"]),
-            predicted=None if predicted is None else _timeline(predicted),
+            measured=timeline_from_json(content["measured"]),
+            predicted=None if predicted is None else timeline_from_json(predicted),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"it is no timeline of a step ({type(error).__name__}: {error})"
@@ -107,7 +107,8 @@ def downsample(timeline: Timeline, max_points: int) -> Timeline:
     )
 
 
-def _timeline_json(timeline: Timeline) -> dict[str, Any]:
+def timeline_json(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline as plain JSON values, thinned."""
     thinned = downsample(timeline, _MOST_POINTS)
     parts = {name: list(values) for name, values in thinned.by_category.items() if any(values)}
     return {
@@ -117,7 +118,8 @@ def _timeline_json(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _timeline(content: Mapping[str, Any]) -> Timeline:
+def timeline_from_json(content: Mapping[str, Any]) -> Timeline:
+    """Read what `timeline_json` gives."""
     totals = [int(value) for value in content["allocated_bytes"]]
     parts = {str(name): list(map(int, part)) for name, part in content["by_category"].items()}
     if any(len(part) != len(totals) for part in parts.values()):

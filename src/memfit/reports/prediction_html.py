@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memfit.figures import Certainty, Prediction
 from memfit.prediction.advice import Advice
 from memfit.units import format_bytes, format_seconds
 
-from .html import TONES, Card, page_environment
-from .plots import CATEGORY_COLOURS, OTHER_COLOUR, svg_text, timeline_figure
+from .page import INLINE_POINTS, TONES, TOP_MODULES, Headline, page_environment, peak_parts
+from .plots import svg_text, timeline_figure
 from .wording import (
     advice_sentence,
     fits_sentence,
     interval_words,
     is_uncertain,
-    largest_first,
-    module_name,
-    percent,
     process_certainty,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_INLINE_POINTS = 1600
-_TOP_MODULES = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One category or module at the peak; ``width`` is in percent of the widest bar."""
-
-    name: str
-    colour: str
-    num_bytes: int
-    share: str
-    width: float
 
 
 def prediction_picture(prediction: Prediction, *, max_points: int = 4000) -> Figure:
@@ -78,15 +60,15 @@ def prediction_html(prediction: Prediction, advice: Sequence[Advice], *, job: st
         verdict=fits_sentence(prediction, prediction.budget_bytes),
         cards=_cards(prediction),
         picture=svg_text(
-            prediction_picture(prediction, max_points=_INLINE_POINTS), prefix="timeline"
+            prediction_picture(prediction, max_points=INLINE_POINTS), prefix="timeline"
         ),
         advice=[advice_sentence(entry) for entry in advice],
-        categories=_parts(prediction.by_category, peak_bytes),
-        modules=_parts(prediction.by_module, peak_bytes, limit=_TOP_MODULES),
+        categories=peak_parts(prediction.by_category, peak_bytes),
+        modules=peak_parts(prediction.by_module, peak_bytes, limit=TOP_MODULES),
     )
 
 
-def _cards(prediction: Prediction) -> list[Card]:
+def _cards(prediction: Prediction) -> list[Headline]:
     """Choose the headline numbers, each with its interval and how it is known."""
     cards = [
         _figure_card(prediction, "allocated", "Peak allocated", prediction.certainty),
@@ -95,7 +77,7 @@ def _cards(prediction: Prediction) -> list[Card]:
     ]
     if prediction.smallest_memory_bytes is not None:
         cards.append(
-            Card(
+            Headline(
                 label="Survives in",
                 value=format_bytes(prediction.smallest_memory_bytes),
                 notes=(
@@ -105,31 +87,15 @@ def _cards(prediction: Prediction) -> list[Card]:
             )
         )
     seconds = format_seconds(prediction.step_seconds)
-    cards.append(Card(label="Step time", value=seconds, notes=("roofline", "estimate")))
+    cards.append(Headline(label="Step time", value=seconds, notes=("roofline", "estimate")))
     return cards
 
 
-def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Certainty) -> Card:
+def _figure_card(prediction: Prediction, figure: str, label: str, certainty: Certainty) -> Headline:
     """Show one figure with its interval."""
     interval = interval_words(prediction.intervals.get(figure))
-    return Card(
+    return Headline(
         label=label,
         value=format_bytes(prediction.bounded_bytes(figure)),
         notes=tuple(note for note in (interval, certainty.value) if note),
     )
-
-
-def _parts(parts: Mapping[str, int], whole_bytes: int, limit: int | None = None) -> list[_Part]:
-    """Return parts of the peak with their share and the width of their bar."""
-    shown = largest_first(parts, limit=limit)
-    widest = max([1, *(num_bytes for _, num_bytes in shown)])
-    return [
-        _Part(
-            name=module_name(name),
-            colour=CATEGORY_COLOURS.get(name, OTHER_COLOUR),
-            num_bytes=num_bytes,
-            share=percent(num_bytes, whole_bytes),
-            width=round(100 * num_bytes / widest, 2),
-        )
-        for name, num_bytes in shown
-    ]

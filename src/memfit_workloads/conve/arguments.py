@@ -128,8 +128,3 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="continue exactly from this checkpoint; auto takes the newest that can be read",
     )
-
-
-def command_of(args: argparse.Namespace) -> str:
-    """Write the command line that repeats a run."""
-    return flags.command_of(args, "conve", add_arguments)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memfit.errors import UsageError
-from memfit_workloads.memory_settings import MemorySettings
+from memfit_workloads.memory_settings import EpochSettings, MemorySettings, read_flags
 
 from .sizes import check_image, even_image
 
@@ -45,32 +44,21 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
+class TrainingSettings(EpochSettings):
     """Everything that one training run is told."""
 
     files: GraphFiles
     image: ImageSettings
-    memory_settings: MemorySettings
     memory_cleanup: bool
     """Recorded only: memfit never empties the allocator's cache, which would save nothing."""
     output_dir: Path
     checkpoint_dir: Path
-    checkpoint_frequency: int
-    resume: str | None
-    """A checkpoint's path, ``auto``, or None."""
-    overwrite: bool
     skip_bad_lines: bool
     training_target: str
-    num_epochs: int
-    batch_size: int
     learning_rate: float
     learning_rate_decay: float
     label_smoothing: float
-    eval_every: int
-    early_stopping_patience: int | None
-    random_seed: int
     num_workers: int
-    command: str
 
     @property
     def use_mixed_precision(self) -> bool:
@@ -82,18 +70,6 @@ class TrainingSettings:
         """Return whether recomputation was asked for."""
         return "activation-checkpointing" in self.memory_settings.require
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
-
 
 def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
     """Turn parsed flags into settings.
@@ -101,27 +77,15 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
     Raises:
         UsageError: if flags contradict each other.
     """
-    return TrainingSettings(
+    return read_flags(
+        TrainingSettings,
+        args,
         files=_graph_files(args),
         image=_image_settings(args),
         memory_settings=_memory_settings(args),
         memory_cleanup=not args.disable_memory_cleanup,
-        output_dir=args.output_dir,
         checkpoint_dir=args.checkpoint_dir or args.output_dir / "checkpoints",
-        checkpoint_frequency=args.checkpoint_frequency,
         resume=args.resume_from_checkpoint,
-        overwrite=args.overwrite,
-        skip_bad_lines=args.skip_bad_lines,
-        training_target=args.training_target,
-        num_epochs=args.num_epochs,
-        batch_size=args.batch_size,
-        learning_rate=args.learning_rate,
-        learning_rate_decay=args.learning_rate_decay,
-        label_smoothing=args.label_smoothing,
-        eval_every=args.eval_every,
-        early_stopping_patience=args.early_stopping_patience,
-        random_seed=args.random_seed,
-        num_workers=args.num_workers,
         command=command,
     )
 
@@ -152,16 +116,12 @@ def _image_settings(args: argparse.Namespace) -> ImageSettings:
     height, width = _image(args.embedding_dim, args.embedding_height, args.embedding_width)
     embedding_dim = args.embedding_dim or height * width
     check_image(embedding_dim, height, width)
-    return ImageSettings(
+    return read_flags(
+        ImageSettings,
+        args,
         embedding_dim=embedding_dim,
         embedding_height=height,
         embedding_width=width,
-        output_channels=args.output_channels,
-        kernel_height=args.kernel_height,
-        kernel_width=args.kernel_width,
-        input_dropout=args.input_dropout,
-        feature_map_dropout=args.feature_map_dropout,
-        output_dropout=args.output_dropout,
     )
 
 

@@ -1,192 +1,180 @@
-"""``memfit train conve``: from flags to a trained, ranked model inside a memory budget."""
+"""ConvE as a system to train: triples in, ranks out."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit_workloads.checkpoint_files import INTERRUPTED, FoundCheckpoint, save_checkpoint
-from memfit_workloads.planned_memory import (
-    PlannedMemory,
-    peaks_line,
-    plan_memory,
-    show_plan,
-    write_report_if_possible,
-)
-from memfit_workloads.started_run import started_run
+from torch import Tensor
 
-from .checkpoints import check_belongs, load_checkpoint, newest_checkpoint
-from .data import Graph, read_graph
+from memfit.files import write_atomically
+from memfit_workloads import train as training
+from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
+from memfit_workloads.memory_settings import plain_values
+from memfit_workloads.run_files import RunFiles
+from memfit_workloads.system import Outcome
+
+from .data import read_graph
 from .evaluation import Evaluation
 from .job import build_job, sizes_for, training_queries
-from .loop import TrainingLoop
-from .run_folder import RunFolder, config_json
+from .queries import QueryBatch, batch_rows
 from .settings import TrainingSettings
-from .sizes import ConvESizes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
+
+_TEST_RESULTS = "test_results.json"
+_MEMORY_CLEANUP_NOTE = (
+    "No effect either way: the allocator's cache is never emptied, as that saves nothing at the "
+    "peak and makes the next step allocate again."
+)
 
 
 def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
-    """Train ConvE as the settings say, and rank the test triples with the best weights.
-
-    Raises:
-        DataError: if a file or checkpoint cannot be used.
-        UsageError: if the output folder holds another run.
-        NoPlanFitsError: if no plan keeps training inside the budget.
-        MemfitError: if training diverges; no final model is written then.
-        KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
-    """
-    graph = read_graph(settings.files, skip_bad_lines=settings.skip_bad_lines)
-    if graph.num_bad_lines:
-        console.print(f"Left out {graph.num_bad_lines} lines that could not be used.")
-    sizes = sizes_for(settings, graph)
-    queries = training_queries(settings, graph)
-    job = build_job(settings, sizes, queries)
-    found = _checkpoint_to_resume(settings, console)
-    if found is not None:
-        check_belongs(found, sizes, len(queries), settings.batch_size)
-    with console.status("planning: recording steps, nothing is run yet"):
-        planned_memory = plan_memory(job, settings.memory_settings)
-    show_plan(planned_memory, console)
-    folder = RunFolder(root=settings.output_dir, checkpoints=settings.checkpoint_dir)
-    if found is None:
-        folder.begin(overwrite=settings.overwrite)
-    else:
-        folder.resume()
-    folder.write_json("config.json", config_json(settings, sizes, graph, planned_memory))
-    folder.write_names(graph)
-    planned_memory.plan.save(folder.root / "plan.yaml")
-    loop = TrainingLoop(
-        started_run(job, planned_memory, folder.root, console),
-        queries,
-        Evaluation.of(graph, sizes, _free_bytes(planned_memory, sizes)),
-        settings,
-        sizes=sizes,
-        folder=folder,
-        console=console,
-    )
-    if found is not None:
-        loop.resume(found.content)
-    with loop.run:
-        loop.fit()
-        return _finish(loop, graph, folder, planned_memory, settings=settings, console=console)
+    """Train ConvE as the settings say, and rank the test triples with the best weights."""
+    return training.train(ConvETraining(settings, console))
 
 
-def _checkpoint_to_resume(settings: TrainingSettings, console: Console) -> FoundCheckpoint | None:
-    """Find the checkpoint that ``--resume-from-checkpoint`` asks for."""
-    if settings.resume is None:
-        return None
-    if settings.resume == "auto":
-        found = newest_checkpoint(settings.checkpoint_dir)
-    else:
-        path = Path(settings.resume)
-        found = FoundCheckpoint(path, load_checkpoint(path), [])
-    for reason in found.unreadable:
-        console.print(f"Passed over {reason}", soft_wrap=True)
-    epoch, steps = found.content["epoch"], found.content.get("steps_done", 0)
-    further = f" and {steps} steps" if steps else ""
-    console.print(f"Resuming from {found.path}: {epoch} epochs{further} done.", soft_wrap=True)
-    return found
+class ConvETraining(EpochSystem):
+    """ConvE on one knowledge graph."""
 
+    name = "conve"
+    title = "ConvE"
+    score = "mrr"
+    remedy = "Lower --learning-rate, or leave out --use-mixed-precision."
+    main_files = "report.html, plan.yaml, metrics.jsonl, best_model.pt"
+    settings: TrainingSettings
 
-def _free_bytes(planned_memory: PlannedMemory, sizes: ConvESizes) -> int | None:
-    """Return what a budget leaves for evaluation beside weights and optimizer states."""
-    if planned_memory.budget_bytes is None:
-        return None
-    parts = ("parameters", "buffers", "optimizer state")
-    held = sum(planned_memory.planned.by_category.get(part, 0) for part in parts)
-    # One row of scores has to fit in any case.
-    return max(planned_memory.budget_bytes - held, 10 * sizes.num_entities)
+    def __init__(self, settings: TrainingSettings, console: Console) -> None:
+        super().__init__(settings, console)
+        graph = read_graph(settings.files, skip_bad_lines=settings.skip_bad_lines)
+        if graph.num_bad_lines:
+            console.print(f"Left out {graph.num_bad_lines} lines that could not be used.")
+        self._graph = graph
+        self._sizes = sizes_for(settings, graph)
+        self._queries = training_queries(settings, graph)
+        self.job = build_job(settings, self._sizes, self._queries)
+        self.folder = RunFiles(
+            root=settings.output_dir,
+            checkpoints=settings.checkpoint_dir,
+            own=(BEST, FINAL, HISTORY, _TEST_RESULTS),
+            final=(FINAL, _TEST_RESULTS),
+        )
 
+    @property
+    def num_rows(self) -> int:
+        """Return the number of queries."""
+        return len(self._queries)
 
-def _finish(
-    loop: TrainingLoop,
-    graph: Graph,
-    folder: RunFolder,
-    planned_memory: PlannedMemory,
-    *,
-    settings: TrainingSettings,
-    console: Console,
-) -> dict[str, Any]:
-    """Write the final model, rank the test triples with the best weights, and report."""
-    save_checkpoint(folder.final_model, loop.checkpoint())
-    (folder.checkpoints / INTERRUPTED).unlink(missing_ok=True)
-    test = _rank_test(loop, graph, folder)
-    folder.write_json("test_results.json", test)
-    last = loop.state.history[-1]
-    both = test["both"]
-    metrics = {
-        "loss": last["loss"],
-        "valid_mrr": loop.state.best_mrr,
-        **{f"test_{name}": value for name, value in both.items()},
-    }
-    console.print(
-        f"test ({test['model']}, epoch {test['epoch']}): MRR {both['mrr']:.4f}, "
-        f"hits@1 {both['hits_at_1']:.3f}, hits@10 {both['hits_at_10']:.3f}"
-    )
-    result = {
-        "workload": "conve",
-        "metrics": metrics,
-        "test": test,
-        "num_epochs": loop.state.epoch,
-        "best_epoch": loop.state.best_epoch,
-        "num_bad_lines": graph.num_bad_lines,
-        "plain_peak_bytes": planned_memory.plain.peak_allocated_bytes,
-        "predicted_peak_bytes": planned_memory.planned.peak_allocated_bytes,
-        "measured_peak_bytes": loop.run.measured_peak_bytes,
-        "budget_bytes": planned_memory.budget_bytes,
-        "strategies": list(planned_memory.plan.labels()),
-        "numerics": str(planned_memory.planned.numerics),
-        "run_folder": str(folder.root),
-    }
-    _write_report(folder.root, planned_memory, settings, loop, metrics, console=console)
-    peaks = peaks_line(planned_memory, loop.run.measured_peak_bytes)
-    where = f"run folder: {folder.root} (report.html, plan.yaml, metrics.jsonl, best_model.pt)"
-    console.print(f"{peaks}\n{where}", markup=False, soft_wrap=True)
-    return result
+    def batch(self, rows: Tensor) -> QueryBatch:
+        """Cut queries out."""
+        batch = self._queries.batch(rows)
+        return QueryBatch(*(part.to(self._device) for part in batch))
 
+    def cut(self, order: Tensor) -> Sequence[Tensor]:
+        """Cut the queries of an epoch into batches, none of a single row."""
+        return batch_rows(order, self.settings.batch_size)
 
-def _rank_test(loop: TrainingLoop, graph: Graph, folder: RunFolder) -> dict[str, Any]:
-    """Rank the test triples with the weights of the best validation, chosen without the test."""
-    model: Any = loop.run.model
-    name, epoch = folder.final_model.name, loop.state.epoch
-    if loop.state.best_epoch is not None and folder.best_model.is_file():
-        best = load_checkpoint(folder.best_model)
-        loop.run.close()  # weights are loaded into the model as the job built it
-        model.load_state_dict(best["model_state_dict"])
-        name, epoch = folder.best_model.name, best["epoch"]
-    return {"model": name, "epoch": epoch, **loop.evaluation.metrics(model, graph.test)}
+    def learning_rate(self, epoch: int) -> float:
+        """Return the learning rate of an epoch."""
+        return self.settings.learning_rate * self.settings.learning_rate_decay**epoch
 
+    def begin(self) -> None:
+        """Prepare evaluation in what the budget leaves."""
+        super().begin()
+        self._evaluation = Evaluation.of(self._graph, self._sizes, self._free_bytes())
+        self._device = next(self.run.model.parameters()).device
 
-def _write_report(
-    folder: Path,
-    planned_memory: PlannedMemory,
-    settings: TrainingSettings,
-    loop: TrainingLoop,
-    metrics: dict[str, Any],
-    *,
-    console: Console,
-) -> None:
-    """Measure one step and write report.html, where the packages for it are installed."""
-    import memfit
-    from memfit.reports.contents import RunReport
+    def _free_bytes(self) -> int | None:
+        """Return what a budget leaves for evaluation beside weights and optimizer states."""
+        planned = self.planned_memory
+        if planned.budget_bytes is None:
+            return None
+        parts = ("parameters", "buffers", "optimizer state")
+        held = sum(planned.planned.by_category.get(part, 0) for part in parts)
+        # One row of scores has to fit in any case.
+        return max(planned.budget_bytes - held, 10 * self._sizes.num_entities)
 
-    report = RunReport(
-        title="ConvE",
-        job="conve",
-        device=planned_memory.planned.device,
-        budget_bytes=planned_memory.budget_bytes,
-        plain=planned_memory.plain,
-        planned=planned_memory.planned,
-        measured=memfit.measure(
-            planned_memory.job, planned_memory.plan, device=planned_memory.run_device
-        ),
-        rows=planned_memory.plan.considered,
-        metrics=[{k: v for k, v in epoch.items() if k != "valid"} for epoch in loop.state.history],
-        results=metrics,
-        command=settings.command,
-        run_peak_bytes=loop.run.measured_peak_bytes,
-    )
-    write_report_if_possible(folder, report, console)
+    def validate(self) -> tuple[float, dict[str, Any]]:
+        """Rank the validation triples."""
+        model: Any = self.run.model
+        valid = self._evaluation.metrics(model, self._graph.valid)
+        return valid["both"]["mrr"], valid
+
+    def model_config(self) -> dict[str, Any]:
+        """Return the model's sizes."""
+        return self._sizes.to_json()
+
+    def data_config(self) -> dict[str, Any]:
+        """Return the number of queries."""
+        return {"num_queries": len(self._queries)}
+
+    def write_inputs(self) -> None:
+        """Write the ids behind the weights' rows, as ``name TAB id``."""
+        ids_by_kind = {"entity": self._graph.entity_ids, "relation": self._graph.relation_ids}
+        for kind, ids in ids_by_kind.items():
+            lines = (f"{name}\t{number}\n" for name, number in ids.items())
+            write_atomically(self.folder.root / f"{kind}_to_id.txt", "".join(lines))
+
+    def config(self) -> dict[str, Any]:
+        """Put together what config.json says: data, model, training, optimizations."""
+        settings, graph, planned = self.settings, self._graph, self.planned_memory
+        told = plain_values(settings)
+        files = told.pop("files")
+        flags = told.pop("memory_settings")
+        told.pop("image")
+        told.pop("memory_cleanup")
+        return {
+            "data": {
+                **files,
+                "num_entities": graph.num_entities,
+                "num_relations": graph.num_relations,
+                "num_train": len(graph.train),
+                "num_valid": len(graph.valid),
+                "num_test": len(graph.test),
+                "num_bad_lines": graph.num_bad_lines,
+            },
+            "model": self._sizes.to_json(),
+            "training": told,
+            "optimizations": {
+                "use_mixed_precision": settings.use_mixed_precision,
+                "use_gradient_checkpointing": settings.use_gradient_checkpointing,
+                "enable_memory_cleanup": settings.memory_cleanup,
+                "memory_cleanup_note": _MEMORY_CLEANUP_NOTE,
+                **planned.to_json(),
+                "device": planned.run_device,
+                "allow": flags["allow"],
+            },
+        }
+
+    def outcome(self) -> Outcome:
+        """Rank the test triples with the weights of the best validation."""
+        name, epoch = self.load_best()
+        model: Any = self.run.model
+        ranks = self._evaluation.metrics(model, self._graph.test)
+        test = {"model": name, "epoch": epoch, **ranks}
+        both = test["both"]
+        said = (
+            f"test ({name}, epoch {epoch}): MRR {both['mrr']:.4f}, "
+            f"hits@1 {both['hits_at_1']:.3f}, hits@10 {both['hits_at_10']:.3f}"
+        )
+        return Outcome(
+            metrics={
+                "loss": self.state.history[-1]["loss"],
+                "valid_mrr": self.state.best_score,
+                **{f"test_{name}": value for name, value in both.items()},
+            },
+            own={
+                "test": test,
+                "num_epochs": self.state.epoch,
+                "best_epoch": self.state.best_epoch,
+                "num_bad_lines": self._graph.num_bad_lines,
+            },
+            lines=(said,),
+        )
+
+    def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
+        """Write the ranks of the test triples."""
+        del lines
+        self.folder.write_json(_TEST_RESULTS, result["test"])

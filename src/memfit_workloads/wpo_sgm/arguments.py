@@ -177,8 +177,3 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         default=1000,
         help="samples to draw at the end; default 1000",
     )
-
-
-def command_of(args: argparse.Namespace) -> str:
-    """Write the command line that repeats a run."""
-    return flags.command_of(args, "wpo-sgm", add_arguments)

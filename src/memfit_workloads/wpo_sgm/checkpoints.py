@@ -1,4 +1,4 @@
-"""Checkpoints of this workload: what they hold, and which belong to a run."""
+"""Checkpoints of this workload, and mixtures from them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         DataError: if the file is missing, cut off, or no checkpoint of this workload.
     """
     return read_checkpoint(path, "WPO-SGM", _NEEDED)
-
-
-def check_belongs(content: dict[str, Any], path: Path, here: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose continuation would be another training run.
-
-    Raises:
-        UsageError: if sizes, data, seed, batch or number of steps differ.
-    """
-    there = {**content["model_config"], **content["training"]}
-    differing = [key for key in here if there.get(key) != here[key]]
-    if differing:
-        what = ", ".join(f"{key} {there.get(key)} there, {here[key]} here" for key in differing)
-        msg = (
-            f"{path} is from another training run: {what}. Use the flags of that run (config.json "
-            "lists them), or leave out --resume to start anew."
-        )
-        raise UsageError(msg)
 
 
 def load_mixture(folder: Path, name: str = "best_model.pth") -> KernelMixture:

@@ -11,7 +11,6 @@ from memfit.errors import UsageError
 from memfit.job import Job
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.units import format_bytes
-from memfit_workloads.memory_settings import MemorySettings
 from memfit_workloads.planned_memory import PlannedMemory, devices, plan_memory
 
 from .memory_estimate import strategy_by_thresholds
@@ -64,7 +63,7 @@ def _as_told(job: Job, settings: TrainingSettings, chunk: int | None) -> Planned
     plan = memfit.Plan(strategies=strategies, device=device)
     plain = memfit.predict(job, device=device)
     planned = memfit.predict(job, device=device, plan=plan) if strategies else plain
-    budget_bytes = _budget_bytes(settings.memory_settings, plain)
+    budget_bytes = settings.memory_settings.budget_beside(plain.bounded_bytes())
     needed_bytes = planned.bounded_bytes()
     if budget_bytes is not None and needed_bytes > budget_bytes:
         how = " + ".join(plan.labels()) or "everything at once"
@@ -82,12 +81,6 @@ def _as_told(job: Job, settings: TrainingSettings, chunk: int | None) -> Planned
         budget_bytes=budget_bytes,
         run_device=run_device,
     )
-
-
-def _budget_bytes(limits: MemorySettings, plain: Prediction) -> int | None:
-    if limits.budget_fraction is not None:
-        return int(limits.budget_fraction * plain.bounded_bytes())
-    return limits.budget_bytes
 
 
 def _chosen_by_thresholds(job: Job, settings: TrainingSettings) -> StrategySettings:

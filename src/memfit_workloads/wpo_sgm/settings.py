@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memfit.errors import UsageError
-from memfit_workloads.memory_settings import MemorySettings
+from memfit_workloads.memory_settings import MemorySettings, SystemSettings, read_flags
 
 STRATEGIES = ("auto", "single_gpu", "model_parallel", "chunked", "gradient_accumulation")
 FIRST, KMEANS = "first", "kmeans"
@@ -62,13 +61,12 @@ class StrategySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
+class TrainingSettings(SystemSettings):
     """Everything that one training run is told."""
 
     data: DataSettings
     model: ModelSettings
     strategy: StrategySettings
-    memory_settings: MemorySettings
     num_steps: int
     batch_size: int
     learning_rate: float
@@ -78,25 +76,14 @@ class TrainingSettings:
     eval_every: int
     seed: int
     save: Path
-    overwrite: bool
     checkpoint_every: int
     resume: bool
     num_generated: int
-    command: str
 
     @property
     def folder(self) -> Path:
         """Return where the run lies."""
         return self.save / f"strategy_{self.strategy.name}" / f"centers_{self.model.num_centres}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
-        told = asdict(self)
-        told["save"] = str(self.save)
-        told["data"]["folder"] = None if self.data.folder is None else str(self.data.folder)
-        plan_file = self.memory_settings.plan_file
-        told["memory_settings"]["plan_file"] = None if plan_file is None else str(plan_file)
-        return told
 
 
 def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
@@ -112,50 +99,33 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
             "--train_samples_size or lower --train_kernel_size."
         )
         raise UsageError(msg)
-    return TrainingSettings(
-        data=_data_settings(args),
-        model=_model_settings(args),
+    return read_flags(
+        TrainingSettings,
+        args,
+        data=read_flags(
+            DataSettings,
+            args,
+            name=args.data,
+            folder=args.data_dir,
+            num_train=args.train_samples_size,
+            num_validation=args.validation_samples_size,
+            num_test=args.test_samples_size,
+            noise=args.data_noise,
+            centre_choice=args.centers,
+        ),
+        model=read_flags(
+            ModelSettings,
+            args,
+            num_centres=args.train_kernel_size,
+            hidden_units=args.hiddenunits,
+        ),
         strategy=_strategy_settings(args),
         memory_settings=MemorySettings.from_flags(args),
         num_steps=args.niters,
-        batch_size=args.batch_size,
         learning_rate=args.lr,
-        weight_decay=args.weight_decay,
         clip_grad_norm=args.grad_clip or None,
         scheduler=args.scheduler_type,
-        eval_every=args.eval_every,
-        seed=args.seed,
-        save=args.save,
-        overwrite=args.overwrite,
-        checkpoint_every=args.checkpoint_every,
-        resume=args.resume,
-        num_generated=args.num_generated,
         command=command,
-    )
-
-
-def _data_settings(args: argparse.Namespace) -> DataSettings:
-    return DataSettings(
-        name=args.data,
-        folder=args.data_dir,
-        num_train=args.train_samples_size,
-        num_validation=args.validation_samples_size,
-        num_test=args.test_samples_size,
-        whiten=args.whiten,
-        noise=args.data_noise,
-        centre_choice=args.centers,
-    )
-
-
-def _model_settings(args: argparse.Namespace) -> ModelSettings:
-    return ModelSettings(
-        num_centres=args.train_kernel_size,
-        depth=args.depth,
-        hidden_units=args.hiddenunits,
-        precision=args.precision,
-        stability=args.stability,
-        rank=args.rank,
-        noise=args.noise,
     )
 
 
@@ -171,10 +141,4 @@ def _strategy_settings(args: argparse.Namespace) -> StrategySettings:
     if args.chunk_size and args.strategy not in ("chunked", "model_parallel"):
         msg = f"--chunk_size belongs to --strategy chunked or model_parallel, not {args.strategy}."
         raise UsageError(msg)
-    return StrategySettings(
-        name=args.strategy,
-        chunk_size=args.chunk_size,
-        accumulation_steps=args.accumulation_steps,
-        num_ranks=args.num_ranks,
-        auto_policy=args.auto_policy,
-    )
+    return read_flags(StrategySettings, args, name=args.strategy)

@@ -1,147 +1,383 @@
-"""``memfit train wpo-sgm``: from flags to a trained mixture inside a memory budget."""
+"""WPO-SGM as a system to train: samples in, a mixture with an explicit density out."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import csv
+import io
+import json
+import math
+import shlex
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from memfit_workloads.checkpoint_files import save_checkpoint
-from memfit_workloads.planned_memory import show_plan
-from memfit_workloads.started_run import started_run
+from memfit.errors import UsageError
+from memfit.units import format_bytes
+from memfit_workloads import train as training
+from memfit_workloads.checkpoint_files import random_state, refuse_other_run, save_checkpoint
+from memfit_workloads.loop import plain_state
+from memfit_workloads.memory_settings import plain_values
+from memfit_workloads.planned_memory import PlannedMemory
+from memfit_workloads.ranks import JoinedRanks, Ranks, is_a_rank, start_ranks
+from memfit_workloads.run_files import RunFiles
+from memfit_workloads.system import Outcome, System
 
 from .centres import choose_centres
-from .checkpoints import check_belongs, load_checkpoint
+from .checkpoints import load_checkpoint, load_weights
 from .data import DataSizes, load_samples
-from .finish import finished
+from .evaluation import negative_log_likelihood, score_matching
 from .job import build_job, sizes_for
-from .loop import TrainingLoop, identity
 from .memory_estimate import MemoryEstimate
-from .memory_plan import plan_training
+from .memory_plan import evaluation_chunk, plan_training
 from .model import KernelMixture
-from .ranks import JoinedRanks, Ranks
-from .run_folder import RunFolder
+from .results import drawn_pictures, final_metrics, result_lines, training_log
+from .sampling import draw
+from .schedules import build_schedule, follows_validation
 from .settings import TrainingSettings
-from .training import Training
 from .whitening import Whitening
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
+
+_LATEST, _BEST, _FINAL = "latest_checkpoint.pth", "best_model.pth", "final_model.pth"
+_CENTRES, _WHITENING, _RESULT = "centers.pth", "whitening.pth", "result.json"
+_LOG = ("step", "loss", "lr")
 
 
 def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
-    """Train a mixture as the settings say, and compare it with held-out data.
-
-    Raises:
-        DataError: if a file or checkpoint cannot be used.
-        UsageError: if the output folder holds another run.
-        NoPlanFitsError: if no plan keeps training inside the budget.
-        MemfitError: if training diverges; no final model is written then.
-        KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
-    """
+    """Train a mixture as the settings say, here or in several processes."""
+    if settings.strategy.name == "model_parallel" and not is_a_rank():
+        start_ranks(shlex.split(settings.command)[1:], settings.strategy.num_ranks, console)
+        result: dict[str, Any] = json.loads((settings.folder / _RESULT).read_text())
+        return result
     # TF32 would round the products of factors to ten bits; score matching takes differences.
     torch.backends.cuda.matmul.allow_tf32 = False
     with JoinedRanks(settings.memory_settings.device) as ranks:
-        training = _prepared(settings, ranks, console)
-        loop = _begun(training)
-        with loop.run:
-            loop.fit()
-            result = finished(training, loop) if ranks.is_first else {}
-            ranks.wait()
-    return result
+        return training.train(WpoSgmTraining(settings, console, ranks))
 
 
-def _prepared(settings: TrainingSettings, ranks: Ranks, console: Console) -> Training:
-    """Load the data and find the plan."""
-    told = settings.data
-    parts = DataSizes(
-        num_train=told.num_train, num_validation=told.num_validation, num_test=told.num_test
-    )
-    data = load_samples(told.name, parts, seed=settings.seed, folder=told.folder)
-    whitening = Whitening.of(data.train) if told.whiten else None
-    samples = data if whitening is None else whitening.samples(data)
-    sizes = sizes_for(settings, samples.num_dimensions)
-    centres = choose_centres(samples.train, sizes.num_centres, told.centre_choice, settings.seed)
-    own = ranks.own(centres)
-    job = build_job(settings, sizes, own, samples, ranks.num_ranks)
-    with console.status("planning: recording steps, nothing is run yet"):
-        planned_memory = plan_training(job, settings, len(own))
-    if ranks.is_first:
-        estimate = MemoryEstimate.of(planned_memory.plain, sizes, len(own))
-        console.print("\n".join(estimate.lines()), markup=False)
-        show_plan(planned_memory, console)
-    return Training(
-        settings=settings,
-        data=data,
-        whitening=whitening,
-        samples=samples,
-        centres=centres,
-        planned_memory=planned_memory,
-        folder=RunFolder(root=settings.folder, checkpoints=settings.folder),
-        ranks=ranks,
-        console=console,
-    )
+@dataclass(slots=True)
+class TrainingState:
+    """How far training has come; together with weights and random states it is all there is."""
+
+    step: int = 0
+    log: list[dict[str, Any]] = field(default_factory=list)
+    """Step, loss and learning rate of every step."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """What every validation gave."""
+    best_step: int | None = None
+    best_nll: float | None = None
+    """The least on the validation samples so far."""
 
 
-def _begun(training: Training) -> TrainingLoop:
-    """Build the run, alone or with the other ranks, and take up where a checkpoint left off."""
-    settings, folder, planned_memory = training.settings, training.folder, training.planned_memory
-    found = _checkpoint_to_resume(training) if settings.resume else None
-    if training.ranks.is_first:
-        _begin_folder(training, is_new=found is None)
-    run = started_run(planned_memory.job, planned_memory, settings.folder, training.console)
-    mixture = run.model
-    assert isinstance(mixture, KernelMixture), "the job's model() gives a KernelMixture"
-    mixture.group = training.ranks.group
-    training.ranks.same(list(mixture.parameters()))
-    loop = TrainingLoop(
-        run,
-        training.samples,
-        settings,
-        evaluation_chunk=training.evaluation_chunk,
-        folder=folder,
-        ranks=training.ranks,
-        console=training.console,
-    )
-    if found is not None:
-        loop.resume(found)
-    return loop
+class WpoSgmTraining(System):
+    """A mixture on one set of samples, its centres shared among the ranks."""
+
+    name = "wpo-sgm"
+    title = "WPO-SGM"
+    remedy = "Lower --lr, or raise --stability."
+    main_files = "report.html, samples.png, plan.yaml, loss_log.csv"
+    settings: TrainingSettings
+    state: TrainingState
+
+    def __init__(self, settings: TrainingSettings, console: Console, ranks: Ranks) -> None:
+        self.settings, self.console, self.ranks = settings, console, ranks
+        told = settings.data
+        parts = DataSizes(
+            num_train=told.num_train, num_validation=told.num_validation, num_test=told.num_test
+        )
+        self.data = load_samples(told.name, parts, seed=settings.seed, folder=told.folder)
+        self.whitening = Whitening.of(self.data.train) if told.whiten else None
+        self.samples = self.whitening.samples(self.data) if self.whitening else self.data
+        self.sizes = sizes_for(settings, self.samples.num_dimensions)
+        self.centres = choose_centres(
+            self.samples.train, self.sizes.num_centres, told.centre_choice, settings.seed
+        )
+        own = _own(self.centres, ranks)
+        self.num_own = len(own)
+        self.job = build_job(settings, self.sizes, own, self.samples, ranks.num_ranks)
+        self.state = TrainingState()
+        self._choice = torch.Generator().manual_seed(settings.seed)
+        self.folder = RunFiles(
+            root=settings.folder,
+            checkpoints=settings.folder,
+            own=(
+                *(_LATEST, _BEST, _FINAL, _CENTRES, _WHITENING),
+                *("loss_log.csv", "training.log", _RESULT),
+                *("samples.png", "density.png", "nearest.png"),
+            ),
+            final=(_FINAL, _RESULT),
+            folder_flag="--save",
+            resume_flag="--resume",
+        )
+
+    @property
+    def mixture(self) -> KernelMixture:
+        """Return the live mixture."""
+        assert isinstance(self.run.model, KernelMixture), "the job's model() gives a KernelMixture"
+        return self.run.model
+
+    @property
+    def chunk(self) -> int:
+        """Return how many kernels are held at a time outside training."""
+        planned = self.planned_memory
+        return evaluation_chunk(planned.plan, planned.planned, self.samples.num_dimensions)
+
+    def whitened(self, points: Tensor) -> Tensor:
+        """Map points (N, D) of the data to the coordinates of training."""
+        return points if self.whitening is None else self.whitening.apply(points)
+
+    def unwhitened(self, points: Tensor) -> Tensor:
+        """Map points (N, D) of training to those of the data."""
+        return points if self.whitening is None else self.whitening.undo(points)
+
+    # Before the first step.
+
+    def checkpoint_to_resume(self) -> dict[str, Any] | None:
+        """Read the latest checkpoint, if it belongs to this run."""
+        if not self.settings.resume:
+            return None
+        path = self.folder.root / _LATEST
+        content = load_checkpoint(path)
+        there = {**content["model_config"], **content["training"]}
+        here = {**self.sizes.to_json(), **self._identity()}
+        refuse_other_run(path, there, here, flag="--resume")
+        if self.ranks.is_first:
+            self.console.print(f"Resuming from {path}: {content['step']} steps done.")
+        return content
+
+    def plan(self) -> PlannedMemory:
+        """Find the plan that the strategy asks for."""
+        return plan_training(self.job, self.settings, self.num_own)
+
+    def estimate(self) -> list[str]:
+        """Return the memory estimate that the document prints."""
+        return MemoryEstimate.of(self.planned_memory.plain, self.sizes, self.num_own).lines()
+
+    def config(self) -> dict[str, Any]:
+        """Return what is trained, and how."""
+        return {
+            "training": plain_values(self.settings),
+            "model": self.sizes.to_json(),
+            "num_ranks": self.ranks.num_ranks,
+            **self.planned_memory.to_json(),
+        }
+
+    def write_inputs(self) -> None:
+        """Write the centres of the whole mixture, and the map to the coordinates of training."""
+        if self.whitening is not None:
+            save_checkpoint(self.folder.root / _WHITENING, asdict(self.whitening))
+        save_checkpoint(self.folder.root / _CENTRES, self.centres)
+
+    def begin(self) -> None:
+        """Join the other ranks, and begin with the same weights and random state."""
+        self._device = next(self.run.model.parameters()).device
+        self.mixture.group = self.ranks.group
+        self.ranks.same(list(self.mixture.parameters()))
+        self._schedule = build_schedule(
+            self.settings.scheduler, self.run.optimizer, self.settings.num_steps
+        )
+        torch.manual_seed(self.settings.seed)
+
+    # The loop.
+
+    def is_over(self) -> bool:
+        """Return whether all steps are done."""
+        return self.state.step >= self.settings.num_steps
+
+    def next_batch(self) -> Tensor:
+        """Draw samples, and what noise was asked for along with them."""
+        train, variance = self.samples.train, self.settings.data.noise
+        rows = torch.randint(0, len(train), (self.settings.batch_size,), generator=self._choice)
+        samples = train[rows]
+        if variance:
+            noise = torch.randn(samples.shape, generator=self._choice)
+            samples = samples + math.sqrt(variance) * noise
+        return samples.to(self._device)
+
+    def step_done(self, loss: float, seconds: float) -> None:
+        """Note the step, and go on in the schedule."""
+        del seconds
+        learning_rate = self.run.optimizer.param_groups[0]["lr"]
+        if not follows_validation(self._schedule):
+            self._schedule.step()
+        self.state.step += 1
+        self.state.log.append({"step": self.state.step, "loss": loss, "lr": learning_rate})
+
+    def after_step(self) -> None:
+        """Validate and save what is due."""
+        if self._is_due(self.settings.eval_every):
+            self._validate()
+        if self._is_due(self.settings.checkpoint_every):
+            self.save_interrupted()
+
+    def _is_due(self, every: int) -> bool:
+        return self.state.step % every == 0 or self.is_over()
+
+    def _validate(self) -> None:
+        """Evaluate the validation samples, and note it."""
+        state, samples = self.state, self.samples.validation
+        recent = [line["loss"] for line in state.log[-self.settings.eval_every :]]
+        nll = negative_log_likelihood(self.mixture, samples, chunk=self.chunk)
+        nll -= self.samples.log_volume
+        line = {
+            "step": state.step,
+            "loss": sum(recent) / len(recent),
+            "valid_nll": nll if math.isfinite(nll) else None,
+            "valid_objective": score_matching(self.mixture, samples, chunk=self.chunk),
+            "measured_peak_bytes": self.run.measured_peak_bytes,
+        }
+        state.history.append(line)
+        if follows_validation(self._schedule):
+            self._schedule.step(line["valid_objective"])
+        if math.isfinite(nll) and (state.best_nll is None or nll < state.best_nll):
+            state.best_step, state.best_nll = state.step, nll
+            if self.ranks.is_first:
+                save_checkpoint(self.folder.root / _BEST, self.mixture.network.state_dict())
+        self.ranks.check_in_step(list(self.run.model.parameters()))
+        if self.ranks.is_first:
+            self.folder.write_lines("metrics.jsonl", state.history)
+            self.console.print(
+                f"step {state.step}: loss {line['loss']:.4f}, valid NLL {nll:.4f}, "
+                f"valid objective {line['valid_objective']:.4f}"
+            )
+
+    def progress(self) -> tuple[str, int, int]:
+        """Return loss and peak, and the steps."""
+        peak = self.run.measured_peak_bytes
+        memory = "" if peak is None else f", peak {format_bytes(peak)}"
+        loss = self.state.log[-1]["loss"]
+        return f"loss {loss:.3f}{memory}", self.state.step, self.settings.num_steps
+
+    def place(self) -> str:
+        """Name the step under way."""
+        return f"step {self.state.step + 1}"
+
+    def reached(self) -> str:
+        """Say where training stops."""
+        return f"after {self.state.step} steps"
+
+    # Checkpoints.
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Get all that an exact continuation needs; the same on every rank but for the centres."""
+        run_state = self.run.state_dict()
+        run_state.pop("model")
+        return {
+            "step": self.state.step,
+            "model_state_dict": self.mixture.network.state_dict(),
+            "optimizer_state_dict": run_state.pop("optimizer"),
+            "run_state": run_state,
+            "schedule_state": self._schedule.state_dict(),
+            "model_config": self.mixture.sizes.to_json(),
+            "training": self._identity(),
+            "training_state": plain_state(self.state),
+            "choice_state": self._choice.get_state(),
+            "random_state": random_state(),
+            "seed": self.settings.seed,
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a continuation must share with the run that it continues."""
+        settings = self.settings
+        return {
+            "data": settings.data.name,
+            "num_train": settings.data.num_train,
+            "whiten": settings.data.whiten,
+            "data_noise": settings.data.noise,
+            "centers": settings.data.centre_choice,
+            "batch_size": settings.batch_size,
+            "num_steps": settings.num_steps,
+            "scheduler": settings.scheduler,
+            "seed": settings.seed,
+        }
+
+    def save_interrupted(self) -> Path:
+        """Write the log and a checkpoint of this very step, and return its place."""
+        path = self.folder.root / _LATEST
+        if self.ranks.is_first:
+            text = io.StringIO()
+            writer = csv.DictWriter(text, _LOG, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.state.log)
+            self.folder.write("loss_log.csv", text.getvalue())
+            save_checkpoint(path, self.checkpoint())
+        return path
+
+    def model_state(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return the network that a checkpoint holds, beside the centres of this rank."""
+        network = checkpoint["model_state_dict"]
+        named = {f"network.{name}": tensor for name, tensor in network.items()}
+        return {**named, "centres": self.mixture.centres}
+
+    def resumed(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the state, the schedule and what samples are drawn with."""
+        self._schedule.load_state_dict(checkpoint["schedule_state"])
+        self.state = TrainingState(**checkpoint["training_state"])
+        self._choice.set_state(checkpoint["choice_state"])
+
+    # The end.
+
+    def save_final(self) -> None:
+        """Write the network's weights as the job built it."""
+        self.run.close()
+        save_checkpoint(self.folder.root / _FINAL, self.mixture.network.state_dict())
+
+    def outcome(self) -> Outcome:
+        """Compare the best mixture with held-out data."""
+        mixture = self._whole_mixture()
+        if self.state.best_step is not None:
+            mixture.network.load_state_dict(load_weights(self.folder.root / _BEST))
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        drawn = self.unwhitened(
+            draw(mixture, self.settings.num_generated, generator, chunk=self.chunk)
+        )
+        metrics = final_metrics(self, mixture, drawn, generator)
+        pictures = drawn_pictures(self, mixture, drawn)
+        for name, content in pictures.items():
+            self.folder.write(name, content)
+        return Outcome(
+            metrics=metrics,
+            own={
+                "num_steps": self.state.step,
+                "best_step": self.state.best_step,
+                "num_ranks": self.ranks.num_ranks,
+            },
+            lines=result_lines(metrics),
+            pictures=tuple(pictures),
+        )
+
+    def _whole_mixture(self) -> KernelMixture:
+        """Return the trained mixture with the centres of all ranks."""
+        trained = self.mixture
+        trained.group = None
+        if self.ranks.group is None:
+            return trained
+        whole = KernelMixture(trained.sizes, self.centres.to(trained.centres))
+        whole.network = trained.network
+        return whole.to(trained.centres.device)
+
+    def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
+        """Write the result, and a log of what was said."""
+        self.folder.write_json(_RESULT, result)
+        self.folder.write("training.log", training_log(self.state.history, lines))
 
 
-def _checkpoint_to_resume(training: Training) -> dict[str, Any]:
-    """Read the latest checkpoint, if it belongs to this run."""
-    settings, path = training.settings, training.folder.latest_checkpoint
-    content = load_checkpoint(path)
-    sizes = sizes_for(settings, training.samples.num_dimensions)
-    check_belongs(content, path, {**sizes.to_json(), **identity(settings)})
-    if training.ranks.is_first:
-        training.console.print(f"Resuming from {path}: {content['step']} steps done.")
-    return content
+def _own(centres: Tensor, ranks: Ranks) -> Tensor:
+    """Return the centres that are this process's, nearly as many as everyone's.
 
-
-def _begin_folder(training: Training, *, is_new: bool) -> None:
-    """Make the folder ready, and write what is known before the first step."""
-    folder, settings, planned_memory = training.folder, training.settings, training.planned_memory
-    if is_new:
-        folder.begin(overwrite=settings.overwrite)
-    else:
-        folder.resume()
-    sizes = sizes_for(settings, training.samples.num_dimensions)
-    folder.write_json(
-        "config.json",
-        {
-            "training": settings.to_json(),
-            "model": sizes.to_json(),
-            "num_ranks": training.ranks.num_ranks,
-            "strategies": list(planned_memory.plan.labels()),
-            "numerics": str(planned_memory.planned.numerics),
-            "budget_bytes": planned_memory.budget_bytes,
-            "plain_peak_bytes": planned_memory.plain.peak_allocated_bytes,
-            "predicted_peak_bytes": planned_memory.planned.peak_allocated_bytes,
-        },
-    )
-    planned_memory.plan.save(folder.root / "plan.yaml")
-    if training.whitening is not None:
-        save_checkpoint(folder.whitening, asdict(training.whitening))
-    save_checkpoint(folder.centres, training.centres)  # type: ignore[arg-type]  # a bare tensor, as the document has it
+    Raises:
+        UsageError: if there are fewer centres than processes.
+    """
+    if len(centres) < ranks.num_ranks:
+        msg = (
+            f"There are {len(centres)} centres for {ranks.num_ranks} ranks; every rank needs "
+            "one at least. Raise --train_kernel_size or start fewer ranks."
+        )
+        raise UsageError(msg)
+    return centres.tensor_split(ranks.num_ranks)[ranks.rank].clone()

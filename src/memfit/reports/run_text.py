@@ -13,15 +13,15 @@ from rich.text import Text
 from memfit.journal.records import LeakEvent, OutOfMemoryEvent, PlanClimbedEvent
 from memfit.journal.sentences import drift_sentence, event_sentence
 
-from .journal_contents import JournalReport, Told
-from .journal_wording import headline_cards, rank_row, verdict
+from .run_contents import RunReport, Told
+from .run_wording import headline_cards, rank_row, verdict
 from .terminal import INDENT, at_page_width, grid, section
 
 _STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "": "bold"}
 _MOST_LINES = 10
 
 
-def journal_summary(report: JournalReport, files: Sequence[Path]) -> RenderableType:
+def run_summary(report: RunReport, files: Sequence[Path]) -> RenderableType:
     """Summarise a run, and name the files that were written."""
     found = verdict(report)
     parts: list[RenderableType] = [
@@ -47,7 +47,7 @@ def journal_summary(report: JournalReport, files: Sequence[Path]) -> RenderableT
     return at_page_width(*parts)
 
 
-def _figures(report: JournalReport) -> Table:
+def _figures(report: RunReport) -> Table:
     """Return the headline numbers of the page, but for the first, which is the verdict."""
     table = grid()
     table.add_column(style="dim", no_wrap=True)
@@ -73,7 +73,7 @@ def _listed(lines: Sequence[str]) -> RenderableType:
     return Group(*shown)
 
 
-def _ranks(report: JournalReport) -> Table:
+def _ranks(report: RunReport) -> Table:
     table = grid(header=True)
     for name in ("rank", "ended", "steps", "step", "allocated", "reserved", "host"):
         table.add_column(name, justify="left" if name == "ended" else "right")

@@ -1,4 +1,4 @@
-"""The processes that share a mixture's centres: who they are, what each holds, how they agree."""
+"""The processes that train one model together: who they are, and how they agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from memfit.errors import MemfitError, UsageError
+from memfit.errors import MemfitError
 from memfit.losses.ranks import AllRanks
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _PATIENCE = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among those that train one mixture together."""
+    """This process among those that train together."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -39,20 +39,6 @@ class Ranks:
     def is_first(self) -> bool:
         """Return whether this process is the one that writes and prints."""
         return self.rank == 0
-
-    def own(self, centres: Tensor) -> Tensor:
-        """Return the centres that are this process's, nearly as many as everyone's.
-
-        Raises:
-            UsageError: if there are fewer centres than processes.
-        """
-        if len(centres) < self.num_ranks:
-            msg = (
-                f"There are {len(centres)} centres for {self.num_ranks} ranks; every rank needs "
-                "one at least. Raise --train_kernel_size or start fewer ranks."
-            )
-            raise UsageError(msg)
-        return centres.tensor_split(self.num_ranks)[self.rank].clone()
 
     def any(self, is_true: bool, device: torch.device) -> bool:
         """Return whether something is true on any rank; all get the same answer."""

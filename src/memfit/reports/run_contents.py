@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,12 +33,12 @@ from memfit.journal.records import (
 from memfit.journal.timeline import StepTimeline, read_timeline
 
 from .run_state import State, state_of
+from .training import Training, read_metrics, read_training
 
 _E = TypeVar("_E", bound=Event)
 _E_co = TypeVar("_E_co", bound=Event, covariant=True)
 _P = TypeVar("_P", OutOfMemoryEvent, PlanClimbedEvent)
-_TRAINING_FILES = ("config.json", "metrics.jsonl")
-"""What a folder of ``memfit train`` has."""
+_T = TypeVar("_T")
 _MOST_NAMED = 3
 
 
@@ -82,7 +82,7 @@ class KnownPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JournalReport:
+class RunReport:
     """Everything that is shown of a run."""
 
     folder: Path
@@ -101,18 +101,38 @@ class JournalReport:
     leaks: tuple[Told[LeakEvent], ...]
     plan: KnownPlan | None
     timeline: StepTimeline | None
+    training: Training | None
+    """What a training system has written beside the journal."""
+    metrics: Sequence[Mapping[str, Any]]
+    """Of a training system: a line per epoch or validation."""
     notes: tuple[str, ...]
     """What could not be read."""
 
     @property
     def title(self) -> str:
         """Name the run."""
+        if self.training is not None:
+            return self.training.title
         return self.facts.title if self.facts else self.folder.resolve().name
 
     @property
     def highest_rank(self) -> RankSummary:
         """Return the rank with the highest peak; where none was measured, the first."""
         return max(self.ranks, key=lambda rank: rank.peak_allocated_bytes or 0)
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """Return the highest measured peak; of a training, what it has said itself."""
+        if self.training is not None and self.training.run_peak_bytes is not None:
+            return self.training.run_peak_bytes
+        return self.highest_rank.peak_allocated_bytes
+
+    @property
+    def command(self) -> str:
+        """Return the command line that repeats the run; empty where it is not known."""
+        if self.training is not None:
+            return self.training.command
+        return self.facts.command if self.facts is not None else ""
 
     @property
     def num_steps(self) -> int:
@@ -163,7 +183,7 @@ class JournalReport:
         }
 
 
-def read_report(folder: Path) -> JournalReport:
+def read_report(folder: Path) -> RunReport:
     """Read a run folder, also of a run that is going on or was killed.
 
     Raises:
@@ -176,12 +196,12 @@ def read_report(folder: Path) -> JournalReport:
     out_of_memory = _once(_of_kind(OutOfMemoryEvent, told))
     first = journals[min(journals)]
     ending = _ending(journals)
-    plan, notes = _plan(folder)
-    timeline, more_notes = _timeline(folder)
+    notes: list[str] = []
+    training = _readable(read_training, folder, notes)
     budget_bytes = first.facts.budget_bytes if first.facts else None
     if budget_bytes is None and ending is not None:
         budget_bytes = ending.budget_bytes
-    return JournalReport(
+    return RunReport(
         folder=folder,
         facts=first.facts,
         state=State.ENDED if ending is not None else state_of(first.facts),
@@ -202,9 +222,11 @@ def read_report(folder: Path) -> JournalReport:
         climbs=_once(_of_kind(PlanClimbedEvent, told)),
         drifts=_of_kind(DriftEvent, told),
         leaks=_of_kind(LeakEvent, leaks),
-        plan=plan,
-        timeline=timeline,
-        notes=(*notes, *more_notes),
+        plan=_readable(_known_plan, folder, notes),
+        timeline=_readable(read_timeline, folder, notes),
+        training=training,
+        metrics=read_metrics(folder) if training is not None else (),
+        notes=tuple(notes),
     )
 
 
@@ -218,10 +240,6 @@ def _check_holds_run(folder: Path) -> None:
         raise DataError(str(folder), "there is no such folder")
     if holds_journal(folder) or any(map(holds_journal, folder.glob("rank-*"))):
         return
-    if all((folder / name).exists() for name in _TRAINING_FILES):
-        page = folder / "report.html"
-        there = f"its own report is {page}" if page.exists() else "it reports when it has ended"
-        raise DataError(str(folder), f"`memfit train` wrote this run without a journal; {there}.")
     runs = sorted(path.parent for path in folder.glob(f"*/{FACTS_NAME}"))
     if runs:
         named = ", ".join(str(path) for path in runs[-_MOST_NAMED:])
@@ -319,27 +337,24 @@ def _highest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _plan(folder: Path) -> tuple[KnownPlan | None, list[str]]:
-    """Read the plan in the folder; one that cannot be read is said, and the rest is shown."""
+def _readable(read: Callable[[Path], _T | None], folder: Path, notes: list[str]) -> _T | None:
+    """Read a file beside the journal; one that cannot be read is noted, and the rest is shown."""
+    try:
+        return read(folder)
+    except (DataError, PlanFileError) as error:
+        notes.append(str(error))
+        return None
+
+
+def _known_plan(folder: Path) -> KnownPlan | None:
     path = folder / PLAN_NAME
     if not path.exists():
-        return None, []
+        return None
     from memfit.strategies.plan import Plan  # it needs torch, which reading a journal does not
 
-    try:
-        plan = Plan.load(path)
-    except PlanFileError as error:
-        return None, [str(error)]
+    plan = Plan.load(path)
     ladder = tuple(rung.labels() for rung in plan.ladder)
-    known = KnownPlan(strategies=plan.labels(), numerics=str(plan.numerics), ladder=ladder)
-    return known, []
-
-
-def _timeline(folder: Path) -> tuple[StepTimeline | None, list[str]]:
-    try:
-        return read_timeline(folder), []
-    except DataError as error:
-        return None, [str(error)]
+    return KnownPlan(strategies=plan.labels(), numerics=str(plan.numerics), ladder=ladder)
 
 
 def _told_json(told: Iterable[Told[Any]]) -> list[dict[str, Any]]:

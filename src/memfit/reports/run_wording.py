@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from memfit.journal.records import Ending, Reason
 from memfit.units import format_bytes, format_seconds
 
-from .html import Card
-from .journal_contents import JournalReport, RankSummary
+from .page import TONES, Headline
+from .run_contents import RankSummary, RunReport
 from .run_state import State
-from .wording import percent, signed_error
+from .training import Training
+from .wording import FIGURE_NAMES, fits_sentence, is_within, percent, signed_error
 
 REASON_WORDS = {
     Reason.DONE: "Done",
@@ -46,7 +47,7 @@ class Verdict:
     """``good``, ``warn``, ``bad``, or empty."""
 
 
-def verdict(report: JournalReport) -> Verdict:
+def verdict(report: RunReport) -> Verdict:
     """Return how a run stands."""
     if report.ending is None:
         return _open_verdict(report)
@@ -65,7 +66,7 @@ def _tone(ending: Ending, *, num_leaks: int) -> str:
     return "" if ending.reason is Reason.INTERRUPTED else "bad"
 
 
-def _open_verdict(report: JournalReport) -> Verdict:
+def _open_verdict(report: RunReport) -> Verdict:
     """Return how a run stands that has not said how it ended."""
     process = f"process {report.facts.process_id}" if report.facts else "its process"
     at = report.written_at.replace("T", " ")
@@ -88,11 +89,24 @@ def _open_verdict(report: JournalReport) -> Verdict:
     )
 
 
-def headline_cards(report: JournalReport) -> list[Card]:
+def budget_verdict(training: Training) -> tuple[str, str]:
+    """Return the tone and the sentence of a training's budget; measured overrules predicted."""
+    planned, budget_bytes, found = training.planned, training.budget_bytes, training.found_bytes
+    if not found or budget_bytes is None or found <= budget_bytes:
+        return TONES[is_within(planned, budget_bytes)], fits_sentence(planned, budget_bytes)
+    return "bad", (
+        f"The run went above the budget of {format_bytes(budget_bytes)}: measured "
+        f"{FIGURE_NAMES[planned.budget_of]} {format_bytes(found)}, "
+        f"{format_bytes(found - budget_bytes)} too much; predicted "
+        f"{format_bytes(planned.bounded_bytes())}."
+    )
+
+
+def headline_cards(report: RunReport) -> list[Headline]:
     """Choose the headline numbers."""
     return [
         _ended_card(report),
-        _peak_card(report.highest_rank, report.budget_bytes),
+        _peak_card(report),
         _budget_card(report),
         _steps_card(report),
         _out_of_memory_card(report),
@@ -100,7 +114,7 @@ def headline_cards(report: JournalReport) -> list[Card]:
     ]
 
 
-def _ended_card(report: JournalReport) -> Card:
+def _ended_card(report: RunReport) -> Headline:
     found = verdict(report)
     notes = []
     if report.ending is not None:
@@ -109,7 +123,7 @@ def _ended_card(report: JournalReport) -> Card:
             notes.append(f"then: {_ended_by_words(report.ending.ended_by)}")
     is_open = report.state in (State.GOING_ON, State.UNKNOWN)
     label = "State" if is_open else "Ended"
-    return Card(label=label, value=found.words, notes=tuple(notes), tone=found.tone)
+    return Headline(label=label, value=found.words, notes=tuple(notes), tone=found.tone)
 
 
 def _ended_by_words(ended_by: str) -> str:
@@ -118,15 +132,15 @@ def _ended_by_words(ended_by: str) -> str:
     return words.lower() if words else ended_by
 
 
-def _peak_card(rank: RankSummary, budget_bytes: int | None) -> Card:
-    peak_bytes = rank.peak_allocated_bytes
-    notes = [predicted_words(rank)]
+def _peak_card(report: RunReport) -> Headline:
+    rank, peak_bytes = report.highest_rank, report.peak_allocated_bytes
+    notes = [_predicted_words(rank.predicted_peak_bytes, peak_bytes)]
     if rank.peak_reserved_bytes is not None:
         notes.append(f"reserved {format_bytes(rank.peak_reserved_bytes)}")
     if peak_bytes is None:
-        return Card(label="Peak allocated", value="not measured", notes=tuple(notes))
-    over = budget_bytes is not None and peak_bytes > budget_bytes
-    return Card(
+        return Headline(label="Peak allocated", value="not measured", notes=tuple(notes))
+    over = report.budget_bytes is not None and peak_bytes > report.budget_bytes
+    return Headline(
         label="Peak allocated",
         value=format_bytes(peak_bytes),
         notes=tuple(notes),
@@ -134,23 +148,23 @@ def _peak_card(rank: RankSummary, budget_bytes: int | None) -> Card:
     )
 
 
-def predicted_words(rank: RankSummary) -> str:
+def _predicted_words(predicted_bytes: int | None, peak_bytes: int | None) -> str:
     """Write the predicted peak, with its error where one was measured."""
-    if rank.predicted_peak_bytes is None:
+    if predicted_bytes is None:
         return "not predicted"
-    predicted = f"predicted {format_bytes(rank.predicted_peak_bytes)}"
-    if rank.peak_allocated_bytes is None:
+    predicted = f"predicted {format_bytes(predicted_bytes)}"
+    if peak_bytes is None:
         return predicted
-    return f"{predicted} ({signed_error(rank.predicted_peak_bytes, rank.peak_allocated_bytes)})"
+    return f"{predicted} ({signed_error(predicted_bytes, peak_bytes)})"
 
 
-def _budget_card(report: JournalReport) -> Card:
+def _budget_card(report: RunReport) -> Headline:
     if report.budget_bytes is None:
-        return Card(label="Budget", value="none", notes=("nothing was enforced",))
-    peak_bytes = report.highest_rank.peak_allocated_bytes
+        return Headline(label="Budget", value="none", notes=("nothing was enforced",))
+    peak_bytes = report.peak_allocated_bytes
     used = () if peak_bytes is None else (f"{percent(peak_bytes, report.budget_bytes)} of it used",)
     is_over = report.ending is not None and report.ending.ended_by == Reason.BUDGET_EXCEEDED
-    return Card(
+    return Headline(
         label="Budget",
         value=format_bytes(report.budget_bytes),
         notes=(*used, "then exceeded") if is_over else used,
@@ -158,15 +172,15 @@ def _budget_card(report: JournalReport) -> Card:
     )
 
 
-def _steps_card(report: JournalReport) -> Card:
+def _steps_card(report: RunReport) -> Headline:
     rank = max(report.ranks, key=lambda entry: entry.num_steps)
     notes = [f"in {format_seconds(rank.seconds)}"] if rank.seconds else []
     if rank.median_step_seconds is not None:
         notes.append(f"median {format_seconds(rank.median_step_seconds)}")
-    return Card(label="Steps", value=f"{rank.num_steps:,}", notes=tuple(notes))
+    return Headline(label="Steps", value=f"{rank.num_steps:,}", notes=tuple(notes))
 
 
-def _out_of_memory_card(report: JournalReport) -> Card:
+def _out_of_memory_card(report: RunReport) -> Headline:
     count = len(report.out_of_memory)
     is_end = report.ending is not None and report.ending.reason is Reason.OUT_OF_MEMORY
     notes = ["each time run again"] if count else []
@@ -175,7 +189,7 @@ def _out_of_memory_card(report: JournalReport) -> Card:
     if is_end and count:
         notes.append("once more, which ended the run")
     value = _times(count) if count else "ended the run" if is_end else "never"
-    return Card(
+    return Headline(
         label="Out of memory",
         value=value,
         notes=tuple(notes),
@@ -187,12 +201,12 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
-def _leaks_card(report: JournalReport) -> Card:
+def _leaks_card(report: RunReport) -> Headline:
     if not report.leaks:
         is_off = report.facts is not None and report.facts.finds_leaks is False
-        return Card(label="Leaks", value="not looked for" if is_off else "none found", notes=())
+        return Headline(label="Leaks", value="not looked for" if is_off else "none found", notes=())
     largest = max(report.leaks, key=lambda told: told.event.total_growth_bytes).event
-    return Card(
+    return Headline(
         label="Leaks",
         value=f"{len(report.leaks):,} found",
         notes=(largest.holder, f"{format_bytes(largest.total_growth_bytes)} in all"),

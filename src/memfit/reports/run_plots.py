@@ -10,7 +10,6 @@ from memfit.journal.records import StepRecord
 from memfit.journal.timeline import kept_events
 from memfit.units import format_bytes
 
-from .journal_contents import JournalReport, RankSummary
 from .plots import (
     BUDGET_IN_VIEW,
     INK,
@@ -21,6 +20,8 @@ from .plots import (
     style_axes,
     timeline_figure,
 )
+from .run_contents import RankSummary, RunReport
+from .training import Training
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ Points = tuple[list[float], list[float]]
 """Steps and bytes."""
 
 
-def has_memory(report: JournalReport) -> bool:
+def has_memory(report: RunReport) -> bool:
     """Return whether any step tells something about memory."""
     return any(
         value is not None
@@ -59,7 +60,7 @@ def has_memory(report: JournalReport) -> bool:
     )
 
 
-def run_figure(report: JournalReport, *, max_points: int = 4000) -> Figure:
+def run_figure(report: RunReport, *, max_points: int = 4000) -> Figure:
     """Draw the peaks of each step above the process's memory on the host.
 
     Of several ranks, the one with the highest peak is drawn. What was not measured leaves out its
@@ -101,7 +102,7 @@ def run_figure(report: JournalReport, *, max_points: int = 4000) -> Figure:
 _TITLE: dict[str, Any] = {"loc": "left", "color": INK, "fontsize": 10, "pad": 8}
 
 
-def _step_range(report: JournalReport, rank: int) -> tuple[float, float]:
+def _step_range(report: RunReport, rank: int) -> tuple[float, float]:
     """Return the ends of the axis: all steps and events, with room for a marker on both sides."""
     numbers = [step.step for step in report.steps[rank]]
     for told in (report.out_of_memory, report.climbs, report.leaks):
@@ -121,7 +122,7 @@ def _points(
 
 
 def _draw_device(
-    axes: Axes, report: JournalReport, steps: Sequence[StepRecord], max_points: int
+    axes: Axes, report: RunReport, steps: Sequence[StepRecord], max_points: int
 ) -> None:
     allocated = _points(steps, lambda step: step.peak_allocated_bytes, max_points)
     reserved = _points(steps, lambda step: step.peak_reserved_bytes, max_points)
@@ -191,7 +192,7 @@ def _line(axes: Axes, points: Points, unit_bytes: int, **style: Any) -> None:
     )
 
 
-def _draw_events(axes: Axes, report: JournalReport, rank: int, *, with_labels: bool) -> None:
+def _draw_events(axes: Axes, report: RunReport, rank: int, *, with_labels: bool) -> None:
     """Mark what happened: a thin line through every panel, and a shape at its top."""
     kinds: list[tuple[str, list[int], str, str]] = [
         ("out of memory", [t.event.step for t in report.out_of_memory], "X", RED),
@@ -236,14 +237,48 @@ def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
         )
 
 
-def step_figure(report: JournalReport, *, max_points: int = 4000) -> Figure | None:
-    """Draw the timeline of one step by category; None where the folder has none.
+def plan_figure(training: Training, *, max_points: int = 4000) -> Figure | None:
+    """Draw the plain step against the planned one; None where they are the same.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    if not training.planned.strategies:
+        return None
+    return timeline_figure(
+        training.plain.timeline,
+        training.planned.timeline,
+        budget_bytes=_allocated_budget(training),
+        title="What the plan changes, predicted",
+        names=("plain", "planned"),
+        max_points=max_points,
+    )
+
+
+def _allocated_budget(training: Training) -> int | None:
+    """Return the budget where it bounds what a timeline shows."""
+    return training.budget_bytes if training.planned.budget_of == "allocated" else None
+
+
+def step_figure(report: RunReport, *, max_points: int = 4000) -> Figure | None:
+    """Draw the timeline of one step by category; None where there is none.
+
+    A step of the run itself comes before the one that was measured apart from training.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
     if report.timeline is None:
-        return None
+        training = report.training
+        if training is None or training.measured is None:
+            return None
+        return timeline_figure(
+            training.planned.timeline,
+            training.measured.timeline,
+            budget_bytes=_allocated_budget(training),
+            title="The planned step, predicted and measured",
+            max_points=max_points,
+        )
     return timeline_figure(
         report.timeline.predicted,
         report.timeline.measured,
@@ -253,7 +288,7 @@ def step_figure(report: JournalReport, *, max_points: int = 4000) -> Figure | No
     )
 
 
-def ranks_figure(report: JournalReport) -> Figure | None:
+def ranks_figure(report: RunReport) -> Figure | None:
     """Draw the peaks of the ranks as bars; None for a single rank, or where nothing is known.
 
     Raises:

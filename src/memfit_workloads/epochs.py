@@ -1,0 +1,298 @@
+"""Systems that are trained epoch by epoch over rows in a new random order each time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .checkpoint_files import (
+    INTERRUPTED,
+    FoundCheckpoint,
+    newest_of,
+    random_state,
+    read_checkpoint,
+    refuse_other_run,
+    save_checkpoint,
+)
+from .loop import plain_state
+from .system import System
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .memory_settings import EpochSettings
+
+BEST, FINAL, HISTORY = "best_model.pt", "final_model.pt", "training_history.json"
+_NEEDED = ("epoch", "model_state_dict", "optimizer_state_dict", "model_config", "metrics")
+
+
+@dataclass(slots=True)
+class EpochState:
+    """How far training has come; together with weights and random states it is all there is."""
+
+    epoch: int = 0
+    """Whole epochs done."""
+    steps_done: int = 0
+    """Steps done of the epoch under way."""
+    loss_sum: float = 0.0
+    """Over the rows of the epoch under way."""
+    epoch_seconds: float = 0.0
+    best_epoch: int | None = None
+    best_score: float | None = None
+    validations_since_best: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class EpochSystem(System):
+    """A system whose data are rows, each trained on once in every epoch."""
+
+    score: ClassVar[str]
+    """The validation metric that chooses the best weights; the higher, the better."""
+    settings: EpochSettings
+    state: EpochState
+
+    def __init__(self, settings: EpochSettings, console: Console) -> None:
+        self.settings = settings
+        self.console = console
+        self.state = EpochState()
+        self._order = torch.Generator().manual_seed(settings.random_seed)
+        self._order_state: Tensor | None = None
+        self._batches: Sequence[Tensor] = ()
+
+    # What a workload gives.
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Return the number of rows to train on."""
+
+    @abstractmethod
+    def batch(self, rows: Tensor) -> Any:
+        """Return a batch of these rows, on the run's device."""
+
+    def cut(self, order: Tensor) -> Sequence[Tensor]:
+        """Cut the rows of an epoch into batches."""
+        return order.split(self.settings.batch_size)
+
+    @abstractmethod
+    def learning_rate(self, epoch: int) -> float:
+        """Return the learning rate of an epoch, counted from 0."""
+
+    @abstractmethod
+    def validate(self) -> tuple[float, dict[str, Any]]:
+        """Return the score of the weights as they are, and all validation metrics."""
+
+    @abstractmethod
+    def model_config(self) -> dict[str, Any]:
+        """Return what builds the model again."""
+
+    @abstractmethod
+    def data_config(self) -> dict[str, Any]:
+        """Return what a continuation has to find again of the data; a checkpoint holds it."""
+
+    # The loop.
+
+    def begin(self) -> None:
+        """Fix what is drawn from here on."""
+        torch.manual_seed(self.settings.random_seed)
+
+    def is_over(self) -> bool:
+        """Return whether all epochs are done, or validation has not improved for long enough."""
+        patience = self.settings.early_stopping_patience
+        if patience is not None and self.state.validations_since_best >= patience:
+            return True
+        return self.state.epoch >= self.settings.num_epochs
+
+    def next_batch(self) -> Any:
+        """Return the next batch of the epoch, which begins with the first."""
+        if not self._batches:
+            for group in self.run.optimizer.param_groups:
+                group["lr"] = self.learning_rate(self.state.epoch)
+            self._order_state = self._order.get_state()
+            self._batches = self.cut(torch.randperm(self.num_rows, generator=self._order))
+        return self.batch(self._batches[self.state.steps_done])
+
+    def step_done(self, loss: float, seconds: float) -> None:
+        """Account for a step."""
+        self.state.loss_sum += loss * len(self._batches[self.state.steps_done])
+        self.state.steps_done += 1
+        self.state.epoch_seconds += seconds
+
+    def after_step(self) -> None:
+        """Validate after an epoch, note what it gave, and write what is due."""
+        state, settings = self.state, self.settings
+        if state.steps_done < len(self._batches):
+            return
+        self._batches, self._order_state = (), None
+        state.epoch += 1
+        valid = score = None
+        if state.epoch == settings.num_epochs or state.epoch % settings.eval_every == 0:
+            score, valid = self.validate()
+        self._note_epoch(score, valid)
+        is_best = score is not None and self._note_score(score)
+        self._write_history()
+        if is_best:
+            save_checkpoint(self.folder.root / BEST, self.checkpoint())
+        if self.is_over() or state.epoch % settings.checkpoint_frequency == 0:
+            path = self.folder.checkpoints / f"checkpoint_epoch_{state.epoch}.pt"
+            save_checkpoint(path, self.checkpoint())
+
+    def _note_epoch(self, score: float | None, valid: dict[str, Any] | None) -> None:
+        """Turn the sums of the epoch into a line of history, and begin them anew."""
+        state = self.state
+        prediction = self.run.plan.prediction
+        line = {
+            "epoch": state.epoch,
+            "loss": state.loss_sum / self.num_rows,
+            "learning_rate": self.run.optimizer.param_groups[0]["lr"],
+            f"valid_{self.score}": score,
+            "valid": valid,
+            "seconds": state.epoch_seconds,
+            "predicted_peak_bytes": prediction.peak_allocated_bytes if prediction else None,
+            "measured_peak_bytes": self.run.measured_peak_bytes,
+        }
+        state.history.append(line)
+        state.steps_done, state.loss_sum, state.epoch_seconds = 0, 0.0, 0.0
+        if score is not None:
+            self.console.print(
+                f"epoch {line['epoch']}: loss {line['loss']:.5f}, "
+                f"valid {self.score.upper()} {score:.4f}, {line['seconds']:.2f} s"
+            )
+
+    def _note_score(self, score: float) -> bool:
+        """Return whether this is the best validation so far."""
+        state = self.state
+        if state.best_score is not None and score <= state.best_score:
+            state.validations_since_best += 1
+            return False
+        state.best_score, state.best_epoch, state.validations_since_best = score, state.epoch, 0
+        return True
+
+    def _write_history(self) -> None:
+        """Write what every epoch gave, as one JSON value and as one line per epoch."""
+        self.folder.write_json(HISTORY, self.state.history)
+        self.folder.write_lines("metrics.jsonl", self.state.history)
+
+    def progress(self) -> tuple[str, int, int]:
+        """Return the epoch and its steps."""
+        epoch = min(self.state.epoch + 1, self.settings.num_epochs)
+        return (
+            f"epoch {epoch}/{self.settings.num_epochs}",
+            self.state.steps_done,
+            len(self._batches),
+        )
+
+    def place(self) -> str:
+        """Name the step under way."""
+        return f"epoch {self.state.epoch + 1}, step {self.state.steps_done + 1}"
+
+    def reached(self) -> str:
+        """Say where training stops."""
+        return f"in epoch {self.state.epoch + 1} after {self.state.steps_done} steps"
+
+    # Checkpoints.
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return all that an exact continuation needs."""
+        run_state = self.run.state_dict()
+        state = plain_state(self.state)
+        own_name = {"best_score": f"best_{self.score}"}
+        return {
+            "epoch": state["epoch"],
+            "steps_done": state["steps_done"],
+            "model_state_dict": run_state.pop("model"),
+            "optimizer_state_dict": run_state.pop("optimizer"),
+            "scaler": run_state.get("scaler"),
+            "run_state": run_state,
+            "model_config": self.model_config(),
+            "metrics": state["history"][-1] if state["history"] else {},
+            "best_metric": state["best_score"],
+            "training_state": {own_name.get(name, name): state[name] for name in state},
+            "order_state": self._order.get_state()
+            if self._order_state is None
+            else self._order_state,
+            "random_state": random_state(),
+            **self.data_config(),
+            "batch_size": self.settings.batch_size,
+        }
+
+    def save_interrupted(self) -> Path:
+        """Write a checkpoint of this very step, and return its place."""
+        path = self.folder.checkpoints / INTERRUPTED
+        save_checkpoint(path, self.checkpoint())
+        return path
+
+    def resumed(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the state and the order of the rows."""
+        own_name = {f"best_{self.score}": "best_score"}
+        state = checkpoint["training_state"]
+        self.state = EpochState(**{own_name.get(name, name): state[name] for name in state})
+        self._order.set_state(checkpoint["order_state"])
+        self._write_history()
+
+    def checkpoint_to_resume(self) -> dict[str, Any] | None:
+        """Find the checkpoint that ``--resume-from-checkpoint`` asks for."""
+        resume = self.settings.resume
+        if resume is None:
+            return None
+        if resume == "auto":
+            found = newest_checkpoint(self.folder.checkpoints, self.title)
+        else:
+            path = Path(resume)
+            found = FoundCheckpoint(path, load_checkpoint(path, self.title), [])
+        for reason in found.unreadable:
+            self.console.print(f"Passed over {reason}", soft_wrap=True)
+        epoch, steps = progress_of(found.content)
+        further = f" and {steps} steps" if steps else ""
+        self.console.print(
+            f"Resuming from {found.path}: {epoch} epochs{further} done.", soft_wrap=True
+        )
+        here = {**self.model_config(), **self.data_config()}
+        if steps:  # within an epoch that was cut into batches
+            here["batch_size"] = self.settings.batch_size
+        there = {**found.content, **found.content["model_config"]}
+        refuse_other_run(found.path, there, here, flag="--resume-from-checkpoint")
+        return found.content
+
+    def save_final(self) -> None:
+        """Write the final model; what an interruption has left is no longer needed."""
+        save_checkpoint(self.folder.root / FINAL, self.checkpoint())
+        (self.folder.checkpoints / INTERRUPTED).unlink(missing_ok=True)
+
+    def load_best(self) -> tuple[str, int]:
+        """Load the best validated weights into the model, and return their file and epoch."""
+        path = self.folder.root / BEST
+        if self.state.best_epoch is None or not path.is_file():
+            return FINAL, self.state.epoch
+        best = load_checkpoint(path, self.title)
+        self.run.model.load_state_dict(best["model_state_dict"])
+        return BEST, best["epoch"]
+
+
+def load_checkpoint(path: Path, title: str) -> dict[str, Any]:
+    """Read a checkpoint of a system onto the CPU.
+
+    Raises:
+        DataError: if the file is missing, cut off, or no checkpoint of that system.
+    """
+    return read_checkpoint(path, title, _NEEDED)
+
+
+def newest_checkpoint(folder: Path, title: str) -> FoundCheckpoint:
+    """Find the checkpoint that got furthest among those that can be read.
+
+    Raises:
+        DataError: if there is none.
+    """
+    return newest_of(folder, lambda path: load_checkpoint(path, title), progress_of)
+
+
+def progress_of(checkpoint: dict[str, Any]) -> tuple[int, int]:
+    """Return whole epochs and further steps of a checkpoint, to tell which got further."""
+    return checkpoint["epoch"], checkpoint.get("steps_done", 0)

@@ -1,0 +1,113 @@
+"""The way of every workload: from its settings to a trained model inside a memory budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import memfit
+from memfit.errors import MissingExtraError
+from memfit.journal.sentences import event_sentence
+from memfit.reports.run_contents import read_report
+from memfit.reports.run_page import write_run_page
+from memfit.reports.training import Training, write_training
+
+from .loop import fit, resume
+from .planned_memory import peaks_line, show_plan
+
+if TYPE_CHECKING:
+    from .system import Outcome, System
+
+
+def train(system: System) -> dict[str, Any]:
+    """Train a system as its settings say, and return what ``--json`` ends with.
+
+    Raises:
+        DataError: if a file or checkpoint cannot be used.
+        UsageError: if the output folder holds another run.
+        NoPlanFitsError: if no plan keeps training inside the budget.
+        MemfitError: if training diverges; no final model is written then.
+        KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
+    """
+    checkpoint = system.checkpoint_to_resume()
+    with system.console.status("planning: recording steps, nothing is run yet"):
+        system.planned_memory = system.plan()
+    if system.ranks.is_first:
+        _say(system, *system.estimate())
+        show_plan(system.planned_memory, system.console)
+        _begin_folder(system, is_new=checkpoint is None)
+    planned = system.planned_memory
+    system.run = memfit.start(
+        system.job, planned.plan, device=planned.run_device, folder=system.folder.root
+    )
+    system.run.listen(lambda event: _say(system, event_sentence(event)))
+    with system.run:
+        system.begin()
+        if checkpoint is not None:
+            resume(system, checkpoint)
+        fit(system)
+        result = _finish(system) if system.ranks.is_first else {}
+        system.ranks.wait()
+    return result
+
+
+def _begin_folder(system: System, *, is_new: bool) -> None:
+    """Make the folder ready, and write what is known before the first step."""
+    folder = system.folder
+    if is_new:
+        folder.begin(overwrite=system.settings.overwrite)
+    else:
+        folder.resume()
+    folder.write_json("config.json", system.config())
+    system.planned_memory.plan.save(folder.root / "plan.yaml")
+    system.write_inputs()
+
+
+def _finish(system: System) -> dict[str, Any]:
+    """Write the final model, evaluate what was trained, and report."""
+    system.save_final()
+    system.run.close()  # weights are evaluated in the model as the job built it
+    outcome = system.outcome()
+    planned = system.planned_memory
+    peak_bytes = system.run.measured_peak_bytes
+    result = {
+        "workload": system.name,
+        "metrics": outcome.metrics,
+        **outcome.own,
+        **planned.to_json(),
+        "measured_peak_bytes": peak_bytes,
+        "run_folder": str(system.folder.root),
+    }
+    _report(system, outcome)
+    where = f"run folder: {system.folder.root} ({system.main_files})"
+    lines = [*outcome.lines, peaks_line(planned, peak_bytes), where]
+    system.write_results(result, lines)
+    _say(system, *lines)
+    return result
+
+
+def _report(system: System, outcome: Outcome) -> None:
+    """Measure one step; write training.json, and report.html where that can be drawn."""
+    planned, folder = system.planned_memory, system.folder.root
+    training = Training(
+        title=system.title,
+        command=system.settings.command,
+        budget_bytes=planned.budget_bytes,
+        plain=planned.plain,
+        planned=planned.planned,
+        considered=planned.plan.considered,
+        measured=memfit.measure(planned.job, planned.plan, device=planned.run_device),
+        run_peak_bytes=system.run.measured_peak_bytes,
+        results=outcome.metrics,
+        pictures=outcome.pictures,
+    )
+    write_training(folder, training)
+    try:
+        write_run_page(read_report(folder))
+    except MissingExtraError as error:
+        _say(system, f"No report.html: {error}")
+
+
+def _say(system: System, *lines: str) -> None:
+    """Print lines as they are."""
+    for line in lines:
+        system.console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,87 @@
+"""What every command writes with ``--json`` has the same names from version to version."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from memfit.cli.main import COMMANDS, main
+
+JOB = """
+import torch
+import memfit
+
+job = memfit.Job(
+    model=lambda: torch.nn.Linear(4, 2),
+    batch=lambda size: torch.ones(size, 4),
+    loss=lambda model, batch: model(batch).square().mean(),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters),
+    batch_size=8,
+)
+"""
+KEYS_FILE = Path(__file__).parent / "json_keys.json"
+OPEN = {"by_category", "by_module", "intervals", "facts"}
+"""Mappings whose names are data."""
+MIXTURE = (
+    *("train", "wpo-sgm", "--data", "8gaussians", "--train_kernel_size", "4", "--niters", "2"),
+    *("--train_samples_size", "8", "--validation_samples_size", "4", "--test_samples_size", "4"),
+    *("--hiddenunits", "4", "--depth", "1", "--num_generated", "8", "--no-gpu"),
+)
+CONVE = (
+    *("train", "conve", "--dataset", "nations", "--epochs", "1", "--no-gpu"),
+    *("--embedding-height", "4", "--embedding-width", "6", "--output-channels", "2"),
+)
+
+
+def keys_of(value: object, name: str = "") -> set[str]:
+    """List the names in a JSON value with their places; entries of a list have one place."""
+    if isinstance(value, list):
+        return {key for entry in value for key in keys_of(entry, f"{name}[]")}
+    if not isinstance(value, dict) or name.rpartition(".")[2] in OPEN:
+        return set()
+    keys = set()
+    for key, entry in value.items():
+        place = f"{name}.{key}" if name else key
+        keys |= {place, *keys_of(entry, place)}
+    return keys
+
+
+def words_of(command: str, folder: Path) -> list[str]:
+    job = f"{folder / 'job.py'}:job"
+    (folder / "job.py").write_text(JOB)
+    (folder / "plan.yaml").write_text(
+        "memfit_plan: 1\nstrategies:\n- name: optimizer-implementation\n  implementation: fused\n"
+    )
+    script = [sys.executable, "-c", "print(1)"]
+    return {
+        "predict": ["predict", job],
+        "plan": ["plan", job],
+        "measure": ["measure", job],
+        "verify": ["verify", job, "--plan", str(folder / "plan.yaml")],
+        "run": ["run", "--folder", str(folder / "run"), "--json", "--", *script],
+        "train wpo-sgm": [*MIXTURE, "--save", str(folder / "train")],
+        "train conve": [*CONVE, "--output-dir", str(folder / "train")],
+        "report": ["report", str(folder / "run"), "--no-page"],
+        "devices": ["devices", "t4"],
+        "doctor": ["doctor"],
+    }[command]
+
+
+@pytest.mark.parametrize("command", sorted(json.loads(KEYS_FILE.read_text())))
+def test_the_names_in_json_are_those_that_are_listed(command, tmp_path, capfd):
+    if command == "report":
+        main(words_of("run", tmp_path))
+        capfd.readouterr()
+    words = words_of(command, tmp_path)
+    main(words if "--json" in words else [*words, "--json"])
+    written = capfd.readouterr().out
+    found = json.loads(written.splitlines()[-1] if command == "run" else written)
+    assert sorted(keys_of(found)) == json.loads(KEYS_FILE.read_text())[command]
+
+
+def test_every_command_is_listed_but_the_one_that_needs_a_card():
+    listed = {words.partition(" ")[0] for words in json.loads(KEYS_FILE.read_text())}
+    assert {command.name for command in COMMANDS} - {"calibrate"} == listed

@@ -20,7 +20,7 @@ Imports = Mapping[str, Collection[str]]
 EXCEPTIONS: dict[str, str] = {
     "memfit.__main__": "Python wants it to have a file of its own",
     "memfit._version": "the build reads the version from it",
-    "memfit.cli.console": "to be merged into the module that imports it",
+    "memfit.cli.console": "rich is loaded only once there is something to show",
 }
 
 

@@ -22,9 +22,7 @@ from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
 
 if TYPE_CHECKING:
-    from memfit.separation.separation import Separation
     from memfit.session.carried_effects import CarriedEffects
-    from memfit.strategies.facts import JobFacts
 
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
 """Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""
@@ -77,6 +75,10 @@ class Session:
     forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     backward: Backward = backpropagate
     update: Update = clip_and_step
+    update_contexts: list[Callable[[torch.Tensor], AbstractContextManager[None]]] = field(
+        default_factory=list
+    )
+    """Contexts around the update of one parameter, where parameters are updated one at a time."""
     updates_in_backward: bool = False
     """Whether parameters are updated while gradients are still being computed."""
     num_counted: torch.Tensor | float | None = None
@@ -85,10 +87,8 @@ class Session:
     """What checkpoints must keep besides model and optimizer, by name."""
     carried_effects: CarriedEffects | None = None
     """Has what forwards change happen once per step, where batches are run in pieces."""
-    facts: JobFacts | None = None
-    """What has been gathered of the job as it is; see ``gather_facts``."""
-    separation: Separation | None = None
-    """Says whether pieces of a batch keep the results; made when facts are gathered."""
+    facts: Any = None
+    """What strategies have found out of the job as it is; ``gather_facts`` gives it its type."""
     spill: Spill = field(default_factory=Spill)
     """What strategies keep outside the device's memory."""
 
@@ -122,7 +122,7 @@ class Session:
                 yield Owned(parameter.grad, Category.GRADIENTS, module)
             state = self.optimizer.state.get(parameter, {})
             for value in state.values():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and not self.spill.holds(value):
                     yield Owned(value, Category.OPTIMIZER_STATE, module)
         for name, buffer in self.model.named_buffers():
             yield Owned(buffer, Category.BUFFERS, name.rpartition(".")[0])

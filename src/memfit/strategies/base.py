@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
@@ -68,6 +69,22 @@ class Strategy(abc.ABC):
     """The parts of a step whose temporaries it can make smaller."""
     never_faster: ClassVar[bool] = False
     """Whether it can only add time to a step, so that there is no need to try it for speed."""
+
+    excludes: ClassVar[Mapping[str, str]] = {}
+    """Strategies that it cannot be combined with, by name, and a clause that says why."""
+
+    @classmethod
+    def own_facts(cls, session: Session) -> object | None:
+        """Return what it alone has to know of a job's model and optimizer; None for nothing.
+
+        It is found again with ``facts.of(type)``.
+        """
+        return None
+
+    @classmethod
+    def probe(cls) -> AbstractContextManager[Callable[[], object | None]]:
+        """Watch a step; return what then gives the facts that only a step shows."""
+        return nullcontext(lambda: None)
 
     @classmethod
     @abc.abstractmethod
@@ -176,6 +193,10 @@ class AbstractBlockwise(Strategy):
         if not self.blocks:
             return list(facts.block_levels[0])
         return expand_names(self.blocks, facts.module_names)
+
+
+CHOOSES_TYPE = "both choose the type that forward and loss compute in"
+CUTS_BATCH = "both decide how a batch is cut into pieces"
 
 
 @dataclass(frozen=True, kw_only=True)

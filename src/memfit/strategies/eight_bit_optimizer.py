@@ -62,6 +62,9 @@ class EightBitOptimizer(Strategy):
         Category.TEMPORARIES: 1.0,
     }
     acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
+    excludes: ClassVar[Mapping[str, str]] = {
+        "optimizer-implementation": "the 8-bit optimizer has one implementation, its own"
+    }
 
     def __post_init__(self) -> None:
         # The library looks for GPUs when it is first imported. That must not happen while a step

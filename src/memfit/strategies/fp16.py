@@ -12,11 +12,18 @@ import torch
 from memfit.devices.spec import CPU
 from memfit.session.block_names import first_few
 from memfit.session.session import PhaseListener, Session, clip_gradients
-from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.base import CHOOSES_TYPE, Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category
 
 _SCALER = "gradient_scaler"
+
+
+@dataclass(frozen=True, slots=True)
+class Lstms:
+    """Modules that are an LSTM, which the CPU does not train in every type."""
+
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,14 @@ class Fp16(Strategy):
         Category.SAVED_ACTIVATIONS: 0.5,
         Category.TEMPORARIES: 0.5,
     }
+    excludes: ClassVar[Mapping[str, str]] = {"bf16": CHOOSES_TYPE}
+
+    @classmethod
+    def own_facts(cls, session: Session) -> Lstms:
+        """Look for recurrent layers."""
+        modules = session.model.named_modules()
+        found = (name for name, module in modules if isinstance(module, torch.nn.LSTM))
+        return Lstms(tuple(name or "the model" for name in found))
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
@@ -56,9 +71,10 @@ class Fp16(Strategy):
                 "the model has parameters in float16, whose gradients cannot be scaled back "
                 "without loss. Build it in float32; autocast computes in float16 all the same."
             )
-        if facts.device_type == CPU and facts.lstms:
+        lstms = facts.of(Lstms).names
+        if facts.device_type == CPU and lstms:
             return (
-                f"torch does not train an LSTM ({first_few(facts.lstms)}) in float16 on the CPU. "
+                f"torch does not train an LSTM ({first_few(lstms)}) in float16 on the CPU. "
                 "Allow bf16, which does the same with bfloat16."
             )
         return None

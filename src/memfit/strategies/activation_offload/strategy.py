@@ -21,16 +21,15 @@ from memfit.session.session import Session
 from memfit.session.spill import Spill
 from memfit.strategies.activation_offload.host_copies import BufferPool, CopyStream
 from memfit.strategies.activation_offload.host_storage import (
-    FileShelf,
-    HostShelf,
-    HostThenFileShelf,
+    FileStorage,
+    HostStorage,
+    HostThenFileStorage,
     Kept,
-    Shelf,
+    Storage,
 )
 from memfit.strategies.activation_offload.spill_file import SpillFile
 from memfit.strategies.base import AbstractBlockwise, Numerics, Seam, Undo
-from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.facts import JobFacts
+from memfit.strategies.facts import JobFacts, shared_facts
 from memfit.units import MIB
 
 _HOST = "host"
@@ -92,10 +91,10 @@ class ActivationOffload(AbstractBlockwise):
 
     def apply(self, session: Session) -> Undo:
         """Wrap the forward of each block."""
-        facts = gather_facts(session)
+        facts = shared_facts(session)
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
-        offloading = _Offloading(session, self._shelf(session), self.min_tensor_bytes)
+        offloading = _Offloading(session, self._storage(session), self.min_tensor_bytes)
         with ExitStack() as undos:
             undos.callback(offloading.close)
             session.forward_contexts.append(offloading.begin_forward)
@@ -110,24 +109,24 @@ class ActivationOffload(AbstractBlockwise):
         """Write the settings, the smallest size only where it is not the usual one."""
         return super().label().replace(f", min_tensor_bytes={MIB}", "")
 
-    def _shelf(self, session: Session) -> Shelf:
+    def _storage(self, session: Session) -> Storage:
         spill = session.spill
         if session.device_type == CPU:
-            return FileShelf(SpillFile(spill))
+            return FileStorage(SpillFile(spill))
         pool = BufferPool(spill, is_pinned=not session.is_virtual)
         if self.to == _HOST:
-            return HostShelf(pool, CopyStream())
-        return HostThenFileShelf(pool, CopyStream(), SpillFile(spill))
+            return HostStorage(pool, CopyStream())
+        return HostThenFileStorage(pool, CopyStream(), SpillFile(spill))
 
 
 class _Moved:
-    """A stretch of device memory that backward asks for, here or on the shelf."""
+    """A stretch of device memory that backward asks for, here or outside of it."""
 
-    def __init__(self, flat: torch.Tensor, module: str, shelf: Shelf, spill: Spill) -> None:
+    def __init__(self, flat: torch.Tensor, module: str, storage: Storage, spill: Spill) -> None:
         self.num_expected = 0
         self._flat: torch.Tensor | None = flat
         self._module = module
-        self._shelf = shelf
+        self._storage = storage
         self._spill = spill
         self._kept: Kept | None = None
         self._is_settled = False
@@ -138,10 +137,11 @@ class _Moved:
     def send(self) -> None:
         """Begin to move it out."""
         if self._kept is None and self._flat is not None:
-            self._kept = self._shelf.send(self._flat)
-            self._spill.note_out(self._module, self._num_bytes)
-            weakref.finalize(self, self._shelf.forget, self._kept).atexit = False
-            if not self._shelf.comes_ahead:
+            self._kept = self._storage.send(self._flat)
+            if not self._storage.is_on_disk:
+                self._spill.note_out(self._module, self._num_bytes)
+            weakref.finalize(self, self._storage.forget, self._kept).atexit = False
+            if not self._storage.comes_ahead:
                 self.settle()
 
     def settle(self) -> None:
@@ -149,7 +149,7 @@ class _Moved:
         if self._kept is None or self._flat is None or self._is_settled:
             return
         if not self._is_changed():
-            self._shelf.settle(self._kept, self._flat)
+            self._storage.settle(self._kept, self._flat)
             self._flat = None
             self._is_settled = True
 
@@ -172,7 +172,7 @@ class _Moved:
             )
         flat = self._fetch() if self._flat is None else self._flat
         if self._is_arriving:
-            self._shelf.claim(flat)
+            self._storage.claim(flat)
             self._is_arriving = False
         self.num_expected -= 1
         if self._is_settled and self.num_expected <= 0:
@@ -186,9 +186,10 @@ class _Moved:
 
     def _fetch(self) -> torch.Tensor:
         assert self._kept is not None, "only what was sent is not here"
-        self._flat = self._shelf.bring(self._kept)
+        self._flat = self._storage.bring(self._kept)
         self._is_arriving = True
-        self._spill.note_in(self._module, self._num_bytes)
+        if not self._storage.is_on_disk:
+            self._spill.note_in(self._module, self._num_bytes)
         return self._flat
 
 
@@ -247,9 +248,9 @@ class _Handle:
 class _Offloading:
     """Move what blocks save. Nothing here looks at values, so that fake tensors serve as well."""
 
-    def __init__(self, session: Session, shelf: Shelf, min_tensor_bytes: int) -> None:
+    def __init__(self, session: Session, storage: Storage, min_tensor_bytes: int) -> None:
         self._session = session
-        self._shelf = shelf
+        self._storage = storage
         self._min_tensor_bytes = min_tensor_bytes
         self._last: _Visit | None = None
         self._owned: set[int] = set()
@@ -262,7 +263,7 @@ class _Offloading:
         self._owned = {tensor.untyped_storage()._cdata for tensor in owned}
         self._known.clear()
         self._last = None
-        self._shelf.begin_forward()
+        self._storage.begin_forward()
         return nullcontext()
 
     def run(self, module: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -284,7 +285,7 @@ class _Offloading:
         """Release everything that is kept elsewhere."""
         self._known.clear()
         self._last = None
-        self._shelf.close()
+        self._storage.close()
 
     def _pack(self, visit: _Visit, tensor: torch.Tensor) -> torch.Tensor | _Handle:
         if not self._can_be_moved(tensor):
@@ -301,7 +302,7 @@ class _Offloading:
         if isinstance(packed, torch.Tensor):
             return packed
         with torch.no_grad():
-            if self._shelf.comes_ahead:
+            if self._storage.comes_ahead:
                 packed.visit.reach()
             flat = packed.moved.take()
             start = flat.storage_offset()
@@ -328,7 +329,7 @@ class _Offloading:
                 return moved
         with torch.no_grad():
             flat = tensor.detach().as_strided((length,), (1,), start)
-        moved = _Moved(flat, visit.module, self._shelf, self._session.spill)
+        moved = _Moved(flat, visit.module, self._storage, self._session.spill)
         self._known[key] = (weakref.ref(storage), weakref.ref(moved))
         return moved
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memfit.session.carried_effects import CarriedEffects
 from memfit.session.micro_batches import GradientSum
 from memfit.session.session import GradientPass, PhaseListener, Session
-from memfit.strategies.base import AbstractSplitting, Numerics, Seam, Undo
+from memfit.strategies.base import CUTS_BATCH, AbstractSplitting, Numerics, Seam, Undo
 from memfit.strategies.batchnorm_replay.normalisation import (
     LayerReachedError,
     NormalisationCalls,
     PartialStatistics,
     Statistics,
 )
-from memfit.strategies.facts import JobFacts
+from memfit.strategies.facts import JobFacts, known_separation
 from memfit.trace.events import Phase
 
 
@@ -48,6 +48,12 @@ class BatchNormReplay(AbstractSplitting):
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.WINDOW})
     never_faster: ClassVar[bool] = True
     takes_statistics_as_given: ClassVar[bool] = True
+    excludes: ClassVar[Mapping[str, str]] = {
+        "micro-batching": CUTS_BATCH,
+        "activation-checkpointing": (
+            "replay stops forward passes half way, inside blocks that checkpointing runs as a whole"
+        ),
+    }
 
     def unsuited(self, facts: JobFacts) -> str | None:
         """Refuse models without batch normalisation, where micro-batching does it in one pass."""
@@ -58,7 +64,7 @@ class BatchNormReplay(AbstractSplitting):
     def apply(self, session: Session) -> Undo:
         """Put the replaying gradient pass in place of the plain one."""
         before = session.gradient_pass
-        found = self.separability(session.separation)
+        found = self.separability(known_separation(session))
         carried = CarriedEffects(
             session, self.name, overwritten=found.overwritten, repeats_draws=True
         )

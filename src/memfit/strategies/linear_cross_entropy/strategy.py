@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Self
@@ -11,8 +12,18 @@ from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.linear_cross_entropy.deferred_logits import deferred_logits
+from memfit.strategies.linear_cross_entropy.noted_logits import noted_heads
 
 _FEWEST_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LargestHead:
+    """The most that a linear layer of a step scores for nothing but a cross-entropy."""
+
+    num_classes: int | None = None
+    """0 without such a layer, None where no step has been seen yet."""
+    num_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +53,25 @@ class LinearCrossEntropy(Strategy):
             raise ValueError(msg)
 
     @classmethod
+    @contextmanager
+    def probe(cls) -> Iterator[Callable[[], LargestHead]]:
+        """Note the output layers of a step."""
+        with noted_heads() as heads:
+            yield lambda: LargestHead(
+                max((head.num_classes for head in heads), default=0),
+                max((head.num_rows for head in heads), default=0),
+            )
+
+    @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer a sixteenth of the rows: products stay large, and little is left to be saved."""
-        if facts.linear_cross_entropy_rows > _FEWEST_ROWS:
-            yield cls(num_rows=max(_FEWEST_ROWS, facts.linear_cross_entropy_rows // 16))
+        num_rows = facts.of(LargestHead).num_rows
+        if num_rows > _FEWEST_ROWS:
+            yield cls(num_rows=max(_FEWEST_ROWS, num_rows // 16))
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse steps without such a pair."""
-        if facts.linear_cross_entropy_classes != 0:
+        if facts.of(LargestHead).num_classes != 0:
             return None
         return (
             "no output layer with many classes goes straight into a cross-entropy, so there are "

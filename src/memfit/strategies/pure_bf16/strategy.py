@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from memfit.devices.spec import CPU, CUDA
 from memfit.session.session import Session, clip_gradients
-from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.base import CHOOSES_TYPE, Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.pure_bf16.rounding import RoundedStep, StochasticRounding, is_shaped_like
 from memfit.strategies.single_steps import PACKAGES, attachment_obstacle
@@ -50,6 +50,7 @@ class PureBf16(Strategy):
     seams: ClassVar[frozenset[Seam]] = frozenset(Seam) - {Seam.PROCESS}
     acts_on: ClassVar[Mapping[Category, float]] = dict.fromkeys(Category, 0.5)
     acts_in: ClassVar[tuple[Phase, ...]] = tuple(Phase)
+    excludes: ClassVar[Mapping[str, str]] = {"bf16": CHOOSES_TYPE, "fp16": CHOOSES_TYPE}
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -19,13 +19,27 @@ from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.tiling.tileable import (
+    EffectfulBlock,
+    TileableBlock,
     TileableDims,
     dims_of_call,
     find_tileable_blocks,
+    judged_blocks,
     members_replaced,
 )
 
 _NUM_TILES = (4, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class TileableBlocks:
+    """The outermost modules that treat positions (tokens, space, time) apart."""
+
+    names: tuple[str, ...] = ()
+    with_dropout: tuple[str, ...] = ()
+    """Those of them that draw random masks."""
+    with_effects: Mapping[str, str] = field(default_factory=dict)
+    """Modules that only their effects keep from being among them, each with a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,37 +76,48 @@ class Tiling(Strategy):
             raise ValueError(msg)
 
     @classmethod
+    def own_facts(cls, session: Session) -> TileableBlocks:
+        """Look for blocks that can be tiled."""
+        judged = judged_blocks(session.model)
+        tileable = [block for block in judged if isinstance(block, TileableBlock)]
+        return TileableBlocks(
+            names=tuple(block.name for block in tileable),
+            with_dropout=tuple(block.name for block in tileable if block.draws),
+            with_effects={
+                block.name: block.sentence for block in judged if isinstance(block, EffectfulBlock)
+            },
+        )
+
+    @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer ever more tiles, of all blocks that can be tiled."""
-        for num_tiles in _NUM_TILES if facts.tileable_blocks else ():
+        for num_tiles in _NUM_TILES if facts.of(TileableBlocks).names else ():
             yield cls(num_tiles=num_tiles)
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models without such a block, and names of other blocks."""
-        if not facts.tileable_blocks and facts.blocks_with_effects:
-            _, sentence = facts.blocks_with_effects[0]
-            return f"{sentence}, which it would do once for each tile, and in backward again."
-        if not facts.tileable_blocks:
+        found = facts.of(TileableBlocks)
+        unknown = [name for name in self.blocks if name not in found.names]
+        for name in unknown if found.names else found.with_effects:
+            if name in found.with_effects:
+                return (
+                    f"{found.with_effects[name]}, which it would do once for each tile, and in "
+                    "backward again."
+                )
+        if not found.names:
             return (
                 "no block of the model treats positions apart (an MLP over tokens, or a chain of "
                 "convolutions of stride 1 that keep the size), so there is nothing to tile."
             )
-        unknown = [name for name in self.blocks if name not in facts.tileable_blocks]
         if not unknown:
             return None
-        effects = dict(facts.blocks_with_effects)
-        for name in unknown:
-            if name in effects:
-                return (
-                    f"{effects[name]}, which it would do once for each tile, and in backward again."
-                )
-        known = [name or "'' (the whole model)" for name in facts.tileable_blocks]
+        known = [name or "'' (the whole model)" for name in found.names]
         return f"{', '.join(unknown)} cannot be tiled; what can is: {first_few(known)}."
 
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Dropout masks inside a tiled block differ from those of the whole block."""
-        chosen = self.blocks or facts.tileable_blocks
-        drawing = set(chosen) & set(facts.tileable_blocks_with_dropout)
+        found = facts.of(TileableBlocks)
+        drawing = set(self.blocks or found.names) & set(found.with_dropout)
         return Numerics.SAME_IN_LAW if drawing else Numerics.EXACT
 
     def apply(self, session: Session) -> Undo:

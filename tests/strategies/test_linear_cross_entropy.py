@@ -13,8 +13,7 @@ import memfit
 from memfit import Job, Plan, Total
 from memfit.prediction.recording import record
 from memfit.strategies import build_strategy
-from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
-from memfit.strategies.linear_cross_entropy.strategy import LargestHead
+from memfit.strategies.linear_cross_entropy import LargestHead, LinearCrossEntropy
 
 VOCABULARY, TOKENS, BATCH_SIZE = 2048, 32, 8
 NUM_ROWS = BATCH_SIZE * TOKENS

@@ -22,9 +22,8 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.micro_batching import MicroBatching
-from memfit.strategies.tiling import Tiling
+from memfit.strategies.tiling import TileableBlocks, TiledForward, Tiling, tiles
 from memfit.strategies.tiling import strategy as tiling
-from memfit.strategies.tiling.strategy import TileableBlocks, TiledForward, tiles
 
 EXACT = 1e-12
 

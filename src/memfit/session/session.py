@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,6 +97,23 @@ class Session:
     def is_virtual(self) -> bool:
         """Return whether the step is recorded on fake tensors, and nothing is really there."""
         return any(isinstance(parameter, FakeTensor) for parameter in self.model.parameters())
+
+    def replace(self, **values: Any) -> Callable[[], None]:
+        """Set fields; return what sets them back."""
+        before = {name: getattr(self, name) for name in values}
+        self._set(values)
+        return partial(self._set, before)
+
+    def _set(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def wrap_forward(
+        self, context: Callable[[], AbstractContextManager[Any]]
+    ) -> Callable[[], None]:
+        """Have forward and loss run inside a context; return what takes it away."""
+        self.forward_contexts.append(context)
+        return partial(self.forward_contexts.remove, context)
 
     def loss_of(self, batch: Any) -> torch.Tensor | Total:
         """Compute the loss of a (micro-)batch inside the contexts that strategies have asked for.

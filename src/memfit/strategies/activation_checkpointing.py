@@ -18,8 +18,7 @@ from torch.utils.checkpoint import (
 
 from memfit.errors import StrategyError
 from memfit.forward_state import Before, ForwardState
-from memfit.session.forwards import replace_forward
-from memfit.session.generation_caches import without_generation_caches
+from memfit.session.forwards import replace_forward, without_generation_caches
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractBlockwise, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts, shared_facts

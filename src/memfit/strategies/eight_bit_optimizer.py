@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -72,11 +72,6 @@ class EightBitOptimizer(Strategy):
         if find_spec(_LIBRARY):
             _library()
 
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
-
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse optimizers without an 8-bit version that does the same."""
         if not find_spec(_LIBRARY):
@@ -89,13 +84,7 @@ class EightBitOptimizer(Strategy):
         Raises:
             MissingExtraError: if bitsandbytes is not installed.
         """
-        before = session.optimizer
-        session.optimizer = _eight_bit(before)
-
-        def undo() -> None:
-            session.optimizer = before
-
-        return undo
+        return session.replace(optimizer=_eight_bit(session.optimizer))
 
 
 def _lack(facts: JobFacts) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -59,11 +60,6 @@ class Fp16(Strategy):
         found = (name for name, module in modules if isinstance(module, torch.nn.LSTM))
         return Lstms(tuple(name or "the model" for name in found))
 
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
-
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse parameters in float16, and recurrent layers that the CPU lacks in float16."""
         if "float16" in facts.parameter_dtypes:
@@ -83,19 +79,17 @@ class Fp16(Strategy):
         """Add the autocast context, and scale around backward and update."""
         context = partial(torch.autocast, session.device_type, dtype=torch.float16)
         scaling = _LossScaling(session)
-        before = session.gradient_pass, session.backward, session.update
-        session.forward_contexts.append(context)
-        session.gradient_pass = scaling.gradient_pass
-        session.backward = scaling.backward
-        session.update = scaling.update
-        session.stateful[_SCALER] = scaling.scaler
-
-        def undo() -> None:
-            session.forward_contexts.remove(context)
-            session.gradient_pass, session.backward, session.update = before
-            del session.stateful[_SCALER]
-
-        return undo
+        with ExitStack() as undos:
+            undos.callback(session.wrap_forward(context))
+            undos.callback(
+                session.replace(
+                    gradient_pass=scaling.gradient_pass,
+                    backward=scaling.backward,
+                    update=scaling.update,
+                    stateful={**session.stateful, _SCALER: scaling.scaler},
+                )
+            )
+            return undos.pop_all().close
 
 
 class _LossScaling:

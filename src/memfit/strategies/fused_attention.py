@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import nn
@@ -79,11 +78,6 @@ class FusedAttention(Strategy):
         """Look for attention that could be fused."""
         found = find_explicit_attention(session.model)
         return AttentionToFuse(found.names, found.may_drop)
-
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models without attention that could be fused."""

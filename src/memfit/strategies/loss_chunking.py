@@ -46,9 +46,7 @@ class LossChunking(Strategy):
     never_faster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.num_candidates < 1:
-            msg = f"num_candidates must be at least 1, not {self.num_candidates}"
-            raise ValueError(msg)
+        self.check_at_least(1, "num_candidates")
 
     @classmethod
     @contextmanager
@@ -76,13 +74,7 @@ class LossChunking(Strategy):
 
     def apply(self, session: Session) -> Undo:
         """Set the chunk size around forward and loss."""
-        context = partial(chunked, self.num_candidates)
-        session.forward_contexts.append(context)
-
-        def undo() -> None:
-            session.forward_contexts.remove(context)
-
-        return undo
+        return session.wrap_forward(partial(chunked, self.num_candidates))
 
 
 def _largest(losses: Sequence[StreamableLoss]) -> StreamableCandidates:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -61,11 +61,6 @@ class OptimizerInBackward(Strategy):
         ),
     }
 
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
-
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse what needs all gradients at once."""
         if facts.clips_gradients:
@@ -82,15 +77,8 @@ class OptimizerInBackward(Strategy):
 
     def apply(self, session: Session) -> Undo:
         """Have the gradient pass update as it goes."""
-        before = session.gradient_pass
-        session.gradient_pass = partial(_update_in_backward, before)
-        session.updates_in_backward = True
-
-        def undo() -> None:
-            session.gradient_pass = before
-            session.updates_in_backward = False
-
-        return undo
+        updating = partial(_update_in_backward, session.gradient_pass)
+        return session.replace(gradient_pass=updating, updates_in_backward=True)
 
 
 def _update_in_backward(

@@ -15,8 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
-from memfit.session.forwards import replace_forward
-from memfit.session.recomputation import is_recomputed_later
+from memfit.session.forwards import is_recomputed_later, replace_forward
 from memfit.session.session import Session
 from memfit.session.spill import Spill
 from memfit.strategies.activation_offload.host_copies import BufferPool, CopyStream
@@ -28,17 +27,14 @@ from memfit.strategies.activation_offload.host_storage import (
     Storage,
 )
 from memfit.strategies.activation_offload.spill_file import SpillFile
-from memfit.strategies.base import AbstractBlockwise, Numerics, Seam, Undo
+from memfit.strategies.base import HOST, AbstractBlockwise, AbstractOffload, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts, shared_facts
-from memfit.units import MIB
 
-_HOST = "host"
-_DISK = "disk"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationOffload(AbstractBlockwise):
+class ActivationOffload(AbstractOffload, AbstractBlockwise):
     """Move what blocks save for backward to the host or to disk, and back when it is needed.
 
     ``blocks`` are names of modules, a range of numbered siblings being written ``layers.0-11``;
@@ -58,36 +54,16 @@ class ActivationOffload(AbstractBlockwise):
     wrong gradients from the second step on.
     """
 
-    to: str = _HOST
-    min_tensor_bytes: int = MIB
-
     name: ClassVar[str] = "activation-offload"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.FORWARD})
     never_faster: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.to not in {_HOST, _DISK}:
-            msg = f"to must be {_HOST} or {_DISK}, not {self.to!r}"
-            raise ValueError(msg)
-        if self.min_tensor_bytes < 1:
-            msg = f"min_tensor_bytes must be at least 1, not {self.min_tensor_bytes}"
-            raise ValueError(msg)
-
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Offer the host; on the CPU there is only the disk."""
+        """Offer what there is to move to, where there are blocks."""
         if facts.block_levels:
-            yield cls(to=_DISK if facts.device_type == CPU else _HOST)
-
-    def obstacle(self, facts: JobFacts) -> str | None:
-        """Refuse the host where it is the device itself, and blocks that cannot be taken."""
-        if self.to == _HOST and facts.device_type == CPU:
-            return (
-                "on the cpu the host's memory is the device, so nothing would be saved. "
-                "Use to: disk."
-            )
-        return super().obstacle(facts)
+            yield from super().options(facts)
 
     def apply(self, session: Session) -> Undo:
         """Wrap the forward of each block."""
@@ -105,16 +81,12 @@ class ActivationOffload(AbstractBlockwise):
                 undos.callback(replace_forward(block, forward))
             return undos.pop_all().close
 
-    def label(self) -> str:
-        """Write the settings, the smallest size only where it is not the usual one."""
-        return super().label().replace(f", min_tensor_bytes={MIB}", "")
-
     def _storage(self, session: Session) -> Storage:
         spill = session.spill
         if session.device_type == CPU:
             return FileStorage(SpillFile(spill))
         pool = BufferPool(spill, is_pinned=not session.is_virtual)
-        if self.to == _HOST:
+        if self.to == HOST:
             return HostStorage(pool, CopyStream())
         return HostThenFileStorage(pool, CopyStream(), SpillFile(spill))
 

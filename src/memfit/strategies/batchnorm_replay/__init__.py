@@ -63,17 +63,12 @@ class BatchNormReplay(AbstractSplitting):
 
     def apply(self, session: Session) -> Undo:
         """Put the replaying gradient pass in place of the plain one."""
-        before = session.gradient_pass
         found = self.separability(known_separation(session))
         carried = CarriedEffects(
             session, self.name, overwritten=found.overwritten, repeats_draws=True
         )
-        session.gradient_pass = _ReplayPass(self.micro_batch_size, before, carried)
-
-        def undo() -> None:
-            session.gradient_pass = before
-
-        return undo
+        replaying = _ReplayPass(self.micro_batch_size, session.gradient_pass, carried)
+        return session.replace(gradient_pass=replaying)
 
 
 class _ReplayPass:

@@ -16,8 +16,7 @@ from memfit.analysis.separability import Separability, not_known
 from memfit.errors import StrategyError
 from memfit.separation.separation import Separation
 from memfit.session.block_names import expand_names, first_few
-from memfit.session.forwards import replace_forward
-from memfit.session.generation_caches import without_generation_caches
+from memfit.session.forwards import replace_forward, without_generation_caches
 from memfit.session.leaves import leaves_of
 from memfit.session.session import GradientPass, PhaseListener, Session
 from memfit.strategies.base import CUTS_BATCH, AbstractSplitting, Numerics, Seam, Undo

@@ -48,9 +48,7 @@ class LinearCrossEntropy(Strategy):
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
 
     def __post_init__(self) -> None:
-        if self.num_rows < 1:
-            msg = f"num_rows must be at least 1, not {self.num_rows}"
-            raise ValueError(msg)
+        self.check_at_least(1, "num_rows")
 
     @classmethod
     @contextmanager
@@ -80,10 +78,4 @@ class LinearCrossEntropy(Strategy):
 
     def apply(self, session: Session) -> Undo:
         """Put logits off around forward and loss."""
-        context = partial(deferred_logits, self.num_rows)
-        session.forward_contexts.append(context)
-
-        def undo() -> None:
-            session.forward_contexts.remove(context)
-
-        return undo
+        return session.wrap_forward(partial(deferred_logits, self.num_rows))

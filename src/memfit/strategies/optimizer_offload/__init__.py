@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from memfit.devices.spec import CPU
 from memfit.session.optimizer_facts import OWN_STEP, TORCH
 from memfit.session.session import Session
-from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.base import DISK, AbstractOffload, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.optimizer_offload.host_states import HostStates
 from memfit.strategies.optimizer_offload.host_tensors import MappedFile, PinnedMemory
@@ -18,8 +17,6 @@ from memfit.strategies.optimizer_offload.step import OffloadedStep
 from memfit.trace.events import Category, Phase
 from memfit.units import KIB
 
-_HOST = "host"
-_DISK = "disk"
 _NEEDS_ALL = "LBFGS"
 _UNSUITED_OPTIONS = {
     "capturable": "a captured step finds its states at the same addresses every time",
@@ -28,7 +25,7 @@ _UNSUITED_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerOffload(Strategy):
+class OptimizerOffload(AbstractOffload):
     """Keep the optimizer's states off the device, but for those of the parameter being updated.
 
     ``to`` is ``host`` (pinned memory, for training on a GPU) or ``disk`` (a file that is mapped
@@ -49,7 +46,6 @@ class OptimizerOffload(Strategy):
     on the host; here the update itself stays on the device.
     """
 
-    to: str = _HOST
     min_tensor_bytes: int = 64 * KIB
 
     name: ClassVar[str] = "optimizer-offload"
@@ -66,26 +62,10 @@ class OptimizerOffload(Strategy):
         "pure-bf16": "the rounding of updates goes through the states slice by slice on the device",
     }
 
-    def __post_init__(self) -> None:
-        if self.to not in {_HOST, _DISK}:
-            msg = f"to must be {_HOST} or {_DISK}, not {self.to!r}"
-            raise ValueError(msg)
-        if self.min_tensor_bytes < 1:
-            msg = f"min_tensor_bytes must be at least 1, not {self.min_tensor_bytes}"
-            raise ValueError(msg)
-
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """Offer the host; on the CPU there is only the disk."""
-        yield cls(to=_DISK if facts.device_type == CPU else _HOST)
-
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse the host where it is the device, and optimizers that need all states at once."""
-        if self.to == _HOST and facts.device_type == CPU:
-            return (
-                "on the cpu the host's memory is the device, so nothing would be saved. "
-                "Use to: disk."
-            )
+        if reason := super().obstacle(facts):
+            return reason
         if facts.optimizer_package != TORCH or facts.optimizer == _NEEDS_ALL:
             return (
                 f"{facts.optimizer} may need the states of all parameters at once; optimizers of "
@@ -102,7 +82,7 @@ class OptimizerOffload(Strategy):
 
     def apply(self, session: Session) -> Undo:
         """Move the states there are, and step one parameter at a time."""
-        spill, is_on_disk = session.spill, self.to == _DISK
+        spill, is_on_disk = session.spill, self.to == DISK
         memory = MappedFile(spill) if is_on_disk else PinnedMemory(spill)
         states = HostStates(session.optimizer, memory, spill, self.min_tensor_bytes)
         with ExitStack() as undos:
@@ -110,7 +90,3 @@ class OptimizerOffload(Strategy):
             undos.callback(session.update_contexts.remove, states.visiting)
             undos.callback(OffloadedStep(session.optimizer, states).undo)
             return undos.pop_all().close
-
-    def label(self) -> str:
-        """Write where the states go, and the smallest size only where it is not the usual one."""
-        return super().label().replace(f", min_tensor_bytes={64 * KIB}", "")

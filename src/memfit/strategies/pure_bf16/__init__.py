@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -51,11 +51,6 @@ class PureBf16(Strategy):
     acts_on: ClassVar[Mapping[Category, float]] = dict.fromkeys(Category, 0.5)
     acts_in: ClassVar[tuple[Phase, ...]] = tuple(Phase)
     excludes: ClassVar[Mapping[str, str]] = {"bf16": CHOOSES_TYPE, "fp16": CHOOSES_TYPE}
-
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse models with nothing to shrink, and optimizers that need all parameters at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -71,9 +72,7 @@ class Tiling(Strategy):
     never_faster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.num_tiles < 2:
-            msg = f"num_tiles must be at least 2, not {self.num_tiles}"
-            raise ValueError(msg)
+        self.check_at_least(2, "num_tiles")
 
     @classmethod
     def own_facts(cls, session: Session) -> TileableBlocks:
@@ -124,16 +123,10 @@ class Tiling(Strategy):
         """Have the chosen blocks computed tile by tile."""
         names = self.blocks or [block.name for block in find_tileable_blocks(session.model)]
         blocks = [session.model.get_submodule(name) for name in names]
-        undos = [
-            replace_forward(block, TiledForward(block, self.num_tiles, name))
-            for name, block in zip(names, blocks, strict=True)
-        ]
-
-        def undo() -> None:
-            for undo_block in undos:
-                undo_block()
-
-        return undo
+        with ExitStack() as undos:
+            for name, block in zip(names, blocks, strict=True):
+                undos.callback(replace_forward(block, TiledForward(block, self.num_tiles, name)))
+            return undos.pop_all().close
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,10 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.optimizer_implementation import OptimizerImplementation
+from memfit.strategies.optimizer_implementation import (
+    OfferedImplementations,
+    OptimizerImplementation,
+)
 from memfit.strategies.plan import conflict, in_catalogue_order
 
 SLACK = 1.4
@@ -155,7 +158,9 @@ def dimensions(facts: JobFacts) -> list[list[Strategy | None]]:
             continue
         options = list(settings_of([kind], facts))
         if kind is OptimizerImplementation:
-            options = [kind(implementation=name) for name in facts.optimizer_implementations[:-1]]
+            options = [
+                kind(implementation=name) for name in facts.of(OfferedImplementations).names[:-1]
+            ]
             options.sort(key=lambda option: option.settings()["implementation"] == "fused")
         if options:
             found.append([None, *options])

@@ -9,6 +9,7 @@ import torch
 from memfit import Job
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
+from memfit.strategies.optimizer_offload import OptimizerOffload
 
 from .builders import (
     Entry,
@@ -88,6 +89,28 @@ ENTRIES: tuple[Entry, ...] = (
         large_job=large_parameters,
         large_settings=(EightBitOptimizer(),),
         refusal=(EightBitOptimizer(), adam_with_coupled_decay, "take torch.optim.AdamW"),
+    ),
+    Entry(
+        strategy=OptimizerOffload,
+        settings=(
+            OptimizerOffload(to="disk", min_tensor_bytes=1),
+            OptimizerOffload(to="disk", min_tensor_bytes=5000),
+        ),
+        jobs=(
+            trained_by_adamw,
+            trained_by_sgd,
+            trained_in_two_groups,
+            clipped_adamw,
+            ragged_tokens,
+            many_candidates,
+            batch_normalised,
+        ),
+        large_job=large_parameters,
+        large_settings=(
+            OptimizerOffload(to="disk"),
+            OptimizerOffload(to="disk", min_tensor_bytes=1),
+        ),
+        refusal=(OptimizerOffload(), residual, "the host's memory is the device"),
     ),
     Entry(
         strategy=OptimizerInBackward,

@@ -77,6 +77,8 @@ def snapshot(session):
         "update": session.update,
         "stateful": dict(session.stateful),
         "optimizer": id(session.optimizer),
+        "optimizer step": id(vars(session.optimizer).get("step")),
+        "update contexts": list(session.update_contexts),
     }
 
 
@@ -149,7 +151,7 @@ def test_a_run_is_not_started_with_what_is_refused(entry):
 MAY_CHANGE = {
     Seam.MODEL: {"attributes", "members", "values"},
     Seam.FORWARD: {"contexts"},
-    Seam.OPTIMIZER: {"groups", "optimizer"},
+    Seam.OPTIMIZER: {"groups", "optimizer", "optimizer step", "update contexts"},
     Seam.WINDOW: {"gradient_pass", "backward", "update", "stateful", "micro_batch_size"},
     Seam.PROCESS: set(),
 }

@@ -50,8 +50,8 @@ def test_a_step_that_moves_nothing_waits_for_nothing(name):
 def test_the_disk_is_waited_for_whole():
     offload = ActivationOffload(to="disk", min_tensor_bytes=1)
     recording, seconds = recorded(load_device("cpu"), offload)
-    assert moved_bytes(recording) > 0
-    assert seconds == moved_bytes(recording) / DISK_BYTES_PER_SECOND
+    assert recording.spill.file_bytes > 0
+    assert seconds == recording.spill.file_bytes / DISK_BYTES_PER_SECOND
 
 
 @pytest.mark.parametrize("others", [(), (MicroBatching(micro_batch_size=16),)], ids=len)

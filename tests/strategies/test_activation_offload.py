@@ -24,7 +24,7 @@ from memfit.strategies import build_strategy
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.activation_offload.host_copies import BufferPool, CopyStream
-from memfit.strategies.activation_offload.host_storage import HostShelf, HostThenFileShelf
+from memfit.strategies.activation_offload.host_storage import HostStorage, HostThenFileStorage
 from memfit.strategies.activation_offload.spill_file import SpillFile
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.micro_batching import MicroBatching
@@ -70,12 +70,12 @@ class OnFakeCard(ActivationOffload):
     cuda: FakeCuda
     by_way_of_file: bool = False
 
-    def _shelf(self, session):
+    def _storage(self, session):
         pool = BufferPool(session.spill, is_pinned=False)
         stream = CopyStream(self.cuda)
         if self.by_way_of_file:
-            return HostThenFileShelf(pool, stream, SpillFile(session.spill))
-        return HostShelf(pool, stream)
+            return HostThenFileStorage(pool, stream, SpillFile(session.spill))
+        return HostStorage(pool, stream)
 
 
 def open_session(job: Job):

@@ -24,7 +24,7 @@ from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.fused_attention import FusedAttention, UncomputedWeights
+from memfit.strategies.fused_attention import AttentionToFuse, FusedAttention, UncomputedWeights
 from memfit.strategies.micro_batching import MicroBatching
 
 WIDTH, HEADS, TOKENS, SAMPLES = 8, 2, 5, 3
@@ -357,14 +357,14 @@ class Renamed(nn.MultiheadAttention):
 )
 def test_layers_that_may_compute_weights_are_found(model, names):
     facts = facts_of(model)
-    assert facts.explicit_attention == names
+    assert facts.of(AttentionToFuse).names == names
     assert (FusedAttention().obstacle(facts) is None) == bool(names)
 
 
 def test_a_forward_of_the_users_own_is_left_alone():
     model = nn.Sequential(nn.MultiheadAttention(8, 2))
     model[0].forward = lambda x: x
-    assert facts_of(model).explicit_attention == ()
+    assert facts_of(model).of(AttentionToFuse).names == ()
 
 
 @pytest.mark.parametrize(
@@ -380,8 +380,8 @@ def test_only_dropout_of_the_weights_may_draw_other_masks(rate, hidden_rate, num
 
 def test_a_layer_that_is_not_training_draws_nothing():
     model = nn.Sequential(nn.MultiheadAttention(8, 2, dropout=0.5))
-    assert facts_of(model).attention_may_drop
-    assert not facts_of(model.eval()).attention_may_drop
+    assert facts_of(model).of(AttentionToFuse).may_drop
+    assert not facts_of(model.eval()).of(AttentionToFuse).may_drop
 
 
 def test_transformers_is_not_imported():
@@ -439,7 +439,7 @@ def test_a_plan_without_it_can_be_had():
     job = job_of(Using)
     plan = memfit.plan(job, forbid=["fused-attention"])
     assert reasons(plan)["fused-attention"] == "it was forbidden."
-    assert record(job).facts.explicit_attention
+    assert record(job).facts.of(AttentionToFuse).names
 
 
 # --- planted fault --------------------------------------------------------------------------------

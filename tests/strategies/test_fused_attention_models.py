@@ -23,7 +23,7 @@ from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.fused_attention import FusedAttention
+from memfit.strategies.fused_attention import AttentionToFuse, FusedAttention
 from memfit.strategies.micro_batching import MicroBatching
 
 pytest.importorskip("transformers")
@@ -203,7 +203,7 @@ class Around(nn.Module):
 def test_a_model_inside_a_bigger_module_is_found():
     config = config_of("bert")
     job = job_for(lambda: Around(model_of("bert", config)))
-    assert gather_facts(session_of(job)).explicit_attention == ("encoders.0",)
+    assert gather_facts(session_of(job)).of(AttentionToFuse).names == ("encoders.0",)
     assert memfit.verify(job, FUSED).largest_error <= EXACT
 
 
@@ -243,7 +243,7 @@ def test_a_model_built_meanwhile_from_the_same_configuration_stays_eager():
     job = job_of("bert", config)
     run = memfit.start(job, FUSED)
     assert config._attn_implementation == "eager"
-    assert record(job).facts.explicit_attention == ("",)
+    assert record(job).facts.of(AttentionToFuse).names == ("",)
     run.close()
 
 
@@ -276,7 +276,7 @@ def test_a_model_without_sdpa_is_left_alone_but_not_what_is_inside_it():
             return self.inner(**inputs)
 
     job = job_for(lambda: Wrapper(config_of("bert")))
-    assert gather_facts(session_of(job)).explicit_attention == ("inner",)
+    assert gather_facts(session_of(job)).of(AttentionToFuse).names == ("inner",)
     assert memfit.verify(job, FUSED).largest_error <= EXACT
 
 

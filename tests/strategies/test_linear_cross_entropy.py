@@ -13,7 +13,7 @@ import memfit
 from memfit import Job, Plan, Total
 from memfit.prediction.recording import record
 from memfit.strategies import build_strategy
-from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
+from memfit.strategies.linear_cross_entropy import LargestHead, LinearCrossEntropy
 
 VOCABULARY, TOKENS, BATCH_SIZE = 2048, 32, 8
 NUM_ROWS = BATCH_SIZE * TOKENS
@@ -86,8 +86,7 @@ def plan_of(num_rows, **others) -> Plan:
 @EACH_MODEL
 def test_models_of_transformers_are_known_for_their_logits(name):
     facts = record(language_model(name)).facts
-    assert facts.linear_cross_entropy_classes == VOCABULARY
-    assert facts.linear_cross_entropy_rows == NUM_ROWS
+    assert facts.of(LargestHead) == LargestHead(VOCABULARY, NUM_ROWS)
 
 
 @EACH_MODEL
@@ -235,7 +234,7 @@ def test_a_sixteenth_of_the_rows_is_offered_down_to_a_useful_size(num_rows, offe
 )
 def test_a_step_without_logits_to_save_is_refused(job):
     facts = record(job).facts
-    assert facts.linear_cross_entropy_classes == 0
+    assert facts.of(LargestHead).num_classes == 0
     assert not list(LinearCrossEntropy.options(facts))
     assert "no logits to do without" in str(LinearCrossEntropy(num_rows=8).obstacle(facts))
 

@@ -17,7 +17,7 @@ from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.compatibility import RULES
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.loss_chunking import LossChunking
+from memfit.strategies.loss_chunking import LossChunking, StreamableCandidates
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.plan import in_catalogue_order, worst_numerics
@@ -39,8 +39,6 @@ def facts() -> JobFacts:
         has_dropout=False,
         block_levels=(),
         optimizer="SGD",
-        optimizer_implementations=("fused", "foreach", "loop"),
-        streamable_candidates=0,
     )
 
 
@@ -244,17 +242,17 @@ def test_batches_are_halved_until_one_sample_is_left(facts, strategy, num_sample
 
 
 def test_losses_are_cut_into_ever_fewer_candidates_down_to_a_useful_size(facts):
-    facts = replace(facts, streamable_chunk=128)
-    offered = LossChunking.options(replace(facts, streamable_candidates=40_000))
+    offered = LossChunking.options(replace(facts, own=(StreamableCandidates(40_000, 128),)))
     assert [option.num_candidates for option in offered] == [10_000, 1250, 156]
-    assert list(LossChunking.options(replace(facts, streamable_candidates=500))) == []
+    few = replace(facts, own=(StreamableCandidates(500, 128),))
+    assert list(LossChunking.options(few)) == []
 
 
 def test_sets_whose_members_are_large_are_cut_down_to_single_ones_but_into_no_more_than_a_thousand(
     facts,
 ):
     def offered(num_members):
-        found = replace(facts, streamable_candidates=num_members, streamable_chunk=1)
+        found = replace(facts, own=(StreamableCandidates(num_members),))
         return [option.num_candidates for option in LossChunking.options(found)]
 
     assert offered(1000) == [250, 62, 15, 3]

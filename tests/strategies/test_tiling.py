@@ -22,9 +22,8 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.micro_batching import MicroBatching
-from memfit.strategies.tiling import Tiling
+from memfit.strategies.tiling import TileableBlocks, TiledForward, Tiling, tiles
 from memfit.strategies.tiling import strategy as tiling
-from memfit.strategies.tiling.strategy import TiledForward, tiles
 
 EXACT = 1e-12
 
@@ -308,7 +307,8 @@ def test_under_bf16_gradients_are_those_of_bf16_alone():
 def test_only_named_blocks_are_tiled_and_unknown_ones_refused():
     session = open_session(stacked(rate=0.1))
     facts = gather_facts(session)
-    assert facts.tileable_blocks == facts.tileable_blocks_with_dropout == ("0.mlp", "1.mlp")
+    found = facts.of(TileableBlocks)
+    assert found.names == found.with_dropout == ("0.mlp", "1.mlp")
     undo = Tiling(num_tiles=2, blocks=("1.mlp",)).apply(session)
     assert [isinstance(block.mlp.forward, TiledForward) for block in session.model] == [False, True]
     undo()
@@ -318,10 +318,8 @@ def test_only_named_blocks_are_tiled_and_unknown_ones_refused():
 
 
 def test_numerics_are_same_in_law_where_a_tiled_block_draws():
-    facts = replace(
-        gather_facts(open_session(stacked())),
-        tileable_blocks_with_dropout=("0.mlp",),
-    )
+    own = TileableBlocks(names=("0.mlp", "1.mlp"), with_dropout=("0.mlp",))
+    facts = replace(gather_facts(open_session(stacked())), own=(own,))
     for blocks, numerics in (((), "same-in-law"), (("1.mlp",), "exact")):
         assert str(Tiling(num_tiles=2, blocks=blocks).numerics_for(facts)) == numerics
 

@@ -155,12 +155,12 @@ def _open(
 ) -> tuple[Run, Any, JobFacts]:
     """Build a run without a monitor, which would measure inside the measurement."""
     session = open_plain_session(job, device.partition(":")[0], find_layout(job))
-    if recording is not None:  # what was found out about the plan's pieces
-        session.separation = recording.facts.separation
     batch = real_batch(job, job.batch_size)
     if device != "cpu":
         batch = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)
-    facts = gather_facts(session)
+    # What was found out about the plan's pieces is not looked for again.
+    separation = None if recording is None else recording.facts.separation
+    facts = gather_facts(session, separation=separation)
     return unguarded_run(session, plan, phase_listener=_mark_phase), batch, facts
 
 

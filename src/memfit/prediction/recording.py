@@ -19,7 +19,6 @@ from memfit.forward_state import RandomPositions
 from memfit.job import Job
 from memfit.kernels.cuda.card import Card
 from memfit.live_state import LiveState
-from memfit.losses.chunking import noted_losses
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
@@ -27,9 +26,8 @@ from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_a
 from memfit.session.session import Session
 from memfit.session.spill import Spill
 from memfit.strategies.base import AbstractSplitting
-from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.fact_finding import gather_facts, probes
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.linear_cross_entropy.noted_logits import noted_heads
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
 from memfit.trace.modules import user_frames
@@ -222,14 +220,15 @@ def _record_job(
     with (
         _recording_on(card, disguised=disguised) as (recorder, mode),
         borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
-        noted_losses() as losses,
         ExitStack() as stack,
     ):
         # Watching every function of torch takes time, so what is known is not looked for again.
-        heads = stack.enter_context(noted_heads()) if facts is None else []
+        probed = stack.enter_context(probes()) if facts is None else list
         batch = as_virtual(mode, batch_shapes)
         session = open_plain_session(borrowed_job, CPU if card is None else CUDA, layout)
-        session.facts, session.separation = facts, separation
+        session.facts = facts
+        if facts is None:
+            gather_facts(session, separation=separation)
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)
         run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
@@ -238,19 +237,11 @@ def _record_job(
             recorder.begin_step()
             run.step(batch)
             recorder.end_step()
-            stack.close()  # one step shows every head
+            stack.close()  # one step shows all of it
         draws_random = positions.first_moved() is not None or _draws_in_forward(recorder)
-        largest = max(losses, key=lambda loss: loss.num_candidates, default=None)
         run.close()
-        found = gather_facts(
-            session,
-            0 if largest is None else largest.num_candidates,
-            streamable_chunk=1 if largest is None else largest.smallest_chunk,
-            linear_cross_entropy_classes=max((head.num_classes for head in heads), default=0),
-            linear_cross_entropy_rows=max((head.num_rows for head in heads), default=0),
-            draws_random=draws_random,
-        )
-        return recorder, facts or found, session.spill
+        found = facts or gather_facts(session, probed=probed(), draws_random=draws_random)
+        return recorder, found, session.spill
 
 
 def _asked_beforehand(

@@ -17,16 +17,22 @@ _BACKWARD_OVER_FORWARD = 2.0
 def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -> float:
     """Return the seconds that the steady step stands still for what it moves.
 
-    Disks are written and read while nothing is computed. Copies to the host run beside the
-    computation, block by block; see memfit.cost.transfers.
+    Disks are written and read while nothing is computed, and so are states that visit the device
+    for an update. Other copies to the host run beside the computation, block by block; see
+    memfit.cost.transfers.
     """
     spill = recording.spill
-    if spill.peak_disk_bytes:
-        moved_bytes = sum(spill.out_bytes.values()) + sum(spill.in_bytes.values())
-        return moved_bytes / DISK_BYTES_PER_SECOND
-    if not spill.out_bytes:
-        return 0.0
-    trace = recording.steady
+    seconds = spill.file_bytes / DISK_BYTES_PER_SECOND
+    if spill.link_bytes:
+        seconds += spill.link_bytes / device.value("link_bytes_per_second")
+    if spill.out_bytes:
+        seconds += _blocks_wait_seconds(recording, device, times)
+    return seconds
+
+
+def _blocks_wait_seconds(recording: Recording, device: Device, times: OperatorTimes) -> float:
+    """Return the seconds that blocks stand still for the copies beside their computation."""
+    trace, spill = recording.steady, recording.spill
     calls = {module: _forward_calls(trace, module) for module in spill.out_bytes}
     num_pieces = max(1, *(len(found) for found in calls.values()))
     blocks = []

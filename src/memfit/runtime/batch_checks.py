@@ -15,6 +15,7 @@ from memfit.separation.batch_conditions import broken_condition
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.evidence import Evidence
+from memfit.strategies.facts import known_separation
 from memfit.strategies.plan import Plan
 
 TrySplit = Callable[[Session, AbstractSplitting, Any], str]
@@ -68,7 +69,7 @@ class BatchChecks:
                 continue
             trial = self._try_split(self._session, split, batch)
             self._tried.add(split)
-            split.settle(self._session.separation, replace(found, trial=trial))
+            split.settle(known_separation(self._session), replace(found, trial=trial))
             self._tell(plan, split, found, trial)
 
     def _splits(self, plan: Plan, batch: Any) -> Iterator[tuple[AbstractSplitting, Separability]]:
@@ -83,7 +84,7 @@ class BatchChecks:
     def _separability(self, split: AbstractSplitting, num_samples: int) -> Separability:
         key = (split, num_samples)
         if key not in self._known:
-            separation = self._session.separation
+            separation = known_separation(self._session)
             here = None if separation is None else separation.at_batch_size(num_samples)
             self._known[key] = split.separability(here)
         return self._known[key]

@@ -16,6 +16,7 @@ from memfit.observe.out_of_memory import is_out_of_memory
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.retry import free_memory
 from memfit.separation.batch_conditions import broken_condition
+from memfit.strategies.facts import known_separation
 
 EVALUATION = "evaluation"
 
@@ -86,7 +87,7 @@ class Evaluation:
     def _obstacle(self, batch: Any, num_samples: int) -> str | None:
         """Say why the losses of pieces may not give that of the batch; None if they do."""
         session = self._steps.session
-        separation = session.separation
+        separation = known_separation(session)
         if num_samples < 1 or separation is None:
             return None
         here = separation.at_batch_size(session.layout.num_samples(batch))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,9 +23,7 @@ from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
 
 if TYPE_CHECKING:
-    from memfit.separation.separation import Separation
     from memfit.session.carried_effects import CarriedEffects
-    from memfit.strategies.facts import JobFacts
 
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
 """Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""
@@ -77,6 +76,10 @@ class Session:
     forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     backward: Backward = backpropagate
     update: Update = clip_and_step
+    update_contexts: list[Callable[[torch.Tensor], AbstractContextManager[None]]] = field(
+        default_factory=list
+    )
+    """Contexts around the update of one parameter, where parameters are updated one at a time."""
     updates_in_backward: bool = False
     """Whether parameters are updated while gradients are still being computed."""
     num_counted: torch.Tensor | float | None = None
@@ -85,10 +88,8 @@ class Session:
     """What checkpoints must keep besides model and optimizer, by name."""
     carried_effects: CarriedEffects | None = None
     """Has what forwards change happen once per step, where batches are run in pieces."""
-    facts: JobFacts | None = None
-    """What has been gathered of the job as it is; see ``gather_facts``."""
-    separation: Separation | None = None
-    """Says whether pieces of a batch keep the results; made when facts are gathered."""
+    facts: Any = None
+    """What strategies have found out of the job as it is; ``gather_facts`` gives it its type."""
     spill: Spill = field(default_factory=Spill)
     """What strategies keep outside the device's memory."""
 
@@ -96,6 +97,23 @@ class Session:
     def is_virtual(self) -> bool:
         """Return whether the step is recorded on fake tensors, and nothing is really there."""
         return any(isinstance(parameter, FakeTensor) for parameter in self.model.parameters())
+
+    def replace(self, **values: Any) -> Callable[[], None]:
+        """Set fields; return what sets them back."""
+        before = {name: getattr(self, name) for name in values}
+        self._set(values)
+        return partial(self._set, before)
+
+    def _set(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def wrap_forward(
+        self, context: Callable[[], AbstractContextManager[Any]]
+    ) -> Callable[[], None]:
+        """Have forward and loss run inside a context; return what takes it away."""
+        self.forward_contexts.append(context)
+        return partial(self.forward_contexts.remove, context)
 
     def loss_of(self, batch: Any) -> torch.Tensor | Total:
         """Compute the loss of a (micro-)batch inside the contexts that strategies have asked for.
@@ -114,8 +132,10 @@ class Session:
         return loss
 
     def owned_tensors(self, batch: Any) -> Iterable[Owned]:
-        """Return every tensor of the job whose purpose is known."""
-        return owned_tensors(self.model, self.optimizer, batch)
+        """Yield every tensor of the job whose purpose is known, but what is kept elsewhere."""
+        for owned in owned_tensors(self.model, self.optimizer, batch):
+            if not self.spill.holds(owned.tensor):
+                yield owned
 
 
 def open_session(

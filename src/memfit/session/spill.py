@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import tempfile
+import weakref
 from dataclasses import dataclass, field
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from memfit.errors import DataError
+from memfit.units import format_bytes
+
+
+def no_room(what: str, num_bytes: int, written_bytes: int, error: OSError) -> DataError:
+    """Return what to tell of bytes that could not be written to the folder for temporary files."""
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:
+        folder = "the folder for temporary files"
+    return DataError(
+        folder,
+        f"{format_bytes(num_bytes)} of {what} cannot be written there after "
+        f"{format_bytes(written_bytes)} ({error.strerror or error}). Needed is a disk with room "
+        f"for the {what} of one step: set TMPDIR to a folder on one.",
+    )
 
 
 @dataclass(slots=True)
@@ -20,6 +42,11 @@ class Spill:
     """Bytes that left the device, by the module that they belong to, first one first."""
     in_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes that came back, by the module that they belong to."""
+    link_bytes: int = 0
+    """Bytes that were copied to the host or back while nothing was computed."""
+    file_bytes: int = 0
+    """Bytes that were written to disk or read from it; nothing is computed meanwhile."""
+    _elsewhere: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     def begin_step(self) -> None:
         """Forget what earlier steps moved; what lies outside stays there."""
@@ -27,6 +54,7 @@ class Spill:
         self.peak_disk_bytes = self.disk_bytes
         self.out_bytes.clear()
         self.in_bytes.clear()
+        self.link_bytes = self.file_bytes = 0
 
     def add_host(self, num_bytes: int) -> None:
         """Count bytes that were taken on the host, or given back where negative."""
@@ -37,6 +65,24 @@ class Spill:
         """Count bytes that were taken on disk, or given back where negative."""
         self.disk_bytes += num_bytes
         self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes)
+
+    def hold(self, tensor: torch.Tensor, num_bytes: int, *, is_on_disk: bool) -> None:
+        """Count a tensor outside the device for as long as it lives."""
+        add = self.add_disk if is_on_disk else self.add_host
+        add(num_bytes)
+        self._elsewhere[tensor] = num_bytes
+        weakref.finalize(tensor, add, -num_bytes).atexit = False
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies outside the device's memory."""
+        return tensor in self._elsewhere
+
+    def note_waited(self, num_bytes: int, *, is_on_disk: bool) -> None:
+        """Count bytes that moved while nothing was computed."""
+        if is_on_disk:
+            self.file_bytes += num_bytes
+        else:
+            self.link_bytes += num_bytes
 
     def note_out(self, module: str, num_bytes: int) -> None:
         """Count bytes of a module that left the device."""

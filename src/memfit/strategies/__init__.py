@@ -22,6 +22,7 @@ from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
+from memfit.strategies.optimizer_offload import OptimizerOffload
 from memfit.strategies.pure_bf16 import PureBf16
 from memfit.strategies.tiling import Tiling
 
@@ -31,6 +32,7 @@ CATALOGUE: tuple[type[Strategy], ...] = (
     PureBf16,
     EightBitOptimizer,
     OptimizerImplementation,
+    OptimizerOffload,
     OptimizerInBackward,
     LinearCrossEntropy,
     LossChunking,
@@ -81,6 +83,7 @@ __all__ = [
     "Numerics",
     "OptimizerImplementation",
     "OptimizerInBackward",
+    "OptimizerOffload",
     "PureBf16",
     "Strategy",
     "Tiling",

@@ -18,12 +18,10 @@ from torch.utils.checkpoint import (
 
 from memfit.errors import StrategyError
 from memfit.forward_state import Before, ForwardState
-from memfit.session.forwards import replace_forward
-from memfit.session.generation_caches import without_generation_caches
+from memfit.session.forwards import replace_forward, without_generation_caches
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractBlockwise, Numerics, Seam, Undo
-from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.facts import JobFacts
+from memfit.strategies.facts import JobFacts, shared_facts
 from memfit.trace.operators import draws, operator_name
 
 
@@ -64,7 +62,7 @@ class ActivationCheckpointing(AbstractBlockwise):
 
     def apply(self, session: Session) -> Undo:
         """Wrap the forward of each block."""
-        facts = gather_facts(session)
+        facts = shared_facts(session)
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
         with ExitStack() as undos:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar, Self, get_origin, get_type_hints
 
 from memfit.analysis.separability import Separability, not_known
+from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
 from memfit.separation.separation import Separation
 from memfit.session.block_names import expand_names
 from memfit.session.session import Session
 from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category, Phase
+from memfit.units import MIB
 
 Undo = Callable[[], None]
 
@@ -69,14 +72,30 @@ class Strategy(abc.ABC):
     never_faster: ClassVar[bool] = False
     """Whether it can only add time to a step, so that there is no need to try it for speed."""
 
+    excludes: ClassVar[Mapping[str, str]] = {}
+    """Strategies that it cannot be combined with, by name, and a clause that says why."""
+
     @classmethod
-    @abc.abstractmethod
+    def own_facts(cls, session: Session) -> object | None:
+        """Return what it alone has to know of a job's model and optimizer; None for nothing.
+
+        It is found again with ``facts.of(type)``.
+        """
+        return None
+
+    @classmethod
+    def probe(cls) -> AbstractContextManager[Callable[[], object | None]]:
+        """Watch a step; return what then gives the facts that only a step shows."""
+        return nullcontext(lambda: None)
+
+    @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Yield the settings that the planner may try, the mildest first."""
+        yield cls()
 
-    @abc.abstractmethod
     def obstacle(self, facts: JobFacts) -> str | None:
         """Say in a sentence why the strategy cannot apply to this job; None if it can."""
+        return None
 
     @abc.abstractmethod
     def apply(self, session: Session) -> Undo:
@@ -85,6 +104,17 @@ class Strategy(abc.ABC):
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Return what the strategy does to the results of this job."""
         return self.numerics
+
+    def check_at_least(self, least: int, *names: str) -> None:
+        """Refuse settings that are too small.
+
+        Raises:
+            ValueError: if one is.
+        """
+        for name in names:
+            if (value := getattr(self, name)) < least:
+                msg = f"{name} must be at least {least}, not {value}"
+                raise ValueError(msg)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values."""
@@ -178,6 +208,46 @@ class AbstractBlockwise(Strategy):
         return expand_names(self.blocks, facts.module_names)
 
 
+CHOOSES_TYPE = "both choose the type that forward and loss compute in"
+CUTS_BATCH = "both decide how a batch is cut into pieces"
+
+
+HOST, DISK = "host", "disk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractOffload(Strategy):
+    """Move tensors off the device: to the host beside a GPU, or to disk."""
+
+    to: str = HOST
+    min_tensor_bytes: int = MIB
+
+    def __post_init__(self) -> None:
+        if self.to not in {HOST, DISK}:
+            msg = f"to must be {HOST} or {DISK}, not {self.to!r}"
+            raise ValueError(msg)
+        self.check_at_least(1, "min_tensor_bytes")
+
+    @classmethod
+    def options(cls, facts: JobFacts) -> Iterator[Self]:
+        """Offer the host; on the CPU there is only the disk."""
+        yield cls(to=DISK if facts.device_type == CPU else HOST)
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse the host where it is the device itself."""
+        if self.to == HOST and facts.device_type == CPU:
+            return (
+                "on the cpu the host's memory is the device, so nothing would be saved. "
+                "Use to: disk."
+            )
+        return super().obstacle(facts)
+
+    def label(self) -> str:
+        """Write the settings, the smallest size only where it is not the usual one."""
+        usual = next(each.default for each in fields(self) if each.name == "min_tensor_bytes")
+        return super().label().replace(f", min_tensor_bytes={usual}", "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AbstractSplitting(Strategy):
     """Carry a batch out in micro-batches; how their gradients add up is the subclass's matter."""
@@ -190,9 +260,7 @@ class AbstractSplitting(Strategy):
     """Whether the loss is computed on the whole batch, so that it may couple samples."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size < 1:
-            msg = f"micro_batch_size must be at least 1, not {self.micro_batch_size}"
-            raise ValueError(msg)
+        self.check_at_least(1, "micro_batch_size")
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:

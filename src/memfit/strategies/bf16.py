@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
-from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category
 
 
@@ -35,21 +34,8 @@ class Bf16(Strategy):
         Category.TEMPORARIES: 0.5,
     }
 
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
-
-    def obstacle(self, facts: JobFacts) -> str | None:
-        """Autocast is there on every device that memfit knows."""
-        return None
-
     def apply(self, session: Session) -> Undo:
         """Add the autocast context."""
-        context = partial(torch.autocast, session.device_type, dtype=torch.bfloat16)
-        session.forward_contexts.append(context)
-
-        def undo() -> None:
-            session.forward_contexts.remove(context)
-
-        return undo
+        return session.wrap_forward(
+            partial(torch.autocast, session.device_type, dtype=torch.bfloat16)
+        )

@@ -1,9 +1,11 @@
-"""Which strategies cannot be combined, and why: one table for planner, runs and documents."""
+"""Which strategies cannot be combined, and why, gathered from what each of them excludes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from memfit.strategies import CATALOGUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,56 +17,16 @@ class Rule:
     reason: str
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "micro-batching",
-        "batchnorm-replay",
-        "both decide how a batch is cut into pieces",
-    ),
-    Rule(
-        "micro-batching",
-        "cached-gradients",
-        "both decide how a batch is cut into pieces",
-    ),
-    Rule(
-        "batchnorm-replay",
-        "cached-gradients",
-        "both decide how a batch is cut into pieces",
-    ),
-    Rule(
-        "activation-checkpointing",
-        "batchnorm-replay",
-        "replay stops forward passes half way, inside blocks that checkpointing runs as a whole",
-    ),
-    Rule(
-        "optimizer-in-backward",
-        "micro-batching",
-        "an update needs the gradients of all pieces, which are added up after one another",
-    ),
-    Rule(
-        "optimizer-in-backward",
-        "batchnorm-replay",
-        "an update needs the gradients of all passes, which are added up after one another",
-    ),
-    Rule(
-        "eight-bit-optimizer",
-        "optimizer-implementation",
-        "the 8-bit optimizer has one implementation, its own",
-    ),
-    Rule("bf16", "fp16", "both choose the type that forward and loss compute in"),
-    Rule("bf16", "pure-bf16", "both choose the type that forward and loss compute in"),
-    Rule("fp16", "pure-bf16", "both choose the type that forward and loss compute in"),
-    Rule(
-        "fp16",
-        "optimizer-in-backward",
-        "gradients are scaled back, and a step skipped, only when all of them are there",
-    ),
-    Rule(
-        "pure-bf16",
-        "optimizer-in-backward",
-        "updates inside backward would be rounded to the nearest value and so be lost",
-    ),
-)
+def _rules() -> Iterator[Rule]:
+    """Yield what strategies exclude; the one that is shown first is named first."""
+    names = [strategy.name for strategy in CATALOGUE]
+    for strategy in CATALOGUE:
+        for other, reason in strategy.excludes.items():
+            first, second = sorted((strategy.name, other), key=names.index)
+            yield Rule(first, second, reason)
+
+
+RULES: tuple[Rule, ...] = tuple(_rules())
 
 
 def clash(names: Iterable[str]) -> Rule | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -62,17 +62,15 @@ class EightBitOptimizer(Strategy):
         Category.TEMPORARIES: 1.0,
     }
     acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
+    excludes: ClassVar[Mapping[str, str]] = {
+        "optimizer-implementation": "the 8-bit optimizer has one implementation, its own"
+    }
 
     def __post_init__(self) -> None:
         # The library looks for GPUs when it is first imported. That must not happen while a step
         # is recorded, where there may be a virtual one.
         if find_spec(_LIBRARY):
             _library()
-
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse optimizers without an 8-bit version that does the same."""
@@ -86,13 +84,7 @@ class EightBitOptimizer(Strategy):
         Raises:
             MissingExtraError: if bitsandbytes is not installed.
         """
-        before = session.optimizer
-        session.optimizer = _eight_bit(before)
-
-        def undo() -> None:
-            session.optimizer = before
-
-        return undo
+        return session.replace(optimizer=_eight_bit(session.optimizer))
 
 
 def _lack(facts: JobFacts) -> str | None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
 from memfit.separation.separation import Separation
+from memfit.session.evaluation_mode import modules_in_evaluation
+from memfit.session.optimizer_facts import (
+    attachments_of,
+    options_in_use,
+    package_of,
+    parameter_dtypes_of,
+)
+from memfit.session.session import Session
 
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 _DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
+Own = TypeVar("Own")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +36,10 @@ class JobFacts:
     block_levels: tuple[tuple[str, ...], ...]
     """Names of repeated modules: the outermost repetition first, then the ones inside it."""
     optimizer: str
-    optimizer_implementations: tuple[str, ...]
-    """The implementations that this optimizer offers, the one it uses by itself last."""
-    streamable_candidates: int | None
-    """The most candidates that a streamable loss of the step scores; 0 for none, None where no
-    step has been seen yet."""
-    streamable_chunk: int = 1
-    """The fewest of them that are worth streaming at a time."""
-    linear_cross_entropy_classes: int | None = None
-    """The most classes that a linear layer scores for nothing but a cross-entropy; 0 for none, None
-    where no step has been seen yet."""
-    linear_cross_entropy_rows: int = 0
-    """The most rows that it scores at once."""
     module_names: tuple[str, ...] = ()
     """Every module below the model, by name."""
     clips_gradients: bool = False
     """Whether the global gradient norm is clipped, so that every gradient is needed at once."""
-    tileable_blocks: tuple[str, ...] = ()
-    """The outermost modules that treat positions (tokens, space, time) apart."""
-    tileable_blocks_with_dropout: tuple[str, ...] = ()
-    """Those of them that draw random masks."""
-    blocks_with_effects: tuple[tuple[str, str], ...] = ()
-    """Modules that only their effects keep from being tileable: name and sentence."""
     optimizer_package: str = "torch.optim"
     """The package that the optimizer comes from."""
     optimizer_options: tuple[str, ...] = ()
@@ -56,14 +50,91 @@ class JobFacts:
     """The types of the parameters that are trained."""
     modules_in_evaluation: tuple[str, ...] = ()
     """The outermost modules in evaluation mode; see memfit.session.evaluation_mode."""
-    lstms: tuple[str, ...] = ()
-    """Modules that are an LSTM, which the CPU does not train in every type."""
-    explicit_attention: tuple[str, ...] = ()
-    """Modules that may compute attention scores as whole matrices and could do without."""
     draws_random: bool | None = None
     """Whether a step draws random numbers at all, by whatever library; None where no step has been
     seen yet."""
-    attention_may_drop: bool = False
-    """Whether those modules may draw random masks over attention weights."""
+    own: tuple[object, ...] = ()
+    """What single strategies have found for themselves, each of a type of its own."""
     separation: Separation | None = field(default=None, compare=False, repr=False)
     """Says whether pieces of a batch keep the results; None where that cannot be asked."""
+
+    def of(self, kind: type[Own]) -> Own:
+        """Return what a strategy has found for itself; ``kind()`` where it has not looked yet."""
+        return next((each for each in self.own if isinstance(each, kind)), None) or kind()
+
+
+def shared_facts(session: Session, separation: Separation | None = None) -> JobFacts:
+    """Look at a session's model and optimizer for what more than one strategy needs to know."""
+    if session.facts is not None:
+        facts: JobFacts = session.facts
+        return facts
+    modules = list(session.model.named_modules())
+    return JobFacts(
+        batch_size=session.job.batch_size,
+        device_type=session.device_type,
+        batch_norms=tuple(
+            name for name, module in modules if isinstance(module, BatchNorm) and module.training
+        ),
+        has_dropout=any(_drops(module) for _, module in modules),
+        block_levels=_block_levels(session.model),
+        optimizer=type(session.optimizer).__name__,
+        module_names=tuple(name for name, _ in modules if name),
+        clips_gradients=session.job.clip_grad_norm is not None,
+        optimizer_package=package_of(session.optimizer),
+        optimizer_options=options_in_use(session.optimizer),
+        optimizer_attachments=attachments_of(session.optimizer),
+        parameter_dtypes=parameter_dtypes_of(session.optimizer),
+        modules_in_evaluation=modules_in_evaluation(session.model),
+        separation=separation or Separation(session.job, session.layout),
+    )
+
+
+def known_separation(session: Session) -> Separation | None:
+    """Return what says whether pieces of a batch keep the results; None where nobody has looked."""
+    facts: JobFacts | None = session.facts
+    return None if facts is None else facts.separation
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Return whether a module draws random masks in training."""
+    if isinstance(module, _DROPOUTS):
+        return module.training and module.p > 0
+    rates = (getattr(module, name, 0.0) for name in ("dropout", "attention_dropout"))
+    return module.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def _block_levels(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Find repeated modules, level by level from the outside in."""
+    levels: list[tuple[str, ...]] = []
+    roots: list[tuple[str, torch.nn.Module]] = [("", model)]
+    while roots:
+        blocks = [block for name, root in roots for block in _outermost_blocks(name, root)]
+        if blocks:
+            levels.append(tuple(name for name, _ in blocks))
+        roots = blocks
+    return tuple(levels)
+
+
+def _outermost_blocks(prefix: str, root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the repeated members of the first containers found below a module."""
+    members = list(_repeated_members(root)) if _is_container(root) else []
+    for child_name, child in root.named_children():
+        name = f"{prefix}.{child_name}" if prefix else child_name
+        if child in members:
+            yield name, child
+        elif not members or any(True for _ in child.children()):
+            yield from _outermost_blocks(name, child)
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    return isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))
+
+
+def _repeated_members(container: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield members that have parts of their own and a sibling of the same class."""
+    children = list(container.children())
+    classes = [type(child) for child in children]
+    for child in children:
+        has_parts = any(True for _ in child.children())
+        if has_parts and classes.count(type(child)) > 1:
+            yield child

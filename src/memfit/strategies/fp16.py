@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
 from memfit.devices.spec import CPU
 from memfit.session.block_names import first_few
 from memfit.session.session import PhaseListener, Session, clip_gradients
-from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.base import CHOOSES_TYPE, Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category
 
 _SCALER = "gradient_scaler"
+
+
+@dataclass(frozen=True, slots=True)
+class Lstms:
+    """Modules that are an LSTM, which the CPU does not train in every type."""
+
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +51,14 @@ class Fp16(Strategy):
         Category.SAVED_ACTIVATIONS: 0.5,
         Category.TEMPORARIES: 0.5,
     }
+    excludes: ClassVar[Mapping[str, str]] = {"bf16": CHOOSES_TYPE}
 
     @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
+    def own_facts(cls, session: Session) -> Lstms:
+        """Look for recurrent layers."""
+        modules = session.model.named_modules()
+        found = (name for name, module in modules if isinstance(module, torch.nn.LSTM))
+        return Lstms(tuple(name or "the model" for name in found))
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse parameters in float16, and recurrent layers that the CPU lacks in float16."""
@@ -56,9 +67,10 @@ class Fp16(Strategy):
                 "the model has parameters in float16, whose gradients cannot be scaled back "
                 "without loss. Build it in float32; autocast computes in float16 all the same."
             )
-        if facts.device_type == CPU and facts.lstms:
+        lstms = facts.of(Lstms).names
+        if facts.device_type == CPU and lstms:
             return (
-                f"torch does not train an LSTM ({first_few(facts.lstms)}) in float16 on the CPU. "
+                f"torch does not train an LSTM ({first_few(lstms)}) in float16 on the CPU. "
                 "Allow bf16, which does the same with bfloat16."
             )
         return None
@@ -67,19 +79,17 @@ class Fp16(Strategy):
         """Add the autocast context, and scale around backward and update."""
         context = partial(torch.autocast, session.device_type, dtype=torch.float16)
         scaling = _LossScaling(session)
-        before = session.gradient_pass, session.backward, session.update
-        session.forward_contexts.append(context)
-        session.gradient_pass = scaling.gradient_pass
-        session.backward = scaling.backward
-        session.update = scaling.update
-        session.stateful[_SCALER] = scaling.scaler
-
-        def undo() -> None:
-            session.forward_contexts.remove(context)
-            session.gradient_pass, session.backward, session.update = before
-            del session.stateful[_SCALER]
-
-        return undo
+        with ExitStack() as undos:
+            undos.callback(session.wrap_forward(context))
+            undos.callback(
+                session.replace(
+                    gradient_pass=scaling.gradient_pass,
+                    backward=scaling.backward,
+                    update=scaling.update,
+                    stateful={**session.stateful, _SCALER: scaling.scaler},
+                )
+            )
+            return undos.pop_all().close
 
 
 class _LossScaling:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Self
 
-from memfit.losses.chunking import chunked
+from memfit.losses.chunking import StreamableLoss, chunked, noted_losses
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
 
 _MOST_CHUNKS = 1024
 """More chunks than this are offered to nobody: each of them takes its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamableCandidates:
+    """What a step's largest streamable loss scores."""
+
+    most: int | None = None
+    """The most candidates; 0 without such a loss, None where no step has been seen yet."""
+    smallest_chunk: int = 1
+    """The fewest of them that are worth streaming at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +46,20 @@ class LossChunking(Strategy):
     never_faster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.num_candidates < 1:
-            msg = f"num_candidates must be at least 1, not {self.num_candidates}"
-            raise ValueError(msg)
+        self.check_at_least(1, "num_candidates")
+
+    @classmethod
+    @contextmanager
+    def probe(cls) -> Iterator[Callable[[], StreamableCandidates]]:
+        """Note the losses of a step."""
+        with noted_losses() as losses:
+            yield partial(_largest, losses)
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer a quarter of the candidates, then ever fewer, down to what is worth a chunk."""
-        total, least = facts.streamable_candidates or 0, facts.streamable_chunk
+        found = facts.of(StreamableCandidates)
+        total, least = found.most or 0, found.smallest_chunk
         divisor = 4 if least == 1 else 8
         num_candidates = total // 4
         while num_candidates >= max(least, total // _MOST_CHUNKS, 1):
@@ -51,16 +68,18 @@ class LossChunking(Strategy):
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse steps without a streamable loss."""
-        if facts.streamable_candidates != 0:
+        if facts.of(StreamableCandidates).most != 0:
             return None
         return "the loss is not computed by memfit.losses, so there is nothing to stream."
 
     def apply(self, session: Session) -> Undo:
         """Set the chunk size around forward and loss."""
-        context = partial(chunked, self.num_candidates)
-        session.forward_contexts.append(context)
+        return session.wrap_forward(partial(chunked, self.num_candidates))
 
-        def undo() -> None:
-            session.forward_contexts.remove(context)
 
-        return undo
+def _largest(losses: Sequence[StreamableLoss]) -> StreamableCandidates:
+    """Return what the largest of some losses scores."""
+    largest = max(losses, key=lambda loss: loss.num_candidates, default=None)
+    if largest is None:
+        return StreamableCandidates(0)
+    return StreamableCandidates(largest.num_candidates, largest.smallest_chunk)

@@ -9,7 +9,7 @@ from memfit.session.block_names import first_few
 from memfit.session.carried_effects import CarriedEffects
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractSplitting, Numerics, Seam, Undo
-from memfit.strategies.facts import JobFacts
+from memfit.strategies.facts import JobFacts, known_separation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,6 @@ class MicroBatching(AbstractSplitting):
 
     def apply(self, session: Session) -> Undo:
         """Set the size that the session splits batches into."""
-        before = session.micro_batch_size, session.carried_effects
-        found = self.separability(session.separation)
+        found = self.separability(known_separation(session))
         carried = CarriedEffects(session, self.name, overwritten=found.overwritten)
-        session.micro_batch_size, session.carried_effects = self.micro_batch_size, carried
-
-        def undo() -> None:
-            session.micro_batch_size, session.carried_effects = before
-
-        return undo
+        return session.replace(micro_batch_size=self.micro_batch_size, carried_effects=carried)

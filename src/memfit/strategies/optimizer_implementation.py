@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+
+import torch
 
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
@@ -16,6 +18,13 @@ _FLAGS = {
     "foreach": {"fused": False, "foreach": True},
     "loop": {"fused": False, "foreach": False},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedImplementations:
+    """The implementations that a job's optimizer offers, the one it uses by itself last."""
+
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +54,25 @@ class OptimizerImplementation(Strategy):
             raise ValueError(msg)
 
     @classmethod
+    def own_facts(cls, session: Session) -> OfferedImplementations:
+        """Look which implementations the job's optimizer offers."""
+        return OfferedImplementations(_implementations(session.optimizer, session.device_type))
+
+    @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer fused, which is the smallest and the fastest, or else what there is."""
-        *others, default = facts.optimizer_implementations or ("",)
+        *others, default = facts.of(OfferedImplementations).names or ("",)
         if default != "fused":
             for implementation in ["fused"] if "fused" in others else others:
                 yield cls(implementation=implementation)
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse optimizers that do not offer the implementation."""
-        if self.implementation in facts.optimizer_implementations:
+        offered = facts.of(OfferedImplementations).names
+        if self.implementation in offered:
             return None
-        offered = ", ".join(facts.optimizer_implementations) or "no choice"
-        return f"{facts.optimizer} offers {offered}, not {self.implementation}."
+        choice = ", ".join(offered) or "no choice"
+        return f"{facts.optimizer} offers {choice}, not {self.implementation}."
 
     def apply(self, session: Session) -> Undo:
         """Set the flags of every parameter group."""
@@ -73,3 +88,31 @@ class OptimizerImplementation(Strategy):
                 group.update(flags)
 
         return undo
+
+
+def _implementations(optimizer: torch.optim.Optimizer, device_type: str) -> tuple[str, ...]:
+    """List the implementations that torch.optim offers for an optimizer, its default last."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return ()
+    offered = [name for name in ("fused", "foreach") if name in optimizer.defaults]
+    dtypes = {p.dtype for group in optimizer.param_groups for p in group["params"]}
+    if "fused" in offered and not all(dtype.is_floating_point for dtype in dtypes):
+        offered.remove("fused")
+    if not offered:
+        return ()
+    default = _default_implementation(optimizer.defaults, device_type)
+    others = [name for name in (*offered, "loop") if name != default]
+    return (*others, default)
+
+
+def _default_implementation(defaults: Mapping[str, Any], device_type: str) -> str:
+    """Return which implementation torch takes when none is asked for: foreach on CUDA, else a loop.
+
+    Source: ``_default_to_fused_or_foreach`` in torch/optim/optimizer.py, torch 2.13.
+    """
+    if defaults.get("fused"):
+        return "fused"
+    foreach = defaults.get("foreach")
+    if foreach is None:
+        foreach = device_type == "cuda" and not defaults.get("differentiable")
+    return "foreach" if foreach else "loop"

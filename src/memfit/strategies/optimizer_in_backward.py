@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -48,11 +48,18 @@ class OptimizerInBackward(Strategy):
     }
     acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
     never_faster: ClassVar[bool] = True
-
-    @classmethod
-    def options(cls, facts: JobFacts) -> Iterator[Self]:
-        """There is one way."""
-        yield cls()
+    excludes: ClassVar[Mapping[str, str]] = {
+        "micro-batching": (
+            "an update needs the gradients of all pieces, which are added up after one another"
+        ),
+        "batchnorm-replay": (
+            "an update needs the gradients of all passes, which are added up after one another"
+        ),
+        "fp16": ("gradients are scaled back, and a step skipped, only when all of them are there"),
+        "pure-bf16": (
+            "updates inside backward would be rounded to the nearest value and so be lost"
+        ),
+    }
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse what needs all gradients at once."""
@@ -70,32 +77,25 @@ class OptimizerInBackward(Strategy):
 
     def apply(self, session: Session) -> Undo:
         """Have the gradient pass update as it goes."""
-        before = session.gradient_pass
-        session.gradient_pass = partial(_update_in_backward, before)
-        session.updates_in_backward = True
-
-        def undo() -> None:
-            session.gradient_pass = before
-            session.updates_in_backward = False
-
-        return undo
+        updating = partial(_update_in_backward, session.gradient_pass)
+        return session.replace(gradient_pass=updating, updates_in_backward=True)
 
 
 def _update_in_backward(
     gradient_pass: GradientPass, session: Session, batch: Any, enter_phase: PhaseListener
 ) -> torch.Tensor:
     """Compute gradients, updating each parameter when its gradient is whole."""
-    with _updating(session.optimizer):
+    with _updating(session):
         return gradient_pass(session, batch, enter_phase)
 
 
 @contextmanager
-def _updating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def _updating(session: Session) -> Iterator[None]:
     """Update the optimizer's parameters in backward for as long as the context lasts."""
     updated: set[torch.Tensor] = set()
     handles = [
-        parameter.register_post_accumulate_grad_hook(_updater(optimizer, group, updated))
-        for group in optimizer.param_groups
+        parameter.register_post_accumulate_grad_hook(_updater(session, group, updated))
+        for group in session.optimizer.param_groups
         for parameter in group["params"]
         if parameter.requires_grad
     ]
@@ -107,7 +107,7 @@ def _updating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _updater(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], updated: set[torch.Tensor]
+    session: Session, group: dict[str, Any], updated: set[torch.Tensor]
 ) -> Callable[[torch.Tensor], None]:
     """Return the function that updates a parameter of a group."""
 
@@ -115,7 +115,10 @@ def _updater(
         if parameter in updated:
             raise StrategyError(OptimizerInBackward.name, _IN_PARTS.format(tuple(parameter.shape)))
         updated.add(parameter)
-        step_alone(optimizer, group, parameter)
+        with ExitStack() as contexts:
+            for context in session.update_contexts:
+                contexts.enter_context(context(parameter))
+            step_alone(session.optimizer, group, parameter)
         parameter.grad = None
         # Not every optimizer's kernel tells autograd that it has changed the parameter.
         torch.autograd.graph.increment_version(parameter)

@@ -1,4 +1,4 @@
-"""Shelves: where stretches of device memory are kept until backward asks for them."""
+"""Storages outside the device, where saved tensors wait until backward asks for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memfit.strategies.activation_offload.spill_file import Slot, SpillFile
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A flat tensor on a shelf: what it was like, and where its bytes are."""
+    """A flat tensor outside the device: what it was like, and where its bytes are."""
 
     num_elements: int
     dtype: torch.dtype
@@ -26,11 +26,12 @@ class Kept:
         return torch.empty(self.num_elements, dtype=self.dtype, device=self.device)
 
 
-class Shelf(Protocol):
+class Storage(Protocol):
     """Keep flat tensors outside the device."""
 
     comes_ahead: bool
     """Whether bytes can come back beside the computation, so that it pays to ask early."""
+    is_on_disk: bool
 
     def send(self, flat: torch.Tensor) -> Kept:
         """Begin to move a tensor out; it must live until ``settle``."""
@@ -54,10 +55,11 @@ class Shelf(Protocol):
         """Release everything."""
 
 
-class FileShelf:
+class FileStorage:
     """Keep tensors of the CPU in a file; every move is done when it returns."""
 
     comes_ahead = False
+    is_on_disk = True
 
     def __init__(self, file: SpillFile) -> None:
         self._file = file
@@ -92,10 +94,11 @@ class FileShelf:
         self._file.close()
 
 
-class HostShelf:
+class HostStorage:
     """Keep tensors of a GPU in buffers of the host."""
 
     comes_ahead = True
+    is_on_disk = False
 
     def __init__(self, pool: BufferPool, stream: CopyStream) -> None:
         self._pool = pool
@@ -138,8 +141,10 @@ class HostShelf:
         self._pool.close()
 
 
-class HostThenFileShelf(HostShelf):
+class HostThenFileStorage(HostStorage):
     """Keep tensors of a GPU in a file, by way of buffers of the host."""
+
+    is_on_disk = True
 
     def __init__(self, pool: BufferPool, stream: CopyStream, file: SpillFile) -> None:
         super().__init__(pool, stream)

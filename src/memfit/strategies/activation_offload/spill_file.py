@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import DataError
-from memfit.session.spill import Spill
+from memfit.session.spill import Spill, no_room
 from memfit.units import format_bytes
 
 Slot = tuple[int, int]
@@ -41,12 +41,13 @@ class SpillFile:
             DataError: if the folder cannot be written to, or the disk is full.
         """
         slot = self._take(tensor.numel() * tensor.element_size())
+        self._spill.note_waited(slot[1], is_on_disk=True)
         if not isinstance(tensor, FakeTensor):
             try:
                 _write(self._opened(), slot, tensor)
             except OSError as error:
                 self.free(slot)
-                raise self._unwritable(slot[1], error) from error
+                raise no_room("activations", slot[1], self._end_bytes, error) from error
         return slot
 
     def read(self, slot: Slot, tensor: torch.Tensor) -> None:
@@ -55,6 +56,7 @@ class SpillFile:
         Raises:
             DataError: if the bytes cannot be read.
         """
+        self._spill.note_waited(slot[1], is_on_disk=True)
         if isinstance(tensor, FakeTensor):
             return
         try:
@@ -104,18 +106,6 @@ class SpillFile:
             weakref.finalize(self, file.close)
             self._file = file
         return self._file
-
-    def _unwritable(self, num_bytes: int, error: OSError) -> DataError:
-        try:
-            folder = tempfile.gettempdir()
-        except OSError:
-            folder = "the folder for temporary files"
-        return DataError(
-            folder,
-            f"{format_bytes(num_bytes)} of activations cannot be written there after "
-            f"{format_bytes(self._end_bytes)} ({error.strerror or error}). Needed is a disk with "
-            "room for the activations of one step: set TMPDIR to a folder on one.",
-        )
 
 
 def _write(file: IO[bytes], slot: Slot, tensor: torch.Tensor) -> None:

@@ -11,8 +11,7 @@ from unittest.mock import patch
 import torch
 
 from memfit.errors import StrategyError
-
-BatchNorm = torch.nn.modules.batchnorm._BatchNorm
+from memfit.strategies.facts import BatchNorm
 
 
 class LayerReachedError(BaseException):

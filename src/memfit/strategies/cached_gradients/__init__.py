@@ -16,18 +16,16 @@ from memfit.analysis.separability import Separability, not_known
 from memfit.errors import StrategyError
 from memfit.separation.separation import Separation
 from memfit.session.block_names import expand_names, first_few
-from memfit.session.forwards import replace_forward
-from memfit.session.generation_caches import without_generation_caches
+from memfit.session.forwards import replace_forward, without_generation_caches
 from memfit.session.leaves import leaves_of
 from memfit.session.session import GradientPass, PhaseListener, Session
-from memfit.strategies.base import AbstractSplitting, Numerics, Seam, Undo
+from memfit.strategies.base import CUTS_BATCH, AbstractSplitting, Numerics, Seam, Undo
 from memfit.strategies.cached_gradients.forwards import (
     NAME,
     PiecewiseForward,
     StepInProgress,
 )
-from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.facts import JobFacts
+from memfit.strategies.facts import JobFacts, shared_facts
 from memfit.trace.events import Phase
 
 
@@ -61,6 +59,10 @@ class CachedGradients(AbstractSplitting):
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.WINDOW})
     never_faster: ClassVar[bool] = True
     keeps_batch_whole: ClassVar[bool] = True
+    excludes: ClassVar[Mapping[str, str]] = {
+        "micro-batching": CUTS_BATCH,
+        "batchnorm-replay": CUTS_BATCH,
+    }
 
     def unsuited(self, facts: JobFacts) -> str | None:
         """Refuse names that are not there, that lie inside each other, or that normalise rows."""
@@ -101,7 +103,7 @@ class CachedGradients(AbstractSplitting):
 
         Where that has been done already, their pieces have another size until it is undone.
         """
-        facts = gather_facts(session)
+        facts = shared_facts(session)
         if reason := self.obstacle(facts):
             raise StrategyError(self.name, reason)
         before = session.gradient_pass

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.session.recomputation import is_recomputed_later
+from memfit.session.forwards import is_recomputed_later
 
 _FEWEST_CLASSES = 1024
 _MOST_INSIDE = 4

@@ -189,6 +189,14 @@ class StrategyError(MemfitError):
         super().__init__(f"Strategy {name!r} cannot be used: {reason}")
 
 
+class NoSmallerPlanError(MemfitError):
+    """Say why there is no smaller plan to go on with that keeps the results."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"There is no smaller plan: {reason}")
+
+
 class PlanFileError(MemfitError):
     """Say why a plan file cannot be read."""
 

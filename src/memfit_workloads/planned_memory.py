@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit import Plan, Prediction
+    from memfit.figures import ConsideredPlan
     from memfit.reports.contents import RunReport
 
 
@@ -33,6 +35,13 @@ class PlannedMemory:
     budget_bytes: int | None
     run_device: str
     """``cpu`` or ``cuda``."""
+
+    @property
+    def considered(self) -> Sequence[ConsideredPlan]:
+        """Return the plans that were looked at; none where the plan was read from a file."""
+        import memfit
+
+        return self.plan.considered if isinstance(self.plan, memfit.PlanningResult) else ()
 
 
 def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from memfit.job import Job
     from memfit.strategies.plan import Plan
-    from memfit.verification.proof import Proof
+    from memfit.verification.proof import Verifications
 
 _DTYPES = ("fp64", "fp32")
 
@@ -70,12 +70,14 @@ class VerifyCommand:
 COMMAND: Command = VerifyCommand()
 
 
-def _proof(job: Job, plan: Plan | None, args: argparse.Namespace, console: Console) -> Proof:
+def _proof(
+    job: Job, plan: Plan | None, args: argparse.Namespace, console: Console
+) -> Verifications:
     """Verify, saying which plan is being run where someone is watching."""
     import torch
 
     from memfit.errors import UsageError
-    from memfit.verification.proof import prove
+    from memfit.verification.proof import verify_each
 
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, not {args.batch_size}.")
@@ -86,6 +88,8 @@ def _proof(job: Job, plan: Plan | None, args: argparse.Namespace, console: Conso
         "batch_size": args.batch_size,
     }
     if args.json or not console.is_terminal:
-        return prove(job, plan, **wanted)
+        return verify_each(job, plan, **wanted)
     with console.status("predicting what fits here") as shown:
-        return prove(job, plan, **wanted, progress=lambda text: shown.update(f"running: {text}"))
+        return verify_each(
+            job, plan, **wanted, progress=lambda text: shown.update(f"running: {text}")
+        )

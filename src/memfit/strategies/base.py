@@ -82,6 +82,30 @@ class Strategy(abc.ABC):
     def apply(self, session: Session) -> Undo:
         """Change the session, and return what puts it back. Serves virtual and real runs alike."""
 
+    def unsuited(self, facts: JobFacts) -> str | None:
+        """Say why it is not for such a job; whether micro-batches keep results is left out."""
+        return self.obstacle(facts)
+
+    @property
+    def splitting(self) -> AbstractSplitting | None:
+        """Return it where it cuts batches into micro-batches."""
+        return None
+
+    @property
+    def allocator_conf(self) -> str:
+        """Return what it has ``PYTORCH_ALLOC_CONF`` say; empty where it leaves that alone."""
+        return ""
+
+    @property
+    def needs_disk(self) -> bool:
+        """Return whether it writes tensors to disk."""
+        return False
+
+    @property
+    def is_recorded(self) -> bool:
+        """Return whether a recorded step shows it: what acts on the process alone does not."""
+        return self.seams != {Seam.PROCESS}
+
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Return what the strategy does to the results of this job."""
         return self.numerics
@@ -201,6 +225,11 @@ class AbstractSplitting(Strategy):
         while num_samples > 1:
             num_samples = -(-num_samples // 2)
             yield cls(micro_batch_size=num_samples)
+
+    @property
+    def splitting(self) -> Self:
+        """Return itself."""
+        return self
 
     def unsuited(self, facts: JobFacts) -> str | None:
         """Say why the strategy is not for such a job, whatever the size of its pieces."""

@@ -183,7 +183,7 @@ def _write_report(
         measured=memfit.measure(
             planned_memory.job, planned_memory.plan, device=planned_memory.run_device
         ),
-        rows=planned_memory.plan.considered,
+        rows=planned_memory.considered,
         metrics=[{k: v for k, v in epoch.items() if k != "valid"} for epoch in loop.state.history],
         results=metrics,
         command=settings.command,

@@ -138,7 +138,7 @@ def _report(
         measured=memfit.measure(
             planned_memory.job, planned_memory.plan, device=planned_memory.run_device
         ),
-        rows=planned_memory.plan.considered,
+        rows=planned_memory.considered,
         metrics=loop.state.history,
         results=metrics,
         command=training.settings.command,

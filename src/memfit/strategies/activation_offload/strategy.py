@@ -81,6 +81,11 @@ class ActivationOffload(AbstractBlockwise):
         if facts.block_levels:
             yield cls(to=_DISK if facts.device_type == CPU else _HOST)
 
+    @property
+    def needs_disk(self) -> bool:
+        """Return whether tensors go to disk."""
+        return self.to == _DISK
+
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse the host where it is the device itself, and blocks that cannot be taken."""
         if self.to == _HOST and facts.device_type == CPU:

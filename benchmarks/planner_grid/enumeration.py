@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from memfit.errors import MemfitError, StrategyError
-from memfit.planner.search.candidates import Evaluated, Refinement, Strategies
+from memfit.planner.search.candidates import Candidate, Refinement, Strategies
 from memfit.planner.search.evaluation import JobEvaluator
 from memfit.session.block_names import shorten_names
 from memfit.strategies import CATALOGUE
@@ -235,10 +235,10 @@ def _splittings() -> list[type[AbstractSplitting]]:
     return [kind for kind in CATALOGUE if issubclass(kind, AbstractSplitting)]
 
 
-def _found(strategies: Strategies, evaluated: Evaluated) -> Found:
+def _found(strategies: Strategies, evaluated: Candidate) -> Found:
     return Found(
         strategies=strategies,
-        peak_bytes=evaluated.prediction.bounded_bytes(),
+        peak_bytes=evaluated.peak_bytes,
         seconds=evaluated.prediction.step_seconds,
         is_exact=evaluated.is_exact,
         refinements=tuple(evaluated.refinements),

@@ -14,7 +14,9 @@ from memfit.devices.spec import CPU
 from memfit.errors import MemfitError, NoPlanFitsError
 from memfit.planner.measured import measured_times
 from memfit.planner.search.candidates import Strategies
-from memfit.planner.search.evaluation import Budget, JobEvaluator
+from memfit.planner.search.evaluation import JobEvaluator
+from memfit.planner.search.options import SearchSpace
+from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate
 from memfit.prediction.recording import Recording
 from memfit.session.batches import find_layout
@@ -116,8 +118,8 @@ def _enumerate(
         device=device,
         layout=find_layout(job),
         times=measured_times(job, device, plain),
-        budget=Budget(num_bytes=max(budgets_bytes), of="allocated"),
-        may_recompute=True,
+        budget=MemoryBudget(num_bytes=max(budgets_bytes), of="allocated"),
+        space=SearchSpace(options=(), splits=(), must_split=False, refused=()),
         plain=plain,
     )
     search = Enumeration(evaluator, budgets_bytes, effort.most_recordings)

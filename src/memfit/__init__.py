@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memfit.observe.leaks import LeakFinder as LeakFinder
     from memfit.observe.leaks import LeakLimits as LeakLimits
     from memfit.planner import plan as plan
+    from memfit.planner.result.planning_result import PlanningResult as PlanningResult
     from memfit.prediction.predict import predict as predict
     from memfit.prediction.predict import predict_step as predict_step
     from memfit.runtime.attach import Attached as Attached
@@ -41,6 +42,7 @@ _HOMES = {
     "MemfitError": "memfit.errors",
     "MemfitWarning": "memfit.errors",
     "Plan": "memfit.strategies.plan",
+    "PlanningResult": "memfit.planner.result.planning_result",
     "Prediction": "memfit.figures",
     "Run": "memfit.runtime.run",
     "Total": "memfit.job",
@@ -64,6 +66,7 @@ __all__ = [
     "MemfitError",
     "MemfitWarning",
     "Plan",
+    "PlanningResult",
     "Prediction",
     "Run",
     "Total",

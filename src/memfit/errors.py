@@ -14,6 +14,7 @@ MemfitError
 ├── UnknownDeviceError          no such device in the catalogue
 ├── DeviceUnavailableError      the device is not in this machine
 ├── StrategyError               a strategy that is unknown, badly set or cannot apply
+├── NoSmallerPlanError          nothing smaller to go on with keeps the results; the guard says so
 ├── PlanFileError               a plan file that cannot be read
 ├── RecordingError              the step cannot be recorded virtually
 ├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
@@ -187,6 +188,14 @@ class StrategyError(MemfitError):
         self.strategy = name
         self.reason = reason
         super().__init__(f"Strategy {name!r} cannot be used: {reason}")
+
+
+class NoSmallerPlanError(MemfitError):
+    """Say why there is no smaller plan to go on with that keeps the results."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"There is no smaller plan: {reason}")
 
 
 class PlanFileError(MemfitError):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
+
+BOUNDED_FIGURES = {
+    "allocated": "peak_allocated_bytes",
+    "reserved": "peak_reserved_bytes",
+    "process": "process_bytes",
+}
+"""What a budget may bound, and the field that holds it."""
 
 
 class Certainty(StrEnum):
@@ -62,6 +69,25 @@ class Timeline:
     by_category: Mapping[str, Sequence[int]]
     phases: Sequence[tuple[int, str]]
 
+    @classmethod
+    def of(
+        cls,
+        at_start: Mapping[str, int],
+        changes: Iterable[tuple[str, int]],
+        phases: Sequence[tuple[int, str]],
+    ) -> Self:
+        """Add up changes to what each category has at the start, of a category and bytes each."""
+        current = dict(at_start)
+        total = sum(current.values())
+        totals, parts = [total], {name: [num_bytes] for name, num_bytes in current.items()}
+        for changed, num_bytes in changes:
+            current[changed] += num_bytes
+            total += num_bytes
+            totals.append(total)
+            for name, part in parts.items():
+                part.append(current[name])
+        return cls(allocated_bytes=totals, by_category=parts, phases=phases)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -104,11 +130,8 @@ class Prediction:
 
     def bounded_bytes(self, budget_of: str | None = None) -> int:
         """Return the figure that a budget bounds: ``allocated``, ``reserved`` or ``process``."""
-        return {
-            "allocated": self.peak_allocated_bytes,
-            "reserved": self.peak_reserved_bytes,
-            "process": self.process_bytes,
-        }[budget_of or self.budget_of]
+        num_bytes: int = getattr(self, BOUNDED_FIGURES[budget_of or self.budget_of])
+        return num_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON values, without the timeline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit import Plan, Prediction
+    from memfit.figures import ConsideredPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,13 @@ class PlannedMemory:
             "plain_peak_bytes": self.plain.peak_allocated_bytes,
             "predicted_peak_bytes": self.planned.peak_allocated_bytes,
         }
+
+    @property
+    def considered(self) -> Sequence[ConsideredPlan]:
+        """Return the plans that were looked at; none where the plan was read from a file."""
+        import memfit
+
+        return self.plan.considered if isinstance(self.plan, memfit.PlanningResult) else ()
 
 
 def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:

@@ -94,7 +94,7 @@ def _report(system: System, outcome: Outcome) -> None:
         budget_bytes=planned.budget_bytes,
         plain=planned.plain,
         planned=planned.planned,
-        considered=planned.plan.considered,
+        considered=planned.considered,
         measured=memfit.measure(planned.job, planned.plan, device=planned.run_device),
         run_peak_bytes=system.run.measured_peak_bytes,
         results=outcome.metrics,

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memfit.planner.recompute.assignment import fastest, frontier, smallest
-from memfit.planner.recompute.chain import Block, Chain, Option
+from memfit.planner.recompute.chain import Chain, ChainBlock, Option
 
 STORE_BYTES = st.integers(0, 60)
 
@@ -38,7 +38,7 @@ def options_of_a_block(draw) -> tuple[Option, ...]:
 def chains(draw) -> Chain:
     amount = st.integers(0, 80)
     blocks = [
-        Block(
+        ChainBlock(
             name=str(number),
             options=draw(options_of_a_block()),
             forward_bytes=draw(amount),
@@ -149,7 +149,7 @@ def test_of_equally_fast_assignments_the_one_that_saves_less_is_taken():
         Option(recomputes=n > 0, keep=(), saved_bytes=saved, unneeded_bytes=0, seconds=0.0)
         for n, saved in enumerate((400, 300, 200))
     )
-    block = Block(
+    block = ChainBlock(
         name="0", options=options, forward_bytes=0, backward_bytes=0, recompute_bytes=0, gap_bytes=0
     )
     found = fastest(Chain(blocks=(block,), elsewhere_bytes=0), 10**7)
@@ -178,7 +178,7 @@ def scaled(chain: Chain, scale: int) -> Chain:
 
     return Chain(
         blocks=tuple(
-            Block(
+            ChainBlock(
                 name=block.name,
                 options=tuple(scaled_option(o, 7 * n) for n, o in enumerate(block.options)),
                 forward_bytes=block.forward_bytes * scale + 1,
@@ -193,7 +193,7 @@ def scaled(chain: Chain, scale: int) -> Chain:
 
 
 def long_chain(seed: int) -> Chain:
-    """Return a chain of so many blocks that choices have to be thinned out."""
+    """Return a chain of so many blocks that space have to be thinned out."""
     draw = random.Random(seed)
     blocks = []
     for number in range(12):
@@ -211,7 +211,7 @@ def long_chain(seed: int) -> Chain:
         )
         inside = [draw.randint(0, 300) for _ in range(4)]
         blocks.append(
-            Block(
+            ChainBlock(
                 name=str(number),
                 options=options,
                 forward_bytes=inside[0],

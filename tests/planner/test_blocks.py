@@ -12,20 +12,16 @@ from tests.zoo import planned_jobs as planner_jobs
 from torch import nn
 
 from memfit import Job
-from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.figures import Prediction
-from memfit.planner.recompute.blocks import outline
-from memfit.planner.search.candidates import Evaluated
-from memfit.planner.search.evaluation import Budget, JobEvaluator
-from memfit.prediction.predict import rules_of
-from memfit.prediction.recording import record
-from memfit.session.batches import find_layout
+from memfit.planner.recompute.blocks import chain_of
+from memfit.planner.search.candidates import Candidate
+from memfit.prediction.process_memory import rules_of
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase
-from memfit.verification.verify import Trial
+from memfit.verification.verify import Verifier
 
 LARGEST_ERROR = {"cpu": 0.025, "a100-40gb": 0.05}
 """Shares of the recorded peak. On the GPU the fullest moment may move to scratch of a kernel."""
@@ -74,28 +70,19 @@ class Tried:
     """A job on a device: its evaluator, and what its refinements are."""
 
     def __init__(self, job: Job, device: str = "cpu", pieces: int | None = None) -> None:
-        spec, layout = load_device(device), find_layout(job)
         self.job = job
         split = pieces is not None and pieces < job.batch_size
-        strategies = (MicroBatching(micro_batch_size=pieces),) if split else ()
-        self.plain = record(job, Plan(strategies=strategies), layout, device=spec)
-        self.evaluator = JobEvaluator(
-            job=job,
-            device=spec,
-            layout=layout,
-            times=OperatorTimes(device=spec),
-            budget=Budget(num_bytes=10**12, of="allocated"),
-            may_recompute=True,
-            plain=self.plain,
-        )
-        self.evaluated: Evaluated = self.evaluator.in_full(())
+        plan = Plan(strategies=(MicroBatching(micro_batch_size=pieces),) if split else ())
+        self.evaluator = planner_jobs.evaluator_of(job, device, plan)
+        self.plain = self.evaluator.plain
+        self.evaluated: Candidate = self.evaluator.in_full(())
 
     def recorded(self, strategies) -> Prediction:
         return self.evaluator.in_full(strategies).prediction
 
     def chain(self):
         spec = self.evaluator.device
-        return outline(self.plain.steady, rules_of(spec), self.evaluator.times.seconds)
+        return chain_of(self.plain.steady, rules_of(spec), self.evaluator.times.seconds)
 
 
 @cache
@@ -206,7 +193,7 @@ def test_what_is_kept_and_recomputed_leaves_the_results_as_they_are(name):
     assert refinements
     if name != "transformer":
         refinements = sample(refinements, 3)
-    trial = Trial(found.job)
+    trial = Verifier(found.job)
     for refinement in refinements:
         verified = trial.verify(Plan(strategies=refinement.strategies))
         assert verified.dtype == "float64"
@@ -269,7 +256,7 @@ def test_a_chain_that_stores_everything_takes_what_was_recorded():
 def test_a_step_without_gradients_has_no_chain():
     steady = tried("transformer").plain.steady
     without = type(steady)(allocations=steady.allocations, events=steady.events)
-    chain = outline(without, rules_of(load_device("cpu")), lambda _: 1.0)
+    chain = chain_of(without, rules_of(load_device("cpu")), lambda _: 1.0)
     assert chain.blocks == ()
 
 

@@ -15,16 +15,12 @@ from torch import nn
 import memfit
 from memfit import Job
 from memfit.analysis.separability import refuted
-from memfit.cost.operator_times import OperatorTimes
-from memfit.devices.catalogue import load_device
 from memfit.errors import NoPlanFitsError, RecordingError, StrategyError
 from memfit.planner.search import evaluation
-from memfit.planner.search.evaluation import Budget, JobEvaluator
-from memfit.planner.search.splits import Pieces
-from memfit.prediction.recording import record
+from memfit.planner.search.evaluation import JobEvaluator
+from memfit.planner.search.splits import SplitChecks
 from memfit.reports.text import plan_report
 from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.micro_batching import MicroBatching
@@ -182,16 +178,7 @@ class Recordings:
 
 @pytest.fixture
 def evaluator(transformer) -> JobEvaluator:
-    spec, layout = load_device("cpu"), find_layout(transformer)
-    return JobEvaluator(
-        job=transformer,
-        device=spec,
-        layout=layout,
-        times=OperatorTimes(device=spec),
-        budget=Budget(num_bytes=10**12, of="allocated"),
-        may_recompute=False,
-        plain=record(transformer, layout=layout, device=spec),
-    )
+    return planner_jobs.evaluator_of(transformer, may_recompute=False)
 
 
 def blamed(evaluator: JobEvaluator, *strategies) -> str:
@@ -236,13 +223,8 @@ def test_no_batch_is_cut_before_it_is_known_that_the_loss_allows_it(evaluator, t
             return refuted("the loss couples samples.")
 
     facts = replace(evaluator.plain.facts, separation=Coupled(evaluator.job, evaluator.layout))
-    careful = JobEvaluator(
-        **{name: getattr(evaluator, name) for name in ("job", "device", "layout", "times")},
-        budget=evaluator.budget,
-        may_recompute=False,
-        plain=evaluator.plain,
-        pieces=Pieces([HALVED], facts),
-    )
+    checks = SplitChecks([HALVED], facts)
+    careful = planner_jobs.evaluator_of(transformer, may_recompute=False, split_checks=checks)
     careful.in_short((FUSED,))
     assert not asked
     with pytest.raises(StrategyError, match="couples samples"):

@@ -11,14 +11,9 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan
-from memfit.cost.operator_times import OperatorTimes
-from memfit.devices.catalogue import load_device
-from memfit.planner.search.evaluation import Budget, JobEvaluator
-from memfit.prediction.recording import record
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.bf16 import Bf16
-from memfit.verification.verify import Trial
+from memfit.verification.verify import Verifier
 
 
 class Noisy(nn.Module):
@@ -48,17 +43,7 @@ def noisy() -> Job:
 
 
 def refinements_of(job: Job, device: str = "cpu"):
-    spec, layout = load_device(device), find_layout(job)
-    evaluator = JobEvaluator(
-        job=job,
-        device=spec,
-        layout=layout,
-        times=OperatorTimes(device=spec),
-        budget=Budget(num_bytes=10**12, of="allocated"),
-        may_recompute=True,
-        plain=record(job, Plan(), layout, device=spec),
-    )
-    return evaluator.in_full(()).refinements
+    return planner_jobs.evaluator_of(job, device).in_full(()).refinements
 
 
 def kept_by(refinement) -> set[str]:
@@ -72,7 +57,7 @@ def kept_by(refinement) -> set[str]:
 
 def test_every_refinement_of_a_job_that_draws_keeps_its_results():
     refinements = refinements_of(noisy())
-    trial = Trial(noisy())
+    trial = Verifier(noisy())
     assert len(refinements) > 3
     for refinement in refinements:
         assert trial.verify(Plan(strategies=refinement.strategies)).largest_error <= 1e-10

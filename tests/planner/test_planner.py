@@ -2,250 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.zoo.planned_jobs import reasons
 from torch import nn
 
 import memfit
 from memfit import Job
 from memfit.errors import NoPlanFitsError, StrategyError, UnknownDeviceError, UsageError
-from memfit.figures import Certainty, Prediction
-from memfit.planner.result.explanation import considered_plans
-from memfit.planner.search.candidates import Evaluated, Evaluator
-from memfit.planner.search.options import Choices, gather_choices
-from memfit.planner.search.search import Search
+from memfit.planner.search.options import search_space
 from memfit.prediction.recording import record
-from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
-from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
-from memfit.strategies.optimizer_implementation import OptimizerImplementation
-from memfit.strategies.plan import conflict, in_catalogue_order
-
-FUSED, LOOP = (OptimizerImplementation(implementation=name) for name in ("fused", "loop"))
-CHUNKED = LossChunking(num_candidates=128)
-EVERY, SECOND = ActivationCheckpointing(), ActivationCheckpointing(blocks=("0",))
-SPLITS = tuple(MicroBatching(micro_batch_size=size) for size in (32, 16, 8, 4, 2, 1))
-FIXED = ((None, FUSED, LOOP), (None, CHUNKED), (None, SECOND, EVERY))
-BATCH_SIZE = 64
-
-
-class World:
-    """A made-up job: every strategy multiplies the time and takes bytes off its own part."""
-
-    def __init__(self, factors=None, savings=None, per_sample_bytes: int = 100) -> None:
-        self.factors = {FUSED: 0.9, LOOP: 1.1, CHUNKED: 1.2, SECOND: 1.3, EVERY: 1.5}
-        self.savings = {FUSED: 500, LOOP: 500, CHUNKED: 2000, SECOND: 3000, EVERY: 5000}
-        self.factors |= factors or {}
-        self.savings |= savings or {}
-        self.per_sample_bytes = per_sample_bytes
-        self.num_evaluated = 0
-
-    def peak_bytes(self, strategies) -> int:
-        size = next((s.micro_batch_size for s in strategies if s in SPLITS), BATCH_SIZE)
-        saved = sum(self.savings.get(strategy, 0) for strategy in strategies)
-        return 20_000 - saved + self.per_sample_bytes * size
-
-    def seconds(self, strategies) -> float:
-        size = next((s.micro_batch_size for s in strategies if s in SPLITS), BATCH_SIZE)
-        factors = (self.factors.get(strategy, 1.0) for strategy in strategies)
-        return math.prod(factors) * (1.0 + 0.2 * math.log2(BATCH_SIZE / size))
-
-    def evaluator(self, budget_bytes: int):
-        def evaluate(strategies) -> Evaluated:
-            self.num_evaluated += 1
-            peak = self.peak_bytes(strategies)
-            return Evaluated(
-                prediction=prediction_of(peak, self.seconds(strategies), budget_bytes, strategies)
-            )
-
-        return Evaluator(evaluate)
-
-    def fastest_seconds(self, budget_bytes: int) -> float | None:
-        """Try everything."""
-        combinations = itertools.product(*FIXED, (None, *SPLITS))
-        chosen = ([s for s in members if s is not None] for members in combinations)
-        fitting = [self.seconds(c) for c in chosen if self.peak_bytes(c) <= budget_bytes]
-        return min(fitting, default=None)
-
-
-def prediction_of(peak: int, seconds: float, budget_bytes: int, strategies=()) -> Prediction:
-    return Prediction(
-        device="cpu",
-        batch_size=BATCH_SIZE,
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=peak,
-        process_bytes=peak,
-        first_step_peak_bytes=peak,
-        step_seconds=seconds,
-        by_category={"temporaries": peak},
-        by_module={"": peak},
-        strategies=[strategy.label() for strategy in strategies],
-        numerics="exact",
-        certainty=Certainty.EXACT,
-        budget_bytes=budget_bytes,
-        fits=peak <= budget_bytes,
-    )
-
-
-def choices_of(fixed=FIXED, splits=SPLITS, *, must_split=False) -> Choices:
-    return Choices(fixed_size=fixed, splits=splits, must_split=must_split, refused=())
-
-
-def search(world: World, budget_bytes: int, choices: Choices | None = None):
-    return Search(world.evaluator(budget_bytes), choices or choices_of()).run()
-
-
-# --- Search over made-up figures ---
-
-
-def test_what_fits_as_it_is_is_left_as_it_is_unless_something_is_faster():
-    world = World(factors={FUSED: 1.05})
-    assert search(world, 10**6).strategies == ()
-    assert search(World(), 10**6).strategies == (FUSED,)
-
-
-def test_the_fastest_of_what_fits_is_chosen():
-    # 26 400 bytes as it is; fused and chunked leave 23 900, fused and every second block 22 900.
-    choices = choices_of(splits=())
-    assert search(World(), 24_000, choices).strategies == (FUSED, CHUNKED)
-    assert search(World(), 23_000, choices).strategies == (FUSED, SECOND)
-
-
-def test_micro_batches_are_as_large_as_fits():
-    chosen = search(World(), 24_000, choices_of(fixed=((None, FUSED),)))
-    assert chosen.strategies == (FUSED, SPLITS[0])
-    chosen = search(World(), 20_000, choices_of(fixed=((None, FUSED),)))
-    assert chosen.strategies == (FUSED, SPLITS[3])
-
-
-def test_nothing_is_chosen_if_nothing_fits_and_the_smallest_is_known():
-    tried = Search(World().evaluator(1000), choices_of())
-    assert tried.run() is None
-    smallest = tried.smallest()
-    peaks = [candidate.prediction.peak_allocated_bytes for candidate in tried.tried.values()]
-    assert smallest.prediction.peak_allocated_bytes == min(peaks)
-    assert EVERY in smallest.strategies
-
-
-def test_a_plan_that_must_split_is_split_though_the_whole_batch_fits():
-    chosen = search(World(), 10**6, choices_of(must_split=True))
-    assert chosen.strategies == (FUSED, SPLITS[0])
-
-
-def test_what_is_required_is_in_the_plan_though_it_is_slower():
-    choices = choices_of(fixed=((None, FUSED), (CHUNKED,)))
-    assert search(World(), 10**6, choices).strategies == (FUSED, CHUNKED)
-
-
-def test_every_combination_is_recorded_once():
-    world = World()
-    tried = Search(world.evaluator(17_000), choices_of())
-    tried.run()
-    assert world.num_evaluated == len(tried.tried)
-    assert all(key == in_catalogue_order(key) for key in tried.tried)
-
-
-def test_ties_are_settled_by_bytes_and_then_by_name():
-    world = World(factors={FUSED: 1.0, LOOP: 1.0})
-    choices = choices_of(fixed=((None, LOOP, FUSED),))
-    assert search(world, 10**6, choices).strategies == (FUSED,)
-    without_savings = World(factors={FUSED: 1.0, LOOP: 1.0}, savings={FUSED: 0, LOOP: 0})
-    assert search(without_savings, 10**6, choices).strategies == ()
-
-
-def test_strategies_that_conflict_are_never_combined():
-    replay = BatchNormReplay(micro_batch_size=8)
-    assert conflict([replay, EVERY]).startswith(
-        "activation-checkpointing cannot be combined with batchnorm-replay: "
-    )
-    assert conflict([FUSED, EVERY]) is None
-    tried = Search(World().evaluator(1000), choices_of(splits=(replay,)))
-    tried.run()
-    assert not any(replay in key and (EVERY in key or SECOND in key) for key in tried.tried)
-    assert any(replay in key for key in tried.tried)
-
-
-def test_the_smallest_is_sought_down_to_one_sample():
-    tried = Search(World().evaluator(15_000), choices_of(fixed=()))
-    assert tried.run() is None
-    assert tried.smallest().strategies == (SPLITS[-1],)
-
-
-FACTORS = st.floats(1.0, 3.0)
-SAVINGS = st.integers(1, 5000)
-WORLDS = st.builds(
-    lambda factors, savings, fused: World(
-        factors=dict(zip((LOOP, CHUNKED, SECOND, EVERY), sorted(factors), strict=True))
-        | {FUSED: fused},
-        savings=dict(zip((FUSED, LOOP, CHUNKED, SECOND, EVERY), sorted(savings), strict=True)),
-    ),
-    st.lists(FACTORS, min_size=4, max_size=4),
-    st.lists(SAVINGS, min_size=5, max_size=5),
-    st.floats(0.5, 1.5),
-)
-
-
-@given(WORLDS, st.integers(5000, 27_000))
-def test_no_plan_that_fits_is_faster_than_the_chosen_one(world, budget_bytes):
-    chosen = search(world, budget_bytes)
-    fastest = world.fastest_seconds(budget_bytes)
-    if chosen is None:
-        assert fastest is None
-    else:
-        assert chosen.prediction.peak_allocated_bytes <= budget_bytes
-        assert chosen.prediction.step_seconds == pytest.approx(fastest)
-
-
-@given(WORLDS, st.integers(5000, 27_000), st.integers(0, 10_000))
-def test_a_smaller_budget_is_never_faster(world, budget_bytes, more_bytes):
-    tight, wide = search(world, budget_bytes), search(world, budget_bytes + more_bytes)
-    if tight is not None:
-        assert wide.prediction.step_seconds <= tight.prediction.step_seconds * (1 + 1e-12)
-
-
-@given(WORLDS, st.integers(5000, 27_000))
-def test_the_same_question_has_the_same_answer(world, budget_bytes):
-    first, second = search(world, budget_bytes), search(world, budget_bytes)
-    assert (first and first.strategies) == (second and second.strategies)
-
-
-def test_a_setting_that_saves_only_together_with_another_is_found():
-    """Alone, the optimizer's lists stand above the activations, however few are kept."""
-
-    class Peaks(World):
-        def peak_bytes(self, strategies) -> int:
-            optimizer = 20_000 if FUSED not in strategies else 5_000
-            activations = 18_000
-            activations -= 12_000 * (EVERY in strategies) + 6_000 * (SECOND in strategies)
-            return max(optimizer, activations)
-
-    chosen = search(Peaks(), 7_000, choices_of(splits=()))
-    assert chosen is not None
-    assert set(chosen.strategies) == {FUSED, EVERY}
-
-
-def test_every_plan_that_was_tried_is_explained():
-    tried = Search(World().evaluator(23_000), choices_of())
-    best = tried.run()
-    considered = considered_plans(tried.tried.values(), best)
-    assert len(considered) == len(tried.tried)
-    assert [entry.chosen for entry in considered] == [True] + [False] * (len(considered) - 1)
-    assert considered[0].reason == "the fastest that fits"
-    for entry in considered[1:]:
-        expected = "slower by" if entry.fits else "over the budget"
-        assert expected in entry.reason
-        assert entry.fits == (entry.peak_bytes <= 23_000)
-
-
-# --- Jobs ---
 
 
 class Block(nn.Module):
@@ -320,10 +88,10 @@ def test_the_smallest_peak_named_can_be_reached(job, impossible):
 
 def test_what_changes_results_is_used_only_if_it_is_allowed(job):
     facts = record(job).facts
-    names = {each.strategy for each in gather_choices(facts).refused}
+    names = {each.strategy for each in search_space(facts).refused}
     assert "bf16" in names
     for allow in (["bf16"], ["approximate"]):
-        options = gather_choices(facts, allow).fixed_size
+        options = search_space(facts, allow).options
         assert any(Bf16() in members for members in options)
         assert any(None in members for members in options), "allowed is not required"
 
@@ -413,14 +181,6 @@ def test_progress_is_told_of_every_recording(job, plain_bytes):
     assert len(told) == len(plan.considered) + len(plan.approximations)
     assert told[0] == "as it is"
     assert plan.considered[0].chosen
-
-
-def test_planning_twice_gives_the_same_plan(job, plain_bytes):
-    plans = [memfit.plan(job, budget=int(0.75 * plain_bytes)) for _ in range(2)]
-    assert plans[0].strategies == plans[1].strategies
-    assert [entry.strategies for entry in plans[0].considered] == [
-        entry.strategies for entry in plans[1].considered
-    ]
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.8, 0.95, 1.0])

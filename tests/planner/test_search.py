@@ -13,18 +13,21 @@ from hypothesis import strategies as st
 
 from memfit.errors import StrategyError
 from memfit.figures import Certainty, Prediction
-from memfit.planner.search.candidates import Evaluated, Evaluator, Refinement
-from memfit.planner.search.options import Choices
+from memfit.planner.result.explanation import considered_plans
+from memfit.planner.result.ladder import Ladder
+from memfit.planner.search.candidates import Candidate, Evaluator, Refinement
+from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.search import Search
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
-from memfit.strategies.plan import in_catalogue_order
+from memfit.strategies.plan import conflict, in_catalogue_order
 from memfit.trace.events import Category
 
-FUSED = OptimizerImplementation(implementation="fused")
+FUSED, LOOP = (OptimizerImplementation(implementation=name) for name in ("fused", "loop"))
 ATTENTION = FusedAttention()
 CHUNKED = LossChunking(num_candidates=128)
 BATCH_SIZE, NUM_BLOCKS = 64, 8
@@ -79,7 +82,7 @@ class World:
         return math.prod(factors) * again * (1.0 + 0.1 * math.log2(BATCH_SIZE / size))
 
     def evaluator(self, budget_bytes: int) -> Evaluator:
-        def evaluated(strategies, *, is_exact: bool) -> Evaluated:
+        def evaluated(strategies, *, is_exact: bool) -> Candidate:
             if broken := self.broken.intersection(strategies):
                 raise StrategyError(broken.pop().name, "it is broken.")
             refinements = ()
@@ -94,13 +97,18 @@ class World:
                     for members in finer
                 )
             prediction = self.prediction(strategies, budget_bytes, is_exact=is_exact)
-            return Evaluated(prediction=prediction, is_exact=is_exact, refinements=refinements)
+            return Candidate(
+                strategies=strategies,
+                prediction=prediction,
+                is_exact=is_exact,
+                refinements=refinements,
+            )
 
-        def in_short(strategies) -> Evaluated:
+        def in_short(strategies) -> Candidate:
             self.short.append(strategies)
             return evaluated(strategies, is_exact=not (self.is_short and self.is_split(strategies)))
 
-        def in_full(strategies) -> Evaluated:
+        def in_full(strategies) -> Candidate:
             self.full.append(strategies)
             return evaluated(strategies, is_exact=True)
 
@@ -160,12 +168,12 @@ class Lengthened(World):
         )
 
 
-def choices_of(*, must_split: bool = False, splits=SPLITS, fixed=FIXED) -> Choices:
-    return Choices(fixed_size=fixed, splits=splits, must_split=must_split, refused=())
+def space_of(*, must_split: bool = False, splits=SPLITS, fixed=FIXED) -> SearchSpace:
+    return SearchSpace(options=fixed, splits=splits, must_split=must_split, refused=())
 
 
-def search_of(world: World, budget_bytes: int, **choices) -> Search:
-    return Search(world.evaluator(budget_bytes), choices_of(**choices))
+def search_of(world: World, budget_bytes: int, **wanted) -> Search:
+    return Search(world.evaluator(budget_bytes), space_of(**wanted))
 
 
 SEEDS = st.integers(0, 10**6)
@@ -216,6 +224,7 @@ def test_every_combination_is_recorded_once_in_short_and_at_most_once_in_full(se
     world = World(seed, is_short=True)
     search_of(world, budget).run()
     assert len(world.short) == len(set(world.short))
+    assert all(strategies == in_catalogue_order(strategies) for strategies in world.short)
     assert len(world.full) == len(set(world.full))
 
 
@@ -268,6 +277,61 @@ def test_estimates_that_are_all_too_high_are_corrected_by_what_was_recorded(seed
         assert chosen.prediction.step_seconds <= min(fitting) * (1 + 1e-9)
 
 
+def test_ties_are_settled_by_bytes_and_then_by_what_is_left_as_it_is():
+    world = World(errors=False)
+    world.factors = dict.fromkeys((FUSED, LOOP), 1.0)
+    world.savings = {FUSED: 500, LOOP: 400}
+    wanted = {"fixed": ((None, LOOP, FUSED),), "splits": ()}
+    assert search_of(world, 10**6, **wanted).run().strategies == (FUSED,)
+    world.savings = {}
+    assert search_of(world, 10**6, **wanted).run().strategies == ()
+
+
+def test_what_is_required_is_in_the_plan_though_it_is_slower():
+    world = World(errors=False)
+    world.factors = {FUSED: 0.9, CHUNKED: 1.2}
+    chosen = search_of(world, 10**6, fixed=((None, FUSED), (CHUNKED,))).run()
+    assert chosen.strategies == (FUSED, CHUNKED)
+
+
+def test_strategies_that_conflict_are_never_combined():
+    replay, every = BatchNormReplay(micro_batch_size=8), ActivationCheckpointing()
+    assert conflict([replay, every]).startswith(
+        "activation-checkpointing cannot be combined with batchnorm-replay: "
+    )
+    assert conflict([FUSED, every]) is None
+    world = World(errors=False)
+    search_of(world, 1000, splits=(replay,), fixed=((None, every),)).run()
+    assert any(replay in key for key in world.short)
+    assert not any({replay, every} <= set(key) for key in world.short)
+
+
+def test_a_setting_that_saves_only_together_with_another_is_found():
+    """Alone, the optimizer's lists stand above what the loss takes, however little that is."""
+
+    class Peaks(World):
+        def estimated_bytes(self, strategies) -> int:
+            return max(
+                5_000 if FUSED in strategies else 20_000, 6_000 if CHUNKED in strategies else 18_000
+            )
+
+    chosen = search_of(Peaks(errors=False), 7_000, splits=()).run()
+    assert set(chosen.strategies) == {FUSED, CHUNKED}
+
+
+def test_every_plan_that_was_tried_is_explained():
+    _, search, best = ready()
+    tried = search.recordings.tried
+    considered = considered_plans(tried.values(), best)
+    assert len(considered) == len(tried)
+    assert [entry.chosen for entry in considered] == [True] + [False] * (len(considered) - 1)
+    assert considered[0].reason == "the fastest that fits"
+    for entry in considered[1:]:
+        expected = ("slower by", "about as fast") if entry.fits else ("over the budget",)
+        assert any(words in entry.reason for words in expected)
+        assert entry.fits == (entry.peak_bytes <= best.prediction.budget_bytes)
+
+
 # --- Strategies that turn out not to apply ---
 
 
@@ -278,7 +342,7 @@ def test_a_strategy_that_fails_while_it_is_recorded_is_refused_with_the_reason()
     chosen = search.run()
     assert chosen is not None
     assert CHUNKED not in chosen.strategies
-    assert search.refused == {"loss-chunking": "it is broken."}
+    assert search.recordings.refused == {"loss-chunking": "it is broken."}
 
 
 @pytest.mark.parametrize("broken", [BLOCKS[:3], BLOCKS])
@@ -290,7 +354,7 @@ def test_blocks_that_cannot_be_recomputed_are_left_out_and_others_taken(broken):
     chosen = search.run()
     if len(broken) == len(BLOCKS):
         assert not world.num_recomputed(chosen.strategies if chosen else ())
-        assert "activation-checkpointing" in search.refused
+        assert "activation-checkpointing" in search.recordings.refused
     else:
         assert chosen is not None
         assert chosen.prediction.fits
@@ -343,7 +407,7 @@ def test_where_what_is_faster_cannot_be_combined_the_job_as_it_is_remains():
         def evaluator(self, budget_bytes: int) -> Evaluator:
             inner = super().evaluator(budget_bytes).in_short
 
-            def evaluate(strategies) -> Evaluated:
+            def evaluate(strategies) -> Candidate:
                 if {FUSED, ATTENTION} <= set(strategies):
                     raise StrategyError("fused-attention", "it does not go with the other.")
                 return inner(strategies)
@@ -354,7 +418,7 @@ def test_where_what_is_faster_cannot_be_combined_the_job_as_it_is_remains():
     world.factors = {FUSED: 0.8, ATTENTION: 0.9}
     search = search_of(world, 10**6, fixed=((None, ATTENTION), (None, FUSED)))
     assert search.run().prediction.fits
-    assert search.refused == {"fused-attention": "it does not go with the other."}
+    assert search.recordings.refused == {"fused-attention": "it does not go with the other."}
 
 
 # --- Micro-batches that are required ---
@@ -367,7 +431,7 @@ def test_where_micro_batches_are_required_every_plan_that_is_given_has_them(seed
     chosen = search.run()
     given = [chosen] if chosen else [search.smallest()]
     if chosen:
-        given += [search.fastest_below(int(0.7 * chosen.prediction.peak_allocated_bytes))]
+        given += [Ladder(search).fastest_below(int(0.7 * chosen.prediction.peak_allocated_bytes))]
     assert all(world.is_split(candidate.strategies) for candidate in given if candidate)
 
 
@@ -397,25 +461,25 @@ def ready(seed: int = 1, share: float = 0.8):
 def test_the_fastest_below_a_peak_is_recorded_and_below_it(seed):
     world, search, best = ready(seed)
     most_bytes = int(0.75 * best.prediction.peak_allocated_bytes)
-    below = search.fastest_below(most_bytes)
+    below = Ladder(search).fastest_below(most_bytes)
     assert below is not None
     assert below.prediction.peak_allocated_bytes == world.peak_bytes(below.strategies) <= most_bytes
     assert below.prediction.step_seconds >= best.prediction.step_seconds * (1 - 1e-9)
-    assert below.strategies in search.tried
-    known = [c.prediction for c in search.tried.values()]
+    assert below.strategies in search.recordings.tried
+    known = [c.prediction for c in search.recordings.tried.values()]
     fitting = [p.step_seconds for p in known if p.peak_allocated_bytes <= most_bytes]
     assert below.prediction.step_seconds == min(fitting)
 
 
 def test_nothing_is_below_a_peak_that_cannot_be_reached():
     _, search, _ = ready()
-    assert search.fastest_below(100) is None
+    assert Ladder(search).fastest_below(100) is None
 
 
 def test_blocks_that_cannot_be_recomputed_are_left_out_of_what_is_below():
     world, search, best = ready()
     world.broken = set(BLOCKS)
-    below = search.fastest_below(best.prediction.peak_allocated_bytes // 2)
+    below = Ladder(search).fastest_below(best.prediction.peak_allocated_bytes // 2)
     assert below is None or not world.broken.intersection(below.strategies)
 
 
@@ -428,8 +492,8 @@ def test_what_is_below_a_peak_keeps_to_the_other_budgets_as_well():
     world = Elsewhere(seed=1)
     search = search_of(world, world.peak_bytes((CHUNKED,)), splits=())
     best = search.run()
-    smallest_bytes = min(r.peak_bytes for r in search.refinements())
-    below = search.fastest_below(int(1.02 * smallest_bytes))
+    smallest_bytes = min(r.peak_bytes for r in search.tree.refinements())
+    below = Ladder(search).fastest_below(int(1.02 * smallest_bytes))
     assert best.prediction.fits
     assert below is None or below.prediction.fits
 
@@ -456,7 +520,7 @@ def test_with_slack_fewer_are_recorded_and_the_plan_is_slower_by_no_more():
     for slack in (0.0, 0.05):
         world = World(seed=2)
         budget = int(0.6 * world.estimated_bytes(()))
-        chosen = Search(world.evaluator(budget), choices_of(), slack=slack).run()
+        chosen = Search(world.evaluator(budget), space_of(), slack=slack).run()
         recorded.append((len(world.short), chosen.prediction.step_seconds))
     (most, best_seconds), (fewer, seconds) = recorded
     assert fewer <= most
@@ -473,8 +537,8 @@ def thrifty(world: World, budget_bytes: int, most_operators: int) -> Search:
         lambda strategies: replace(full.in_short(strategies), num_operators=1),
         lambda strategies: replace(full.in_full(strategies), num_operators=1),
     )
-    choices = Choices(fixed_size=FIXED, splits=SPLITS, must_split=False, refused=())
-    return Search(counted, choices, slack=0.05, most_operators=most_operators)
+    space = SearchSpace(options=FIXED, splits=SPLITS, must_split=False, refused=())
+    return Search(counted, space, slack=0.05, most_operators=most_operators)
 
 
 @given(SEEDS, BUDGETS)
@@ -483,7 +547,7 @@ def test_a_bounded_search_records_little_and_what_it_gives_fits(seed, budget):
     search = thrifty(world, budget, most_operators=6)
     chosen = search.run()
     # Twice the bound in the queue, then the strongest two and what makes them smaller.
-    assert len(search.tried) <= 2 * 6 + 2 + len(BLOCKS)
+    assert len(search.recordings.tried) <= 2 * 6 + 2 + len(BLOCKS)
     if chosen is not None:
         assert chosen.prediction.fits
         assert world.fits(chosen.strategies, budget)
@@ -505,7 +569,7 @@ def test_what_a_bounded_search_left_out_is_no_faster_than_it_says(seed, budget):
     if chosen is None:
         return
     fastest = world.fastest_seconds(budget)
-    known = [chosen.prediction.step_seconds / 1.05, *(r.seconds for r in search.refinements())]
+    known = [chosen.prediction.step_seconds / 1.05, *(r.seconds for r in search.tree.refinements())]
     left = search.least_seconds_left
     assert fastest >= min(known if left is None else [*known, left]) * (1 - 1e-9)
 

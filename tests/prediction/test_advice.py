@@ -20,6 +20,7 @@ from memfit.prediction.advice import (
     largest_holders,
     largest_micro_batch,
 )
+from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate
 from memfit.prediction.recording import record
 from memfit.session.batches import find_layout
@@ -55,7 +56,9 @@ def predicted(
     spec, plan, layout = load_device(device), plan or Plan(), find_layout(job)
     settings = settings or AllocatorSettings()
     recording = record(job, plan, layout, device=spec)
-    prediction = evaluate(job, recording, spec, plan, budget_bytes=budget_bytes, settings=settings)
+    prediction = evaluate(
+        job, recording, spec, plan, budget=MemoryBudget(num_bytes=budget_bytes), settings=settings
+    )
     return PredictedJob(
         job=job,
         plan=plan,

@@ -21,6 +21,7 @@ from memfit.figures import (
     RefusalKind,
     Remedy,
 )
+from memfit.planner.result.planning_result import PlanningResult
 from memfit.reports.plan_rows import (
     considered_rows,
     curve,
@@ -37,7 +38,6 @@ from memfit.reports.wording import instead_of, plan_name
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
 from memfit.strategies.micro_batching import MicroBatching
-from memfit.strategies.plan import Plan
 from memfit.units import GIB, MIB
 
 KEEP = ("addmm.0", "_scaled_dot_product_flash_attention_for_cpu.0", "addmm.1", "add.0")
@@ -84,7 +84,7 @@ def refused(strategy: str, sentence: str, kind: RefusalKind = RefusalKind.UNSUIT
     return Refusal(kind=kind, strategy=strategy, sentence=sentence)
 
 
-def make_plan(peak_mib: int, seconds: float, *strategies: Strategy) -> Plan:
+def make_plan(peak_mib: int, seconds: float, *strategies: Strategy) -> PlanningResult:
     """Make a plan with its prediction and nothing around it."""
     prediction = Prediction(
         device="cpu",
@@ -102,7 +102,7 @@ def make_plan(peak_mib: int, seconds: float, *strategies: Strategy) -> Plan:
         budget_bytes=150 * MIB,
         fits=True,
     )
-    return Plan(strategies=strategies, prediction=prediction)
+    return PlanningResult(strategies=strategies, prediction=prediction)
 
 
 CHOSEN = make_row(140, 1.0, LONG, SPLIT.label(), chosen=True, reason="the fastest that fits")

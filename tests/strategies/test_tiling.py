@@ -420,7 +420,7 @@ def one_position_with_dropout() -> Job:
         ("dims_of_call", halo_one_too_small, chain_job),
         ("dims_of_call", halo_one_too_small, time_job),
         ("TiledCall._give", halo_gradients_written_over, chain_job),
-        ("Surroundings.again", lambda surroundings: nullcontext(), one_position_with_dropout),
+        ("TorchContext.again", lambda context: nullcontext(), one_position_with_dropout),
     ],
     ids=["halo-of-space", "halo-of-time", "overlaps-lost", "masks-not-replayed"],
 )
@@ -443,7 +443,7 @@ def test_the_gradient_says_how_the_loss_changes_only_if_masks_are_replayed(is_re
         return block(values).square().sum()
 
     leaf = inputs.clone().requires_grad_()
-    fault = patch.object(tiling.Surroundings, "again", lambda surroundings: nullcontext())
+    fault = patch.object(tiling.TorchContext, "again", lambda context: nullcontext())
     with nullcontext() if is_replayed else fault:
         (direction,) = torch.autograd.grad(loss_at(leaf), leaf)
     step = 1e-6

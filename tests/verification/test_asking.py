@@ -128,7 +128,7 @@ def test_planning_leaves_everything_as_it_was(build):
 def test_proving_and_timing_leave_everything_as_they_were():
     living = living_jobs.spectral()
     before = bits_of(living)
-    proof.prove(living.job)
+    proof.verify_each(living.job)
     assert bits_of(living) == before
     time_plans(living.job, [Plan(), in_pieces(living)], load_device("cpu"), num_rounds=1)
     assert bits_of(living) == before

@@ -163,7 +163,7 @@ def test_counts_that_differ_are_named_and_break_exact():
     assert found.effects == ("model.calls: 4 after the plan, 2 after the plain step",)
     assert found.largest_error < 1e-10
     with pytest.raises(memfit.MemfitError, match="claims exact and is different"):
-        proof.prove(job_of(Counting), plan).check()
+        proof.verify_each(job_of(Counting), plan).check()
 
 
 def test_what_a_plan_keeps_is_exact_with_effects_and_all():

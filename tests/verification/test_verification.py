@@ -18,6 +18,7 @@ import memfit
 from memfit import Job, Plan
 from memfit.analysis.separability import PROVED
 from memfit.cli.main import main
+from memfit.comparison.relative_errors import relative_errors
 from memfit.errors import PromiseBrokenError, RecordingError, TooLargeToVerifyError
 from memfit.separation.separation import Separation
 from memfit.strategies.base import Numerics, Strategy
@@ -28,13 +29,12 @@ from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.verification import proof
-from memfit.verification.comparison import relative_errors
 from memfit.verification.proof import (
     affordable_batch_size,
     applicable,
     micro_batch_size,
-    prove,
     scaled,
+    verify_each,
 )
 
 EXACT = 1e-10
@@ -178,7 +178,7 @@ def test_faults_break_the_promise(fault, job, field):
     assert not found.keeps_promise
     assert getattr(found, field) > 1e-6
     with pytest.raises(PromiseBrokenError, match=f"fault claims {fault.numerics} and is "):
-        prove(job(), plan_of(fault)).check()
+        verify_each(job(), plan_of(fault)).check()
 
 
 def test_statistics_updated_twice_break_the_promise():
@@ -333,7 +333,7 @@ def test_a_batch_that_is_too_large_is_halved_to_an_odd_one(monkeypatch):
     assert batch_size < job.batch_size
     assert batch_size % 2 == 1
     assert f"batch size {batch_size} instead of 384" in notes[0]
-    found = prove(job, plan_of(MicroBatching(micro_batch_size=100)))
+    found = verify_each(job, plan_of(MicroBatching(micro_batch_size=100)))
     (verified,) = found.verifications
     assert verified.batch_size == batch_size
     size = int(verified.strategies[0][len("micro-batching(") : -1])
@@ -348,7 +348,7 @@ def test_long_steps_get_a_smaller_batch():
 def test_what_never_fits_is_refused(monkeypatch):
     monkeypatch.setattr(proof, "free_memory_bytes", lambda: 1000)
     with pytest.raises(TooLargeToVerifyError, match="at batch size 3 it takes"):
-        prove(builders.residual())
+        verify_each(builders.residual())
 
 
 def test_a_step_that_cannot_be_predicted_is_tried_as_it_is(monkeypatch):

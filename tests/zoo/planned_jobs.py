@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memfit import Job
+from memfit import Job, Plan
+from memfit.cost.operator_times import OperatorTimes
+from memfit.devices.catalogue import load_device
+from memfit.planner.search.evaluation import JobEvaluator
+from memfit.planner.search.options import SearchSpace
+from memfit.prediction.budget import MemoryBudget
+from memfit.prediction.recording import record
+from memfit.session.batches import find_layout
 
 VOCABULARY = 64
 
@@ -333,3 +340,20 @@ JOBS = {
 def reasons(plan) -> dict[str, str]:
     """Return why strategies were left out of a plan, by name."""
     return {refusal.strategy: refusal.sentence for refusal in plan.refused}
+
+
+def evaluator_of(job, device="cpu", plan=None, **wanted) -> JobEvaluator:
+    """Evaluate combinations of a job under a budget that holds everything.
+
+    ``wanted`` is what the search space has besides nothing at all.
+    """
+    spec, layout = load_device(device), find_layout(job)
+    return JobEvaluator(
+        job=job,
+        device=spec,
+        layout=layout,
+        times=OperatorTimes(device=spec),
+        budget=MemoryBudget(num_bytes=10**12, of="allocated"),
+        space=SearchSpace(options=(), splits=(), must_split=False, refused=(), **wanted),
+        plain=record(job, plan or Plan(), layout, device=spec),
+    )

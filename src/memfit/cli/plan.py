@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit.job import Job
-    from memfit.strategies.plan import Plan
+    from memfit.planner.result.planning_result import PlanningResult
 
 
 _RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
@@ -119,7 +119,7 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _write_files(args: argparse.Namespace, plan: Plan) -> list[str]:
+def _write_files(args: argparse.Namespace, plan: PlanningResult) -> list[str]:
     """Write the plan and the picture that were asked for, the picture drawn before either."""
     from memfit.files import write_atomically
 
@@ -136,7 +136,7 @@ def _write_files(args: argparse.Namespace, plan: Plan) -> list[str]:
     return [path for path in (args.save, args.pareto) if path]
 
 
-def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
+def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResult:
     """Plan, saying which plan is being recorded where someone is watching."""
     from memfit.planner import plan
 
@@ -157,7 +157,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> Plan:
         return plan(job, **wanted, progress=lambda text: show(f"recording: {text}"))
 
 
-def _as_json(plan: Plan) -> dict[str, Any]:
+def _as_json(plan: PlanningResult) -> dict[str, Any]:
     """Return the plan, its prediction and everything that lies around it."""
     from dataclasses import asdict
 
@@ -181,7 +181,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _show(plan: Plan, console: Console, written: Sequence[str]) -> None:
+def _show(plan: PlanningResult, console: Console, written: Sequence[str]) -> None:
     """Show the chosen plan, what it takes and what lies around it."""
     from memfit.reports.text import plan_report
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memfit.figures import Prediction
     from memfit.job import Job, StepBuilder
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
+    from memfit.prediction.budget import MemoryBudget
     from memfit.prediction.recording import StepRecording
     from memfit.strategies.plan import Plan
 
@@ -99,8 +100,7 @@ class _Question:
 
     devices: Sequence[Device]
     plan: Plan | None
-    budget_bytes: int | None
-    budget_of: str | None
+    budget: MemoryBudget
     settings: AllocatorSettings
     num_holders: int
 
@@ -108,8 +108,7 @@ class _Question:
     def judged_by(self) -> dict[str, Any]:
         """Return what a prediction is made with, besides its recording."""
         return {
-            "budget_bytes": self.budget_bytes,
-            "budget_of": self.budget_of,
+            "budget": self.budget,
             "settings": self.settings,
             "in_full": True,
         }
@@ -143,7 +142,7 @@ def _read_question(args: argparse.Namespace) -> _Question:
     """Read and check the words of the command, before anything is loaded."""
     from memfit.allocator.settings import AllocatorSettings
     from memfit.devices.catalogue import load_device
-    from memfit.planner.planning import read_budget
+    from memfit.prediction.budget import MemoryBudget, read_budget
 
     if args.top < 1:
         raise UsageError(f"--top must be at least 1, not {args.top}.")
@@ -153,8 +152,7 @@ def _read_question(args: argparse.Namespace) -> _Question:
     return _Question(
         devices=[load_device(name) for name in names],
         plan=load_plan(args.plan),
-        budget_bytes=read_budget(args.budget),
-        budget_of=args.budget_of,
+        budget=MemoryBudget(num_bytes=read_budget(args.budget), of=args.budget_of),
         settings=AllocatorSettings.parse(args.allocator or ""),
         num_holders=args.top,
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from memfit.job import Job
     from memfit.strategies.plan import Plan
-    from memfit.verification.proof import Proof
+    from memfit.verification.proof import Verifications
 
 _DTYPES = ("fp64", "fp32")
 
@@ -70,12 +70,14 @@ class VerifyCommand:
 COMMAND: Command = VerifyCommand()
 
 
-def _proof(job: Job, plan: Plan | None, args: argparse.Namespace, console: Console) -> Proof:
+def _proof(
+    job: Job, plan: Plan | None, args: argparse.Namespace, console: Console
+) -> Verifications:
     """Verify, saying which plan is being run where someone is watching."""
     import torch
 
     from memfit.errors import UsageError
-    from memfit.verification.proof import prove
+    from memfit.verification.proof import verify_each
 
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, not {args.batch_size}.")
@@ -86,4 +88,4 @@ def _proof(job: Job, plan: Plan | None, args: argparse.Namespace, console: Conso
         "batch_size": args.batch_size,
     }
     with status(console, "predicting what fits here", quiet=args.json) as show:
-        return prove(job, plan, **wanted, progress=lambda text: show(f"running: {text}"))
+        return verify_each(job, plan, **wanted, progress=lambda text: show(f"running: {text}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,14 @@ from memfit.comparison.left_behind import LeftBehind, differing_values, left_beh
 from memfit.comparison.left_behind import without as left_without
 from memfit.comparison.precision import CastsKept, PrecisionWatch, bound_in, smallest_share_in
 from memfit.comparison.relative_errors import relative_errors
-from memfit.live_state import LiveState
+from memfit.comparison.same_start import copies_in_place
+from memfit.live_state import LiveState, Snapshot
 from memfit.live_state.reading import tensors_of
 from memfit.session.conversion import converted, copied, default_dtype
 from memfit.session.deterministic_draws import StilledRandomness
 from memfit.session.reachable import live_state_of
 from memfit.session.session import GradientPass, Session
-from memfit.session.stand_ins import StandIns, optimizer_tensors
+from memfit.session.stand_ins import optimizer_tensors
 
 _MOST_NAMED = 5
 
@@ -120,28 +121,31 @@ class _Engine:
         self._stilled = StilledRandomness()
         self._watch = PrecisionWatch()
         self._state = live_state_of(session, copies_parameters=True, gradients=True)
-        self._restore: Callable[[], None] = _nothing
+        self._begin: Snapshot | None = None
+        self._replaced: Sequence[torch.Tensor] = ()
+        """What converted copies stand in for: all tensors that the step can reach, or none."""
         self.casts: AbstractContextManager[object] = nullcontext()
 
     @contextmanager
     def everything_put_back(self, *, copies_parameters: bool) -> Iterator[None]:
         """Keep the state, and have it put back after each pass and at the end."""
         session = self._session
-        uses_copies = self._dtype is not None
-        begin = live_state_of(
+        self._begin = live_state_of(
             session,
-            copies_parameters=copies_parameters and not uses_copies,
+            copies_parameters=copies_parameters and self._dtype is None,
             gradients=True,
             most_bytes=sys.maxsize,
         ).snapshot()
+        if self._dtype is not None:
+            job = session.job
+            used = {"model": session.model, "optimizer": session.optimizer, "loss": job.loss}
+            self._replaced = tensors_of(LiveState(used))
         size_before, counted_before = session.micro_batch_size, session.num_counted
-        self._restore = begin.restore
         try:
-            with self._in_copies() if uses_copies else nullcontext():
-                yield
+            yield
         finally:
             session.micro_batch_size, session.num_counted = size_before, counted_before
-            begin.restore()
+            self._begin.restore()
 
     def compared(self, sizes: Sequence[int]) -> SplitComparison:
         """Compare all sizes with the first one."""
@@ -178,28 +182,33 @@ class _Engine:
 
     def _passed(self, num_samples: int, *, watches: bool = False) -> _Pass:
         """Run forward and backward in pieces of a size, and put everything back."""
+        assert self._begin is not None, "the state is kept by then"
+        try:
+            with copies_in_place(self._replaced, self._dtype):
+                return self._run(num_samples, watches=watches)
+        finally:
+            self._begin.restore()
+
+    def _run(self, num_samples: int, *, watches: bool) -> _Pass:
         session, dtype = self._session, self._dtype
         batch = copied(self._batch) if dtype is None else converted(copied(self._batch), dtype)
         session.micro_batch_size = num_samples
         for parameter in session.model.parameters():
             parameter.grad = None
-        try:
-            with (
-                default_dtype(dtype or torch.get_default_dtype()),
-                torch.enable_grad(),
-                self.casts,
-                self._watch if watches else nullcontext(),
-                self._stilled,
-            ):
-                loss = self._gradient_pass(session, batch, _no_listener)
-            gradients = {
-                name: parameter.grad.detach()
-                for name, parameter in session.model.named_parameters()
-                if parameter.grad is not None
-            }
-            return _Pass(loss, gradients, self._left())
-        finally:
-            self._restore()
+        with (
+            default_dtype(dtype or torch.get_default_dtype()),
+            torch.enable_grad(),
+            self.casts,
+            self._watch if watches else nullcontext(),
+            self._stilled,
+        ):
+            loss = self._gradient_pass(session, batch, _no_listener)
+        gradients = {
+            name: parameter.grad.detach()
+            for name, parameter in session.model.named_parameters()
+            if parameter.grad is not None
+        }
+        return _Pass(loss, gradients, self._left())
 
     def _left(self) -> LeftBehind:
         """Read what the pass has left, apart from what the next one changes in place."""
@@ -209,42 +218,6 @@ class _Engine:
         left = left_behind(self._state, (*model.parameters(), *states, *gradients))
         copies = {name: tensor.clone() for name, tensor in left.tensors.items()}
         return LeftBehind(copies, left.values, left.generators)
-
-    @contextmanager
-    def _in_copies(self) -> Iterator[None]:
-        """Have converted copies stand in for all tensors that the step can reach."""
-        dtype = self._dtype
-        assert dtype is not None, "copies are made to be converted"
-        restore_to_originals = self._restore
-        used = tensors_of(
-            LiveState(
-                {
-                    "model": self._session.model,
-                    "optimizer": self._session.optimizer,
-                    "loss": self._session.job.loss,
-                }
-            )
-        )
-
-        def taken() -> StandIns:
-            stand_ins = StandIns(lambda flat: _converted_copy(flat, dtype))
-            stand_ins.take_places(("a tensor", tensor) for tensor in used)
-            stand_ins.settle()
-            return stand_ins
-
-        current = taken()
-
-        def restore() -> None:
-            nonlocal current
-            current.put_back()
-            restore_to_originals()
-            current = taken()
-
-        self._restore = restore
-        try:
-            yield
-        finally:
-            current.put_back()
 
 
 def _worst_error(found: _Pass, reference: _Pass, smallest_share: float) -> tuple[float, str]:
@@ -266,14 +239,5 @@ def _effects(found: LeftBehind, reference: LeftBehind, bound: float) -> list[str
     return [*differing_values(found, reference, ("in pieces", "in one piece")), *tensors]
 
 
-def _converted_copy(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    made: torch.Tensor = converted(flat, dtype)
-    return flat.clone() if made is flat else made
-
-
 def _no_listener(_phase: object) -> None:
     """Follow no phases."""
-
-
-def _nothing() -> None:
-    """Put nothing back."""

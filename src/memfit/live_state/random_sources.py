@@ -93,8 +93,8 @@ class RandomSourcesReader:
     """Read the states again and again."""
 
     def __init__(self) -> None:
-        self._python = _PythonReader()
-        self._numpy = _NumpyReader()
+        self._python = PythonReader()
+        self._numpy = NumpyReader()
 
     def here(self, *tensors: torch.Tensor) -> RandomSources:
         """Take the states as they are, those of the tensors' devices among them."""
@@ -103,7 +103,7 @@ class RandomSourcesReader:
         )
 
 
-class _PythonReader:
+class PythonReader:
     """Read the state of Python's global generator only if it has moved on since.
 
     To read it makes 624 numbers, which takes many times as long as looking at the memory that they
@@ -135,7 +135,7 @@ class _PythonReader:
         return bool((*words, position) == self._generator.getstate()[1])
 
 
-class _NumpyReader:
+class NumpyReader:
     """Read the state of numpy's global generator only if it has moved on since.
 
     Most steps draw nothing from it, and reading the state takes several times as long as looking at

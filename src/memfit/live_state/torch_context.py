@@ -35,7 +35,7 @@ class RandomStates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class TorchContext:
     """What a computation depends on besides its arguments.
 
     Not kept: the random states of numpy and Python, and other modes that are active.

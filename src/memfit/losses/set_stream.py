@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memfit.errors import JobError
-from memfit.live_state.torch_context import Surroundings
+from memfit.live_state.torch_context import TorchContext
 from memfit.losses.gradient_sums import GradientSums, leaves_behind
 from memfit.losses.ranks import add_over_ranks
 from memfit.losses.softmax_sums import SoftmaxSums, term_gradients
@@ -34,7 +34,7 @@ class SetStream:
     """Tensors of members among all that are given; the others are inputs."""
     leaves: list[Tensor] = field(default_factory=list)
     """The parameters that ``prepare`` and ``terms`` use: those that were named, and leaves."""
-    _surroundings: Surroundings | None = None
+    _context: TorchContext | None = None
     _first: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
     """The first chunk's prepared members and first terms, until they are added up."""
 
@@ -44,10 +44,10 @@ class SetStream:
 
     def begin(self, members: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         """Compute the first terms with a graph, and give the parameters found in it."""
-        self._surroundings = Surroundings.here(*members, *inputs)
+        self._context = TorchContext.here(*members, *inputs)
         own_members = _standing_in(members, slice(0, self.chunk))
         own_inputs = _standing_in(inputs, slice(0, self.tile))
-        with self._surroundings.autocast(cache_enabled=False):
+        with self._context.autocast(cache_enabled=False):
             prepared = self.prepared_members(own_members)
             terms = self.terms(*prepared, *own_inputs)
         named = [each for each in self.leaves if each.requires_grad]
@@ -59,7 +59,7 @@ class SetStream:
 
     def sums(self, members: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         """Return log-sum-exp (B,) and means (B, M...) over the whole set."""
-        autocast = (self._surroundings or Surroundings.here(*inputs, draws=False)).autocast
+        autocast = (self._context or TorchContext.here(*inputs, draws=False)).autocast
         sums: list[SoftmaxSums] = []
         with torch.no_grad(), autocast(cache_enabled=False):
             for rows in self._chunks(members):
@@ -77,10 +77,10 @@ class SetStream:
         Raises:
             JobError: if a chunk uses a parameter that the first one does not.
         """
-        assert self._surroundings is not None, "begun before the first pass"
+        assert self._context is not None, "begun before the first pass"
         members, inputs = self.parted(tensors)
         second = _SecondPass(self, members, inputs, GradientSums(self.leaves))
-        with self._surroundings.again():
+        with self._context.again():
             for rows in self._chunks(members):
                 second.go_through(rows, results, gradients)
         return second.found(self.group)

@@ -188,29 +188,19 @@ def _timeline(steps: _Steps, begin_ns: int, end_ns: int, recording: Recording | 
     inside = [event for event in steps.events if begin_ns <= event.time_ns < end_ns]
     recorded = [] if recording is None else recording.steady.allocations
     current = _categories_at_start(before, recorded)
-    total = sum(current.values())
     asked = [event.num_bytes for event in inside if event.num_bytes > 0]
     recorded = [block for block in recorded if block.phase is not Phase.SETUP]
     matches = iter(align(asked, recorded))
     of_address: dict[int, Category] = {}
-    totals: list[int] = [total]
-    parts: dict[str, list[int]] = {name.value: [current[name]] for name in Category}
+    changes = []
     for event in inside:
         if event.num_bytes > 0:
-            of_address[event.address] = _category(next(matches))
+            block = next(matches)  # what was not recorded is scratch inside a kernel
+            of_address[event.address] = Category.TEMPORARIES if block is None else block.category
         category = of_address.get(event.address, Category.TEMPORARIES)
-        current[category] += event.num_bytes
-        total += event.num_bytes
-        totals.append(total)
-        for name in Category:
-            parts[name.value].append(current[name])
-    phases = _phase_starts(steps, inside, begin_ns, end_ns)
-    return Timeline(allocated_bytes=totals, by_category=parts, phases=phases)
-
-
-def _category(block: Allocation | None) -> Category:
-    """Call what was not recorded a temporary: it is scratch inside a kernel."""
-    return Category.TEMPORARIES if block is None else block.category
+        changes.append((category.value, event.num_bytes))
+    here = {category.value: num_bytes for category, num_bytes in current.items()}
+    return Timeline.of(here, changes, _phase_starts(steps, inside, begin_ns, end_ns))
 
 
 def _categories_at_start(

@@ -43,21 +43,17 @@ def step_timeline(
     """
     phases = list(_phases(events, marks))
     categories = _categories(events, phases)
-    current = {category: at_start.get(category, 0) for category in Category}
-    total = sum(current.values())
-    totals, parts = [total], {category.value: [current[category]] for category in Category}
-    for event, category in zip(events, categories, strict=True):
-        current[category] += event.num_bytes
-        total += event.num_bytes
-        totals.append(total)
-        for each in Category:
-            parts[each.value].append(current[each])
+    changes = (
+        (category.value, event.num_bytes)
+        for event, category in zip(events, categories, strict=True)
+    )
     starts = [
         (position, phase.value)
         for position, phase in enumerate(phases)
         if position == 0 or phase is not phases[position - 1]
     ]
-    return Timeline(allocated_bytes=totals, by_category=parts, phases=starts)
+    here = {category.value: at_start.get(category, 0) for category in Category}
+    return Timeline.of(here, changes, starts)
 
 
 def _phases(events: Sequence[AllocatorEvent], marks: Sequence[PhaseMark]) -> Iterator[Phase]:

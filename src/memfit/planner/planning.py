@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
-from memfit.devices.spec import CPU, Device
-from memfit.errors import NoPlanFitsError, UsageError
+from memfit.errors import NoPlanFitsError
 from memfit.figures import RefusalKind
 from memfit.job import Job
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
-from memfit.planner.result.assembly import Outcome
-from memfit.planner.search.candidates import Candidate, Evaluator
-from memfit.planner.search.evaluation import Budget, JobEvaluator, Progress
-from memfit.planner.search.options import Choices, calls_blocks_again, gather_choices
+from memfit.planner.result.assembly import FinishedSearch
+from memfit.planner.result.planning_result import PlanningResult
+from memfit.planner.search.candidates import Evaluator
+from memfit.planner.search.evaluation import JobEvaluator, Progress
+from memfit.planner.search.options import SearchSpace, calls_blocks_again, search_space
 from memfit.planner.search.search import Search
 from memfit.planner.trial import BatchTrial
-from memfit.prediction.predict import default_budget_of
+from memfit.prediction.budget import MemoryBudget, read_budget
 from memfit.prediction.recording import Recording, record
 from memfit.session.batches import BatchLayout, find_layout
-from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.plan import Plan
-from memfit.units import parse_bytes
 
-_BUDGETS = ("allocated", "reserved", "process")
 _SLACK = 0.02
 """Times are estimates, so plans closer than this are not told apart by more recordings."""
 _SLACK_OF_LONG_STEPS = 0.05
@@ -66,7 +63,7 @@ def plan(
     thorough: bool = False,
     prove: bool | None = None,
     progress: Progress | None = None,
-) -> Plan:
+) -> PlanningResult:
     """Find the fastest plan for a job that fits a budget and keeps the results.
 
     Every plan that is compared has been recorded with its strategies applied; nothing is trained.
@@ -99,14 +96,19 @@ def plan(
         DeviceUnavailableError: if plans are to be measured on a device that is not here.
     """
     spec = load_device(device)
-    bounds = _budget(spec, budget, budget_of, host_memory, disk)
+    bounds = MemoryBudget(
+        num_bytes=read_budget(budget),
+        of=budget_of,
+        host_bytes=read_budget(host_memory, "host memory"),
+        disk_bytes=read_budget(disk, "disk space"),
+    ).on(spec)
     if measure:
         check_is_here(spec)
     layout = find_layout(job)
     if progress is not None:
         progress("as it is")
     plain = record(job, Plan(), layout, device=spec)
-    choices = gather_choices(
+    space = search_space(
         plain.facts,
         allow,
         require,
@@ -121,30 +123,23 @@ def plan(
         layout=layout,
         times=measured_times(job, spec, plain) if measure else OperatorTimes(device=spec),
         budget=bounds,
-        may_recompute=choices.may_recompute,
-        may_offload=spec.kind != CPU and choices.offers(ActivationOffload.name),
+        space=space,
         plain=plain,
         progress=progress,
-        pieces=choices.pieces,
     )
-    if choices.must_split and choices.pieces is not None:
-        choices.pieces.check_any()
+    if space.must_split and space.split_checks is not None:
+        space.split_checks.check_any()
     evaluate = Evaluator(evaluator.in_short, evaluator.in_full)
-    search = _search(evaluate, choices, is_long=plain.is_long and not thorough)
+    search = _search(evaluate, space, is_long=plain.is_long and not thorough)
     best = search.run()
     if best is None:
-        raise _no_plan_fits(search.smallest(), bounds.num_bytes, choices, search.refused)
+        raise _no_plan_fits(search, bounds.num_bytes or 0)
     if measure:
         best = fastest_measured(job, spec, best, search)
-    outcome = Outcome(
-        device=spec,
-        plain=plain,
-        choices=choices,
-        evaluate=evaluate,
-        search=search,
-        is_measured=measure,
+    finished = FinishedSearch(
+        device=spec, plain=plain, evaluate=evaluate, search=search, is_measured=measure
     )
-    return outcome.plan(best)
+    return finished.result(best)
 
 
 def _trial(
@@ -157,71 +152,30 @@ def _trial(
     return trial if prove or trial.is_quick else None
 
 
-def _search(evaluate: Evaluator, choices: Choices, *, is_long: bool) -> Search:
+def _search(evaluate: Evaluator, space: SearchSpace, *, is_long: bool) -> Search:
     if is_long:
         bounds = {"slack": _SLACK_OF_LONG_STEPS, "most_operators": _MOST_OPERATORS_OF_LONG_STEPS}
-        return Search(evaluate, choices, **bounds)
-    return Search(evaluate, choices, slack=_SLACK)
+        return Search(evaluate, space, **bounds)
+    return Search(evaluate, space, slack=_SLACK)
 
 
-def _budget(
-    spec: Device,
-    budget: str | int | None,
-    budget_of: str | None,
-    host_memory: str | int | None,
-    disk: str | int | None,
-) -> Budget:
-    """Read the budgets.
-
-    Raises:
-        UsageError: if one makes no sense.
-    """
-    budget_of = budget_of or default_budget_of(spec)
-    if budget_of not in _BUDGETS:
-        raise UsageError(f"A budget bounds one of {', '.join(_BUDGETS)}, not {budget_of!r}.")
-    return Budget(
-        num_bytes=read_budget(budget) or spec.memory_bytes,
-        of=budget_of,
-        host_bytes=read_budget(host_memory, "host memory"),
-        disk_bytes=read_budget(disk, "disk space"),
-    )
-
-
-def read_budget(budget: str | int | None, name: str = "budget") -> int | None:
-    """Read a budget in bytes, which errors call by its name; None stays None.
-
-    Raises:
-        UsageError: if it is no size, or not positive.
-    """
-    if budget is None:
-        return None
-    try:
-        budget_bytes = parse_bytes(budget)
-    except ValueError as error:
-        raise UsageError(f"The {name} {error}.") from None
-    if budget_bytes <= 0:
-        raise UsageError(f"The {name} must be more than 0 bytes, not {budget}.")
-    return budget_bytes
-
-
-def _no_plan_fits(
-    smallest: Candidate, budget_bytes: int, choices: Choices, failed: Mapping[str, str]
-) -> NoPlanFitsError:
+def _no_plan_fits(search: Search, budget_bytes: int) -> NoPlanFitsError:
     """Return how small it got, what else could be allowed, and what could not be recorded."""
-    pieces = () if choices.pieces is None else choices.pieces.refused()
+    smallest, space = search.smallest(), search.space
     remedies = [
         f"{each.strategy} ({each.sentence})"
-        for each in choices.refused
+        for each in space.refused
         if each.kind is RefusalKind.NOT_ALLOWED
     ]
     advice = ["Raise the budget or reduce the batch size or the model."]
     if remedies:
         advice.append("Not tried, because the results would change: " + "; ".join(remedies) + ".")
+    failed = search.recordings.refused
     advice += [f"Left out: {name}: {reason}" for name, reason in failed.items()]
-    advice += [f"Left out: {each.strategy}: {each.sentence}" for each in pieces]
+    advice += [f"Left out: {each.strategy}: {each.sentence}" for each in space.refused_splits()]
     return NoPlanFitsError(
         budget_bytes=budget_bytes,
-        smallest_peak_bytes=smallest.prediction.bounded_bytes(),
+        smallest_peak_bytes=smallest.peak_bytes,
         by_category=smallest.prediction.by_category,
         strategies=[strategy.label() for strategy in smallest.strategies],
         remedies=advice,

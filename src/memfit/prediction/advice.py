@@ -11,11 +11,11 @@ from memfit.allocator.simulate import alive_at_peak, replay
 from memfit.devices.spec import CUDA, Device
 from memfit.figures import Certainty, Holder, Prediction
 from memfit.job import Job
-from memfit.prediction.predict import evaluate, holder_of, rules_of
-from memfit.prediction.process_memory import card_memory
+from memfit.prediction.budget import MemoryBudget
+from memfit.prediction.predict import evaluate, holder_of
+from memfit.prediction.process_memory import card_memory, rules_of
 from memfit.prediction.recording import Recording, StepRecording, record
 from memfit.session.batches import BatchLayout
-from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Category, Phase, Trace
@@ -88,13 +88,13 @@ class PredictedJob:
         return self._evaluated(job, recording, self.plan)
 
     def _evaluated(self, job: Job, recording: Recording, plan: Plan) -> Prediction:
+        budget = MemoryBudget(num_bytes=self.prediction.budget_bytes, of=self.prediction.budget_of)
         return evaluate(
             job,
             recording,
             self.device,
             plan,
-            budget_bytes=self.prediction.budget_bytes,
-            budget_of=self.prediction.budget_of,
+            budget=budget,
             settings=self.settings,
         )
 
@@ -142,11 +142,10 @@ def largest_micro_batch(job: PredictedJob) -> LargestMicroBatch:
 
     Every size that is tried is recorded as it would run. Other strategies of the plan stay.
     """
-    own = [member for member in job.plan.strategies if isinstance(member, AbstractSplitting)]
-    batch_size = job.job.batch_size
-    if not own and job.prediction.fits is not False:
+    own, batch_size = job.plan.splitting, job.job.batch_size
+    if own is None and job.prediction.fits is not False:
         return LargestMicroBatch(micro_batch_size=batch_size)
-    splitting = own[0] if own else MicroBatching(micro_batch_size=batch_size)
+    splitting = own or MicroBatching(micro_batch_size=batch_size)
     others = tuple(member for member in job.plan.strategies if member is not splitting)
     obstacle = splitting.obstacle(job.recording.facts) or conflict((*others, splitting))
     if obstacle:
@@ -274,9 +273,8 @@ def _guessed_terms(prediction: Prediction, device: Device) -> Iterator[Advice | 
 
 def _bytes_per_sample(job: PredictedJob) -> Advice | None:
     """Compare with half of the batch."""
-    is_split = any(isinstance(member, AbstractSplitting) for member in job.plan.strategies)
     half = job.job.batch_size // 2
-    if is_split or half < 1:
+    if job.plan.splitting is not None or half < 1:
         return None
     peak = job.prediction.peak_allocated_bytes
     less = peak - job.with_batch_size(half).peak_allocated_bytes

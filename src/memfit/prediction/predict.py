@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from memfit.allocator.settings import AllocatorSettings
-from memfit.allocator.simulate import (
-    CPU_RULES,
-    CUDA_RULES,
-    AllocatorRules,
-    num_setup_events,
-    peak_bytes,
-    phase_starts,
-    replay,
-)
+from memfit.allocator.simulate import AllocatorRules, num_setup_events, phase_starts, replay
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CUDA, Device
 from memfit.errors import MemfitError
-from memfit.figures import Certainty, Holder, Prediction, Term, Timeline
+from memfit.figures import BOUNDED_FIGURES, Holder, Prediction, Timeline
 from memfit.job import Job
-from memfit.prediction.process_memory import CardMemory, card_memory
+from memfit.prediction.budget import MemoryBudget
+from memfit.prediction.process_memory import card_memory, host_memory, rules_of
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
 from memfit.prediction.waiting import waited_seconds
 from memfit.session.evaluation_mode import evaluation_notes
-from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.events import Allocation, Category, Trace
-from memfit.units import MIB
-
-_INTERPRETER_BYTES = 320 * MIB
-_GUESSED_SHARE = 0.02
-"""A prediction is called a guess when more than this share of it is guessed."""
 
 
 def predict(
@@ -59,8 +46,10 @@ def predict(
     spec = load_device(device)
     settings = None if allocator is None else AllocatorSettings.parse(allocator)
     recording = record(job, plan, device=spec)
-    found = evaluate(job, recording, spec, plan or Plan(), settings=settings, in_full=True)
-    return replace(found, notes=(*found.notes, *effect_notes(recording)))
+    notes = effect_notes(recording)
+    return evaluate(
+        job, recording, spec, plan or Plan(), settings=settings, in_full=True, notes=notes
+    )
 
 
 def effect_notes(recording: Recording) -> Sequence[str]:
@@ -112,14 +101,13 @@ def evaluate_steps(
     recording: StepRecording,
     device: Device,
     *,
-    budget_bytes: int | None = None,
-    budget_of: str | None = None,
+    budget: MemoryBudget | None = None,
     settings: AllocatorSettings | None = None,
     in_full: bool = False,
 ) -> Prediction:
     """Turn a recording of any code into a prediction for the device it was made for."""
-    described = _described(recording, device, settings or AllocatorSettings(), in_full=in_full)
-    return judge(described, device, budget_bytes, budget_of)
+    step = _PricedStep(step_seconds=OperatorTimes(device=device).step_seconds(recording.steady))
+    return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
 
 
 def evaluate(
@@ -128,146 +116,111 @@ def evaluate(
     device: Device,
     plan: Plan,
     *,
-    budget_bytes: int | None = None,
-    budget_of: str | None = None,
+    budget: MemoryBudget | None = None,
     settings: AllocatorSettings | None = None,
     times: OperatorTimes | None = None,
     in_full: bool = False,
+    notes: Sequence[str] = (),
 ) -> Prediction:
     """Turn a recording into a prediction for the device it was made for.
 
     ``times`` are how long operators take, the roofline's if left out. ``in_full`` looks for the
     smallest memory as well, which takes more replays.
     """
-    settings = settings or _settings_of(plan)
+    confs = (strategy.allocator_conf for strategy in plan.strategies)
+    settings = settings or AllocatorSettings.parse(next(filter(None, confs), ""))
     times = times or OperatorTimes(device=device)
     computed_seconds = times.step_seconds(recording.steady)
-    prediction = replace(
-        _described(recording, device, settings, in_full=in_full),
+    step = _PricedStep(
         step_seconds=computed_seconds + waited_seconds(recording, device, times),
         host_bytes=recording.spill.peak_host_bytes,
         disk_bytes=recording.spill.peak_disk_bytes,
         batch_size=job.batch_size,
         strategies=plan.labels(),
-        numerics=str(worst_numerics(plan.strategies, recording.facts)),
-        notes=evaluation_notes(recording.facts.modules_in_evaluation),
+        numerics=worst_numerics(plan.strategies, recording.facts),
+        notes=[*evaluation_notes(recording.facts.modules_in_evaluation), *notes],
     )
-    return judge(prediction, device, budget_bytes, budget_of)
+    return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
 
 
-def _settings_of(plan: Plan) -> AllocatorSettings:
-    """Return the allocator's settings that a plan asks for, or the usual ones."""
-    confs = (s.conf for s in plan.strategies if isinstance(s, AllocatorConf))
-    return AllocatorSettings.parse(next(confs, ""))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PricedStep:
+    """What is known of a step besides its memory on the device."""
+
+    step_seconds: float
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    batch_size: int | None = None
+    strategies: Sequence[str] = ()
+    numerics: Numerics = Numerics.EXACT
+    notes: Sequence[str] = ()
 
 
-def _described(
-    recording: StepRecording, device: Device, settings: AllocatorSettings, *, in_full: bool
+def _predicted(
+    recording: StepRecording,
+    device: Device,
+    step: _PricedStep,
+    budget: MemoryBudget | None,
+    *,
+    settings: AllocatorSettings | None,
+    in_full: bool,
 ) -> Prediction:
-    """Return what the recorded step takes on the device."""
-    rules = rules_of(device)
-    steady = recording.steady
-    outcome = replay(steady, rules)
-    prediction = Prediction(
+    """Put together what the recorded step takes on the device, and hold it against a budget."""
+    rules, steady = rules_of(device), recording.steady
+    peak = replay(steady, rules)
+    if device.kind == CUDA:
+        settings = settings or AllocatorSettings()
+        memory = card_memory(recording, device, settings, in_full=in_full)
+    else:
+        memory = host_memory(recording, peak.peak_allocated_bytes)
+    budget = (budget or MemoryBudget()).on(device)
+    assert budget.of is not None, "a device fills it in"
+    bounded_bytes = getattr(memory, BOUNDED_FIGURES[budget.of])
+    return Prediction(
         device=device.name,
-        batch_size=None,
-        peak_allocated_bytes=outcome.peak_allocated_bytes,
-        peak_reserved_bytes=outcome.peak_allocated_bytes,
-        process_bytes=0,
-        first_step_peak_bytes=peak_bytes(recording.first, rules),
-        step_seconds=OperatorTimes(device=device).step_seconds(steady),
-        by_category=outcome.by_category,
-        by_module=outcome.by_module,
-        strategies=(),
-        numerics=str(Numerics.EXACT),
-        certainty=Certainty.EXACT,
-        largest=tuple(holder_of(*block) for block in outcome.largest),
+        batch_size=step.batch_size,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        peak_reserved_bytes=memory.peak_reserved_bytes,
+        process_bytes=memory.process_bytes,
+        first_step_peak_bytes=memory.first_step_peak_bytes,
+        step_seconds=step.step_seconds,
+        by_category=peak.by_category,
+        by_module=peak.by_module,
+        strategies=step.strategies,
+        numerics=str(step.numerics),
+        certainty=memory.certainty,
+        terms=memory.terms,
+        intervals=memory.intervals,
+        fragmentation_fraction=memory.fragmentation_fraction,
+        smallest_memory_bytes=memory.smallest_memory_bytes,
+        largest=tuple(holder_of(*block) for block in peak.largest),
+        host_bytes=step.host_bytes,
+        disk_bytes=step.disk_bytes,
+        budget_bytes=budget.num_bytes,
+        budget_of=budget.of,
+        fits=budget.holds(bounded_bytes, step.host_bytes, step.disk_bytes),
         num_flops=steady.flops(),
         record_seconds=recording.record_seconds,
+        notes=step.notes,
         timeline=timeline_of(steady, rules),
     )
-    if device.kind == CUDA:
-        return _on_card(prediction, card_memory(recording, device, settings, in_full=in_full))
-    terms = _cpu_terms(outcome.peak_allocated_bytes)
-    return replace(prediction, terms=terms, process_bytes=_total(terms))
-
-
-def _on_card(prediction: Prediction, card: CardMemory) -> Prediction:
-    """Put in what the caching allocator and the libraries make of the recorded bytes."""
-    inside = card.terms[:-1]  # the last one is the context, which the allocator does not see
-    guessed_bytes = sum(t.num_bytes for t in inside if t.certainty is Certainty.GUESS)
-    is_guess = guessed_bytes > _GUESSED_SHARE * _total(inside)
-    return replace(
-        prediction,
-        peak_allocated_bytes=card.peak_allocated_bytes,
-        peak_reserved_bytes=card.peak_reserved_bytes,
-        process_bytes=_total(card.terms),
-        first_step_peak_bytes=card.first_step_peak_bytes,
-        terms=card.terms,
-        intervals=card.intervals,
-        fragmentation_fraction=card.fragmentation_fraction,
-        smallest_memory_bytes=card.smallest_memory_bytes,
-        certainty=Certainty.GUESS if is_guess else Certainty.TABLE,
-    )
-
-
-def _total(terms: tuple[Term, ...]) -> int:
-    return sum(term.num_bytes for term in terms)
-
-
-def judge(
-    prediction: Prediction, device: Device, budget_bytes: int | None, budget_of: str | None
-) -> Prediction:
-    """Hold a prediction against a budget; the device's own memory is its default budget."""
-    budget_of = budget_of or default_budget_of(device)
-    budget_bytes = budget_bytes or device.memory_bytes or None
-    fits = None if budget_bytes is None else prediction.bounded_bytes(budget_of) <= budget_bytes
-    return replace(prediction, budget_bytes=budget_bytes, budget_of=budget_of, fits=fits)
-
-
-def default_budget_of(device: Device) -> str:
-    """Return which figure a budget bounds unless told otherwise."""
-    return "process" if device.kind == CUDA else "allocated"
-
-
-def rules_of(device: Device) -> AllocatorRules:
-    """Return the allocator rules of a device."""
-    return CUDA_RULES if device.kind == CUDA else CPU_RULES
 
 
 def timeline_of(trace: Trace, rules: AllocatorRules) -> Timeline:
     """Return allocated bytes by category, when the step begins and after each of its events."""
     num_before = num_setup_events(trace)
-    current = dict.fromkeys(Category, 0)
-    parts: dict[str, list[int]] = {category.value: [] for category in Category}
-    for position, (index, delta) in enumerate(trace.deltas(), start=1):
-        sign = 1 if delta >= 0 else -1
-        allocation = trace.allocations[index]
-        current[allocation.category] += sign * rules.rounded(allocation.num_bytes)
-        if position >= num_before:
-            for category, num_bytes in current.items():
-                parts[category.value].append(num_bytes)
-    totals = [sum(column) for column in zip(*parts.values(), strict=True)]
+    changes = [
+        (
+            trace.allocations[index].category.value,
+            (1 if delta >= 0 else -1) * rules.rounded(trace.allocations[index].num_bytes),
+        )
+        for index, delta in trace.deltas()
+    ]
+    at_start = {category.value: 0 for category in Category}
+    for category, num_bytes in changes[:num_before]:
+        at_start[category] += num_bytes
     phases = [(max(0, begin - num_before), name) for begin, name in phase_starts(trace)]
-    return Timeline(allocated_bytes=totals, by_category=parts, phases=phases)
-
-
-def _cpu_terms(peak: int) -> tuple[Term, ...]:
-    """Split the process bytes on a CPU into terms."""
-    return (
-        Term(
-            name="recorded step",
-            num_bytes=peak,
-            certainty=Certainty.EXACT,
-            source="replay of the recorded step",
-        ),
-        Term(
-            name="interpreter and libraries",
-            num_bytes=_INTERPRETER_BYTES,
-            certainty=Certainty.GUESS,
-            source="resident size of a Python process that has imported torch, typical",
-        ),
-    )
+    return Timeline.of(at_start, changes[num_before:], phases)
 
 
 def holder_of(num_bytes: int, allocation: Allocation) -> Holder:

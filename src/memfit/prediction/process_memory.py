@@ -1,43 +1,89 @@
-"""What a process takes on a GPU: the recorded bytes, what the allocator adds, and the libraries."""
+"""What a process takes: the recorded bytes, what the allocator adds, and the libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from memfit.allocator.replay import AllocatorOutcome, simulate_events, smallest_capacity_bytes
 from memfit.allocator.settings import AllocatorSettings
-from memfit.allocator.simulate import CUDA_RULES, alive_at_peak
-from memfit.devices.spec import Device
+from memfit.allocator.simulate import (
+    CPU_RULES,
+    CUDA_RULES,
+    AllocatorRules,
+    alive_at_peak,
+    peak_bytes,
+)
+from memfit.devices.spec import CUDA, Device
 from memfit.figures import Certainty, Interval, Term
 from memfit.prediction.recording import StepRecording
 from memfit.trace.events import Category, Extra, Trace
+from memfit.units import MIB
 
 # How far measured figures lie from predicted ones, 19 times out of 20: the readings of
 # docs/accuracy.md. Fragmentation differs by more than a tenth between identical runs there.
 _MARGINS = {"allocated": 0.02, "reserved": 0.15, "process": 0.15}
 _SIMULATION = "simulation of the caching allocator (c10/cuda/CUDACachingAllocator.cpp)"
+_INTERPRETER_BYTES = 320 * MIB
+_GUESSED_SHARE = 0.02
+"""A prediction is called a guess when more than this share of it is guessed."""
 _Simulation = Callable[[Sequence[int]], AllocatorOutcome]
 """Replays a recording with other sizes of its allocations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardMemory:
-    """The memory of a process on a GPU."""
+class ProcessMemory:
+    """The memory of a process that trains."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     first_step_peak_bytes: int
-    fragmentation_fraction: float
-    smallest_memory_bytes: int | None
     terms: tuple[Term, ...]
-    intervals: Mapping[str, Interval]
+    certainty: Certainty
+    fragmentation_fraction: float = 0.0
+    smallest_memory_bytes: int | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+
+    @property
+    def process_bytes(self) -> int:
+        """Return the sum of the terms."""
+        return sum(term.num_bytes for term in self.terms)
+
+
+def rules_of(device: Device) -> AllocatorRules:
+    """Return the allocator rules of a device."""
+    return CUDA_RULES if device.kind == CUDA else CPU_RULES
+
+
+def host_memory(recording: StepRecording, steady_peak_bytes: int) -> ProcessMemory:
+    """Return what a process takes on a CPU: what was recorded, and the interpreter."""
+    terms = (
+        Term(
+            name="recorded step",
+            num_bytes=steady_peak_bytes,
+            certainty=Certainty.EXACT,
+            source="replay of the recorded step",
+        ),
+        Term(
+            name="interpreter and libraries",
+            num_bytes=_INTERPRETER_BYTES,
+            certainty=Certainty.GUESS,
+            source="resident size of a Python process that has imported torch, typical",
+        ),
+    )
+    return ProcessMemory(
+        peak_allocated_bytes=steady_peak_bytes,
+        peak_reserved_bytes=steady_peak_bytes,
+        first_step_peak_bytes=peak_bytes(recording.first, CPU_RULES),
+        terms=terms,
+        certainty=Certainty.EXACT,
+    )
 
 
 def card_memory(
     recording: StepRecording, device: Device, settings: AllocatorSettings, *, in_full: bool
-) -> CardMemory:
+) -> ProcessMemory:
     """Replay a recording through the caching allocator and add what lies outside it.
 
     ``in_full`` looks for the smallest memory in which the step survives as well.
@@ -56,7 +102,7 @@ def card_memory(
     if in_full:
         least = smallest_reserved_bytes(recording, settings)
         smallest = min(least, reserved) + context_bytes
-    terms = (
+    inside = (
         *_recorded_terms(recording.steady, peak),
         Term(
             name="cached and unused",
@@ -64,20 +110,23 @@ def card_memory(
             certainty=Certainty.TABLE,
             source=_SIMULATION,
         ),
-        Term(
-            name="CUDA context and libraries",
-            num_bytes=context_bytes,
-            certainty=Certainty(context.certainty),
-            source=context.source,
-        ),
     )
-    return CardMemory(
+    outside = Term(
+        name="CUDA context and libraries",
+        num_bytes=context_bytes,
+        certainty=Certainty(context.certainty),
+        source=context.source,
+    )
+    guessed_bytes = sum(t.num_bytes for t in inside if t.certainty is Certainty.GUESS)
+    is_guess = guessed_bytes > _GUESSED_SHARE * sum(term.num_bytes for term in inside)
+    return ProcessMemory(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved,
         first_step_peak_bytes=outcome.windows[0].peak_allocated_bytes,
         fragmentation_fraction=1 - peak / reserved if reserved else 0.0,
         smallest_memory_bytes=smallest,
-        terms=terms,
+        terms=(*inside, outside),
+        certainty=Certainty.GUESS if is_guess else Certainty.TABLE,
         intervals=_intervals(recording, outcome, run, context_bytes),
     )
 

@@ -25,7 +25,6 @@ from memfit.session.batches import BatchLayout, find_layout, shapes_of
 from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_alone
 from memfit.session.session import Session
 from memfit.session.spill import Spill
-from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.fact_finding import gather_facts, probes
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan
@@ -250,9 +249,8 @@ def _asked_beforehand(
     """Find out whether the plan's pieces keep the results; inside a recording it would be seen."""
     known = None if facts is None else facts.separation
     separation = known or Separation(job, layout)
-    for strategy in plan.strategies:
-        if isinstance(strategy, AbstractSplitting):
-            strategy.separability(separation)
+    if plan.splitting is not None:
+        plan.splitting.separability(separation)
     return separation
 
 

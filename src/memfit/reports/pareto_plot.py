@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from memfit.figures import ConsideredPlan, ParetoPoint
-from memfit.strategies.plan import Plan
+from memfit.planner.result.planning_result import PlanningResult
 from memfit.units import format_bytes, format_seconds
 
 from .plan_rows import curve, plain_row, predicted
@@ -58,7 +58,7 @@ def check_can_draw() -> None:
     new_figure(1.0, 1.0, extra="plots")
 
 
-def pareto_figure(plan: Plan) -> Figure:
+def pareto_figure(plan: PlanningResult) -> Figure:
     """Draw peaks against step times: recorded trades filled, estimated ones hollow.
 
     Raises:

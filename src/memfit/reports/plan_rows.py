@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from memfit.figures import ConsideredPlan, ParetoPoint, Prediction
 from memfit.planner.result.assembly import pareto
+from memfit.planner.result.planning_result import PlanningResult
 from memfit.strategies.plan import Plan
 from memfit.units import GIB, format_bytes
 
@@ -77,13 +78,13 @@ def chosen_row(considered: Iterable[ConsideredPlan]) -> ConsideredPlan | None:
     return next((row for row in considered if row.chosen), None)
 
 
-def is_measured(plan: Plan) -> bool:
+def is_measured(plan: PlanningResult) -> bool:
     """Tell if the chosen plan's time was taken by running it; all other times are estimates."""
     row = chosen_row(plan.considered)
     return row is not None and row.step_seconds != predicted(plan).step_seconds
 
 
-def with_chosen_time(plan: Plan) -> tuple[ConsideredPlan, ...]:
+def with_chosen_time(plan: PlanningResult) -> tuple[ConsideredPlan, ...]:
     """Return the considered plans, the chosen one with the time that it was chosen for."""
     seconds = predicted(plan).step_seconds
     return tuple(
@@ -97,7 +98,7 @@ def predicted(plan: Plan) -> Prediction:
     return plan.prediction
 
 
-def curve(plan: Plan) -> tuple[ParetoPoint, ...]:
+def curve(plan: PlanningResult) -> tuple[ParetoPoint, ...]:
     """Return the trade of memory against time, fastest first: what was recorded, and estimates.
 
     The search looked for anything that fits and is faster than the chosen plan. What still seems
@@ -161,7 +162,7 @@ def larger_budgets(points: Sequence[ParetoPoint], budget_bytes: int) -> tuple[La
     return tuple(found.values())
 
 
-def remedy_rows(plan: Plan) -> tuple[RemedyRow, ...]:
+def remedy_rows(plan: PlanningResult) -> tuple[RemedyRow, ...]:
     """List what was used, could have been, or would be with another option of the command.
 
     What is not used and takes nothing off the peak is left out.
@@ -185,7 +186,7 @@ def remedy_rows(plan: Plan) -> tuple[RemedyRow, ...]:
     return tuple(rows)
 
 
-def refusals(plan: Plan) -> dict[str, list[str]]:
+def refusals(plan: PlanningResult) -> dict[str, list[str]]:
     """Return the strategies that no option of the command would admit, by the reason."""
     found: dict[str, list[str]] = {}
     for refusal in plan.refused:

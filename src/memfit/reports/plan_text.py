@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memfit.figures import ConsideredPlan, ParetoPoint, RefusalKind
-from memfit.strategies.plan import Plan
+from memfit.planner.result.planning_result import PlanningResult
 from memfit.units import format_bytes, format_seconds
 
 from .plan_rows import (
@@ -42,7 +42,7 @@ _MEASURED = "The fastest plans were run here. The other times, here and below, a
 _ALLOW = "--allow NAME admits a strategy that changes the results."
 
 
-def plan_report(plan: Plan) -> RenderableType:
+def plan_report(plan: PlanningResult) -> RenderableType:
     """Show the chosen plan, then the others, the trade, safer plans and the remedies."""
     prediction = predicted(plan)
     # What holds the peak in detail is the matter of `memfit predict --plan`.
@@ -104,7 +104,7 @@ def _named(row: ConsideredPlan) -> Text:
     return name
 
 
-def _curve_section(plan: Plan, points: Sequence[ParetoPoint]) -> RenderableType:
+def _curve_section(plan: PlanningResult, points: Sequence[ParetoPoint]) -> RenderableType:
     """Show memory against time, and what a larger budget would buy."""
     budget_bytes = predicted(plan).budget_bytes or 0
     shown = spread_out(points)
@@ -121,7 +121,7 @@ def _curve_section(plan: Plan, points: Sequence[ParetoPoint]) -> RenderableType:
     return Group(*parts)
 
 
-def _curve_table(plan: Plan, points: Sequence[ParetoPoint]) -> Table:
+def _curve_table(plan: PlanningResult, points: Sequence[ParetoPoint]) -> Table:
     """Show points of the trade, with a bar of each peak."""
     plain = plain_row(plan.considered)
     highest = max(point.peak_bytes for point in points)
@@ -156,7 +156,7 @@ def _budget_sentence(larger: LargerBudget) -> str:
     )
 
 
-def _ladder_table(plan: Plan) -> Table:
+def _ladder_table(plan: PlanningResult) -> Table:
     """Show ever smaller plans, with their time beside the chosen one's."""
     table = grid(header=True)
     for column in ("peak", "step", "to chosen"):
@@ -175,7 +175,7 @@ def _ladder_table(plan: Plan) -> Table:
     return table
 
 
-def _approximation_table(plan: Plan) -> Table:
+def _approximation_table(plan: PlanningResult) -> Table:
     """Show what the chosen plan would take with each approximation, beside what it takes."""
     table = grid(header=True)
     table.add_column("with", no_wrap=True)
@@ -193,7 +193,7 @@ def _approximation_table(plan: Plan) -> Table:
     return table
 
 
-def _remedy_section(plan: Plan) -> RenderableType:
+def _remedy_section(plan: PlanningResult) -> RenderableType:
     """Show what each strategy could take off the peak, so that nobody tunes what holds little."""
     plain = plain_row(plan.considered)
     of = "the plain step's peak allocated"

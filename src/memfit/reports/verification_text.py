@@ -12,11 +12,11 @@ from .terminal import INDENT, PLAN_WIDTH, at_page_width, grid
 from .wording import plan_name
 
 if TYPE_CHECKING:
-    from memfit.verification.proof import Proof
+    from memfit.verification.proof import Verifications
     from memfit.verification.result import Verification
 
 
-def proof_table(proof: Proof) -> RenderableType:
+def proof_table(proof: Verifications) -> RenderableType:
     """Show each verified plan with its largest error, then notes."""
     table = grid(header=True)
     table.add_column("plan", overflow="fold")
@@ -56,7 +56,7 @@ def _cells(found: Verification) -> tuple[RenderableType, ...]:
     )
 
 
-def _notes(proof: Proof) -> list[str]:
+def _notes(proof: Verifications) -> list[str]:
     """Gather what plans have to say, once each, and what could not be tried."""
     own = [note for found in proof.verifications for note in (*found.effects, *found.notes)]
     tried = [f"not tried: {name}: {reason}" for name, reason in proof.failed]

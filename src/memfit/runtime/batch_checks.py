@@ -74,12 +74,9 @@ class BatchChecks:
 
     def _splits(self, plan: Plan, batch: Any) -> Iterator[tuple[AbstractSplitting, Separability]]:
         """Yield what cuts this batch, with what is known of batches of its size."""
-        for split in plan.strategies:
-            if not isinstance(split, AbstractSplitting):
-                continue
-            num_samples = self._session.layout.num_samples(batch)
-            if split.micro_batch_size < num_samples:
-                yield split, self._separability(split, num_samples)
+        split, num_samples = plan.splitting, self._session.layout.num_samples(batch)
+        if split is not None and split.micro_batch_size < num_samples:
+            yield split, self._separability(split, num_samples)
 
     def _separability(self, split: AbstractSplitting, num_samples: int) -> Separability:
         key = (split, num_samples)

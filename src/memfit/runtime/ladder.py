@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from memfit.errors import StrategyError
+from memfit.errors import NoSmallerPlanError
 from memfit.session.session import Session
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan, in_catalogue_order
 
 
@@ -19,7 +18,7 @@ def smaller_plans(plan: Plan, session: Session) -> Iterator[Plan]:
     """Yield the plans below one: its ladder, from the top, and then ever smaller micro-batches.
 
     Raises:
-        StrategyError: once there is nothing more that would keep the results, with the reason.
+        NoSmallerPlanError: once there is nothing more that would keep the results.
     """
     for number, rung in enumerate(plan.ladder):
         yield replace(rung, device=plan.device, ladder=plan.ladder[number + 1 :])
@@ -30,20 +29,20 @@ def _halved(plan: Plan, session: Session) -> Iterator[Plan]:
     """Yield plans with the micro-batch halved, and halved again, where that keeps the results.
 
     Raises:
-        StrategyError: if there are none, with the reason.
+        NoSmallerPlanError: if there are none.
     """
-    splits = [s for s in plan.strategies if isinstance(s, AbstractSplitting)]
-    size = splits[0].micro_batch_size if splits else session.job.batch_size
-    others = [s for s in plan.strategies if not isinstance(s, AbstractSplitting)]
+    own = plan.splitting
+    size = session.job.batch_size if own is None else own.micro_batch_size
+    others = [strategy for strategy in plan.strategies if strategy is not own]
     facts = gather_facts(session)
-    refusal: StrategyError | None = None  # of the largest pieces, cut in the usual way
+    refusal: str | None = None  # of the largest pieces, cut in the usual way
     has_any = False
     while size > 1:
         size //= 2
-        for split in _ways_to_cut(splits, size, facts):
+        for split in _ways_to_cut(own, size, facts):
             reason = _doubt(split, facts)
             if reason is not None:
-                refusal = refusal or StrategyError(split.name, reason)
+                refusal = refusal or reason
                 continue
             has_any = True
             strategies = in_catalogue_order([*others, split])
@@ -51,16 +50,17 @@ def _halved(plan: Plan, session: Session) -> Iterator[Plan]:
                 plan, strategies=strategies, prediction=None, ladder=(), proof=None, reasons=()
             )
     if not has_any:
-        raise refusal or StrategyError(MicroBatching.name, "micro-batches have one sample already.")
+        raise NoSmallerPlanError(refusal or "micro-batches have one sample already.")
 
 
 def _ways_to_cut(
-    splits: Sequence[AbstractSplitting], micro_batch_size: int, facts: JobFacts
+    own: AbstractSplitting | None, micro_batch_size: int, facts: JobFacts
 ) -> Iterator[AbstractSplitting]:
     """Yield the plan's own way to cut a batch with another size, or all that suit the job."""
-    for split in splits:
-        yield replace(split, micro_batch_size=micro_batch_size)
-    for kind in CATALOGUE if not splits else ():
+    if own is not None:
+        yield replace(own, micro_batch_size=micro_batch_size)
+        return
+    for kind in CATALOGUE:
         if issubclass(kind, AbstractSplitting):
             split = kind(micro_batch_size=micro_batch_size)
             if split.unsuited(facts) is None:

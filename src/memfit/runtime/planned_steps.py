@@ -11,13 +11,13 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from memfit.devices.spec import CPU
-from memfit.errors import StrategyError
+from memfit.errors import NoSmallerPlanError, StrategyError
 from memfit.observe.observer import StepObserver
 from memfit.observe.peaks import StepReading
 from memfit.runtime.batch_checks import BatchChecks, TrySplit
 from memfit.runtime.ladder import smaller_plans
 from memfit.session.session import PhaseListener, Session
-from memfit.strategies.base import AbstractSplitting, Strategy, Undo
+from memfit.strategies.base import Strategy, Undo
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Phase
@@ -111,14 +111,14 @@ class PlannedSteps:
     @property
     def micro_batch_size(self) -> int:
         """Return how many samples are computed at a time."""
-        splits = [s for s in self.plan.strategies if isinstance(s, AbstractSplitting)]
-        return splits[0].micro_batch_size if splits else self.session.job.batch_size
+        splitting = self.plan.splitting
+        return self.session.job.batch_size if splitting is None else splitting.micro_batch_size
 
     def take_smaller_plan(self) -> None:
         """Go on with the next plan of the ladder, or with half the micro-batch.
 
         Raises:
-            StrategyError: if there is nothing smaller that keeps the results, with the reason.
+            NoSmallerPlanError: if there is nothing smaller that keeps the results.
         """
         for plan in smaller_plans(self.plan, self.session):
             try:
@@ -126,7 +126,7 @@ class PlannedSteps:
             except StrategyError:
                 continue
             return
-        raise StrategyError("ladder", "none of its plans can be applied here.")
+        raise NoSmallerPlanError("none of its plans can be applied here.")
 
     def close(self) -> None:
         """Take the strategies off the model and the optimizer."""

@@ -58,6 +58,11 @@ class AllocatorConf(Strategy):
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.PROCESS})
     acts_on: ClassVar[Mapping[Category, float]] = {}
 
+    @property
+    def allocator_conf(self) -> str:
+        """Return the text."""
+        return self.conf
+
     def __post_init__(self) -> None:
         found = _keys(self.conf)
         if not found or not set(found) <= set(_CHANGEABLE):

@@ -101,6 +101,30 @@ class Strategy(abc.ABC):
     def apply(self, session: Session) -> Undo:
         """Change the session, and return what puts it back. Serves virtual and real runs alike."""
 
+    def unsuited(self, facts: JobFacts) -> str | None:
+        """Say why it is not for such a job; whether micro-batches keep results is left out."""
+        return self.obstacle(facts)
+
+    @property
+    def splitting(self) -> AbstractSplitting | None:
+        """Return it where it cuts batches into micro-batches."""
+        return None
+
+    @property
+    def allocator_conf(self) -> str:
+        """Return what it has ``PYTORCH_ALLOC_CONF`` say; empty where it leaves that alone."""
+        return ""
+
+    @property
+    def needs_disk(self) -> bool:
+        """Return whether it writes tensors to disk."""
+        return False
+
+    @property
+    def is_recorded(self) -> bool:
+        """Return whether a recorded step shows it: what acts on the process alone does not."""
+        return self.seams != {Seam.PROCESS}
+
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Return what the strategy does to the results of this job."""
         return self.numerics
@@ -233,6 +257,11 @@ class AbstractOffload(Strategy):
         """Offer the host; on the CPU there is only the disk."""
         yield cls(to=DISK if facts.device_type == CPU else HOST)
 
+    @property
+    def needs_disk(self) -> bool:
+        """Return whether tensors go to disk."""
+        return self.to == DISK
+
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse the host where it is the device itself."""
         if self.to == HOST and facts.device_type == CPU:
@@ -250,7 +279,7 @@ class AbstractOffload(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractSplitting(Strategy):
-    """Carry a batch out in micro-batches; how their gradients add up is the subclass's matter."""
+    """Run a batch in micro-batches; how their gradients add up is the subclass's matter."""
 
     micro_batch_size: int
 
@@ -269,6 +298,11 @@ class AbstractSplitting(Strategy):
         while num_samples > 1:
             num_samples = -(-num_samples // 2)
             yield cls(micro_batch_size=num_samples)
+
+    @property
+    def splitting(self) -> Self:
+        """Return itself."""
+        return self
 
     def unsuited(self, facts: JobFacts) -> str | None:
         """Say why the strategy is not for such a job, whatever the size of its pieces."""

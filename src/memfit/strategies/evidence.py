@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from memfit.analysis.separability import NeverHolds, Separability
-from memfit.strategies.base import AbstractSplitting, Strategy
+from memfit.strategies.base import Strategy
 from memfit.strategies.facts import JobFacts
 
 
@@ -26,9 +26,7 @@ def evidence_of(
     A batch that nobody cuts needs no proof.
     """
     evidence, reasons = Evidence.PROVED, []
-    for split in strategies:
-        if not isinstance(split, AbstractSplitting):
-            continue
+    for split in filter(None, (strategy.splitting for strategy in strategies)):
         found = split.separability(facts.separation)
         evidence = _kind_of(found)
         reasons.append(f"{split.label()}: {_reason(found, facts)}")

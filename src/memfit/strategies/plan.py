@@ -14,17 +14,10 @@ from ruamel.yaml.error import YAMLError
 
 from memfit.devices.spec import CPU
 from memfit.errors import PlanFileError, StrategyError
-from memfit.figures import (
-    Approximation,
-    ConsideredPlan,
-    ParetoPoint,
-    Prediction,
-    Refusal,
-    Remedy,
-)
+from memfit.figures import Prediction
 from memfit.files import write_atomically
 from memfit.strategies import CATALOGUE, build_strategy
-from memfit.strategies.base import Numerics, Strategy
+from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.compatibility import clash
 from memfit.strategies.evidence import Evidence
 from memfit.strategies.facts import JobFacts
@@ -34,7 +27,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Say how to run a job's step."""
+    """Say how to run a job's step: strategies with their settings."""
 
     strategies: tuple[Strategy, ...] = ()
     device: str = CPU
@@ -47,17 +40,11 @@ class Plan:
     prediction: Prediction | None = None
     ladder: tuple[Plan, ...] = ()
     """Ever smaller plans, to go on with should the step not fit after all."""
-    considered: Sequence[ConsideredPlan] = ()
-    pareto: Sequence[ParetoPoint] = ()
-    """The trade of memory against time around the plan, fastest first."""
-    approximations: Sequence[Approximation] = ()
-    """What the plan would take with one strategy more, each of a kind that was not allowed."""
-    remedies: Sequence[Remedy] = ()
-    """What each strategy of the catalogue could remove at most, largest first."""
-    notes: Sequence[str] = ()
-    """What could not be found out."""
-    refused: Sequence[Refusal] = ()
-    """Strategies that were left out of the search."""
+
+    @property
+    def splitting(self) -> AbstractSplitting | None:
+        """Return the strategy that cuts batches into micro-batches; there is one at most."""
+        return splitting_of(self.strategies)
 
     def labels(self) -> tuple[str, ...]:
         """Write the strategies with their settings."""
@@ -133,6 +120,11 @@ class Plan:
             reasons=reasons,
             ladder=tuple(cls(strategies=rung, device=device) for rung in ladder),
         )
+
+
+def splitting_of(strategies: Sequence[Strategy]) -> AbstractSplitting | None:
+    """Return the member of a combination that cuts batches into micro-batches, if there is one."""
+    return next((s.splitting for s in strategies if s.splitting is not None), None)
 
 
 def worst_numerics(strategies: Sequence[Strategy], facts: JobFacts) -> Numerics:

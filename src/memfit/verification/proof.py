@@ -15,12 +15,12 @@ from memfit.job import Job
 from memfit.prediction.predict import predict
 from memfit.prediction.recording import record
 from memfit.strategies import CATALOGUE
-from memfit.strategies.base import AbstractSplitting, Strategy
+from memfit.strategies.base import Strategy
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan
 from memfit.units import format_bytes
 from memfit.verification.result import Verification
-from memfit.verification.verify import Trial
+from memfit.verification.verify import Verifier
 
 Progress = Callable[[str], None]
 _MOST_FLOPS = 5e12
@@ -36,7 +36,7 @@ _NUM_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class Verifications:
     """What was verified of a job."""
 
     batch_size: int
@@ -71,7 +71,7 @@ class Proof:
         }
 
 
-def prove(
+def verify_each(
     job: Job,
     plan: Plan | None = None,
     *,
@@ -79,7 +79,7 @@ def prove(
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress | None = None,
-) -> Proof:
+) -> Verifications:
     """Verify a plan, or, without one, each strategy that can apply to a job alone.
 
     Args:
@@ -102,21 +102,23 @@ def prove(
         most_flops=_MOST_FLOPS_EACH if plan is None else _MOST_FLOPS,
     )
     small_job = replace(job, batch_size=batch_size)
-    trial = Trial(small_job, seed)
+    verifier = Verifier(small_job, seed)
     tell = progress or _tell_nobody
     if plan is not None:
         plan = scaled(plan, job.batch_size, batch_size)
         tell(" + ".join(plan.labels()) or "no strategy")
-        return Proof(batch_size=batch_size, verifications=(trial.verify(plan, dtype),), notes=notes)
+        return Verifications(
+            batch_size=batch_size, verifications=(verifier.verify(plan, dtype),), notes=notes
+        )
     found: list[Verification] = []
     failed: list[tuple[str, str]] = []
-    for strategy in applicable(_facts(small_job, trial)):
+    for strategy in applicable(_facts(small_job, verifier)):
         tell(strategy.label())
         try:
-            found.append(trial.verify(Plan(strategies=(strategy,)), dtype))
+            found.append(verifier.verify(Plan(strategies=(strategy,)), dtype))
         except MemfitError as error:
             failed.append((strategy.name, str(error)))
-    return Proof(
+    return Verifications(
         batch_size=batch_size, verifications=tuple(found), failed=tuple(failed), notes=notes
     )
 
@@ -173,22 +175,14 @@ def _too_much(prediction: Prediction, num_times: int, most_flops: float) -> tupl
 
 def scaled(plan: Plan, old_batch_size: int, batch_size: int) -> Plan:
     """Keep micro-batches meaningful in another batch: their share of it, and an uneven rest."""
-
-    def one_scaled(strategy: Strategy) -> Strategy:
-        if not isinstance(strategy, AbstractSplitting) or batch_size == old_batch_size:
-            return strategy
-        size = strategy.micro_batch_size
-        if size >= old_batch_size:
-            return strategy
-        share = size / old_batch_size
-        return replace(
-            strategy,
-            micro_batch_size=micro_batch_size(
-                batch_size, share, is_uneven=old_batch_size % size != 0
-            ),
-        )
-
-    return replace(plan, strategies=tuple(one_scaled(each) for each in plan.strategies))
+    own = plan.splitting
+    if own is None or own.micro_batch_size >= old_batch_size or batch_size == old_batch_size:
+        return plan
+    size = own.micro_batch_size
+    is_uneven = old_batch_size % size != 0
+    smaller = micro_batch_size(batch_size, size / old_batch_size, is_uneven=is_uneven)
+    scaled_own = replace(own, micro_batch_size=smaller)
+    return replace(plan, strategies=tuple(scaled_own if s is own else s for s in plan.strategies))
 
 
 def micro_batch_size(batch_size: int, share: float, *, is_uneven: bool) -> int:
@@ -206,19 +200,19 @@ def applicable(facts: JobFacts) -> Iterator[Strategy]:
     for strategy_class in CATALOGUE:
         options = (each for each in strategy_class.options(facts) if each.obstacle(facts) is None)
         strategy = next(options, None)
-        if isinstance(strategy, AbstractSplitting):
-            size = micro_batch_size(facts.batch_size, 1 / 3, is_uneven=True)
-            strategy = replace(strategy, micro_batch_size=size)
-        if strategy is not None:
-            yield strategy
+        if strategy is None:
+            continue
+        size = micro_batch_size(facts.batch_size, 1 / 3, is_uneven=True)
+        split = strategy.splitting
+        yield strategy if split is None else replace(split, micro_batch_size=size)
 
 
-def _facts(job: Job, trial: Trial) -> JobFacts:
+def _facts(job: Job, verifier: Verifier) -> JobFacts:
     """Return the facts of a recorded step, or what is known without one."""
     try:
         return record(job).facts
     except RecordingError:
-        return trial.facts
+        return verifier.facts
 
 
 def _broken_promise(found: Verification) -> str:

@@ -12,28 +12,28 @@ import torch
 
 from memfit.comparison.left_behind import unsteady_names
 from memfit.comparison.precision import CastsKept, PrecisionWatch, bound_in
+from memfit.comparison.same_start import SameStart
 from memfit.errors import JobFunctionError, MemfitError, NothingToVerifyError
 from memfit.job import Job
 from memfit.runtime.run import open_plain_session
-from memfit.runtime.same_start import SameStart
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.borrowing import left_alone
 from memfit.session.conversion import converted, copied, default_dtype
 from memfit.session.deterministic_draws import StilledRandomness
 from memfit.session.evaluation_mode import evaluation_notes
 from memfit.session.session import Session
-from memfit.strategies.base import AbstractSplitting, Numerics
+from memfit.strategies.base import Numerics
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan, worst_numerics
-from memfit.verification.comparison import (
+from memfit.verification.result import UNPROVED, Verification
+from memfit.verification.steps import (
     Errors,
-    Outcome,
-    carry_out,
+    StepResults,
     compare,
+    run_steps,
     slope_error,
 )
-from memfit.verification.result import UNPROVED, Verification
 
 _NUM_STEPS = 2
 """The second step is the first to use what the optimizer has kept."""
@@ -75,10 +75,10 @@ def verify(
     """
     if batch_size is not None:
         job = replace(job, batch_size=batch_size)
-    return Trial(job, seed).verify(plan, dtype)
+    return Verifier(job, seed).verify(plan, dtype)
 
 
-class Trial:
+class Verifier:
     """One job from one seed: its facts, and its steps under any plan in any precision.
 
     Model and optimizer are built once, or are those that live already. All steps are run
@@ -95,7 +95,7 @@ class Trial:
             self._facts = gather_facts(session)
             self._lacking = tuple(_lacking(session))
             self._start = SameStart(session)
-        self._plain: dict[torch.dtype | None, Outcome] = {}
+        self._plain: dict[torch.dtype | None, StepResults] = {}
         self._problems: dict[torch.dtype, str] = {}
         self._keeps_casts = False
 
@@ -171,13 +171,13 @@ class Trial:
 
     def _errors(self, plan: Plan, dtype: torch.dtype | None, notes: list[str]) -> Errors:
         if dtype not in self._plain:
-            self._plain[dtype] = self._outcome(Plan(), dtype)
-        plain, planned = self._plain[dtype], self._outcome(plan, dtype)
+            self._plain[dtype] = self._results(Plan(), dtype)
+        plain, planned = self._plain[dtype], self._results(plan, dtype)
         besides = frozenset(self._overwritten(plan))
         errors = compare(planned, plain, without=besides)
         if errors.effects or errors.effect > bound_in(dtype):
             # Clocks and the like differ between two plain steps as well.
-            unsteady = unsteady_names(plain.left, self._outcome(Plan(), dtype).left)
+            unsteady = unsteady_names(plain.left, self._results(Plan(), dtype).left)
             errors = compare(planned, plain, without=unsteady | besides)
         if planned.num_skipped:
             name = " + ".join(plan.labels())
@@ -187,24 +187,24 @@ class Trial:
 
     def _overwritten(self, plan: Plan) -> list[str]:
         """Name what each piece sets and no step reads, so that it may be left otherwise."""
-        splits = (each for each in plan.strategies if isinstance(each, AbstractSplitting))
-        found = (each.separability(self._facts.separation) for each in splits)
-        return [name for each in found for name in each.overwritten]
+        if plan.splitting is None:
+            return []
+        return list(plan.splitting.separability(self._facts.separation).overwritten)
 
     def _stilled_errors(self, plan: Plan, dtype: torch.dtype | None) -> Errors | None:
         """Compare without random draws; None if there are none."""
         stilled = StilledRandomness()
-        expected = self._outcome(Plan(), dtype, stilled)
+        expected = self._results(Plan(), dtype, stilled)
         if not stilled.num_draws:
             return None
-        planned = self._outcome(plan, dtype, stilled)
+        planned = self._results(plan, dtype, stilled)
         return compare(planned, expected, without=frozenset(self._overwritten(plan)))
 
     def _slope_error(self, plan: Plan, notes: list[str]) -> float | None:
         """Compare the gradient with the slope of the loss; None where the plain step fails that."""
         errors: list[float] = []
         for some_plan in (plan, Plan()):
-            errors.append(slope_error(partial(self._outcome_at, some_plan)))
+            errors.append(slope_error(partial(self._results_at, some_plan)))
             if errors[0] <= _SLOPE_BOUND:
                 return errors[0]
         if errors[1] > _SLOPE_BOUND:
@@ -215,7 +215,7 @@ class Trial:
     def _casts_down(self) -> bool:
         """Return whether parts of the plain step compute in less than fp64."""
         watch = PrecisionWatch()
-        self._outcome(Plan(), torch.float64, watch, num_steps=1)
+        self._results(Plan(), torch.float64, watch, num_steps=1)
         return watch.lowest is not torch.float64
 
     def _runs_without_casts(self, notes: list[str]) -> bool:
@@ -223,7 +223,7 @@ class Trial:
         before, self._keeps_casts = self._keeps_casts, True
         watch = PrecisionWatch()
         try:
-            self._outcome(Plan(), torch.float64, watch, num_steps=1)
+            self._results(Plan(), torch.float64, watch, num_steps=1)
         except (MemfitError, RuntimeError, TypeError):
             watch.lowest = torch.float32
         self._keeps_casts = before or watch.lowest is torch.float64
@@ -254,7 +254,7 @@ class Trial:
     def _loosened(self, remarks: _Remarks) -> float:
         """Return the bound of the lowest precision that the plain step computes in."""
         watch = PrecisionWatch()
-        self._outcome(Plan(), torch.float64, watch, num_steps=1)
+        self._results(Plan(), torch.float64, watch, num_steps=1)
         name, bound = str(watch.lowest).removeprefix("torch."), bound_in(watch.lowest)
         remarks.lacking.append(
             f"parts of the plain step compute in {name}, so {bound:.0e} is the bound"
@@ -265,20 +265,20 @@ class Trial:
         """Say why the plain step does not run in a type; empty if it does."""
         if dtype not in self._plain and dtype not in self._problems:
             try:
-                self._plain[dtype] = self._outcome(Plan(), dtype)
+                self._plain[dtype] = self._results(Plan(), dtype)
             except JobFunctionError as error:
                 self._problems[dtype] = error.reason
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 self._problems[dtype] = str(error).partition("\n")[0]
         return self._problems.get(dtype, "")
 
-    def _outcome(
+    def _results(
         self,
         plan: Plan,
         dtype: torch.dtype | None,
         mode: Any = None,
         num_steps: int = _NUM_STEPS,
-    ) -> Outcome:
+    ) -> StepResults:
         with self._start.begin(dtype) as session:
             batch = self._batch_in(dtype)
             torch.manual_seed(self._seed)
@@ -288,12 +288,12 @@ class Trial:
                 mode or nullcontext(),
                 default_dtype(dtype or torch.get_default_dtype()),
             ):
-                return carry_out(session, plan, batch, num_steps=num_steps, read=read)
+                return run_steps(session, plan, batch, num_steps=num_steps, read=read)
 
-    def _outcome_at(
+    def _results_at(
         self, plan: Plan, distance: float, direction: Mapping[str, torch.Tensor]
-    ) -> Outcome:
-        """Return the outcome of one step in fp64 from parameters that were moved."""
+    ) -> StepResults:
+        """Return the results of one step in fp64 from parameters that were moved."""
         with self._start.begin(torch.float64) as session, default_dtype(torch.float64):
             batch = self._batch_in(torch.float64)
             with torch.no_grad():
@@ -301,7 +301,7 @@ class Trial:
                     if name in direction:
                         parameter.add_(direction[name], alpha=distance)
             torch.manual_seed(self._seed)
-            return carry_out(session, plan, batch, num_steps=1)
+            return run_steps(session, plan, batch, num_steps=1)
 
     def _casts(self) -> AbstractContextManager[object]:
         return CastsKept() if self._keeps_casts else nullcontext()
@@ -327,9 +327,9 @@ def _check_that_it_acts(plan: Plan, num_samples: int) -> None:
     Raises:
         NothingToVerifyError: if micro-batches are no smaller than the batch.
     """
-    for strategy in plan.strategies:
-        if isinstance(strategy, AbstractSplitting) and strategy.micro_batch_size >= num_samples:
-            raise NothingToVerifyError(strategy.label(), num_samples, strategy.micro_batch_size)
+    split = plan.splitting
+    if split is not None and split.micro_batch_size >= num_samples:
+        raise NothingToVerifyError(split.label(), num_samples, split.micro_batch_size)
 
 
 def _lacking(session: Session) -> Iterator[str]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memfit.planner.recompute.chain import Block, Chain, Option
+from memfit.planner.recompute.chain import Chain, ChainBlock, Option
 
-_NUM_LEVELS = 12
+_NUM_BUDGETS = 12
 _MOST_STATES = 512
 """Beyond so many choices, those with about the same saved bytes are thinned out to the fastest."""
 _CLOSE_ENOUGH = 1 / 500
@@ -69,21 +69,23 @@ def store_all(chain: Chain) -> Assignment:
 
 
 def frontier(
-    chain: Chain, num_levels: int = _NUM_LEVELS, budgets_bytes: Iterable[int] = ()
+    chain: Chain, num_budgets: int = _NUM_BUDGETS, budgets_bytes: Iterable[int] = ()
 ) -> list[Assignment]:
     """Return the fastest assignments for some budgets, from storing all to the smallest.
 
     Args:
         chain: the blocks.
-        num_levels: evenly spaced budgets between the two.
+        num_budgets: evenly spaced budgets between the two.
         budgets_bytes: further budgets, of which those in between count.
     """
     store, least = store_all(chain), smallest(chain)
     span_bytes = store.peak_bytes - least.peak_bytes
-    levels = {store.peak_bytes - span_bytes * level // num_levels for level in range(1, num_levels)}
-    levels |= {b for b in budgets_bytes if least.peak_bytes < b < store.peak_bytes}
+    budgets = {
+        store.peak_bytes - span_bytes * part // num_budgets for part in range(1, num_budgets)
+    }
+    budgets |= {b for b in budgets_bytes if least.peak_bytes < b < store.peak_bytes}
     found = [store]
-    for budget_bytes in sorted(levels, reverse=True):
+    for budget_bytes in sorted(budgets, reverse=True):
         assignment = fastest(chain, budget_bytes)
         if assignment is not None and assignment.peak_bytes < found[-1].peak_bytes:
             found.append(assignment)
@@ -92,7 +94,7 @@ def frontier(
     return found
 
 
-def _extended(states: list[_State], block: Block, budget_bytes: int) -> list[_State]:
+def _extended(states: list[_State], block: ChainBlock, budget_bytes: int) -> list[_State]:
     """Extend every choice by every option of a block that keeps within the budget."""
     found: list[_State] = []
     for place, option in enumerate(block.options):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from memfit.allocator.simulate import AllocatorRules
-from memfit.planner.recompute.chain import Block, Chain, Option
-from memfit.planner.recompute.forward_backward import Stretch, find_stretch
+from memfit.planner.recompute.chain import Chain, ChainBlock, Option
+from memfit.planner.recompute.forward_backward import ForwardBackward, highest_forward_backward
 from memfit.planner.recompute.knapsack import Item, Trade, frontier, spread
 from memfit.trace.events import ModuleCall, Operation, Trace
 
@@ -23,13 +23,13 @@ _SMALLEST_SHARE = 1 / 1000
 _MOST_OPTIONS = 10
 
 
-def outline(
+def chain_of(
     trace: Trace,
     rules: AllocatorRules,
     seconds_of: Seconds,
     link_bytes_per_second: float | None = None,
 ) -> Chain:
-    """Outline a step that stores everything.
+    """Return the chain of blocks of a step that stores everything.
 
     Args:
         trace: the steady step, recorded without checkpointing.
@@ -42,10 +42,10 @@ def outline(
     account for what a block's choice changes in another block, such as the order of frees; a plan
     has to be recorded to know its peak.
     """
-    stretch = find_stretch(trace, rules)
-    if stretch is None:
+    step = highest_forward_backward(trace, rules)
+    if step is None:
         return Chain(blocks=(), elsewhere_bytes=0)
-    return _Outline(stretch, seconds_of, link_bytes_per_second).chain()
+    return _ChainBuilder(step, seconds_of, link_bytes_per_second).chain()
 
 
 @dataclass(slots=True)
@@ -69,18 +69,18 @@ class _Window:
     backward: tuple[int, int]
 
 
-class _Outline:
-    """The analysis of one stretch."""
+class _ChainBuilder:
+    """Looks for the blocks of one forward and backward."""
 
     def __init__(
-        self, stretch: Stretch, seconds_of: Seconds, link_bytes_per_second: float | None
+        self, step: ForwardBackward, seconds_of: Seconds, link_bytes_per_second: float | None
     ) -> None:
-        self._stretch = stretch
+        self._step = step
         self._seconds_of = seconds_of
         self._link = link_bytes_per_second
-        self._repeats = stretch.repeats(seconds_of)
-        self._first_read = stretch.first_reads()
-        self._last_read = stretch.last_reads()
+        self._repeats = step.repeats(seconds_of)
+        self._first_read = step.first_reads()
+        self._last_read = step.last_reads()
         self._known: dict[tuple[Item, ...], list[Trade]] = {}
 
     def chain(self) -> Chain:
@@ -95,7 +95,7 @@ class _Outline:
 
     def _parts(self) -> list[_Part]:
         """Choose the modules that are the blocks, in the order of forward."""
-        called = [call for call in self._stretch.forward_calls() if call.module]
+        called = [call for call in self._step.forward_calls() if call.module]
         counts = Counter(call.module for call in called)
         roots: list[_Part] = []
         open_parts: list[_Part] = []
@@ -103,7 +103,7 @@ class _Outline:
             if counts[call.module] > 1:
                 continue
             inner = self._inner(call)
-            part = _Part(call.module, call, inner, self._stretch.num_bytes(inner))
+            part = _Part(call.module, call, inner, self._step.num_bytes(inner))
             while open_parts and open_parts[-1].call.last_operation <= call.first_operation:
                 open_parts.pop()
             (open_parts[-1].parts if open_parts else roots).append(part)
@@ -113,41 +113,41 @@ class _Outline:
 
     def _inner(self, call: ModuleCall) -> list[int]:
         """Return the saved allocations of a call that nobody outside reads in forward."""
-        stretch = self._stretch
+        step = self._step
         return [
             index
-            for operation in stretch.operations(call)
+            for operation in step.operations(call)
             for index in operation.writes
-            if stretch.is_saved(index) and self._last_read.get(index, 0) < call.last_operation
+            if step.is_saved(index) and self._last_read.get(index, 0) < call.last_operation
         ]
 
     def _windows(self, parts: Sequence[_Part]) -> list[_Window]:
         """Find each block's events, last block first, so that backward windows do not overlap."""
         windows: list[_Window] = []
-        begin = self._stretch.backward_begin
+        begin = self._step.backward_begin
         for part in reversed(parts):
-            backward = self._stretch.backward_of(part.name, part.inner, begin)
+            backward = self._step.backward_of(part.name, part.inner, begin)
             begin = backward[1]
-            windows.append(_Window(part, self._stretch.forward_of(part.call), backward))
+            windows.append(_Window(part, self._step.forward_of(part.call), backward))
         return windows[::-1]
 
-    def _block(self, window: _Window, later: _Window | None, saved_before: int) -> Block:
-        stretch, part = self._stretch, window.part
+    def _block(self, window: _Window, later: _Window | None, saved_before: int) -> ChainBlock:
+        step, part = self._step, window.part
         saved = saved_before + part.inner_bytes
-        inside = stretch.highest(*window.forward) - stretch.total(window.forward[0])
+        inside = step.highest(*window.forward) - step.total(window.forward[0])
         if later is None:
-            gap = stretch.highest(window.forward[1], window.backward[0])
+            gap = step.highest(window.forward[1], window.backward[0])
         else:
             gap = max(
-                stretch.highest(window.forward[1], later.forward[0]),
-                stretch.highest(later.backward[1], window.backward[0]),
+                step.highest(window.forward[1], later.forward[0]),
+                step.highest(later.backward[1], window.backward[0]),
             )
-        return Block(
+        return ChainBlock(
             name=part.name,
             options=self._options(part),
-            forward_bytes=stretch.highest(*window.forward) - saved_before,
-            backward_bytes=stretch.highest(*window.backward) - saved_before,
-            recompute_bytes=stretch.total(window.backward[0]) - saved + inside,
+            forward_bytes=step.highest(*window.forward) - saved_before,
+            backward_bytes=step.highest(*window.backward) - saved_before,
+            recompute_bytes=step.total(window.backward[0]) - saved + inside,
             gap_bytes=gap - saved,
         )
 
@@ -176,11 +176,11 @@ class _Outline:
 
         Both ways run beside the block next to it, which computes for about as long.
         """
-        stretch = self._stretch
-        num_bytes = stretch.num_bytes(self._own_inputs(call))
+        step = self._step
+        num_bytes = step.num_bytes(self._own_inputs(call))
         if self._link is None or not num_bytes:
             return []
-        seconds = sum(self._seconds_of(operation) for operation in stretch.operations(call))
+        seconds = sum(self._seconds_of(operation) for operation in step.operations(call))
         waited = 2 * max(0.0, num_bytes / self._link - seconds) * self._repeats
         return [
             replace(
@@ -195,16 +195,16 @@ class _Outline:
 
     def _own_inputs(self, call: ModuleCall) -> list[int]:
         """Return the saved allocations that a block takes from before it and nobody else reads."""
-        stretch = self._stretch
+        step = self._step
         operations = range(call.first_operation, call.last_operation)
-        read = {index for op in stretch.operations(call) for index in op.reads}
+        read = {index for op in step.operations(call) for index in op.reads}
         return [
             index
             for index in read
-            if stretch.is_saved(index)
+            if step.is_saved(index)
             and self._first_read[index] in operations
             and self._last_read[index] in operations
-            and not stretch.is_made_by(index, call)
+            and not step.is_made_by(index, call)
         ]
 
     def _frontier(self, items: tuple[Item, ...]) -> list[Trade]:
@@ -220,7 +220,7 @@ class _Outline:
         """
         inner = set(part.inner)
         counts: Counter[str] = Counter()
-        operations = list(self._stretch.operations(part.call))
+        operations = list(self._step.operations(part.call))
         changed = {index for operation in operations for index in operation.changes}
         last = max(
             (place for place, op in enumerate(operations) if inner.intersection(op.writes)),
@@ -230,7 +230,7 @@ class _Outline:
         for operation in operations[: last + 1]:
             call = f"{operation.name}.{counts[operation.name]}"
             counts[operation.name] += 1
-            writes = [index for index in operation.writes if not self._stretch.is_scratch(index)]
+            writes = [index for index in operation.writes if not self._step.is_scratch(index)]
             can_be_kept = (
                 writes
                 and not operation.is_random  # the random state would lag behind in recomputation
@@ -241,8 +241,8 @@ class _Outline:
             items.append(
                 Item(
                     name=call,
-                    num_bytes=self._stretch.num_bytes(writes) if can_be_kept else None,
-                    unneeded_bytes=self._stretch.num_bytes(unneeded),
+                    num_bytes=self._step.num_bytes(writes) if can_be_kept else None,
+                    unneeded_bytes=self._step.num_bytes(unneeded),
                     seconds=self._seconds_of(operation),
                 )
             )
@@ -250,21 +250,19 @@ class _Outline:
 
     def _input_bytes(self, call: ModuleCall) -> int:
         """Count what the block reads from outside and nobody else keeps for backward."""
-        stretch = self._stretch
-        made = {index for op in stretch.operations(call) for index in op.writes}
-        read = {index for op in stretch.operations(call) for index in op.reads} - made
-        return stretch.num_bytes(
-            index
-            for index in read
-            if stretch.is_made_in_forward(index) and not stretch.is_saved(index)
+        step = self._step
+        made = {index for op in step.operations(call) for index in op.writes}
+        read = {index for op in step.operations(call) for index in op.reads} - made
+        return step.num_bytes(
+            index for index in read if step.is_made_in_forward(index) and not step.is_saved(index)
         )
 
     def _elsewhere(self, windows: Sequence[_Window]) -> int:
         """Return the highest total outside of everything from the first forward to its backward."""
         if not windows:
-            return self._stretch.peak_bytes
+            return self._step.peak_bytes
         first = windows[0]
-        return self._stretch.highest_outside(first.forward[0], first.backward[1])
+        return self._step.highest_outside(first.forward[0], first.backward[1])
 
 
 def _split(part: _Part, total_bytes: int) -> list[_Part]:

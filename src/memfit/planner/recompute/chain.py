@@ -26,7 +26,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ChainBlock:
     """A block of the chain. Its first option stores everything.
 
     Totals are given less what blocks before it have saved, so that they hold whatever is chosen
@@ -56,7 +56,7 @@ class Block:
 class Chain:
     """Blocks in the order of forward; what no block's choice changes stands beside them."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ChainBlock, ...]
     elsewhere_bytes: int
     """Highest total where no block has anything saved, such as in the optimizer's step."""
 

@@ -1,4 +1,4 @@
-"""The stretch of a recorded step that matters: one forward and its backward, with their totals."""
+"""The part of a recorded step that matters: one forward and its backward, with their totals."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ class _Range:
     last: int
 
 
-class Stretch:
+class ForwardBackward:
     """The forward and backward of the micro-batch with the highest total."""
 
-    def __init__(
-        self, trace: Trace, rules: AllocatorRules, place: _Range, others: Sequence[_Range]
-    ) -> None:
+    def __init__(self, trace: Trace, rules: AllocatorRules, ranges: Sequence[_Range]) -> None:
         self._trace = trace
         self._sizes = [rules.rounded(allocation.num_bytes) for allocation in trace.allocations]
         self._totals = totals(trace, self._sizes)
-        self._place = place
-        self._others = others
         self._events = [operation.first_event for operation in trace.operations]
         self._born, self._freed = _lives(trace)
+        self._place = max(ranges, key=self._highest_in)
+        self._others = [place for place in ranges if place is not self._place]
 
     def repeats(self, seconds_of: Callable[[Operation], float]) -> float:
         """Return how often the forward is computed, counting smaller micro-batches in part."""
@@ -40,11 +38,6 @@ class Stretch:
             for place in (self._place, *self._others)
         ]
         return sum(seconds) / seconds[0] if seconds[0] else float(len(seconds))
-
-    @property
-    def num_events(self) -> int:
-        """Count the events of the whole step."""
-        return len(self._totals)
 
     @property
     def peak_bytes(self) -> int:
@@ -154,6 +147,10 @@ class Stretch:
             return begin, begin
         return min(places), max(places) + 1
 
+    def _highest_in(self, place: _Range) -> int:
+        first, last = self._events_of(place)
+        return max(self._totals[first:last], default=0)
+
     def _events_of(self, place: _Range) -> tuple[int, int]:
         return self._event_of(place.first), self._event_of(place.last)
 
@@ -162,21 +159,10 @@ class Stretch:
         return self._events[operation] if operation < len(self._events) else len(self._totals)
 
 
-def find_stretch(trace: Trace, rules: AllocatorRules) -> Stretch | None:
+def highest_forward_backward(trace: Trace, rules: AllocatorRules) -> ForwardBackward | None:
     """Find the forward and backward with the highest total; None if nothing is differentiated."""
     ranges = list(_ranges(trace))
-    if not ranges:
-        return None
-    sizes = [rules.rounded(allocation.num_bytes) for allocation in trace.allocations]
-    all_totals = totals(trace, sizes)
-    events = [operation.first_event for operation in trace.operations]
-
-    def highest(place: _Range) -> int:
-        last = events[place.last] if place.last < len(events) else len(all_totals)
-        return max(all_totals[events[place.first] : last], default=0)
-
-    chosen = max(ranges, key=highest)
-    return Stretch(trace, rules, chosen, [place for place in ranges if place is not chosen])
+    return ForwardBackward(trace, rules, ranges) if ranges else None
 
 
 def totals(trace: Trace, sizes: list[int]) -> list[int]:

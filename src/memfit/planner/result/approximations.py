@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memfit.errors import StrategyError
 from memfit.figures import Approximation, RefusalKind
 from memfit.planner.search.candidates import Evaluator, Strategies
-from memfit.planner.search.options import Choices
+from memfit.planner.search.options import SearchSpace
 from memfit.strategies import strategy_class
 from memfit.strategies.base import Strategy
 from memfit.strategies.facts import JobFacts
@@ -16,14 +16,14 @@ from memfit.strategies.plan import conflict, in_catalogue_order
 _MOST_RECORDINGS = 4
 
 
-def not_allowed(choices: Choices) -> list[str]:
+def not_allowed(space: SearchSpace) -> list[str]:
     """Name the strategies that were left out because they change the results."""
     left_out = RefusalKind.NOT_ALLOWED
-    return [refusal.strategy for refusal in choices.refused if refusal.kind is left_out]
+    return [refusal.strategy for refusal in space.refused if refusal.kind is left_out]
 
 
 def approximations(
-    evaluate: Evaluator, chosen: Strategies, choices: Choices, facts: JobFacts
+    evaluate: Evaluator, chosen: Strategies, space: SearchSpace, facts: JobFacts
 ) -> tuple[tuple[Approximation, ...], list[str]]:
     """Record the chosen plan with each strategy that was not allowed, in its mildest setting.
 
@@ -34,7 +34,7 @@ def approximations(
     """
     found: list[Approximation] = []
     failures: list[str] = []
-    for setting in [*_mildest_settings(choices, facts)][:_MOST_RECORDINGS]:
+    for setting in [*_mildest_settings(space, facts)][:_MOST_RECORDINGS]:
         others = [strategy for strategy in chosen if not conflict([strategy, setting])]
         strategies = in_catalogue_order([*others, setting])
         try:
@@ -54,11 +54,10 @@ def approximations(
     return tuple(found), failures
 
 
-def _mildest_settings(choices: Choices, facts: JobFacts) -> Iterator[Strategy]:
+def _mildest_settings(space: SearchSpace, facts: JobFacts) -> Iterator[Strategy]:
     """Yield the first setting of each strategy that can apply beside what was required."""
-    required = [options[0] for options in choices.fixed_size if options[0] is not None]
-    for name in not_allowed(choices):
+    for name in not_allowed(space):
         settings = strategy_class(name).options(facts)
         setting = next((s for s in settings if s.obstacle(facts) is None), None)
-        if setting is not None and not conflict([*required, setting]):
+        if setting is not None and not conflict([*space.required, setting]):
             yield setting

@@ -1,9 +1,10 @@
-"""Puts a plan together: what was chosen, what is safer, and what everything would cost."""
+"""Puts a result together: what was chosen, what is safer, and what everything would cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from memfit.devices.spec import Device
 from memfit.figures import Approximation, ParetoPoint, Refusal, RefusalKind
@@ -15,10 +16,11 @@ from memfit.planner.result.explanation import (
     removed_alone,
 )
 from memfit.planner.result.ladder import Ladder
+from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
-from memfit.planner.search.options import Choices
 from memfit.planner.search.search import Search
-from memfit.prediction.predict import effect_notes, rules_of
+from memfit.prediction.predict import effect_notes
+from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording
 from memfit.session.evaluation_mode import evaluation_notes
 from memfit.strategies.base import Numerics
@@ -36,62 +38,60 @@ _MOST_RECORD_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FinishedSearch:
     """What a search was asked and how it ended."""
 
     device: Device
     plain: Recording
-    choices: Choices
     evaluate: Evaluator
     search: Search
     is_measured: bool
     """Whether times were taken here; what is recorded afterwards has none to stand beside them."""
 
-    def plan(self, best: Candidate) -> Plan:
+    def result(self, best: Candidate) -> PlanningResult:
         """Describe the chosen plan and what lies around it."""
         search, used = self.search, {strategy.name for strategy in best.strategies}
-        ladder = Ladder(search, self.evaluate, self.choices, is_long=self.plain.is_long)
-        rungs = tuple(self._plan_of(rung) for rung in ladder.below(best))
-        tried = ladder.tried | search.tried
+        left_out = self._left_out(best)
+        rungs = Ladder(search, is_long=self.plain.is_long).below(best)
+        tried = search.recordings.tried | {best.strategies: best}
         approximated, notes = self._approximations(best)
-        notes += evaluation_notes(self.plain.facts.modules_in_evaluation)
-        notes += [f"{each}." for each in effect_notes(self.plain)]
-        failed = search.refused.items()
-        pieces = self.choices.pieces
+        failed = search.recordings.refused.items()
         refused = (
-            *self.choices.refused,
-            *(() if pieces is None else pieces.refused()),
+            *search.space.all_refused(),
             *(
                 Refusal(kind=RefusalKind.FAILED, strategy=name, sentence=reason)
                 for name, reason in failed
                 if name not in used
             ),
         )
-        notes += self._left_out(best)
+        notes += evaluation_notes(self.plain.facts.modules_in_evaluation)
+        notes += [f"{each}." for each in effect_notes(self.plain)]
+        notes += left_out
         notes += [f"{name}, in some plans: {why}" for name, why in failed if name in used]
         held = held_at_peak(self.plain.steady, rules_of(self.device))
-        removed = removed_alone(tried, self.choices)
-        return replace(
-            self._plan_of(best),
-            ladder=rungs,
-            pareto=pareto(_points(tried | {best.strategies: best}, search.refinements(), best)),
-            considered=considered_plans(tried.values(), best),
+        removed = removed_alone(tried, search.space)
+        return PlanningResult(
+            **self._plan_fields(best),
+            ladder=tuple(Plan(**self._plan_fields(rung)) for rung in rungs),
+            pareto=pareto(_points(tried, search.tree.refinements(), best)),
+            considered=considered_plans(search.recordings.tried.values(), best),
             approximations=approximated,
             remedies=remedies(held, removed, best.strategies, refused),
             refused=refused,
             notes=tuple(notes),
         )
 
-    def _plan_of(self, candidate: Candidate) -> Plan:
+    def _plan_fields(self, candidate: Candidate) -> dict[str, Any]:
+        """Return what a plan says of itself."""
         proof, reasons = evidence_of(candidate.strategies, self.plain.facts)
-        return Plan(
-            strategies=candidate.strategies,
-            device=self.device.name,
-            numerics=Numerics(candidate.prediction.numerics),
-            proof=proof,
-            reasons=reasons,
-            prediction=candidate.prediction,
-        )
+        return {
+            "strategies": candidate.strategies,
+            "device": self.device.name,
+            "numerics": Numerics(candidate.prediction.numerics),
+            "proof": proof,
+            "reasons": reasons,
+            "prediction": candidate.prediction,
+        }
 
     def _left_out(self, best: Candidate) -> list[str]:
         """Return how much faster what was not recorded could be."""
@@ -106,8 +106,8 @@ class Outcome:
         return [note]
 
     def _approximations(self, best: Candidate) -> tuple[tuple[Approximation, ...], list[str]]:
-        """Record what approximations would buy where that is quick; give notes as well."""
-        if self.is_measured or not not_allowed(self.choices):
+        """Record what approximations would buy where that is quick; return notes as well."""
+        if self.is_measured or not not_allowed(self.search.space):
             return (), []
         seconds = max(self.plain.record_seconds, best.prediction.record_seconds)
         if seconds > _MOST_RECORD_SECONDS:
@@ -116,7 +116,8 @@ class Outcome:
                 f"{format_seconds(seconds)}. Plan with --allow NAME to see."
             )
             return (), [note]
-        return approximations(self.evaluate, best.strategies, self.choices, self.plain.facts)
+        space, facts = self.search.space, self.plain.facts
+        return approximations(self.evaluate, best.strategies, space, facts)
 
 
 def pareto(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
@@ -163,7 +164,7 @@ def _points(
     for strategies, candidate in tried.items():
         yield ParetoPoint(
             strategies=tuple(strategy.label() for strategy in strategies),
-            peak_bytes=candidate.prediction.bounded_bytes(),
+            peak_bytes=candidate.peak_bytes,
             step_seconds=candidate.prediction.step_seconds,
             is_recorded=True,
             is_chosen=strategies == best.strategies,

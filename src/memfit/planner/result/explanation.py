@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from memfit.allocator.simulate import AllocatorRules, alive_at_peak
 from memfit.figures import ConsideredPlan, Refusal, Remedy
 from memfit.planner.search.candidates import Candidate, Strategies
-from memfit.planner.search.options import Choices
+from memfit.planner.search.options import SearchSpace
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import Strategy
 from memfit.trace.events import Category, Phase, Trace
@@ -27,7 +27,7 @@ def considered_plans(tried: Iterable[Candidate], best: Candidate) -> tuple[Consi
         ConsideredPlan(
             strategies=tuple(strategy.label() for strategy in candidate.strategies),
             numerics=candidate.prediction.numerics,
-            peak_bytes=candidate.prediction.bounded_bytes(),
+            peak_bytes=candidate.peak_bytes,
             step_seconds=candidate.prediction.step_seconds,
             fits=bool(candidate.prediction.fits),
             chosen=candidate.strategies == best.strategies,
@@ -74,13 +74,13 @@ def remedies(
     return tuple(sorted(found, key=lambda remedy: (-remedy.most_bytes, remedy.strategy)))
 
 
-def removed_alone(tried: Mapping[Strategies, Candidate], choices: Choices) -> dict[str, int]:
+def removed_alone(tried: Mapping[Strategies, Candidate], space: SearchSpace) -> dict[str, int]:
     """Return what strategies take off the plain peak, where each setting was recorded alone."""
     if () not in tried:
         return {}
     plain_bytes = tried[()].prediction.peak_allocated_bytes
     found: dict[str, int] = {}
-    for options in (*choices.fixed_size, choices.splits):
+    for options in (*space.options, space.splits):
         settings = [option for option in options if option is not None]
         alone = [tried[setting,] for setting in settings if (setting,) in tried]
         if alone and len(alone) == len(settings):
@@ -109,7 +109,7 @@ def _reason(candidate: Candidate, best: Candidate) -> str:
     prediction = candidate.prediction
     budget_bytes = prediction.budget_bytes or 0
     if not prediction.fits:
-        return f"{format_bytes(prediction.bounded_bytes() - budget_bytes)} over the budget"
+        return f"{format_bytes(candidate.peak_bytes - budget_bytes)} over the budget"
     slower_seconds = prediction.step_seconds - best.prediction.step_seconds
     if slower_seconds > 0:
         return f"slower by {format_seconds(slower_seconds)} a step"

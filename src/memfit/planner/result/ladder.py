@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from memfit.errors import StrategyError
-from memfit.planner.search.candidates import Candidate, Evaluated, Evaluator, Strategies
-from memfit.planner.search.neighbours import Neighbours
-from memfit.planner.search.options import Choices
-from memfit.planner.search.queue import Node
+from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.search import Search
+from memfit.planner.search.tree import SearchNode
 
 _RUNGS = (0.85, 0.6)
 """Peaks of the safer plans, as shares of the chosen one's."""
@@ -24,69 +21,73 @@ _MOST_RECORDINGS = 12
 class Ladder:
     """Find the rungs below a chosen plan, each the fastest known of its size, each recorded."""
 
-    def __init__(
-        self, search: Search, evaluate: Evaluator, choices: Choices, *, is_long: bool = False
-    ) -> None:
+    def __init__(self, search: Search, *, is_long: bool = False) -> None:
         self._shares = _RUNG_OF_LONG_STEPS if is_long else _RUNGS
         self._search = search
-        self._evaluate = evaluate
-        self._neighbours = Neighbours(choices, search.refused)
-        self.tried: dict[Strategies, Candidate] = {}
-        """What was recorded for the ladder alone."""
+        self._looked_at: set[Strategies] = set()
 
     def below(self, best: Candidate) -> list[Candidate]:
         """Return ever smaller plans."""
         rungs = [best]
         for share in self._shares:
-            most_bytes = int(share * _peak_bytes(best))
-            if _peak_bytes(rungs[-1]) <= most_bytes:
+            most_bytes = int(share * best.peak_bytes)
+            if rungs[-1].peak_bytes <= most_bytes:
                 continue
-            rung = self._search.fastest_below(most_bytes)
+            rung = self.fastest_below(most_bytes)
             if rung is None and rungs[-1] is best:
                 rung = self._a_little_below(best)
-            if rung is None or _peak_bytes(rung) >= _peak_bytes(rungs[-1]):
+            if rung is None or rung.peak_bytes >= rungs[-1].peak_bytes:
                 break
             rungs.append(rung)
         return rungs[1:]
 
+    def fastest_below(self, most_bytes: int) -> Candidate | None:
+        """Return the fastest of what is known to stay below a peak, recorded; None if nothing does.
+
+        Does not look for combinations that the search had no reason to try.
+        """
+        search = self._search
+        known = [
+            (candidate.prediction.step_seconds, candidate.peak_bytes, strategies)
+            for strategies, candidate in search.recordings.tried.items()
+        ]
+        known += [(r.seconds, r.peak_bytes, r.strategies) for r in search.tree.refinements()]
+        known.sort(key=lambda entry: entry[:2])
+        for _, expected_bytes, strategies in known:
+            if expected_bytes <= most_bytes and search.space.allows(strategies):
+                candidate = self._fitting(strategies, in_full=True)
+                if candidate is not None and candidate.peak_bytes <= most_bytes:
+                    return candidate
+        return None
+
     def _a_little_below(self, best: Candidate) -> Candidate | None:
         """Return something smaller than the chosen plan, known or looked for."""
-        most_bytes = int(_ENOUGH * _peak_bytes(best))
-        return self._search.fastest_below(most_bytes) or self._stepped_down(best, most_bytes)
+        most_bytes = int(_ENOUGH * best.peak_bytes)
+        return self.fastest_below(most_bytes) or self._stepped_down(best, most_bytes)
 
     def _stepped_down(self, start: Candidate, most_bytes: int) -> Candidate | None:
         """Go down by one halving or one strategy at a time until below a peak."""
         smallest = start
         for strategies in self._smaller(start.strategies):
-            candidate = self._recorded(strategies, self._evaluate.in_short)
+            self._looked_at.add(strategies)
+            candidate = self._fitting(strategies)
             if candidate is None:
                 continue
-            if _peak_bytes(candidate) <= most_bytes:
-                return self._recorded(strategies, self._evaluate.in_full)
-            smallest = min(smallest, candidate, key=_peak_bytes)
+            if candidate.peak_bytes <= most_bytes:
+                return self._fitting(strategies, in_full=True)
+            smallest = min(smallest, candidate, key=lambda each: each.peak_bytes)
         return None if smallest is start else self._stepped_down(smallest, most_bytes)
 
     def _smaller(self, strategies: Strategies) -> Iterator[Strategies]:
-        """Yield what was not recorded yet: the next halving, then one strategy more at a time."""
-        halved = self._neighbours.halved(strategies)
-        nodes = self._neighbours.smaller(Node(strategies, 0, None))
+        """Yield what was not looked at yet: the next halving, then one strategy more at a time."""
+        neighbours = self._search.neighbours
+        halved = neighbours.halved(strategies)
+        nodes = neighbours.smaller(SearchNode(strategies, 0, None))
         for smaller in [*([halved] if halved else []), *(node.strategies for node in nodes)]:
-            if smaller not in self.tried and len(self.tried) < _MOST_RECORDINGS:
+            if smaller not in self._looked_at and len(self._looked_at) < _MOST_RECORDINGS:
                 yield smaller
 
-    def _recorded(
-        self, strategies: Strategies, record: Callable[[Strategies], Evaluated]
-    ) -> Candidate | None:
-        """Record a combination; None if it cannot be, or exceeds another budget."""
-        try:
-            prediction = record(strategies).prediction
-        except StrategyError as error:
-            self._search.refused[error.strategy] = error.reason
-            return None
-        candidate = Candidate(strategies=strategies, prediction=prediction)
-        self.tried[strategies] = candidate
-        return candidate if prediction.fits else None
-
-
-def _peak_bytes(candidate: Candidate) -> int:
-    return candidate.prediction.bounded_bytes()
+    def _fitting(self, strategies: Strategies, *, in_full: bool = False) -> Candidate | None:
+        """Record a combination; None if it cannot be, or exceeds a budget."""
+        candidate = self._search.recordings.attempt(strategies, in_full=in_full)
+        return candidate if candidate is not None and candidate.prediction.fits else None

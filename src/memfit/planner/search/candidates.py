@@ -21,9 +21,10 @@ class Refinement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What recording a combination gave, and how it can be made smaller."""
+class Candidate:
+    """A combination, what recording it gave, and how it can be made smaller."""
 
+    strategies: Strategies
     prediction: Prediction
     is_exact: bool = True
     """Whether the whole step was recorded, not only its first micro-batches."""
@@ -33,25 +34,21 @@ class Evaluated:
     """From the fastest to the smallest; empty where nothing can be recomputed."""
 
     @property
+    def peak_bytes(self) -> int:
+        """Return the peak that the budget bounds."""
+        return self.prediction.bounded_bytes()
+
+    @property
     def floor_bytes(self) -> int:
         """Return the smallest peak to be expected of it."""
-        peak_bytes = self.prediction.bounded_bytes()
-        return min([peak_bytes, *(refinement.peak_bytes for refinement in self.refinements)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A combination and what recording it gave."""
-
-    strategies: Strategies
-    prediction: Prediction
+        return min([self.peak_bytes, *(each.peak_bytes for each in self.refinements)])
 
     @property
     def cost(self) -> tuple[float, int, tuple[str, ...]]:
         """Order candidates: faster first, then smaller, then by name so that ties are settled."""
         labels = tuple(strategy.label() for strategy in self.strategies)
         seconds = self.prediction.step_seconds
-        return (seconds, self.prediction.bounded_bytes(), (str(len(labels)), *labels))
+        return (seconds, self.peak_bytes, (str(len(labels)), *labels))
 
 
 class Evaluator:
@@ -59,8 +56,8 @@ class Evaluator:
 
     def __init__(
         self,
-        in_short: Callable[[Strategies], Evaluated],
-        in_full: Callable[[Strategies], Evaluated] | None = None,
+        in_short: Callable[[Strategies], Candidate],
+        in_full: Callable[[Strategies], Candidate] | None = None,
     ) -> None:
         self.in_short = in_short
         self.in_full = in_full or in_short

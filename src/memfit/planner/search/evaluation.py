@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
 
 from memfit.cost.operator_times import OperatorTimes
-from memfit.devices.spec import Device
+from memfit.devices.spec import CPU, Device
 from memfit.errors import StrategyError
 from memfit.figures import Prediction
 from memfit.job import Job
 from memfit.planner.recompute.assignment import Assignment, frontier, store_all
-from memfit.planner.recompute.blocks import outline
+from memfit.planner.recompute.blocks import chain_of
 from memfit.planner.recompute.chain import Chain
-from memfit.planner.search.candidates import Evaluated, Refinement, Strategies
-from memfit.planner.search.splits import Pieces
-from memfit.prediction.predict import evaluate, judge, rules_of
+from memfit.planner.search.candidates import Candidate, Refinement, Strategies
+from memfit.planner.search.options import SearchSpace
+from memfit.prediction.budget import MemoryBudget
+from memfit.prediction.predict import evaluate
+from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording, record
 from memfit.session.abridgement import few_pieces
 from memfit.session.batches import BatchLayout
 from memfit.session.block_names import shorten_names
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
-from memfit.strategies.allocator_settings import AllocatorConf
-from memfit.strategies.base import AbstractSplitting, Strategy
-from memfit.strategies.plan import Plan, conflict, in_catalogue_order
+from memfit.strategies.base import Strategy
+from memfit.strategies.plan import Plan, conflict, in_catalogue_order, splitting_of
 from memfit.trace.events import Category, Phase
 
 Progress = Callable[[str], None]
@@ -43,28 +43,7 @@ _NEAR_BUDGET = (1.01, 1.0, 0.995, 0.98, 0.95)
 """Peaks for which blocks are chosen exactly, as shares of what the budget leaves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How many bytes there are, and which figure they bound."""
-
-    num_bytes: int
-    of: str
-    host_bytes: int | None = None
-    """How much of the host's memory may be taken instead; None sets no bound."""
-    disk_bytes: int | None = None
-
-    def holds(self, prediction: Prediction) -> bool:
-        """Return whether a step keeps to all of them."""
-        spilled = (
-            (prediction.host_bytes, self.host_bytes),
-            (prediction.disk_bytes, self.disk_bytes),
-        )
-        return bool(prediction.fits) and all(
-            bound is None or num_bytes <= bound for num_bytes, bound in spilled
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class JobEvaluator:
     """Record a job on a device under any combination; see ``search.Evaluator``."""
 
@@ -72,31 +51,27 @@ class JobEvaluator:
     device: Device
     layout: BatchLayout
     times: OperatorTimes
-    budget: Budget
-    may_recompute: bool
-    may_offload: bool = False
+    budget: MemoryBudget
+    space: SearchSpace
+    """Asked before a batch is cut into micro-batches, and what may be done to blocks."""
     plain: Recording
     """The job as it is."""
     progress: Progress | None = None
-    pieces: Pieces | None = None
-    """Asked before a batch is cut into micro-batches."""
     _latest: dict[tuple[Strategies, int, bool], Recording] = field(
         default_factory=dict, init=False, repr=False
     )
     """The last recordings, which serve whatever the allocator is told besides."""
-    _counted: set[Strategies] = field(default_factory=set, init=False, repr=False)
+    _recorded: set[Strategies] = field(default_factory=set, init=False, repr=False)
     """What was recorded, and counted as effort."""
-    _recorded: set[str] = field(default_factory=set, init=False, repr=False)
-    """The names of strategies with which some step could be recorded."""
 
-    def in_full(self, strategies: Strategies) -> Evaluated:
+    def in_full(self, strategies: Strategies) -> Candidate:
         """Record the whole step; of a long one, what stands for it."""
         is_many = _num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
         if self.plain.is_long or is_many:
             return self.in_short(strategies)
         return self._whole(strategies)
 
-    def in_short(self, strategies: Strategies) -> Evaluated:
+    def in_short(self, strategies: Strategies) -> Candidate:
         """Record the step, with a few micro-batches only where there are many.
 
         That has to do for steps that take long to record.
@@ -111,10 +86,10 @@ class JobEvaluator:
         repeats = self.job.batch_size / num_samples
         prediction = self._prediction(strategies, job, recording)
         prediction = self._lengthened(prediction, recording, repeats)
-        found = self._evaluated(strategies, prediction, recording, repeats)
+        found = self._candidate(strategies, prediction, recording, repeats)
         return replace(found, is_exact=self.plain.is_long)
 
-    def _abridged(self, strategies: Strategies, num_pieces: int) -> Evaluated:
+    def _abridged(self, strategies: Strategies, num_pieces: int) -> Candidate:
         """Record a step whose loss is that of the whole batch, with a few pieces of each call.
 
         The peak is that of all pieces. The seconds are too many by what belongs to the loss alone.
@@ -126,17 +101,17 @@ class JobEvaluator:
         once = self._seconds_of_update(recording)
         seconds = once + (prediction.step_seconds - once) * repeats
         prediction = replace(prediction, step_seconds=seconds)
-        found = self._evaluated(strategies, prediction, recording, repeats)
+        found = self._candidate(strategies, prediction, recording, repeats)
         return replace(found, is_exact=self.plain.is_long or num_pieces > _MANY_PIECES)
 
-    def _whole(self, strategies: Strategies) -> Evaluated:
+    def _whole(self, strategies: Strategies) -> Candidate:
         """Record every micro-batch."""
         recording = self._record(strategies, self.job)
         prediction = self._prediction(strategies, self.job, recording)
-        return self._evaluated(strategies, prediction, recording, 1.0)
+        return self._candidate(strategies, prediction, recording, 1.0)
 
     def _record(self, strategies: Strategies, job: Job, *, is_abridged: bool = False) -> Recording:
-        members = _recorded_of(strategies)
+        members = _recorded_members(strategies)
         if job is self.job and not members:
             return self.plain
         key = (members, job.batch_size, is_abridged)
@@ -149,19 +124,20 @@ class JobEvaluator:
 
     def _num_new_operators(self, strategies: Strategies, recording: Recording) -> int:
         """Count a recording's operators, unless it served before."""
-        members = _recorded_of(strategies)
-        if members in self._counted:
+        members = _recorded_members(strategies)
+        if members in self._recorded:
             return 0
-        self._counted.add(members)
+        self._recorded.add(members)
         return len(recording.steady.operations)
 
     def _recorded_now(self, strategies: Strategies, job: Job) -> Recording:
-        self._check_pieces(strategies)
+        if obstacle := self.space.obstacle(strategies):
+            raise StrategyError(*obstacle)
         if self.progress is not None:
             self.progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
         plan = Plan(strategies=strategies)
         with self._failure_named(strategies):
-            recording = record(
+            return record(
                 job,
                 plan,
                 self.layout,
@@ -169,19 +145,6 @@ class JobEvaluator:
                 disguised=self.plain.is_disguised,
                 facts=self.plain.facts,
             )
-        self._recorded.update(strategy.name for strategy in strategies)
-        return recording
-
-    def _check_pieces(self, strategies: Strategies) -> None:
-        """Refuse pieces that do not keep the results.
-
-        Raises:
-            StrategyError: if there are any, with the reason.
-        """
-        for strategy in strategies if self.pieces is not None else ():
-            assert self.pieces is not None, "nothing is looked at otherwise"
-            if reason := self.pieces.obstacle(strategy):
-                raise StrategyError(strategy.name, reason)
 
     @contextmanager
     def _failure_named(self, strategies: Strategies) -> Iterator[None]:
@@ -199,31 +162,22 @@ class JobEvaluator:
             raise
         except Exception as error:
             names = dict.fromkeys(strategy.name for strategy in strategies)
-            new = [name for name in names if name not in self._recorded]
+            known = {strategy.name for members in self._recorded for strategy in members}
+            new = [name for name in names if name not in known]
             raise StrategyError(" + ".join(new or names), _failure(error)) from error
 
     def _prediction(self, strategies: Strategies, job: Job, recording: Recording) -> Prediction:
-        prediction = evaluate(
-            job,
-            recording,
-            self.device,
-            Plan(strategies=strategies),
-            budget_bytes=self.budget.num_bytes,
-            budget_of=self.budget.of,
-            times=self.times,
-        )
-        return replace(prediction, fits=self.budget.holds(prediction))
+        plan = Plan(strategies=strategies)
+        return evaluate(job, recording, self.device, plan, budget=self.budget, times=self.times)
 
     def _enough_samples(self, strategies: Strategies) -> int:
         """Return a batch of two micro-batches and the last one, which may be smaller."""
         whole = self.job.batch_size
         few = _FEW_PIECES_OF_LONG_STEPS if self.plain.is_long else _FEW_PIECES
-        for strategy in strategies:
-            if _cuts_the_loss(strategy):
-                size = strategy.micro_batch_size
-                if whole > few * size:
-                    return 2 * size + whole % size
-        return whole
+        split = splitting_of(strategies)
+        if split is None or split.keeps_batch_whole or whole <= few * split.micro_batch_size:
+            return whole
+        return 2 * split.micro_batch_size + whole % split.micro_batch_size
 
     def _lengthened(
         self, prediction: Prediction, recording: Recording, repeats: float
@@ -240,57 +194,55 @@ class JobEvaluator:
             process_bytes=prediction.process_bytes + more_bytes,
             step_seconds=once + (prediction.step_seconds - once) * repeats,
         )
-        judged = judge(longer, self.device, self.budget.num_bytes, self.budget.of)
-        return replace(judged, fits=self.budget.holds(judged))
+        fits = self.budget.holds(longer.bounded_bytes(), longer.host_bytes, longer.disk_bytes)
+        return replace(longer, fits=fits)
 
     def _seconds_of_update(self, recording: Recording) -> float:
         """Return how long the optimizer takes, which steps once whatever there is of pieces."""
         operations = recording.steady.operations
         return sum(self.times.seconds(o) for o in operations if o.phase is Phase.OPTIMIZER)
 
-    def _evaluated(
+    def _candidate(
         self,
         strategies: Strategies,
         prediction: Prediction,
         recording: Recording,
         repeats: float,
-    ) -> Evaluated:
+    ) -> Candidate:
         """Add what recomputing blocks would do, unless blocks are recomputed already."""
         names = {strategy.name for strategy in strategies}
         steady = recording.steady
         num_operators = self._num_new_operators(strategies, recording)
-        found = Evaluated(prediction=prediction, num_operators=num_operators)
-        if not self.may_recompute or ActivationCheckpointing.name in names:
+        found = Candidate(strategies=strategies, prediction=prediction, num_operators=num_operators)
+        if not self.space.may_recompute or ActivationCheckpointing.name in names:
             return found
         if _num_recomputed(strategies, 1):
             return found
         if conflict([*strategies, ActivationCheckpointing()]):
             return found
+        offload = ActivationOffload.name
+        may_offload = self.device.kind != CPU and self.space.offers(offload)
         link = self.device.value("link_bytes_per_second")
-        may_offload = self.may_offload and ActivationOffload.name not in names
-        chain = outline(
+        chain = chain_of(
             steady,
             rules_of(self.device),
             self.times.seconds,
-            link if may_offload else None,
+            link if may_offload and offload not in names else None,
         )
         return replace(found, refinements=_refinements(chain, strategies, prediction, repeats))
 
 
-def _cuts_the_loss(strategy: Strategy) -> TypeGuard[AbstractSplitting]:
-    """Return whether a strategy computes the loss on micro-batches."""
-    return isinstance(strategy, AbstractSplitting) and not strategy.keeps_batch_whole
-
-
 def _num_recomputed(strategies: Strategies, batch_size: int) -> int:
     """Count the pieces that a strategy runs again by itself; choosing blocks adds nothing then."""
-    splits = (s for s in strategies if isinstance(s, AbstractSplitting) and s.keeps_batch_whole)
-    return next((-(-batch_size // split.micro_batch_size) for split in splits), 0)
+    split = splitting_of(strategies)
+    if split is None or not split.keeps_batch_whole:
+        return 0
+    return -(-batch_size // split.micro_batch_size)
 
 
-def _recorded_of(strategies: Strategies) -> Strategies:
-    """Leave out what the allocator is told, which changes nothing that is recorded."""
-    return tuple(s for s in strategies if not isinstance(s, AllocatorConf))
+def _recorded_members(strategies: Strategies) -> Strategies:
+    """Leave out what changes nothing that is recorded, such as what the allocator is told."""
+    return tuple(strategy for strategy in strategies if strategy.is_recorded)
 
 
 def _failure(error: Exception) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memfit.planner.search.candidates import Strategies
-from memfit.planner.search.options import Choice, Choices
-from memfit.planner.search.queue import Node
+from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.tree import SearchNode
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
 
@@ -17,11 +17,11 @@ TOLERANCE = 0.02
 class Neighbours:
     """Give the combinations around one, leaving out what is in conflict or was refused."""
 
-    def __init__(self, choices: Choices, refused: Mapping[str, str]) -> None:
-        self._choices = choices
+    def __init__(self, space: SearchSpace, refused: Mapping[str, str]) -> None:
+        self._space = space
         self._refused = refused
 
-    def children(self, node: Node) -> Iterator[Node]:
+    def children(self, node: SearchNode) -> Iterator[SearchNode]:
         """Yield the combinations with one strategy or one halving more.
 
         Strategies are added to the whole batch, so that each combination is reached one way.
@@ -31,23 +31,23 @@ class Neighbours:
         if self._may_split_further(node):
             yield from self._split_once_more(node)
 
-    def smaller(self, node: Node) -> Iterator[Node]:
+    def smaller(self, node: SearchNode) -> Iterator[SearchNode]:
         """Yield whatever could be smaller than a node by one strategy or one halving."""
         yield from self._with_one_more(node)
-        if node.split < len(self._choices.splits):
+        if node.split < len(self._space.splits):
             yield from self._split_once_more(node)
 
-    def strongest(self) -> Iterator[Node]:
+    def strongest(self) -> Iterator[SearchNode]:
         """Yield the last settings of everything that goes together, on the whole batch and split.
 
         Whatever comes first keeps out what is in conflict with it.
         """
-        settings = [options[-1] for options in self._choices.fixed_size if options[-1] is not None]
+        settings = [options[-1] for options in self._space.options if options[-1] is not None]
         yield from self._node(_compatible(settings), 0)
-        splits = self._choices.splits
+        splits = self._space.splits
         for position in range(len(splits), 0, -1):
-            if self._choices.takes(splits[position - 1]):
-                split = splits[position - 1]
+            split = splits[position - 1]
+            if self._space.obstacle([split]) is None:
                 yield from self._node(_compatible([split, *settings]), position)
                 return
 
@@ -55,46 +55,48 @@ class Neighbours:
         """Return a combination with the next smaller micro-batch; None if there is none."""
         return next((node.strategies for node in self._smaller_pieces(strategies)), None)
 
-    def _smaller_pieces(self, strategies: Strategies, parent: Node | None = None) -> Iterator[Node]:
+    def _smaller_pieces(
+        self, strategies: Strategies, parent: SearchNode | None = None
+    ) -> Iterator[SearchNode]:
         """Yield the combination with the next smaller pieces that keep the results, if any."""
-        splits = self._choices.splits
+        splits = self._space.splits
         position = next((n for n, split in enumerate(splits, 1) if split in strategies), 0)
         whole = [member for member in strategies if member not in splits]
         for place, split in enumerate(splits[position:], position + 1):
-            if self._choices.takes(split):
+            if self._space.obstacle([split]) is None:
                 yield from self._node([*whole, split], place, parent)
                 return
 
-    def _with_one_more(self, node: Node) -> Iterator[Node]:
-        for options in self._choices.fixed_size:
+    def _with_one_more(self, node: SearchNode) -> Iterator[SearchNode]:
+        for options in self._space.options:
             others = [member for member in node.strategies if member not in options]
             present = [member for member in node.strategies if member in options]
             for option in _next_options(options, present):
                 yield from self._node((*others, option), node.split, node)
 
-    def _split_once_more(self, node: Node) -> Iterator[Node]:
+    def _split_once_more(self, node: SearchNode) -> Iterator[SearchNode]:
         yield from self._smaller_pieces(node.strategies, node)
 
     def _node(
-        self, members: Sequence[Strategy], split: int, parent: Node | None = None
-    ) -> Iterator[Node]:
+        self, members: Sequence[Strategy], split: int, parent: SearchNode | None = None
+    ) -> Iterator[SearchNode]:
         """Yield a node unless its strategies don't go together, or one of them was refused."""
         strategies = in_catalogue_order(members)
         is_refused = any(strategy.name in self._refused for strategy in strategies)
         if not is_refused and not conflict(strategies):
-            yield Node(strategies, split, parent)
+            yield SearchNode(strategies, split, parent)
 
-    def _may_split_further(self, node: Node) -> bool:
+    def _may_split_further(self, node: SearchNode) -> bool:
         """Return whether halving the micro-batch once more can still make it fit.
 
         The peak is convex in the micro-batch (a maximum of sums that are linear in it), so the
         line through two sizes bounds every smaller one from below.
         """
-        if node.split >= len(self._choices.splits):
+        if node.split >= len(self._space.splits):
             return False
         if node.parent is None or node.parent.split != node.split - 1 or node.split < 2:
             return True
-        mine, before = node.evaluated, node.parent.evaluated
+        mine, before = node.candidate, node.parent.candidate
         assert mine is not None, "only recorded nodes have children"
         assert before is not None, "only recorded nodes have children"
         least_bytes = 2 * mine.floor_bytes - before.floor_bytes
@@ -110,7 +112,9 @@ def _compatible(strategies: Iterable[Strategy]) -> list[Strategy]:
     return kept
 
 
-def _next_options(options: Sequence[Choice], present: Sequence[Strategy]) -> list[Strategy]:
+def _next_options(
+    options: Sequence[Strategy | None], present: Sequence[Strategy]
+) -> list[Strategy]:
     """Return the settings of one strategy to try next, besides the one that is there.
 
     Settings that can only cost time are ordered from the mildest, so each is tried after the one

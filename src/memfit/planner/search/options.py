@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 
 from memfit.errors import StrategyError, UsageError
 from memfit.figures import Refusal, RefusalKind
-from memfit.planner.search.splits import Pieces, Trial, may_be_unproved
+from memfit.planner.search.splits import SplitChecks, may_be_unproved
+from memfit.planner.trial import BatchTrial
 from memfit.strategies import CATALOGUE, strategy_class
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.facts import JobFacts
+from memfit.strategies.plan import splitting_of
 from memfit.trace.events import Phase, Trace
-
-Choice = Strategy | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """The planner's options.
+class SearchSpace:
+    """What a plan may be made of.
 
-    ``fixed_size`` holds, for each strategy, its settings and None for going without it; ``splits``
+    ``options`` holds, for each strategy, its settings and None for going without it; ``splits``
     the micro-batch settings from the largest to the smallest.
     """
 
-    fixed_size: tuple[tuple[Choice, ...], ...]
+    options: tuple[tuple[Strategy | None, ...], ...]
     splits: tuple[AbstractSplitting, ...]
     must_split: bool
     """Whether a micro-batch setting was required by name."""
@@ -34,23 +34,47 @@ class Choices:
     """Strategies left out."""
     may_recompute: bool = True
     """Whether blocks may be checkpointed, as the recorded step suggests."""
-    pieces: Pieces | None = field(default=None, compare=False)
+    split_checks: SplitChecks | None = field(default=None, compare=False)
     """Says which of the splits keep the results; None takes all of them."""
 
-    def takes(self, split: Strategy) -> bool:
-        """Return whether a batch may be cut that way; it is looked into when it is first asked."""
-        return self.pieces is None or self.pieces.takes(split)
+    @property
+    def required(self) -> list[Strategy]:
+        """Return the mildest settings of what every plan must have."""
+        return [options[0] for options in self.options if options[0] is not None]
+
+    def allows(self, strategies: Sequence[Strategy]) -> bool:
+        """Return whether a combination has the micro-batches that were required, if any were."""
+        return not self.must_split or any(s in self.splits for s in strategies)
+
+    def obstacle(self, strategies: Sequence[Strategy]) -> tuple[str, str] | None:
+        """Name the strategy whose micro-batches would not keep the results, and say why.
+
+        It is looked into when it is first asked.
+        """
+        split = splitting_of(strategies)
+        if self.split_checks is None or split is None:
+            return None
+        reason = self.split_checks.obstacle(split)
+        return None if reason is None else (split.name, reason)
+
+    def all_refused(self) -> tuple[Refusal, ...]:
+        """Return what was left out, with the micro-batches that were looked into and may not be."""
+        return (*self.refused, *self.refused_splits())
+
+    def refused_splits(self) -> tuple[Refusal, ...]:
+        """Return the micro-batches that were looked into and may not be taken."""
+        return () if self.split_checks is None else self.split_checks.refused()
 
     def offers(self, name: str) -> bool:
         """Return whether a strategy may be used."""
         return any(
             option is not None and option.name == name
-            for options in self.fixed_size
+            for options in self.options
             for option in options
         )
 
 
-def gather_choices(
+def search_space(
     facts: JobFacts,
     allow: Sequence[str] = (),
     require: Sequence[str] = (),
@@ -58,8 +82,8 @@ def gather_choices(
     *,
     may_use_disk: bool = False,
     calls_blocks_again: bool = False,
-    trial: Trial | None = None,
-) -> Choices:
+    trial: BatchTrial | None = None,
+) -> SearchSpace:
     """Ask every strategy of the catalogue for the settings it could have.
 
     Args:
@@ -77,7 +101,7 @@ def gather_choices(
         StrategyError: if a required strategy cannot apply.
     """
     _check_names(allow, require, forbid)
-    fixed: list[tuple[Choice, ...]] = []
+    fixed: list[tuple[Strategy | None, ...]] = []
     splits: list[AbstractSplitting] = []
     refused: list[Refusal] = []
     for strategy in CATALOGUE:
@@ -92,23 +116,22 @@ def gather_choices(
         if is_required and not options:
             none = "it has no settings for this job."
             raise StrategyError(strategy.name, none if refusal is None else refusal.sentence)
-        if issubclass(strategy, AbstractSplitting):
-            splits += [option for option in options if isinstance(option, AbstractSplitting)]
-        elif options and (
-            is_required or calls_blocks_again or strategy is not ActivationCheckpointing
-        ):
+        found = [option.splitting for option in options if option.splitting is not None]
+        splits += found
+        is_chosen_from_step = strategy is ActivationCheckpointing and not calls_blocks_again
+        if options and not found and (is_required or not is_chosen_from_step):
             fixed.append((*([] if is_required else [None]), *options))
     must_split = any(split.name in require for split in splits)
     if must_split:
         splits = [split for split in splits if split.name in require]
     unproved = may_be_unproved(CATALOGUE, allow, require)
-    return Choices(
-        fixed_size=tuple(fixed),
+    return SearchSpace(
+        options=tuple(fixed),
         splits=tuple(splits),
         must_split=must_split,
         refused=tuple(refused),
         may_recompute=ActivationCheckpointing.name not in forbid,
-        pieces=Pieces(splits, facts, unproved, trial),
+        split_checks=SplitChecks(splits, facts, unproved, trial),
     )
 
 
@@ -123,10 +146,7 @@ def _options(
     sentence = "there is nothing in this job that it could act on."
     for option in strategy.options(facts):
         # Whether pieces of some size keep the results is looked into when that size is considered.
-        if isinstance(option, AbstractSplitting):
-            obstacle = option.unsuited(facts)
-        else:
-            obstacle = option.obstacle(facts)
+        obstacle = option.unsuited(facts)
         if obstacle is None:
             options.append(option)
         else:
@@ -148,7 +168,7 @@ def _without_disk(
     strategy: type[Strategy], options: list[Strategy], refusal: Refusal | None
 ) -> tuple[list[Strategy], Refusal | None]:
     """Leave out what writes to disk."""
-    kept = [option for option in options if getattr(option, "to", "") != "disk"]
+    kept = [option for option in options if not option.needs_disk]
     if options and not kept:
         sentence = "only the disk is left to move tensors to; give it room with --disk SIZE."
         refusal = _refused(strategy, RefusalKind.NO_DISK, sentence)

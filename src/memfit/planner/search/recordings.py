@@ -5,38 +5,47 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.errors import StrategyError
-from memfit.planner.search.candidates import Candidate, Evaluated, Evaluator, Strategies
+from memfit.planner.search.candidates import Candidate, Evaluator, Strategies
+
+_MOST_EFFORT = 2
+"""As a multiple of the bound, what is given up on, though nothing that fits was found."""
 
 
-class Recorded:
-    """Record combinations, each once, and keep what that gave."""
+class Recordings:
+    """Record combinations, each once, and remember what that gave.
 
-    def __init__(self, evaluate: Evaluator) -> None:
+    ``most_operators`` bounds the effort: operators in everything that was recorded, which is what
+    planning spends its time on.
+    """
+
+    def __init__(self, evaluate: Evaluator, most_operators: float = float("inf")) -> None:
         self._evaluate = evaluate
-        self._evaluated: dict[Strategies, Evaluated] = {}
+        self._most_operators = most_operators
+        self._num_operators = 0
+        self.tried: dict[Strategies, Candidate] = {}
+        """Every combination that was recorded, in that order."""
         self.refused: dict[str, str] = {}
         """Strategies that turned out not to apply while they were recorded, with the reason."""
-        self.num_operators = 0
-        """Operators in everything that was recorded, which is what planning spends its time on."""
-
-    def __len__(self) -> int:
-        """Return the number of combinations."""
-        return len(self._evaluated)
 
     @property
-    def tried(self) -> dict[Strategies, Candidate]:
-        """Return every combination that was recorded, in that order."""
-        return {strategies: self._candidate(strategies) for strategies in self._evaluated}
+    def is_spent(self) -> bool:
+        """Return whether the effort was spent."""
+        return self._num_operators >= self._most_operators
 
-    def of(self, strategies: Strategies) -> Evaluated:
+    @property
+    def is_given_up(self) -> bool:
+        """Return whether it was spent so often that nothing more is looked for."""
+        return self._num_operators >= _MOST_EFFORT * self._most_operators
+
+    def of(self, strategies: Strategies) -> Candidate:
         """Record a combination, a few micro-batches of it where there are many.
 
         Raises:
             StrategyError: if it turns out not to apply.
         """
-        if strategies not in self._evaluated:
-            self._keep(strategies, self._evaluate.in_short(strategies))
-        return self._evaluated[strategies]
+        if strategies not in self.tried:
+            self._keep(self._evaluate.in_short(strategies))
+        return self.tried[strategies]
 
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record a combination with all of its micro-batches.
@@ -48,25 +57,17 @@ class Recorded:
         if not short.is_exact:
             # What many micro-batches would save by recomputing is estimated from a few of them.
             whole = self._evaluate.in_full(strategies)
-            whole = replace(whole, refinements=whole.refinements or short.refinements)
-            self._keep(strategies, whole)
-        return self._candidate(strategies)
+            self._keep(replace(whole, refinements=whole.refinements or short.refinements))
+        return self.tried[strategies]
 
     def attempt(self, strategies: Strategies, *, in_full: bool = False) -> Candidate | None:
-        """Record a combination; None, with the reason noted, if it turns out not to apply."""
+        """Record a combination; None, with the reason kept, if it turns out not to apply."""
         try:
-            if in_full:
-                return self.in_full(strategies)
-            self.of(strategies)
+            return self.in_full(strategies) if in_full else self.of(strategies)
         except StrategyError as error:
             self.refused[error.strategy] = error.reason
             return None
-        return self._candidate(strategies)
 
-    def _keep(self, strategies: Strategies, evaluated: Evaluated) -> None:
-        self._evaluated[strategies] = evaluated
-        self.num_operators += evaluated.num_operators
-
-    def _candidate(self, strategies: Strategies) -> Candidate:
-        prediction = self._evaluated[strategies].prediction
-        return Candidate(strategies=strategies, prediction=prediction)
+    def _keep(self, candidate: Candidate) -> None:
+        self.tried[candidate.strategies] = candidate
+        self._num_operators += candidate.num_operators

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from memfit.analysis.separability import Separability
 from memfit.errors import StrategyError
 from memfit.figures import Refusal, RefusalKind
+from memfit.planner.trial import BatchTrial
 from memfit.separation.batch_conditions import broken_condition
 from memfit.session.batches import real_batch
 from memfit.session.deterministic_draws import untouched_randomness
@@ -17,12 +18,10 @@ from memfit.strategies import CATALOGUE
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.facts import JobFacts
 
-Trial = Callable[[AbstractSplitting, Separability], Separability]
-"""Settles on a real batch whether pieces keep the results, where that could not be followed."""
 _EXACT_WAY = "cached-gradients"
 
 
-class Pieces:
+class SplitChecks:
     """Say which of some ways to cut a batch keep the results, or may be taken nevertheless.
 
     Args:
@@ -37,7 +36,7 @@ class Pieces:
         splits: Sequence[AbstractSplitting],
         facts: JobFacts,
         allowed: frozenset[str] = frozenset(),
-        trial: Trial | None = None,
+        trial: BatchTrial | None = None,
     ) -> None:
         self._splits = splits
         self._facts = facts
@@ -46,14 +45,8 @@ class Pieces:
         self._batch: Any = None
         self._reasons: dict[AbstractSplitting, str | None] = {}
 
-    def takes(self, split: Strategy) -> bool:
-        """Return whether a batch may be cut that way."""
-        return self.obstacle(split) is None
-
-    def obstacle(self, split: Strategy) -> str | None:
+    def obstacle(self, split: AbstractSplitting) -> str | None:
         """Say why a batch may not be cut that way; None if it may."""
-        if not isinstance(split, AbstractSplitting):
-            return None
         if split not in self._reasons:
             self._reasons[split] = self._better(split) or self._looked_into(split)
         return self._reasons[split]
@@ -64,7 +57,8 @@ class Pieces:
         Raises:
             StrategyError: if no size of any strategy may be taken.
         """
-        if self._splits and not any(self.takes(split) for split in self._splits):
+        reasons = (self.obstacle(split) for split in self._splits)
+        if self._splits and all(reason is not None for reason in reasons):
             first = self._splits[0]
             raise StrategyError(first.name, self.obstacle(first) or "")
 
@@ -96,7 +90,7 @@ class Pieces:
         for other in self._splits:
             if other.name == split.name:
                 return None
-            if self.takes(other):
+            if self.obstacle(other) is None:
                 return f"{other.name} does the same with less work."
         return None
 

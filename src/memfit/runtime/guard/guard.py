@@ -18,6 +18,7 @@ from memfit.errors import (
     BatchChangedError,
     LostContextError,
     MemfitError,
+    NoSmallerPlanError,
     NotPutBackError,
     OtherRankError,
     OutOfMemoryAfterAllError,
@@ -227,7 +228,7 @@ class Guard:
         plan, reason = self._steps.plan, None
         try:
             self._steps.take_smaller_plan()
-        except StrategyError as error:
+        except NoSmallerPlanError as error:
             reason = error.reason
         said = self._ranks.exchange(int(reason is not None), self._steps.plan.checksum())
         if reason is not None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memfit.errors import StrategyError
 from memfit.forward_state import ForwardState
-from memfit.live_state.torch_context import Surroundings
+from memfit.live_state.torch_context import TorchContext
 from memfit.session.block_names import first_few
 from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
@@ -229,15 +229,15 @@ class TiledCall:
         self._is_over_tokens = dims.dims[0] == 0
         # Tokens are laid out in one line, as the last dimension but one.
         self._dim = dims.dims[-1]
-        self._surroundings: Surroundings | None = None
+        self._context: TorchContext | None = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Compute the output."""
-        self._surroundings = Surroundings.here(inputs, draws=self._draws)
+        self._context = TorchContext.here(inputs, draws=self._draws)
         line = self._in_line(inputs)
         out: torch.Tensor | None = None
         # Copies of weights that autocast makes without gradients must not be found by others.
-        with self._surroundings.autocast(cache_enabled=False):
+        with self._context.autocast(cache_enabled=False):
             for tile in self._tiles(line):
                 part = tile.kept(self._call(tile.seen(line, self._dim)), self._dim)
                 if out is None:
@@ -256,8 +256,8 @@ class TiledCall:
         if needs_inputs:
             make = torch.zeros_like if self._halo else torch.empty_like
             grad_inputs = make(line)
-        assert self._surroundings is not None, "forward comes first"
-        with self._surroundings.again():
+        assert self._context is not None, "forward comes first"
+        with self._context.again():
             for tile in self._tiles(line):
                 leaf = tile.seen(line, self._dim).detach().requires_grad_(needs_inputs)
                 with torch.enable_grad():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -42,9 +42,8 @@ class SameStart:
             "batch function": job.batch,
         }
         self._used = LiveState(used)
-        tensors = tensors_of(self._used)
-        self._tensors = [("a tensor", tensor) for tensor in tensors]
-        everything = LiveState({**used, **others}, leave_out=tensors, most_bytes=sys.maxsize)
+        self._tensors = tensors_of(self._used)
+        everything = LiveState({**used, **others}, leave_out=self._tensors, most_bytes=sys.maxsize)
         self._begin = everything.snapshot()
         self.obstacles: tuple[Obstacle, ...] = self._used.obstacles
         """What steps can change and nothing can put back."""
@@ -63,13 +62,10 @@ class SameStart:
         Raises:
             HeldTensorError: if a tensor cannot be replaced.
         """
-        stand_ins = StandIns(partial(_copied, dtype=dtype))
         try:
-            stand_ins.take_places(self._tensors)
-            stand_ins.settle()
-            yield self._new_session()
+            with copies_in_place(self._tensors, dtype):
+                yield self._new_session()
         finally:
-            stand_ins.put_back()
             self._begin.restore()
 
     def left_behind(self, session: Session) -> LeftBehind:
@@ -89,6 +85,22 @@ class SameStart:
             gradient_pass=begin.gradient_pass,
             micro_batch_size=begin.micro_batch_size,
         )
+
+
+@contextmanager
+def copies_in_place(tensors: Iterable[torch.Tensor], dtype: torch.dtype | None) -> Iterator[None]:
+    """Have copies stand in for tensors, converted where a type is asked for.
+
+    Raises:
+        HeldTensorError: if a tensor cannot be replaced.
+    """
+    stand_ins = StandIns(partial(_copied, dtype=dtype))
+    try:
+        stand_ins.take_places(("a tensor", tensor) for tensor in tensors)
+        stand_ins.settle()
+        yield
+    finally:
+        stand_ins.put_back()
 
 
 def _copied(flat: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

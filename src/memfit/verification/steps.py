@@ -1,4 +1,4 @@
-"""Runs the same steps twice, and says how far the outcomes are apart."""
+"""Runs the same steps twice, and says how far the results are apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_SKIPPED = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResults:
     """What some steps left behind: loss and gradients of the first, the rest after the last."""
 
     loss: torch.Tensor
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """How far one outcome is from another: largest relative errors, as fractions."""
+    """How far results are from those of other steps: largest relative errors, as fractions."""
 
     loss: float
     gradient: float
@@ -73,14 +73,14 @@ class Errors:
         return max(self.loss, self.gradient, self.parameter, self.buffer, self.effect)
 
 
-def carry_out(
+def run_steps(
     session: Session,
     plan: Plan,
     batch: Any,
     *,
     num_steps: int,
     read: Callable[[Session], LeftBehind] | None = None,
-) -> Outcome:
+) -> StepResults:
     """Run steps of a session under a plan, all on one batch.
 
     Args:
@@ -115,7 +115,7 @@ def carry_out(
     run.close()
     for handle in handles:
         handle.remove()
-    return Outcome(
+    return StepResults(
         loss=loss,
         gradients=of_first,
         parameters={name: value.detach() for name, value in session.model.named_parameters()},
@@ -147,8 +147,10 @@ def _was_skipped(model: torch.nn.Module, gradients: Tensors) -> bool:
     return all(bool(value.isfinite().all()) for value in model.parameters())
 
 
-def compare(found: Outcome, expected: Outcome, *, without: frozenset[str] = frozenset()) -> Errors:
-    """Return how far one outcome is from the expected one, without some things left behind."""
+def compare(
+    found: StepResults, expected: StepResults, *, without: frozenset[str] = frozenset()
+) -> Errors:
+    """Return how far results are from the expected ones, without some things left behind."""
     found = replace(found, left=left_without(found.left, without))
     expected = replace(expected, left=left_without(expected.left, without))
     gap = float((found.loss.double() - expected.loss.double()).abs())
@@ -177,7 +179,7 @@ def compare(found: Outcome, expected: Outcome, *, without: frozenset[str] = froz
     )
 
 
-def _kinds(found: Outcome, expected: Outcome) -> dict[str, tuple[Tensors, Tensors]]:
+def _kinds(found: StepResults, expected: StepResults) -> dict[str, tuple[Tensors, Tensors]]:
     return {
         "gradient of": (found.gradients, expected.gradients),
         "parameter": (found.parameters, expected.parameters),
@@ -186,17 +188,17 @@ def _kinds(found: Outcome, expected: Outcome) -> dict[str, tuple[Tensors, Tensor
     }
 
 
-def slope_error(outcome_at: Callable[[float, Tensors], Outcome]) -> float:
+def slope_error(results_at: Callable[[float, Tensors], StepResults]) -> float:
     """Return how far a gradient is from the slope of the loss along it.
 
     All losses are computed in fp64 and with the same random draws. An activation that is computed
     again with other draws than the first time shows: the gradient is then that of no loss at all.
 
     Args:
-        outcome_at: gives the outcome of a step from parameters that were moved so many times a
+        results_at: gives the results of a step from parameters that were moved so many times a
             direction; what the direction does not name stays.
     """
-    here = outcome_at(0.0, {})
+    here = results_at(0.0, {})
     gradient = here.gradients
     norm = math.hypot(*norms_of(gradient).values())
     if norm == 0.0:
@@ -205,7 +207,7 @@ def slope_error(outcome_at: Callable[[float, Tensors], Outcome]) -> float:
         _LOSS_CHANGE * max(abs(float(here.loss)), SMALLEST) / norm**2,
         _PARAMETER_CHANGE * math.hypot(*norms_of(here.parameters).values()) / norm,
     )
-    rise = float(outcome_at(step, gradient).loss) - float(outcome_at(-step, gradient).loss)
+    rise = float(results_at(step, gradient).loss) - float(results_at(-step, gradient).loss)
     return as_error(abs(rise / (2.0 * step) - norm**2), norm**2)
 
 

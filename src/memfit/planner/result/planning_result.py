@@ -1,0 +1,30 @@
+"""What planning found: the plan to run, and everything that lies around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memfit.figures import Approximation, ConsideredPlan, ParetoPoint, Refusal, Remedy
+from memfit.strategies.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningResult(Plan):
+    """The plan that was chosen, with what the search learned on its way.
+
+    It is a plan itself, so it can be run, verified and saved; a file keeps the plan alone.
+    """
+
+    considered: Sequence[ConsideredPlan] = ()
+    """Every plan that was recorded, the chosen one first."""
+    pareto: Sequence[ParetoPoint] = ()
+    """The trade of memory against time around the plan, fastest first."""
+    approximations: Sequence[Approximation] = ()
+    """What the plan would take with one strategy more, each of a kind that was not allowed."""
+    remedies: Sequence[Remedy] = ()
+    """What each strategy of the catalogue could remove at most, largest first."""
+    notes: Sequence[str] = ()
+    """What could not be found out."""
+    refused: Sequence[Refusal] = ()
+    """Strategies that were left out of the search."""

@@ -1,0 +1,93 @@
+"""The combinations that the search has opened, and what their members were seen to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memfit.planner.search.candidates import Candidate, Refinement, Strategies
+from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.recordings import Recordings
+from memfit.strategies.base import Strategy
+
+
+@dataclass(slots=True, eq=False)
+class SearchNode:
+    """A combination without recomputation."""
+
+    strategies: Strategies
+    split: int
+    """How often the batch is halved."""
+    parent: SearchNode | None
+    candidate: Candidate | None = None
+    """What recording it gave when it was opened."""
+    correction_bytes: int | None = None
+    """What the last recorded refinement took more than was estimated; None before there is one."""
+    skipped: list[Refinement] = field(default_factory=list)
+    """Refinements that were not recorded, because they were estimated to be too large."""
+
+    @property
+    def root(self) -> SearchNode:
+        """Return the node that it comes from, one strategy or halving at a time."""
+        return self if self.parent is None else self.parent.root
+
+
+class SearchTree:
+    """Open nodes, and learn from each what its new member costs and saves."""
+
+    def __init__(self, recordings: Recordings, space: SearchSpace) -> None:
+        self._recordings = recordings
+        self._space = space
+        self.nodes: list[SearchNode] = []
+        self._time_ratios: dict[Strategy, float] = {}
+        self._savings_bytes: dict[Strategy, int] = {}
+
+    def refinements(self) -> Iterator[Refinement]:
+        """Yield every refinement that was estimated, recorded or not."""
+        for node in self.nodes:
+            if node.candidate is not None:
+                yield from node.candidate.refinements
+
+    def open(self, node: SearchNode) -> bool:
+        """Record a node; False if it cannot be smaller than the node it came from."""
+        mine = self._recordings.attempt(node.strategies)
+        if mine is None:
+            return False
+        node.candidate = mine
+        if node not in self.nodes:
+            self.nodes.append(node)
+        if node.parent is None or node.parent.candidate is None:
+            return True
+        if self._space.must_split and node.split == 1:
+            return True
+        before = node.parent.candidate
+        for added in set(node.strategies) - set(node.parent.strategies) - set(self._time_ratios):
+            # The others were added before, so what each of them costs is known.
+            ratio = mine.prediction.step_seconds / self.expected_seconds(node)
+            self._time_ratios[added] = ratio
+            self._savings_bytes[added] = before.floor_bytes - mine.floor_bytes
+        return mine.peak_bytes < before.peak_bytes or mine.floor_bytes < before.floor_bytes
+
+    def expected_seconds(self, node: SearchNode) -> float:
+        """Multiply the root's time by what each further member was seen to cost."""
+        root = node.root
+        seconds = self._recordings.of(root.strategies).prediction.step_seconds
+        for member in node.strategies:
+            if member not in root.strategies:
+                seconds *= self._time_ratios.get(member, 1.0)
+        return seconds
+
+    def expected_floor_bytes(self, node: SearchNode) -> int:
+        """Estimate the smallest peak of a combination; nothing is known of what is new in it."""
+        if node.parent is None or node.parent.candidate is None:
+            return 0
+        added = set(node.strategies) - set(node.parent.strategies)
+        if not added <= set(self._savings_bytes):
+            return 0
+        saved_bytes = sum(self._savings_bytes[strategy] for strategy in added)
+        return node.parent.candidate.floor_bytes - saved_bytes
+
+    def floor(self, node: SearchNode) -> tuple[bool, int]:
+        """Order nodes by the smallest peak to be expected; what is not allowed comes last."""
+        floor_bytes = self._recordings.of(node.strategies).floor_bytes
+        return not self._space.allows(node.strategies), floor_bytes

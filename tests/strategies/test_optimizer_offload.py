@@ -225,6 +225,7 @@ def test_a_saved_state_has_no_more_bytes_than_its_values(tmp_path):
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_heap", "unhurried_log")
 @pytest.mark.parametrize("others", [(), (OptimizerInBackward(),)], ids=["alone", "in backward"])
 def test_wherever_a_step_fails_training_ends_as_if_it_had_not(others):
@@ -373,6 +374,7 @@ def test_impossible_settings_are_refused(settings, reason):
         OptimizerOffload(**settings)
 
 
+@pytest.mark.slow
 def test_the_planner_moves_states_where_nothing_else_fits():
     job = large_parameters()
     plain = memfit.predict(job)

@@ -162,6 +162,7 @@ def _layer(mode: str) -> Operator:
     ) -> Any:
         rows = data if input is None else input
         assert rows is not None, "the schema has one or the other"
+        rows_by_step = [] if batch_sizes is None else batch_sizes.tolist()
         hidden, cell = (hx, None) if isinstance(hx, torch.Tensor) else hx
         hidden_size = int(hidden.shape[2] if cell is None else cell.shape[2])
         proj_size = int(hidden.shape[2]) if hidden.shape[2] != hidden_size else 0
@@ -181,7 +182,7 @@ def _layer(mode: str) -> Operator:
             dropout if train else 0.0,
             train,
             bidirectional,
-            [] if batch_sizes is None else batch_sizes.tolist(),
+            rows_by_step,
             None,
         )
         return (output, last_hidden) if cell is None else (output, last_hidden, last_cell)

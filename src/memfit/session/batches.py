@@ -62,19 +62,6 @@ class BatchLayout:
             ]
             yield tree_unflatten(pieces, self.spec), count
 
-    def selection(self, batch: Any, samples: Sequence[int]) -> Any:
-        """Return a batch of some samples of a batch, by their numbers, as copies."""
-        pieces = [
-            leaf
-            if place is None
-            else torch.cat(
-                [leaf.narrow(place.dim, i * place.per_sample, place.per_sample) for i in samples],
-                place.dim,
-            )
-            for leaf, place in zip(self._leaves(batch), self.dims, strict=True)
-        ]
-        return tree_unflatten(pieces, self.spec)
-
     def name_of(self, leaf: int) -> str:
         """Name a leaf as Python would reach it: ``batch['labels']``."""
         numbered = tree_unflatten([*range(len(self.dims))], self.spec)

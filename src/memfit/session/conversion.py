@@ -20,11 +20,6 @@ def copied(values: Any) -> Any:
     return tree_map_only(torch.Tensor, torch.clone, values)
 
 
-def convert_model(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Turn a model's floating-point and complex tensors into another precision, in place."""
-    model._apply(lambda tensor: _one_converted(tensor, dtype))
-
-
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Have tensors made inside in this type where none is asked for."""

@@ -17,9 +17,9 @@ import memfit
 from memfit import GuardSettings, Plan
 from memfit.errors import MemfitWarning, UpdateCutError
 from memfit.runtime.largest_batch import largest_batch
+from memfit.strategies import pure_bf16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
-from memfit.strategies.pure_bf16 import strategy as pure_bf16
 
 pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 

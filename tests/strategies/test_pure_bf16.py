@@ -17,6 +17,7 @@ from memfit.errors import StrategyError
 from memfit.prediction.recording import record
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
+from memfit.strategies import pure_bf16
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
@@ -24,7 +25,6 @@ from memfit.strategies.compatibility import clash
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
-from memfit.strategies.pure_bf16 import strategy as pure_bf16
 from memfit.strategies.pure_bf16.rounding import RoundedStep, StochasticRounding
 from memfit.trace.events import Category
 

@@ -18,12 +18,12 @@ from memfit import Job, Plan
 from memfit.errors import StrategyError
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
+from memfit.strategies import tiling
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.tiling import TileableBlocks, TiledForward, Tiling, tiles
-from memfit.strategies.tiling import strategy as tiling
 
 EXACT = 1e-12
 

@@ -25,7 +25,7 @@ def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -
     seconds = spill.file_bytes / DISK_BYTES_PER_SECOND
     if spill.link_bytes:
         seconds += spill.link_bytes / device.value("link_bytes_per_second")
-    if spill.out_bytes:
+    if spill.out_bytes and spill.is_beside_compute:
         seconds += _blocks_wait_seconds(recording, device, times)
     return seconds
 

@@ -42,6 +42,8 @@ class Spill:
     """Bytes that left the device, by the module that they belong to, first one first."""
     in_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes that came back, by the module that they belong to."""
+    is_beside_compute: bool = False
+    """Whether these go over the link while blocks compute, and not to disk."""
     link_bytes: int = 0
     """Bytes that were copied to the host or back while nothing was computed."""
     file_bytes: int = 0
@@ -84,8 +86,9 @@ class Spill:
         else:
             self.link_bytes += num_bytes
 
-    def note_out(self, module: str, num_bytes: int) -> None:
+    def note_out(self, module: str, num_bytes: int, *, is_on_disk: bool) -> None:
         """Count bytes of a module that left the device."""
+        self.is_beside_compute = not is_on_disk
         self.out_bytes[module] = self.out_bytes.get(module, 0) + num_bytes
 
     def note_in(self, module: str, num_bytes: int) -> None:

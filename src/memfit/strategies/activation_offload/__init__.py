@@ -110,8 +110,8 @@ class _Moved:
         """Begin to move it out."""
         if self._kept is None and self._flat is not None:
             self._kept = self._storage.send(self._flat)
-            if not self._storage.is_on_disk:
-                self._spill.note_out(self._module, self._num_bytes)
+            on_disk = self._storage.is_on_disk
+            self._spill.note_out(self._module, self._num_bytes, is_on_disk=on_disk)
             weakref.finalize(self, self._storage.forget, self._kept).atexit = False
             if not self._storage.comes_ahead:
                 self.settle()
@@ -160,8 +160,7 @@ class _Moved:
         assert self._kept is not None, "only what was sent is not here"
         self._flat = self._storage.bring(self._kept)
         self._is_arriving = True
-        if not self._storage.is_on_disk:
-            self._spill.note_in(self._module, self._num_bytes)
+        self._spill.note_in(self._module, self._num_bytes)
         return self._flat
 
 

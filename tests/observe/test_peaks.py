@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -73,6 +75,7 @@ def test_each_storage_counts_once_whoever_shares_it():
 
 
 def test_what_lives_is_counted_by_storages():
+    gc.collect()  # what other tests have left would go in between
     before_bytes = living_bytes()
     kept = torch.zeros(1000, 1000)
     parameter = torch.nn.Parameter(kept)

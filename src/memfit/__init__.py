@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from memfit._version import __version__ as __version__
-
 if TYPE_CHECKING:
+    from memfit._version import __version__ as __version__
     from memfit.errors import MemfitError as MemfitError
     from memfit.errors import MemfitWarning as MemfitWarning
     from memfit.figures import Measurement as Measurement
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 # Resolved on first use, so that `memfit --help` never imports torch.
 _HOMES = {
+    "__version__": "memfit._version",
     "Attached": "memfit.runtime.attach",
     "EnforcedBudget": "memfit.observe.enforced_budget",
     "GuardSettings": "memfit.runtime.guard.guard",

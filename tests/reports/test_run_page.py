@@ -58,7 +58,7 @@ KEY_TEXTS = {
         *("2.125", "1.75", "0.125", "0.25", "1 min 01 s", "1 min 02 s"),
         *("0.3251", "hits.at_1", "0.237", "2 min 03 s", "conve on <FB15k-237>"),
         *(row.reason for row in TRAINING.considered),
-        "Fits the budget of 2.00 GiB: peak allocated 1.50 GiB",
+        "The run stayed within the budget of 2.00 GiB: measured peak allocated 1.55 GiB",
         TRAINING.command,
     ),
     "two-ranks": ("Out of memory", "7.20 GiB", "5.80 GiB", "rank 1, the highest of 2"),
@@ -190,7 +190,7 @@ def test_a_run_above_its_budget_is_not_called_fitting(tmp_path):
     text = body_text(page)
     assert '<p class="verdict bad">' in page
     assert "The run went above the budget of 2.00 GiB: measured peak allocated 3.00 GiB" in text
-    assert "Fits the budget" not in text
+    assert "stayed within" not in text
 
 
 def test_a_training_that_goes_on_has_a_page(tmp_path):

@@ -92,12 +92,14 @@ def _open_verdict(report: RunReport) -> Verdict:
 def budget_verdict(training: Training) -> tuple[str, str]:
     """Return the tone and the sentence of a training's budget; measured overrules predicted."""
     planned, budget_bytes, found = training.planned, training.budget_bytes, training.found_bytes
-    if not found or budget_bytes is None or found <= budget_bytes:
+    if not found or budget_bytes is None:
         return TONES[is_within(planned, budget_bytes)], fits_sentence(planned, budget_bytes)
-    return "bad", (
-        f"The run went above the budget of {format_bytes(budget_bytes)}: measured "
+    is_kept = found <= budget_bytes
+    went, rest = ("stayed within", "to spare") if is_kept else ("went above", "too much")
+    return TONES[is_kept], (
+        f"The run {went} the budget of {format_bytes(budget_bytes)}: measured "
         f"{FIGURE_NAMES[planned.budget_of]} {format_bytes(found)}, "
-        f"{format_bytes(found - budget_bytes)} too much; predicted "
+        f"{format_bytes(abs(budget_bytes - found))} {rest}; predicted "
         f"{format_bytes(planned.bounded_bytes())}."
     )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import wraps
+from typing import Any, Literal
 
+from exactness.parts import make_job
 from memfit import Job
 
 Adds = Literal["mean", "sum", "groups", "no"]
@@ -99,5 +101,24 @@ class Theme:
                 )
             )
             return build
+
+        return collect
+
+    def loss(
+        self,
+        model: Callable[[], Any],
+        batch: Callable[[int], Any],
+        batch_size: int = 16,
+        **declared: Any,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Make a case of a loss function; what it declares is that of ``case``."""
+
+        def collect(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def build() -> Job:
+                return make_job(model, batch, function, batch_size)
+
+            self.case(**declared)(build)
+            return function
 
         return collect

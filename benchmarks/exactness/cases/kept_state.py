@@ -7,19 +7,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import classifier, encoder, labelled, make_job, vectors
+from exactness.parts import (
+    classifier,
+    cross_entropy,
+    encoder,
+    labelled,
+    make_job,
+    two_blocks,
+    vectors,
+)
 
 theme = Theme("blind")
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-def two_blocks(make):
-    """Stack two blocks and a head."""
-    return lambda: nn.Sequential(nn.Sequential(make(), make()), nn.Linear(12, 4))
 
 
 @theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import classifier, images, labelled, make_job
+from exactness.parts import classifier, cross_entropy, labelled, labelled_images, make_job
 
 theme = Theme("public")
 
@@ -84,10 +84,6 @@ class StandardisedConv(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride, self.padding)
 
 
-def labelled_images(size):
-    return images(size), labelled(size)[1]
-
-
 def head(width):
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
 
@@ -101,7 +97,7 @@ def weight_standardisation_by_batch_norm():
             StandardisedConv(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), head(6)
         )
 
-    return make_job(model, labelled_images, lambda m, b: F.cross_entropy(m(b[0]), b[1]), 8)
+    return make_job(model, labelled_images, cross_entropy, 8)
 
 
 class EvoNorm(nn.Module):
@@ -130,7 +126,7 @@ def evo_norm_of_the_batch():
     def model():
         return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), EvoNorm(), head(6))
 
-    return make_job(model, labelled_images, lambda m, b: F.cross_entropy(m(b[0]), b[1]), 8)
+    return make_job(model, labelled_images, cross_entropy, 8)
 
 
 class ResponseNorm(nn.Module):
@@ -151,7 +147,7 @@ def response_norms_of_each_image():
     def model():
         return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), ResponseNorm(), head(6))
 
-    return make_job(model, labelled_images, lambda m, b: F.cross_entropy(m(b[0]), b[1]), 8)
+    return make_job(model, labelled_images, cross_entropy, 8)
 
 
 @theme.case(
@@ -174,7 +170,7 @@ def patch_dropout():
     def batch(size):
         return torch.randn(size, 6, 12), labelled(size)[1]
 
-    return make_job(Patches, batch, lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    return make_job(Patches, batch, cross_entropy)
 
 
 @theme.case(source="kekmodel/FixMatch-pytorch train.py")

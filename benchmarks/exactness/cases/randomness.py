@@ -10,14 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import classifier, encoder, labelled, make_job, vectors
+from exactness.parts import Modules, classifier, cross_entropy, encoder, labelled, make_job, vectors
 
 theme = Theme("blind")
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
 
 
 class Masked(nn.Module):
@@ -168,16 +163,12 @@ def drop_path_for_the_whole_batch():
     return make_job(two_blocks(mask), labelled, cross_entropy)
 
 
-@theme.case(draws="shared")
-def variational_dropout_over_features():
+@theme.loss(classifier, labelled, draws="shared")
+def variational_dropout_over_features(model, batch):
     """One mask of the features for all samples."""
-
-    def loss(model, batch):
-        x, y = batch
-        mask = torch.bernoulli(torch.full((1, x.shape[1]), 0.8)) / 0.8
-        return F.cross_entropy(model(x * mask), y)
-
-    return make_job(classifier, labelled, loss)
+    x, y = batch
+    mask = torch.bernoulli(torch.full((1, x.shape[1]), 0.8)) / 0.8
+    return F.cross_entropy(model(x * mask), y)
 
 
 @theme.case(draws="shared")
@@ -197,45 +188,30 @@ def noise_on_weights():
     return make_job(Bayesian, labelled, cross_entropy)
 
 
-@theme.case(draws="per-sample")
-def noise_on_inputs():
+@theme.loss(lambda: encoder(12), vectors, draws="per-sample")
+def noise_on_inputs(model, x):
     """Denoising autoencoder."""
-
-    def loss(model, x):
-        return F.mse_loss(model(x + 0.3 * torch.randn_like(x)), x)
-
-    return make_job(lambda: encoder(12), vectors, loss)
+    return F.mse_loss(model(x + 0.3 * torch.randn_like(x)), x)
 
 
-@theme.case(adds="no", draws="shared")
-def mixup_with_a_permutation():
+@theme.loss(classifier, labelled, adds="no", draws="shared")
+def mixup_with_a_permutation(model, batch):
     """Mixup within the loss: samples are mixed with a permutation of the batch."""
-
-    def loss(model, batch):
-        x, y = batch
-        share = float(np.random.beta(0.4, 0.4))
-        order = torch.randperm(len(x))
-        logits = model(share * x + (1 - share) * x[order])
-        return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
-
-    return make_job(classifier, labelled, loss)
+    x, y = batch
+    share = float(np.random.beta(0.4, 0.4))
+    order = torch.randperm(len(x))
+    logits = model(share * x + (1 - share) * x[order])
+    return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
 
 
-@theme.case(adds="no")
-def mixup_with_the_reverse():
+@theme.loss(classifier, lambda size: (*labelled(size), torch.rand(size, 1) * 0.5), adds="no")
+def mixup_with_the_reverse(model, batch):
     """Mixup with the batch in reverse order and a share per sample from the loader."""
-
-    def batch(size):
-        return (*labelled(size), torch.rand(size, 1) * 0.5)
-
-    def loss(model, batch):
-        x, y, share = batch
-        logits = model((1 - share) * x + share * x.flip(0))
-        losses = F.cross_entropy(logits, y, reduction="none")
-        others = F.cross_entropy(logits, y.flip(0), reduction="none")
-        return ((1 - share[:, 0]) * losses + share[:, 0] * others).mean()
-
-    return make_job(classifier, batch, loss)
+    x, y, share = batch
+    logits = model((1 - share) * x + share * x.flip(0))
+    losses = F.cross_entropy(logits, y, reduction="none")
+    others = F.cross_entropy(logits, y.flip(0), reduction="none")
+    return ((1 - share[:, 0]) * losses + share[:, 0] * others).mean()
 
 
 @theme.case(draws="per-sample")
@@ -253,54 +229,36 @@ def gumbel_softmax():
     return make_job(Categorical, vectors, lambda m, x: F.mse_loss(m(x), x))
 
 
-@theme.case(draws="per-sample")
-def policy_gradient_with_drawn_actions():
+@theme.loss(classifier, vectors, draws="per-sample")
+def policy_gradient_with_drawn_actions(model, x):
     """REINFORCE: actions are drawn in the loss."""
-
-    def loss(model, x):
-        policy = torch.distributions.Categorical(logits=model(x))
-        action = policy.sample()
-        reward = (action == x[:, :4].argmax(1)).to(x.dtype)
-        return -(policy.log_prob(action) * reward).mean() - 0.01 * policy.entropy().mean()
-
-    return make_job(classifier, vectors, loss)
+    policy = torch.distributions.Categorical(logits=model(x))
+    action = policy.sample()
+    reward = (action == x[:, :4].argmax(1)).to(x.dtype)
+    return -(policy.log_prob(action) * reward).mean() - 0.01 * policy.entropy().mean()
 
 
-@theme.case(draws="shared")
-def negatives_drawn_for_the_batch():
+def items():
+    return Modules(encode=encoder(), items=nn.Embedding(40, 8))
+
+
+@theme.loss(items, labelled, draws="shared")
+def negatives_drawn_for_the_batch(model, batch):
     """Sampled softmax: the same drawn negatives for all samples."""
-
-    class Items(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encode, self.items = encoder(), nn.Embedding(40, 8)
-
-    def loss(model, batch):
-        x, y = batch
-        z = model.encode(x)
-        negatives = torch.randint(0, 40, (6,))
-        positive = (z * model.items(y)).sum(1, keepdim=True)
-        logits = torch.cat([positive, z @ model.items(negatives).T], dim=1)
-        return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
-
-    return make_job(Items, labelled, loss)
+    x, y = batch
+    z = model.encode(x)
+    negatives = torch.randint(0, 40, (6,))
+    positive = (z * model.items(y)).sum(1, keepdim=True)
+    logits = torch.cat([positive, z @ model.items(negatives).T], dim=1)
+    return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
 
 
-@theme.case(draws="per-sample")
-def negatives_drawn_for_each_sample():
+@theme.loss(items, labelled, draws="per-sample")
+def negatives_drawn_for_each_sample(model, batch):
     """Sampled softmax with negatives of each sample's own."""
-
-    class Items(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encode, self.items = encoder(), nn.Embedding(40, 8)
-
-    def loss(model, batch):
-        x, y = batch
-        z = model.encode(x)
-        negatives = model.items(torch.randint(0, 40, (len(x), 6)))
-        positive = (z * model.items(y)).sum(1, keepdim=True)
-        logits = torch.cat([positive, torch.einsum("bd,bnd->bn", z, negatives)], dim=1)
-        return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
-
-    return make_job(Items, labelled, loss)
+    x, y = batch
+    z = model.encode(x)
+    negatives = model.items(torch.randint(0, 40, (len(x), 6)))
+    positive = (z * model.items(y)).sum(1, keepdim=True)
+    logits = torch.cat([positive, torch.einsum("bd,bnd->bn", z, negatives)], dim=1)
+    return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))

@@ -7,19 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import images, labelled, make_job
+from exactness.parts import cross_entropy, images, labelled, make_job, two_blocks
 
 theme = Theme("blind")
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-def two_blocks(make):
-    """Stack two blocks and a head."""
-    return lambda: nn.Sequential(nn.Sequential(make(), make()), nn.Linear(12, 4))
 
 
 class WithNorm(nn.Module):

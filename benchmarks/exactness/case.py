@@ -72,34 +72,12 @@ class Theme:
     half: Half
     cases: list[Case] = field(default_factory=list)
 
-    def case(
-        self,
-        *,
-        adds: Adds = "mean",
-        draws: Draws = "none",
-        leaves: Leaves = "same",
-        effects: bool = False,
-        recompute_unsafe: bool = False,
-        blocks: str = "",
-        source: str = "",
-    ) -> Callable[[Callable[[], Job]], Callable[[], Job]]:
+    def case(self, **declared: Any) -> Callable[[Callable[[], Job]], Callable[[], Job]]:
         """Make a case of a function that builds a job; it takes the function's name."""
+        declared["effects"] = declared.get("effects") or declared.get("leaves", "same") != "same"
 
         def collect(build: Callable[[], Job]) -> Callable[[], Job]:
-            self.cases.append(
-                Case(
-                    name=build.__name__,
-                    build=build,
-                    half=self.half,
-                    adds=adds,
-                    draws=draws,
-                    leaves=leaves,
-                    effects=effects or leaves != "same",
-                    recompute_unsafe=recompute_unsafe,
-                    blocks=blocks,
-                    source=source,
-                )
-            )
+            self.cases.append(Case(name=build.__name__, build=build, half=self.half, **declared))
             return build
 
         return collect

@@ -140,7 +140,6 @@ class MemoryBank(nn.Module):
     MemoryBank,
     lambda size: (torch.randn(size, 12), torch.arange(size) * 3),
     adds="no",
-    leaves="same",
     effects=True,
 )
 def memory_bank(model, batch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
+from inspect import signature
 from typing import Any, Literal
 
 from exactness.parts import make_job
@@ -89,12 +90,20 @@ class Theme:
         batch_size: int = 16,
         **declared: Any,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Make a case of a loss function; what it declares is that of ``case``."""
+        """Make a case of a loss function; what it declares is that of ``case``.
+
+        A function of more than the model and the batch is given the parts of the batch.
+        """
 
         def collect(function: Callable[..., Any]) -> Callable[..., Any]:
+            def parted(model: Any, parts: tuple[Any, ...]) -> Any:
+                return function(model, *parts)
+
+            loss = parted if len(signature(function).parameters) > 2 else function
+
             @wraps(function)
             def build() -> Job:
-                return make_job(model, batch, function, batch_size)
+                return make_job(model, batch, loss, batch_size)
 
             self.case(**declared)(build)
             return function

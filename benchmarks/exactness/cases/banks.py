@@ -109,9 +109,8 @@ class Prototypes(nn.Module):
 
 
 @theme.loss(Prototypes, labelled)
-def distances_to_prototypes(model, batch):
+def distances_to_prototypes(model, x, y):
     """Each sample's distances to learned prototypes, as its scores."""
-    x, y = batch
     return F.cross_entropy(-model(x), y)
 
 
@@ -142,16 +141,14 @@ class MemoryBank(nn.Module):
     adds="no",
     effects=True,
 )
-def memory_bank(model, batch):
+def memory_bank(model, x, index):
     """Instance discrimination: each sample has a row in a bank, renewed in forward."""
-    x, index = batch
     return F.cross_entropy(model(x, index), index)
 
 
 @theme.loss(MemoryBank, lambda size: (torch.randn(size, 12), torch.arange(size) * 3))
-def frozen_memory_bank(model, batch):
+def frozen_memory_bank(model, x, index):
     """The same, with a bank that nobody writes during the step."""
-    x, index = batch
     z = F.normalize(model.encoder(x), dim=1)
     return F.cross_entropy(z @ model.bank.T / 0.2, index)
 
@@ -201,9 +198,8 @@ def arcface(model, batch):
 
 
 @theme.loss(encoder, labelled, adds="groups")
-def pairs_as_neighbours(model, batch):
+def pairs_as_neighbours(model, x, y):
     """A loader that puts pairs beside each other; even rows meet odd rows."""
-    x, y = batch
     z = model(x)
     distance = (z[0::2] - z[1::2]).pow(2).sum(1)
     same = (y[0::2] == y[1::2]).to(z.dtype)

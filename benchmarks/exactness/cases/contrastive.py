@@ -13,9 +13,8 @@ theme = Theme("blind")
 
 
 @theme.loss(encoder, labelled, adds="no")
-def supervised_contrastive(model, batch):
+def supervised_contrastive(model, x, y):
     """Pairs of the same label within the batch attract each other."""
-    x, y = batch
     z = F.normalize(model(x), dim=1)
     logits = z @ z.T / 0.1
     self_mask = torch.eye(len(z), dtype=torch.bool)
@@ -26,9 +25,8 @@ def supervised_contrastive(model, batch):
 
 
 @theme.loss(encoder, labelled, adds="no")
-def triplet_batch_hard(model, batch):
+def triplet_batch_hard(model, x, y):
     """Triplet loss with the farthest positive and the nearest negative in the batch."""
-    x, y = batch
     d = torch.cdist(model(x), model(x))
     same = y[:, None] == y[None, :]
     hardest_positive = (d * same).max(dim=1).values
@@ -71,9 +69,8 @@ def clip_both_directions(model, batch):
 
 
 @theme.loss(TwoTowers, two_views)
-def pairs_with_a_sigmoid(model, batch):
+def pairs_with_a_sigmoid(model, image, text):
     """Two towers, each pair scored by itself: no negatives from the batch."""
-    image, text = batch
     a, b = model.image(image), model.text(text)
     return F.softplus(-(a * b).sum(-1) * model.logit_scale.exp()).mean()
 

@@ -126,9 +126,8 @@ class DomainAdversarial(nn.Module):
 
 
 @theme.loss(DomainAdversarial, lambda size: (*labelled(size), torch.arange(size) % 2))
-def gradient_reversal(model, batch):
+def gradient_reversal(model, x, y, domain):
     """Domain-adversarial training with a gradient reversal layer."""
-    x, y, domain = batch
     label, guess = model(x)
     return F.cross_entropy(label, y) + F.cross_entropy(guess, domain)
 
@@ -203,9 +202,8 @@ def real_and_fake(size):
     real_and_fake,
     draws="per-sample",
 )
-def wgan_gp(critic, batch):
+def wgan_gp(critic, real, fake):
     """A critic with a gradient penalty on each sample's own input."""
-    real, fake = batch
     share = torch.rand(len(real), 1)
     mixed = (share * real + (1 - share) * fake).requires_grad_(True)
     (gradient,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
@@ -214,9 +212,8 @@ def wgan_gp(critic, batch):
 
 
 @theme.loss(lambda: encoder(1), real_and_fake)
-def r1_penalty(discriminator, batch):
+def r1_penalty(discriminator, real, fake):
     """A discriminator with R1 on the real samples."""
-    real, fake = batch
     real = real.detach().requires_grad_(True)
     score = discriminator(real)
     (gradient,) = torch.autograd.grad(score.sum(), real, create_graph=True)
@@ -225,36 +222,32 @@ def r1_penalty(discriminator, batch):
 
 
 @theme.loss(classifier, labelled, adds="no")
-def fast_gradient_sign_of_the_mean_loss(model, batch):
+def fast_gradient_sign_of_the_mean_loss(model, x, y):
     """Adversarial training whose step on the inputs is scaled by the batch's gradient norm."""
-    x, y = batch
     x = x.clone().requires_grad_(True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
     return F.cross_entropy(model((x + 0.5 * gradient / gradient.norm()).detach()), y)
 
 
 @theme.loss(classifier, labelled)
-def fast_gradient_sign_per_sample(model, batch):
+def fast_gradient_sign_per_sample(model, x, y):
     """Adversarial training by the sign of each sample's own gradient."""
-    x, y = batch
     x = x.clone().requires_grad_(True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), x)
     return F.cross_entropy(model((x + 0.1 * gradient.sign()).detach()), y)
 
 
 @theme.loss(lambda: Modules(weight=nn.Parameter(torch.randn(4, 12) * 0.3)), labelled, adds="no")
-def inner_step_of_meta_learning(model, batch):
+def inner_step_of_meta_learning(model, x, y):
     """MAML in the loss: weights take one step on the batch's own mean loss."""
-    x, y = batch
     inner = F.cross_entropy(F.linear(x, model.weight), y)
     (gradient,) = torch.autograd.grad(inner, model.weight, create_graph=True)
     return F.cross_entropy(F.linear(x.flip(1), model.weight - 0.5 * gradient), y)
 
 
 @theme.loss(lambda: encoder(1), lambda size: (vectors(size), torch.randn(size, 12)))
-def energy_and_forces(model, batch):
+def energy_and_forces(model, positions, forces):
     """Forces are the negative gradient of each sample's own energy."""
-    positions, forces = batch
     positions = positions.clone().requires_grad_(True)
     energy = model(positions)
     (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)

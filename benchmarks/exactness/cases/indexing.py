@@ -17,33 +17,29 @@ def sequences(size):
 
 
 @theme.loss(classifier, labelled)
-def picked_by_arange(model, batch):
+def picked_by_arange(model, x, y):
     """``logp[torch.arange(B), y]``."""
-    x, y = batch
     logp = F.log_softmax(model(x), dim=-1)
     return -logp[torch.arange(len(y)), y].mean()
 
 
 @theme.loss(classifier, labelled)
-def picked_by_gather(model, batch):
+def picked_by_gather(model, x, action):
     """Q-learning: the taken action's value is gathered."""
-    x, action = batch
     q = model(x).gather(1, action.unsqueeze(1)).squeeze(1)
     return F.smooth_l1_loss(q, x.mean(1))
 
 
 @theme.loss(classifier, labelled)
-def picked_by_one_hot(model, batch):
+def picked_by_one_hot(model, x, y):
     """One-hot labels times log-probabilities."""
-    x, y = batch
     target = F.one_hot(y, num_classes=4).to(x.dtype)
     return -(target * F.log_softmax(model(x), -1)).sum(-1).mean()
 
 
 @theme.loss(classifier, labelled)
-def scattered_targets(model, batch):
+def scattered_targets(model, x, y):
     """Soft targets written with scatter."""
-    x, y = batch
     target = torch.full((len(x), 4), 0.05).scatter_(1, y[:, None], 0.85)
     return F.kl_div(F.log_softmax(model(x), -1), target, reduction="batchmean")
 
@@ -56,42 +52,37 @@ def masked_by_where(model, x):
 
 
 @theme.loss(classifier, labelled)
-def masked_fill_of_illegal_actions(model, batch):
+def masked_fill_of_illegal_actions(model, x, y):
     """Illegal actions get a large negative score."""
-    x, y = batch
     illegal = (x[:, :4] > 0.5) & ~F.one_hot(y, 4).bool()
     return F.cross_entropy(model(x).masked_fill(illegal, -1e9), y)
 
 
 @theme.loss(classifier, sequences)
-def flattened_over_time(model, batch):
+def flattened_over_time(model, x, y):
     """``view(B * T, D)`` and back again."""
-    x, y = batch
     b, t, d = x.shape
     logits = model(x.view(b * t, d)).view(b, t, -1)
     return F.cross_entropy(logits.permute(0, 2, 1), y)
 
 
 @theme.loss(classifier, sequences)
-def flattened_for_good(model, batch):
+def flattened_for_good(model, x, y):
     """``reshape(-1, C)`` of scores and labels."""
-    x, y = batch
     return F.cross_entropy(model(x).reshape(-1, 4), y.reshape(-1))
 
 
 @theme.loss(classifier, sequences, adds="no")
-def flattened_across_samples(model, batch):
+def flattened_across_samples(model, x, y):
     """Samples are folded into one long sequence, and neighbours meet over its seams."""
-    x, y = batch
     logits = model(x).reshape(-1, 4)
     smooth = (logits[1:] - logits[:-1]).pow(2).sum() / x.shape[0]
     return F.cross_entropy(logits, y.reshape(-1)) + 0.1 * smooth
 
 
 @theme.loss(classifier, sequences)
-def time_first(model, batch):
+def time_first(model, x, y):
     """Time before the batch, the batch transposed for the loss."""
-    x, y = batch
     logits = model(x.transpose(0, 1))
     return sum(F.cross_entropy(step, y[:, t]) for t, step in enumerate(logits)) / len(logits)
 
@@ -134,25 +125,22 @@ def cosine_similarity_to_targets(model, x):
 
 
 @theme.loss(encoder, binary)
-def masked_rows_summed_over_all(model, batch):
+def masked_rows_summed_over_all(model, x, y):
     """Rows picked with a boolean mask, but divided by the whole batch's length."""
-    x, y = batch
     chosen = y > 0
     return model(x[chosen]).pow(2).sum() / len(x)
 
 
 @theme.loss(encoder, binary, adds="no")
-def masked_rows_meaned(model, batch):
+def masked_rows_meaned(model, x, y):
     """The mean over the rows that a boolean mask picks."""
-    x, y = batch
     z = model(x)
     return z[y > 0].pow(2).mean() + (z[y == 0] - 1).pow(2).mean()
 
 
 @theme.loss(classifier, labelled)
-def loop_over_samples(model, batch):
+def loop_over_samples(model, x, y):
     """A Python loop over the samples, stacked again."""
-    x, y = batch
     losses = [F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))]
     return torch.stack(losses).mean()
 
@@ -172,16 +160,14 @@ def dictionary_batch():
 
 
 @theme.loss(classifier, labelled, adds="no")
-def centred_by_the_batch(model, batch):
+def centred_by_the_batch(model, x, y):
     """Inputs lose the batch's mean."""
-    x, y = batch
     return F.cross_entropy(model(x - x.mean(dim=0, keepdim=True)), y)
 
 
 @theme.loss(classifier, labelled)
-def centred_by_each_sample(model, batch):
+def centred_by_each_sample(model, x, y):
     """Inputs lose their own mean."""
-    x, y = batch
     return F.cross_entropy(model(x - x.mean(dim=1, keepdim=True)), y)
 
 

@@ -323,9 +323,8 @@ def actor_critic(model, batch):
 
 
 @theme.loss(lambda: encoder(4), lambda size: (*labelled(size), torch.randn(size)), adds="no")
-def advantages_normalised_over_the_batch(model, batch):
+def advantages_normalised_over_the_batch(model, x, action, advantage):
     """The same policy gradient with advantages whitened over the batch."""
-    x, action, advantage = batch
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     logp = model(x).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
     return -(logp * advantage).mean()

@@ -31,9 +31,8 @@ theme = Theme("public")
     padded_tokens,
     source="facebookresearch/fairseq fairseq/criterions/wav2vec_criterion.py (sample_size)",
 )
-def sum_and_sample_size(model, batch):
+def sum_and_sample_size(model, ids, _):
     """A criterion that returns a sum and what to divide gradients by."""
-    ids, _ = batch
     logp = model(ids).log_softmax(-1)
     real = (ids != 0).to(logp.dtype)
     nll = -logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
@@ -89,18 +88,16 @@ class Crf(nn.Module):
 
 
 @theme.loss(Crf, padded_tokens, 8, source="kmkurn/pytorch-crf torchcrf/__init__.py (mean)")
-def crf_by_sequence(model, batch):
+def crf_by_sequence(model, ids, _):
     """A conditional random field's likelihood of each padded sequence."""
-    ids, _ = batch
     return model(ids, ids % 4, ids != 0).mean()
 
 
 @theme.loss(
     Crf, padded_tokens, 8, adds="no", source="kmkurn/pytorch-crf torchcrf/__init__.py (token_mean)"
 )
-def crf_by_token(model, batch):
+def crf_by_token(model, ids, _):
     """The same, divided by the batch's number of real tokens."""
-    ids, _ = batch
     mask = ids != 0
     return model(ids, ids % 4, mask).sum() / mask.sum()
 
@@ -111,9 +108,8 @@ def crf_by_token(model, batch):
     adds="no",
     source="huggingface/trl trl/trainer/kto_trainer.py",
 )
-def kto(model, batch):
+def kto(model, ids, reference, wanted):
     """The batch's mean log-ratio, detached, is every sample's reference point."""
-    ids, reference, wanted = batch
     logp = model(ids).log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1).sum(1)
     ratio = logp - reference
     point = ratio.mean().detach().clamp(min=0)
@@ -126,9 +122,8 @@ def kto(model, batch):
     lambda size: (tokens(size), tokens(size), -torch.rand(size), -torch.rand(size)),
     source="huggingface/trl trl/trainer/dpo_trainer.py",
 )
-def dpo(model, batch):
+def dpo(model, chosen, rejected, one, other):
     """Chosen and rejected answers in one forward, with the reference's log-probabilities given."""
-    chosen, rejected, one, other = batch
     ids = torch.cat([chosen, rejected], dim=0)
     logp = model(ids).log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1).sum(-1)
     good, bad = logp[: len(chosen)], logp[len(chosen) :]

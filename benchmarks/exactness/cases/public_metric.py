@@ -20,9 +20,8 @@ theme = Theme("public")
     adds="no",
     source="KevinMusgrave/pytorch-metric-learning losses/multi_similarity_loss.py",
 )
-def multi_similarity(model, batch):
+def multi_similarity(model, x, y):
     """Soft sums over the positives and the negatives of each anchor in the batch."""
-    x, y = batch
     z = F.normalize(model(x), dim=1)
     similarity = z @ z.T - 0.5
     same = y[:, None] == y[None, :]
@@ -64,9 +63,8 @@ def proxy_anchor(model, batch):
     labelled,
     source="KevinMusgrave/pytorch-metric-learning docs/losses.md (proxy losses)",
 )
-def proxy_nca(model, batch):
+def proxy_nca(model, x, y):
     """Each sample against all proxies: its own is pulled, the others are pushed."""
-    x, y = batch
     return F.cross_entropy(8 * model(x), y)
 
 
@@ -104,9 +102,8 @@ def cross_batch_memory():
     adds="no",
     source="HobbitLong/SupContrast losses.py",
 )
-def supervised_contrastive_of_views(model, batch):
+def supervised_contrastive_of_views(model, views, y):
     """Two views per sample as a dimension; all of both views are each other's negatives."""
-    views, y = batch
     features = F.normalize(model(views), dim=-1)
     contrast = torch.cat(torch.unbind(features, dim=1), dim=0)
     logits = contrast @ contrast.T / 0.2
@@ -238,9 +235,8 @@ def curricular_face():
     adds="no",
     source="KaiyangZhou/deep-person-reid torchreid/losses/hard_mine_triplet_loss.py",
 )
-def hard_mine_triplet_in_a_loop(model, batch):
+def hard_mine_triplet_in_a_loop(model, x, y):
     """Hardest positive and negative of each anchor, picked in a loop with boolean masks."""
-    x, y = batch
     z = model(x)
     squares = z.pow(2).sum(1, keepdim=True)
     distance = (squares + squares.T - 2 * z @ z.T).clamp(min=1e-12).sqrt()
@@ -256,9 +252,8 @@ def hard_mine_triplet_in_a_loop(model, batch):
 
 
 @theme.loss(encoder, two_views, source="wvangansbeke/Unsupervised-Classification losses/losses.py")
-def consistency_of_confident_samples(model, batch):
+def consistency_of_confident_samples(model, weak, strong):
     """Pseudo-labels of a weak view teach the strong one; unsure samples count zero."""
-    weak, strong = batch
     confidence, label = model(weak).detach().softmax(1).max(1)
     losses = F.cross_entropy(model(strong), label, reduction="none")
     return (losses * (confidence > 0.2)).mean()
@@ -297,8 +292,7 @@ def clip_that_keeps_its_labels(model, batch):
     lambda size: (torch.randn(size, 12), torch.randint(1, 11, (size, 5))),
     source="mlfoundations/open_clip src/open_clip/loss.py (CoCa's caption term)",
 )
-def captions_only(model, batch):
+def captions_only(model, x, caption):
     """CoCa's caption term alone, with captions of one length."""
-    x, caption = batch
     logits = model.caption(model.image(x))[:, :, None].expand(-1, -1, 5)
     return 2.0 * F.cross_entropy(logits, caption, ignore_index=0)

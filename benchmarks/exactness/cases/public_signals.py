@@ -232,9 +232,8 @@ def utterances(size):
     8,
     source="speechbrain/speechbrain speechbrain/nnet/losses.py (compute_masked_loss, batchmean)",
 )
-def masked_loss_by_batch_size(model, batch):
+def masked_loss_by_batch_size(model, x, target, lengths):
     """Masked errors of all utterances, divided by their number."""
-    x, target, lengths = batch
     mask = torch.arange(6) < lengths[:, None]
     return (F.l1_loss(model(x).squeeze(-1), target, reduction="none") * mask).sum() / len(x)
 
@@ -246,9 +245,8 @@ def masked_loss_by_batch_size(model, batch):
     adds="no",
     source="speechbrain/speechbrain speechbrain/nnet/losses.py (compute_masked_loss, mean)",
 )
-def masked_loss_by_mask(model, batch):
+def masked_loss_by_mask(model, x, target, lengths):
     """The same, divided by the number of frames that are not masked."""
-    x, target, lengths = batch
     mask = torch.arange(6) < lengths[:, None]
     losses = F.l1_loss(model(x).squeeze(-1), target, reduction="none") * mask
     return losses.sum() / mask.sum()

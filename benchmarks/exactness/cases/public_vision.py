@@ -27,9 +27,8 @@ def labelled_pixels(size):
     adds="no",
     source="qubvel-org/segmentation_models.pytorch segmentation_models_pytorch/losses/dice.py",
 )
-def dice_by_class_over_the_batch(model, batch):
+def dice_by_class_over_the_batch(model, x, y):
     """Dice of each class over batch and pixels; classes that are absent count zero."""
-    x, y = batch
     p = model(x).log_softmax(1).exp().flatten(2)
     target = F.one_hot(y.flatten(1), 3).permute(0, 2, 1).to(p.dtype)
     overlap = (p * target).sum((0, 2))
@@ -110,9 +109,8 @@ def focal_sum(logits, labels):
     leaves="different",
     source="facebookresearch/detectron2 detectron2/modeling/meta_arch/retinanet.py",
 )
-def retinanet_with_a_moving_normaliser(model, batch):
+def retinanet_with_a_moving_normaliser(model, x, labels, boxes):
     """Sums are divided by a moving mean of the number of positive anchors, a plain attribute."""
-    x, labels, boxes = batch
     logits, deltas = model(x)
     valid, positive = labels >= 0, (labels >= 0) & (labels != 3)
     model.normaliser = 0.9 * model.normaliser + 0.1 * max(positive.sum().item(), 1)
@@ -134,9 +132,8 @@ def retinanet_by_image(model, batch):
 
 
 @theme.loss(Detector, anchors, 8, adds="no", source="facebookresearch/detr models/detr.py")
-def detr_criterion(model, batch):
+def detr_criterion(model, x, labels, boxes):
     """Background counts a tenth in a weighted mean; boxes are divided by the batch's number."""
-    x, labels, boxes = batch
     logits, deltas = model(x)
     background = deltas.new_zeros(*logits.shape[:2], 1)
     logits = torch.cat([logits, background], dim=-1)
@@ -155,9 +152,8 @@ def detr_criterion(model, batch):
     adds="sum",
     source="ultralytics/yolov5 utils/loss.py (the objectness term)",
 )
-def objectness_times_the_batch_size(model, batch):
+def objectness_times_the_batch_size(model, x, y):
     """A mean over all cells, multiplied by the batch size."""
-    x, y = batch
     value = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0]))(model(x), y)
     return 0.7 * value * x.shape[0]
 

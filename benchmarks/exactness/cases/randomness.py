@@ -164,9 +164,8 @@ def drop_path_for_the_whole_batch():
 
 
 @theme.loss(classifier, labelled, draws="shared")
-def variational_dropout_over_features(model, batch):
+def variational_dropout_over_features(model, x, y):
     """One mask of the features for all samples."""
-    x, y = batch
     mask = torch.bernoulli(torch.full((1, x.shape[1]), 0.8)) / 0.8
     return F.cross_entropy(model(x * mask), y)
 
@@ -195,9 +194,8 @@ def noise_on_inputs(model, x):
 
 
 @theme.loss(classifier, labelled, adds="no", draws="shared")
-def mixup_with_a_permutation(model, batch):
+def mixup_with_a_permutation(model, x, y):
     """Mixup within the loss: samples are mixed with a permutation of the batch."""
-    x, y = batch
     share = float(np.random.beta(0.4, 0.4))
     order = torch.randperm(len(x))
     logits = model(share * x + (1 - share) * x[order])
@@ -205,9 +203,8 @@ def mixup_with_a_permutation(model, batch):
 
 
 @theme.loss(classifier, lambda size: (*labelled(size), torch.rand(size, 1) * 0.5), adds="no")
-def mixup_with_the_reverse(model, batch):
+def mixup_with_the_reverse(model, x, y, share):
     """Mixup with the batch in reverse order and a share per sample from the loader."""
-    x, y, share = batch
     logits = model((1 - share) * x + share * x.flip(0))
     losses = F.cross_entropy(logits, y, reduction="none")
     others = F.cross_entropy(logits, y.flip(0), reduction="none")
@@ -243,9 +240,8 @@ def items():
 
 
 @theme.loss(items, labelled, draws="shared")
-def negatives_drawn_for_the_batch(model, batch):
+def negatives_drawn_for_the_batch(model, x, y):
     """Sampled softmax: the same drawn negatives for all samples."""
-    x, y = batch
     z = model.encode(x)
     negatives = torch.randint(0, 40, (6,))
     positive = (z * model.items(y)).sum(1, keepdim=True)
@@ -254,9 +250,8 @@ def negatives_drawn_for_the_batch(model, batch):
 
 
 @theme.loss(items, labelled, draws="per-sample")
-def negatives_drawn_for_each_sample(model, batch):
+def negatives_drawn_for_each_sample(model, x, y):
     """Sampled softmax with negatives of each sample's own."""
-    x, y = batch
     z = model.encode(x)
     negatives = model.items(torch.randint(0, 40, (len(x), 6)))
     positive = (z * model.items(y)).sum(1, keepdim=True)

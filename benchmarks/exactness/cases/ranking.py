@@ -27,34 +27,30 @@ def pixelwise():
 
 
 @theme.loss(classifier, labelled, adds="no")
-def hard_examples_topk(model, batch):
+def hard_examples_topk(model, x, y):
     """Only the four hardest samples of the batch count."""
-    x, y = batch
     losses = F.cross_entropy(model(x), y, reduction="none")
     return losses.topk(min(4, len(losses))).values.mean()
 
 
 @theme.loss(classifier, labelled, adds="no")
-def hard_examples_by_share(model, batch):
+def hard_examples_by_share(model, x, y):
     """The hardest quarter of the batch counts."""
-    x, y = batch
     losses = F.cross_entropy(model(x), y, reduction="none")
     keep = max(1, int(0.25 * len(losses)))
     return losses.sort(descending=True).values[:keep].mean()
 
 
 @theme.loss(pixelwise, segmented, 8, adds="no")
-def ohem_over_pixels(model, batch):
+def ohem_over_pixels(model, x, y):
     """Online hard example mining over all pixels of the batch."""
-    x, y = batch
     losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").flatten()
     return losses.topk(losses.numel() // 4).values.mean()
 
 
 @theme.loss(pixelwise, segmented, 8, adds="no")
-def ohem_by_a_threshold(model, batch):
+def ohem_by_a_threshold(model, x, y):
     """Pixels above the loss of the k-th hardest count, picked with a mask."""
-    x, y = batch
     losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").view(-1)
     ordered, _ = torch.sort(losses, descending=True)
     threshold = ordered[min(100, len(ordered) - 1)]
@@ -62,17 +58,15 @@ def ohem_by_a_threshold(model, batch):
 
 
 @theme.loss(pixelwise, segmented, 8)
-def ohem_within_each_image(model, batch):
+def ohem_within_each_image(model, x, y):
     """The hardest quarter of each image's own pixels counts."""
-    x, y = batch
     losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").flatten(1)
     return losses.topk(losses.shape[1] // 4, dim=1).values.mean()
 
 
 @theme.loss(classifier, labelled, adds="no")
-def variance_term_beyond_a_length(model, batch):
+def variance_term_beyond_a_length(model, x, y):
     """A variance term over the batch that only larger batches have."""
-    x, y = batch
     z = model(x)
     total = F.cross_entropy(z, y)
     if len(x) > 8:
@@ -95,16 +89,14 @@ def neighbours_in_time_by_roll(model, x):
 
 
 @theme.loss(scorer, regression, adds="no")
-def max_over_the_batch(model, batch):
+def max_over_the_batch(model, x, y):
     """The worst sample alone counts."""
-    x, y = batch
     return (model(x) - y).abs().max()
 
 
 @theme.loss(scorer, regression, adds="no")
-def pairwise_ranking(model, batch):
+def pairwise_ranking(model, x, y):
     """RankNet over all pairs of the batch."""
-    x, y = batch
     s = model(x)
     higher = (y[:, None] > y[None, :]).to(s.dtype)
     return (higher * F.softplus(-(s[:, None] - s[None, :]))).sum() / higher.sum()
@@ -133,17 +125,15 @@ def bayesian_personalised_ranking():
 
 
 @theme.loss(scorer, regression, adds="groups")
-def listnet_over_groups_in_the_batch(model, batch):
+def listnet_over_groups_in_the_batch(model, x, y):
     """ListNet over queries of four documents, which lie beside each other in the batch."""
-    x, y = batch
     scores, gains = model(x).view(-1, 4), y.view(-1, 4)
     return -(gains.softmax(1) * scores.log_softmax(1)).sum(1).mean()
 
 
 @theme.loss(scorer, lambda size: (*regression(size), torch.arange(size) % 4), adds="no")
-def listnet_over_group_numbers(model, batch):
+def listnet_over_group_numbers(model, x, y, group):
     """ListNet over queries by number; the documents of a query lie anywhere."""
-    x, y, group = batch
     scores = model(x)
     members = F.one_hot(group, 4).to(scores.dtype)
     normaliser = torch.log((members * scores.exp()[:, None]).sum(0))
@@ -152,23 +142,20 @@ def listnet_over_group_numbers(model, batch):
 
 
 @theme.loss(lambda: encoder(1), lambda size: (torch.randn(size, 5, 12), torch.rand(size, 5)))
-def listnet_one_list_per_sample(model, batch):
+def listnet_one_list_per_sample(model, x, y):
     """ListNet where each sample is a whole list."""
-    x, y = batch
     return -(y.softmax(-1) * F.log_softmax(model(x).squeeze(-1), -1)).sum(-1).mean()
 
 
 @theme.loss(lambda: encoder(1), lambda size: (torch.randn(size, 6, 12), torch.randn(size, 6)))
-def sort_within_a_sample(model, batch):
+def sort_within_a_sample(model, x, y):
     """Sliced Wasserstein distance between the points of each sample and of its target."""
-    x, y = batch
     return (model(x).squeeze(-1).sort(dim=1).values - y.sort(dim=1).values).pow(2).mean()
 
 
 @theme.loss(scorer, regression, adds="no")
-def sort_over_the_batch(model, batch):
+def sort_over_the_batch(model, x, y):
     """Sliced Wasserstein distance between the batch's outputs and its targets."""
-    x, y = batch
     return (model(x).sort(dim=0).values - y.sort(dim=0).values).pow(2).mean()
 
 
@@ -182,26 +169,23 @@ def cumsum_over_time(model, x):
 @theme.loss(
     scorer, lambda size: (torch.randn(size, 12), (torch.arange(size) % 3 > 0).float()), adds="no"
 )
-def cumsum_over_the_batch(model, batch):
+def cumsum_over_the_batch(model, x, observed):
     """Cox's partial likelihood: the batch is sorted by time, risks are summed along it."""
-    x, observed = batch
     risk = model(x)
     return -((risk - torch.logcumsumexp(risk, dim=0)) * observed).mean()
 
 
 @theme.loss(lambda: encoder(3), regression)
-def quantile_loss(model, batch):
+def quantile_loss(model, x, y):
     """Pinball loss for three quantiles."""
-    x, y = batch
     levels = torch.tensor([0.1, 0.5, 0.9])
     gap = y[:, None] - model(x)
     return torch.maximum(levels * gap, (levels - 1) * gap).sum(1).mean()
 
 
 @theme.loss(scorer, regression, adds="no")
-def trimmed_by_a_quantile_of_the_batch(model, batch):
+def trimmed_by_a_quantile_of_the_batch(model, x, y):
     """Samples beyond the batch's 80 % quantile are masked out."""
-    x, y = batch
     losses = (model(x) - y).pow(2)
     kept = losses <= torch.quantile(losses.detach(), 0.8)
     return (losses * kept).mean()

@@ -39,23 +39,20 @@ def label_smoothing(model, batch):
 
 
 @theme.loss(classifier, labelled)
-def divided_by_the_length_in_python(model, batch):
+def divided_by_the_length_in_python(model, x, y):
     """A sum divided by ``len(x)``, a plain number."""
-    x, y = batch
     return F.cross_entropy(model(x), y, reduction="sum") / len(x)
 
 
 @theme.loss(classifier, labelled, adds="sum")
-def divided_by_a_constant(model, batch):
+def divided_by_a_constant(model, x, y):
     """A sum divided by the batch size as it was configured, not as it is."""
-    x, y = batch
     return F.cross_entropy(model(x), y, reduction="sum") / 16
 
 
 @theme.loss(classifier, labelled, adds="no")
-def divided_by_a_power_of_the_length(model, batch):
+def divided_by_a_power_of_the_length(model, x, y):
     """A sum divided by the root of the batch size."""
-    x, y = batch
     return F.cross_entropy(model(x), y, reduction="sum") / x.shape[0] ** 0.5
 
 
@@ -110,32 +107,28 @@ def log_of_the_mean(model, batch):
 
 
 @theme.loss(scorer, regression, adds="no")
-def weights_normalised_over_the_batch(model, batch):
+def weights_normalised_over_the_batch(model, x, y):
     """Weights per sample, made to sum to one over the batch."""
-    x, y = batch
     weight = y.abs() + 0.1
     return (weight / weight.sum() * (model(x) - y).pow(2)).sum()
 
 
 @theme.loss(scorer, regression)
-def weights_as_they_come(model, batch):
+def weights_as_they_come(model, x, y):
     """Weights per sample, taken as they are."""
-    x, y = batch
     return ((y.abs() + 0.1) * (model(x) - y).pow(2)).mean()
 
 
 @theme.loss(scorer, regression)
-def weights_as_a_total(model, batch):
+def weights_as_a_total(model, x, y):
     """Weights per sample, and their sum as the count."""
-    x, y = batch
     weight = y.abs() + 0.1
     return Total((weight * (model(x) - y).pow(2)).sum(), weight.sum())
 
 
 @theme.loss(classifier, labelled, adds="no")
-def class_weights_by_frequency_in_the_batch(model, batch):
+def class_weights_by_frequency_in_the_batch(model, x, y):
     """Classes that are rare in this batch count more."""
-    x, y = batch
     counts = torch.bincount(y, minlength=4)
     weight = len(y) / (4.0 * counts.clamp(min=1))
     return (F.cross_entropy(model(x), y, reduction="none") * weight[y]).mean()
@@ -149,24 +142,21 @@ def class_weights_fixed(model, batch):
 
 
 @theme.loss(scorer, binary)
-def positive_weight(model, batch):
+def positive_weight(model, x, y):
     """Binary cross-entropy with a fixed weight of the positives."""
-    x, y = batch
     return F.binary_cross_entropy_with_logits(model(x), y, pos_weight=torch.tensor(3.0))
 
 
 @theme.loss(classifier, labelled)
-def focal(model, batch):
+def focal(model, x, y):
     """Focal loss."""
-    x, y = batch
     losses = F.cross_entropy(model(x), y, reduction="none")
     return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
 @theme.loss(scorer, binary, adds="no")
-def focal_over_the_positives(model, batch):
+def focal_over_the_positives(model, x, y):
     """Focal loss divided by the number of positives in the batch, as detectors do."""
-    x, y = batch
     p = model(x).sigmoid()
     ce = F.binary_cross_entropy(p, y, reduction="none")
     p_t = p * y + (1 - p) * (1 - y)
@@ -174,17 +164,15 @@ def focal_over_the_positives(model, batch):
 
 
 @theme.loss(pixelwise, segmented, 8, adds="no")
-def dice_over_the_batch(model, batch):
+def dice_over_the_batch(model, x, y):
     """Dice, of the union of all the batch's pixels."""
-    x, y = batch
     p = model(x).sigmoid()
     return 1 - (2 * (p * y).sum() + 1) / (p.sum() + y.sum() + 1)
 
 
 @theme.loss(pixelwise, segmented, 8)
-def dice_per_sample(model, batch):
+def dice_per_sample(model, x, y):
     """Dice of each image, and their mean."""
-    x, y = batch
     p, y = model(x).sigmoid().flatten(1), y.flatten(1)
     return (1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)).mean()
 

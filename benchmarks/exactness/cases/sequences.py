@@ -132,17 +132,15 @@ def causal_language_model_with_dropout():
 
 
 @theme.loss(Decoder, padded_tokens, 8, blocks="layers", adds="no")
-def causal_language_model_ignoring_padding(model, batch):
+def causal_language_model_ignoring_padding(model, ids, _):
     """The next-token mean over the batch's real tokens, as most trainers have it."""
-    ids, _ = batch
     logits = model(ids[:, :-1]).transpose(1, 2)
     return F.cross_entropy(logits, ids[:, 1:], ignore_index=0)
 
 
 @theme.loss(Decoder, padded_tokens, 8, blocks="layers")
-def causal_language_model_as_a_total(model, batch):
+def causal_language_model_as_a_total(model, ids, _):
     """The same sum over real tokens, with their number."""
-    ids, _ = batch
     logits = model(ids[:, :-1]).transpose(1, 2)
     total = F.cross_entropy(logits, ids[:, 1:], ignore_index=0, reduction="sum")
     return Total(total, (ids[:, 1:] != 0).sum())
@@ -255,9 +253,8 @@ def gpt2_with_labels():
 
 
 @theme.loss(_gpt2, padded_tokens, 8, blocks="transformer.h", adds="no")
-def gpt2_with_ignored_labels(model, batch):
+def gpt2_with_ignored_labels(model, ids, _):
     """The same with padding labelled -100."""
-    ids, _ = batch
     labels = ids.masked_fill(ids == 0, -100)
     return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
 
@@ -328,9 +325,8 @@ def student_and_teacher():
 
 
 @theme.loss(student_and_teacher, labelled)
-def distillation_with_a_frozen_teacher(model, batch):
+def distillation_with_a_frozen_teacher(model, x, y):
     """A frozen teacher in evaluation; KL divergence with ``batchmean``."""
-    x, y = batch
     student = model.student(x)
     with torch.no_grad():
         teacher = model.teacher(x)

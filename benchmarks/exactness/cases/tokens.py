@@ -41,18 +41,16 @@ def ctc():
 
 
 @theme.loss(tagger, padded_tokens)
-def total_over_ragged_tokens(model, batch):
+def total_over_ragged_tokens(model, ids, _):
     """A Total over the tokens that are not padding."""
-    ids, _ = batch
     real = ids != 0
     losses = F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none")
     return Total((losses * real).sum(), real.sum())
 
 
 @theme.loss(tagger, padded_tokens, adds="no")
-def token_mean_with_ignored_entries(model, batch):
+def token_mean_with_ignored_entries(model, ids, _):
     """``ignore_index`` with labels that hold it: the mean is over the tokens that are left."""
-    ids, _ = batch
     labels = ids.masked_fill(ids == 0, -100)
     return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
 
@@ -64,18 +62,16 @@ def token_mean_without_ignored_entries(model, ids):
 
 
 @theme.loss(tagger, padded_tokens)
-def token_mean_per_sequence(model, batch):
+def token_mean_per_sequence(model, ids, lengths):
     """Each sequence's mean over its own tokens, then the mean over the batch."""
-    ids, lengths = batch
     losses = F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none")
     real = torch.arange(ids.shape[1]) < lengths[:, None]
     return ((losses * real).sum(1) / lengths).mean()
 
 
 @theme.loss(tagger, padded_tokens, adds="no")
-def token_mean_by_a_mask(model, batch):
+def token_mean_by_a_mask(model, ids, _):
     """A boolean mask picks the real tokens of all sequences, then comes their mean."""
-    ids, _ = batch
     real = ids != 0
     return F.cross_entropy(model(ids)[real], ids[real])
 

@@ -145,18 +145,15 @@ def loop_over_samples(model, x, y):
     return torch.stack(losses).mean()
 
 
-@theme.case()
-def dictionary_batch():
+def with_a_prior(size):
+    x, y = labelled(size)
+    return {"x": x, "y": y, "prior": torch.tensor([0.4, 0.3, 0.2, 0.1])}
+
+
+@theme.loss(classifier, with_a_prior)
+def dictionary_batch(model, batch):
     """A batch that is a dictionary with a tensor that belongs to no sample."""
-
-    def batch(size):
-        x, y = labelled(size)
-        return {"x": x, "y": y, "prior": torch.tensor([0.4, 0.3, 0.2, 0.1])}
-
-    def loss(model, batch):
-        return F.cross_entropy(model(batch["x"]) + batch["prior"].log(), batch["y"])
-
-    return make_job(classifier, batch, loss)
+    return F.cross_entropy(model(batch["x"]) + batch["prior"].log(), batch["y"])
 
 
 @theme.loss(classifier, labelled, adds="no")

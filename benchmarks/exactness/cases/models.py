@@ -268,43 +268,36 @@ def graphs_with_dense_adjacency():
     return make_job(Graph, batch, lambda m, b: F.cross_entropy(m.dense(b[0], b[1]), b[2]))
 
 
-@theme.case(adds="no")
-def graphs_as_a_disjoint_union():
+def disjoint_union(size):
+    start = 5 * torch.arange(size).repeat_interleave(7)
+    edges = torch.randint(0, 5, (2, 7 * size)) + start
+    graph = torch.arange(size).repeat_interleave(5)
+    return {
+        "x": torch.randn(5 * size, 12),
+        "edges": edges,
+        "graph": graph,
+        "y": labelled(size)[1],
+    }
+
+
+@theme.loss(Graph, disjoint_union, adds="no")
+def graphs_as_a_disjoint_union(model, batch):
     """All graphs of the batch are one; edges have global numbers, so the batch cannot be cut."""
-
-    def batch(size):
-        start = 5 * torch.arange(size).repeat_interleave(7)
-        edges = torch.randint(0, 5, (2, 7 * size)) + start
-        graph = torch.arange(size).repeat_interleave(5)
-        return {
-            "x": torch.randn(5 * size, 12),
-            "edges": edges,
-            "graph": graph,
-            "y": labelled(size)[1],
-        }
-
-    def loss(model, batch):
-        y = batch["y"]
-        return F.cross_entropy(model.sparse(batch["x"], batch["edges"], batch["graph"], len(y)), y)
-
-    return make_job(Graph, batch, loss)
+    y = batch["y"]
+    return F.cross_entropy(model.sparse(batch["x"], batch["edges"], batch["graph"], len(y)), y)
 
 
-@theme.case(adds="no")
-def nodes_of_one_graph():
+def ring_of_nodes(size):
+    x, y = labelled(size)
+    return x, torch.stack([torch.arange(size), (torch.arange(size) + 1) % size]), y
+
+
+@theme.loss(Graph, ring_of_nodes, adds="no")
+def nodes_of_one_graph(model, x, edges, y):
     """Transductive training: samples are the nodes of one graph, which pass messages."""
-
-    def batch(size):
-        x, y = labelled(size)
-        return x, torch.stack([torch.arange(size), (torch.arange(size) + 1) % size]), y
-
-    def loss(model, batch):
-        x, edges, y = batch
-        z = model.one(x)
-        z = z + torch.zeros_like(z).index_add(0, edges[1], z[edges[0]])
-        return F.cross_entropy(model.head(torch.relu(z)), y)
-
-    return make_job(Graph, batch, loss)
+    z = model.one(x)
+    z = z + torch.zeros_like(z).index_add(0, edges[1], z[edges[0]])
+    return F.cross_entropy(model.head(torch.relu(z)), y)
 
 
 @theme.loss(

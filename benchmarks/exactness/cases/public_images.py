@@ -48,32 +48,31 @@ def jensen_shannon(logits, y):
     return clean + 12 * spread / 3
 
 
-@theme.case(source="huggingface/pytorch-image-models timm/loss/jsd.py")
-def augmix_concatenated_in_the_loss():
+def three_views(size):
+    x, y = labelled(size)
+    return [x, x + 0.3 * torch.randn(size, 12), x + 0.3 * torch.randn(size, 12)], y
+
+
+@theme.loss(classifier, three_views, source="huggingface/pytorch-image-models timm/loss/jsd.py")
+def augmix_concatenated_in_the_loss(model, batch):
     """Clean and augmented views come apart and are concatenated for one forward."""
-
-    def batch(size):
-        x, y = labelled(size)
-        return [x, x + 0.3 * torch.randn(size, 12), x + 0.3 * torch.randn(size, 12)], y
-
-    def loss(model, batch):
-        return jensen_shannon(model(torch.cat(batch[0])), batch[1])
-
-    return make_job(classifier, batch, loss)
+    return jensen_shannon(model(torch.cat(batch[0])), batch[1])
 
 
-@theme.case(adds="no", source="huggingface/pytorch-image-models timm/loss/jsd.py")
-def augmix_concatenated_by_the_loader():
+def concatenated_views(size):
+    x, y = labelled(size)
+    return torch.cat([x, x + 0.3 * torch.randn(size, 12), x + torch.randn(size, 12)]), y
+
+
+@theme.loss(
+    classifier,
+    concatenated_views,
+    adds="no",
+    source="huggingface/pytorch-image-models timm/loss/jsd.py",
+)
+def augmix_concatenated_by_the_loader(model, batch):
     """The loader concatenates the views: the first third is clean, so rows are no samples."""
-
-    def batch(size):
-        x, y = labelled(size)
-        return torch.cat([x, x + 0.3 * torch.randn(size, 12), x + torch.randn(size, 12)]), y
-
-    def loss(model, batch):
-        return jensen_shannon(model(batch[0]), batch[1])
-
-    return make_job(classifier, batch, loss)
+    return jensen_shannon(model(batch[0]), batch[1])
 
 
 class StandardisedConv(nn.Conv2d):
@@ -173,25 +172,21 @@ def patch_dropout():
     return make_job(Patches, batch, cross_entropy)
 
 
-@theme.case(source="kekmodel/FixMatch-pytorch train.py")
-def fixmatch():
+def weak_and_strong(size):
+    x, y = labelled(size)
+    weak = torch.randn(2 * size, 12)
+    return x, y, weak, weak + 0.3 * torch.randn(2 * size, 12)
+
+
+@theme.loss(classifier, weak_and_strong, source="kekmodel/FixMatch-pytorch train.py")
+def fixmatch(model, x, y, weak, strong):
     """Labelled and unlabelled inputs, twice as many, in one forward; sure pseudo-labels count."""
-
-    def batch(size):
-        x, y = labelled(size)
-        weak = torch.randn(2 * size, 12)
-        return x, y, weak, weak + 0.3 * torch.randn(2 * size, 12)
-
-    def loss(model, batch):
-        x, y, weak, strong = batch
-        logits = model(torch.cat((x, weak, strong)))
-        teacher, student = logits[len(x) :].chunk(2)
-        confidence, label = teacher.detach().softmax(-1).max(-1)
-        sure = confidence.ge(0.3).to(logits.dtype)
-        unlabelled = (F.cross_entropy(student, label, reduction="none") * sure).mean()
-        return F.cross_entropy(logits[: len(x)], y) + unlabelled
-
-    return make_job(classifier, batch, loss)
+    logits = model(torch.cat((x, weak, strong)))
+    teacher, student = logits[len(x) :].chunk(2)
+    confidence, label = teacher.detach().softmax(-1).max(-1)
+    sure = confidence.ge(0.3).to(logits.dtype)
+    unlabelled = (F.cross_entropy(student, label, reduction="none") * sure).mean()
+    return F.cross_entropy(logits[: len(x)], y) + unlabelled
 
 
 class MaskedAutoencoder(nn.Module):

@@ -87,23 +87,21 @@ def permutation_invariant(model, batch):
     return torch.stack(losses).mean()
 
 
-@theme.case(adds="no", source="NVIDIA/tacotron2 loss_function.py")
-def spectrograms_by_total_length():
+def spectrograms(size):
+    lengths = torch.tensor([5, 2, 4, 1])[torch.arange(size) % 4]
+    real = (torch.arange(5) < lengths[:, None]).float()
+    return torch.randn(size, 5, 12) * real[..., None], torch.randn(size, 5, 3), real, lengths
+
+
+@theme.loss(
+    lambda: encoder(4), spectrograms, 8, adds="no", source="NVIDIA/tacotron2 loss_function.py"
+)
+def spectrograms_by_total_length(model, x, target, real, lengths):
     """Squared errors are divided by the lengths of all utterances; the gate is a plain mean."""
-
-    def batch(size):
-        lengths = torch.tensor([5, 2, 4, 1])[torch.arange(size) % 4]
-        real = (torch.arange(5) < lengths[:, None]).float()
-        return torch.randn(size, 5, 12) * real[..., None], torch.randn(size, 5, 3), real, lengths
-
-    def loss(model, batch):
-        x, target, real, lengths = batch
-        out = model(x)
-        mel = F.mse_loss(out[..., :3] * real[..., None], target * real[..., None], reduction="sum")
-        gate = F.binary_cross_entropy_with_logits(out[..., 3], 1 - real)
-        return mel / (lengths.sum() * 3) + gate
-
-    return make_job(lambda: encoder(4), batch, loss, 8)
+    out = model(x)
+    mel = F.mse_loss(out[..., :3] * real[..., None], target * real[..., None], reduction="sum")
+    gate = F.binary_cross_entropy_with_logits(out[..., 3], 1 - real)
+    return mel / (lengths.sum() * 3) + gate
 
 
 def factors():

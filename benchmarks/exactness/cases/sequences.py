@@ -176,18 +176,14 @@ def embedding_bag(model, ids):
     return F.cross_entropy(model(ids), ids[:, 0] % 4)
 
 
-@theme.case(adds="no")
-def embedding_bag_with_offsets():
+def bags_with_offsets(size):
+    return torch.randint(0, NUM_TOKENS, (3 * size,)), 3 * torch.arange(size), labelled(size)[1]
+
+
+@theme.loss(EmbeddingBagModel, bags_with_offsets, adds="no")
+def embedding_bag_with_offsets(model, ids, offsets, y):
     """EmbeddingBag over one long list of tokens; offsets count from the batch's start."""
-
-    def batch(size):
-        return torch.randint(0, NUM_TOKENS, (3 * size,)), 3 * torch.arange(size), labelled(size)[1]
-
-    def loss(model, batch):
-        ids, offsets, y = batch
-        return F.cross_entropy(model(ids, offsets), y)
-
-    return make_job(EmbeddingBagModel, batch, loss)
+    return F.cross_entropy(model(ids, offsets), y)
 
 
 class Experts(nn.Module):

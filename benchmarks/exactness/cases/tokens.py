@@ -23,21 +23,17 @@ from memfit import Total
 theme = Theme("blind")
 
 
-@theme.case()
-def ctc():
+def transcribed(size):
+    lengths = 2 + torch.arange(size) % 2
+    return torch.randn(size, 9, 12), torch.randint(1, 5, (size, 3)), lengths
+
+
+@theme.loss(lambda: encoder(5), transcribed, 8)
+def ctc(model, x, targets, lengths):
     """CTC with mean reduction: divided by each target's length, then by the batch."""
-
-    def batch(size):
-        lengths = 2 + torch.arange(size) % 2
-        return torch.randn(size, 9, 12), torch.randint(1, 5, (size, 3)), lengths
-
-    def loss(model, batch):
-        x, targets, lengths = batch
-        logp = model(x).log_softmax(-1).transpose(0, 1)
-        inputs = torch.full((len(x),), 9, dtype=torch.long)
-        return F.ctc_loss(logp, targets, inputs, lengths)
-
-    return make_job(lambda: encoder(5), batch, loss, 8)
+    logp = model(x).log_softmax(-1).transpose(0, 1)
+    inputs = torch.full((len(x),), 9, dtype=torch.long)
+    return F.ctc_loss(logp, targets, inputs, lengths)
 
 
 @theme.loss(tagger, padded_tokens)

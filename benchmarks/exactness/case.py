@@ -83,6 +83,25 @@ class Theme:
 
         return collect
 
+    def model(
+        self,
+        batch: Callable[[int], Any],
+        loss: Callable[..., Any],
+        batch_size: int = 16,
+        **declared: Any,
+    ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+        """Make a case of a function that builds a model; what it declares is that of ``case``."""
+
+        def collect(function: Callable[[], Any]) -> Callable[[], Any]:
+            @wraps(function)
+            def build() -> Job:
+                return make_job(function, batch, loss, batch_size)
+
+            self.case(**declared)(build)
+            return function
+
+        return collect
+
     def loss(
         self,
         model: Callable[[], Any],

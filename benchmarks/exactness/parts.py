@@ -71,9 +71,9 @@ def tagger() -> nn.Module:
     return nn.Sequential(nn.Embedding(NUM_TOKENS, 10), nn.Linear(10, NUM_TOKENS))
 
 
-def two_blocks(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Return what stacks two blocks and a head."""
-    return lambda: nn.Sequential(nn.Sequential(make(), make()), nn.Linear(12, 4))
+def two_blocks(make: Callable[[], nn.Module]) -> nn.Module:
+    """Stack two blocks and a head."""
+    return nn.Sequential(nn.Sequential(make(), make()), nn.Linear(12, 4))
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

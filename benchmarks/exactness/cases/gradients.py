@@ -20,72 +20,54 @@ def gradient_norm_of_parameters_in_the_loss(model, batch):
     return value + 0.1 * sum(g.pow(2).sum() for g in gradients)
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def gradient_norm_in_a_hook():
     """A hook of a weight shrinks its gradient by the gradient's own norm."""
-
-    def model():
-        found = classifier()
-        found[0].weight.register_hook(lambda g: g / (1 + 10 * g.norm()))
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    found[0].weight.register_hook(lambda g: g / (1 + 10 * g.norm()))
+    return found
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def gradient_clamped_by_a_hook():
     """``register_hook(clamp)`` on every parameter."""
-
-    def model():
-        found = classifier()
-        for parameter in found.parameters():
-            parameter.register_hook(lambda g: g.clamp(-0.005, 0.005))
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    for parameter in found.parameters():
+        parameter.register_hook(lambda g: g.clamp(-0.005, 0.005))
+    return found
 
 
-@theme.case()
+@theme.model(labelled, cross_entropy)
 def gradient_scaled_by_a_hook():
     """``register_hook`` that multiplies by a constant, which is linear."""
-
-    def model():
-        found = classifier()
-        found[0].weight.register_hook(lambda g: g * 0.1)
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    found[0].weight.register_hook(lambda g: g * 0.1)
+    return found
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def clipped_after_accumulation():
     """A hook after accumulation clips each parameter's gradient."""
 
     def clip(parameter):
         parameter.grad.mul_((0.01 / (parameter.grad.norm() + 1e-6)).clamp(max=1.0))
 
-    def model():
-        found = classifier()
-        for parameter in found.parameters():
-            parameter.register_post_accumulate_grad_hook(clip)
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    for parameter in found.parameters():
+        parameter.register_post_accumulate_grad_hook(clip)
+    return found
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def scaled_after_accumulation():
     """A hook after accumulation halves the gradient, once per backward."""
 
     def halve(parameter):
         parameter.grad.mul_(0.5)
 
-    def model():
-        found = classifier()
-        found[2].weight.register_post_accumulate_grad_hook(halve)
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    found[2].weight.register_post_accumulate_grad_hook(halve)
+    return found
 
 
 @theme.case(leaves="different")

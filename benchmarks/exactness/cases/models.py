@@ -22,17 +22,13 @@ from exactness.parts import (
 theme = Theme("blind")
 
 
-@theme.case()
+@theme.model(labelled_images, cross_entropy, 8)
 def conv_net():
     """Convolutions, pooling, a linear head."""
-
-    def model():
-        return nn.Sequential(
-            nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU(),
-            nn.Flatten(), nn.Linear(8, 4),
-        )  # fmt: skip
-
-    return make_job(model, labelled_images, cross_entropy, 8)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
 
 
 class UNet(nn.Module):
@@ -55,24 +51,19 @@ def u_net(model, batch):
     return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
 
 
-@theme.case()
-def ssim():
+def small_decoder():
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 3, 3, padding=1))
+
+
+@theme.loss(small_decoder, images, 8)
+def ssim(model, x):
     """Structural similarity of each image with its reconstruction."""
-
-    def model():
-        return nn.Sequential(
-            nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 3, 3, padding=1)
-        )
-
-    def loss(model, x):
-        y = model(x)
-        mx, my = F.avg_pool2d(x, 3), F.avg_pool2d(y, 3)
-        vx, vy = F.avg_pool2d(x * x, 3) - mx**2, F.avg_pool2d(y * y, 3) - my**2
-        cov = F.avg_pool2d(x * y, 3) - mx * my
-        map_ = (2 * mx * my + 0.01) * (2 * cov + 0.03)
-        return 1 - (map_ / ((mx**2 + my**2 + 0.01) * (vx + vy + 0.03))).mean()
-
-    return make_job(model, images, loss, 8)
+    y = model(x)
+    mx, my = F.avg_pool2d(x, 3), F.avg_pool2d(y, 3)
+    vx, vy = F.avg_pool2d(x * x, 3) - mx**2, F.avg_pool2d(y * y, 3) - my**2
+    cov = F.avg_pool2d(x * y, 3) - mx * my
+    map_ = (2 * mx * my + 0.01) * (2 * cov + 0.03)
+    return 1 - (map_ / ((mx**2 + my**2 + 0.01) * (vx + vy + 0.03))).mean()
 
 
 def perceptual():

@@ -87,16 +87,17 @@ def head(width):
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
 
 
-@theme.case(source="huggingface/pytorch-image-models timm/layers/std_conv.py")
+@theme.model(
+    labelled_images,
+    cross_entropy,
+    8,
+    source="huggingface/pytorch-image-models timm/layers/std_conv.py",
+)
 def weight_standardisation_by_batch_norm():
     """``F.batch_norm`` in training mode, but of weights: no sample meets another."""
-
-    def model():
-        return nn.Sequential(
-            StandardisedConv(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), head(6)
-        )
-
-    return make_job(model, labelled_images, cross_entropy, 8)
+    return nn.Sequential(
+        StandardisedConv(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), head(6)
+    )
 
 
 class EvoNorm(nn.Module):
@@ -113,7 +114,10 @@ class EvoNorm(nn.Module):
         return x / scale * self.gain
 
 
-@theme.case(
+@theme.model(
+    labelled_images,
+    cross_entropy,
+    8,
     adds="no",
     leaves="different",
     recompute_unsafe=True,
@@ -121,11 +125,7 @@ class EvoNorm(nn.Module):
 )
 def evo_norm_of_the_batch():
     """The larger of the batch's deviation and the sample's own divides activations."""
-
-    def model():
-        return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), EvoNorm(), head(6))
-
-    return make_job(model, labelled_images, cross_entropy, 8)
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), EvoNorm(), head(6))
 
 
 class ResponseNorm(nn.Module):
@@ -139,14 +139,15 @@ class ResponseNorm(nn.Module):
         return torch.max(self.gain * x * (total / (total.mean(1, keepdim=True) + 1e-6)), self.tau)
 
 
-@theme.case(source="huggingface/pytorch-image-models timm/layers/filter_response_norm.py, grn.py")
+@theme.model(
+    labelled_images,
+    cross_entropy,
+    8,
+    source="huggingface/pytorch-image-models timm/layers/filter_response_norm.py, grn.py",
+)
 def response_norms_of_each_image():
     """Filter response and global response normalisation: statistics of each image's own."""
-
-    def model():
-        return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), ResponseNorm(), head(6))
-
-    return make_job(model, labelled_images, cross_entropy, 8)
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), ResponseNorm(), head(6))
 
 
 @theme.case(

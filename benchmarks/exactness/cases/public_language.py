@@ -200,24 +200,22 @@ def matryoshka_with_all_dimensions(model, batch):
     return sum(F.mse_loss(each, batch[2]) for each in similar)
 
 
-@theme.case(
+def with_dropout():
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
+
+
+@theme.loss(
+    with_dropout,
+    labelled,
     draws="per-sample",
     source="dropreg/R-Drop (two dropout masks of the same samples in one forward)",
 )
-def r_drop():
+def r_drop(model, x, y):
     """Each sample runs twice, with two masks; both predictions are held together."""
-
-    def model():
-        return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
-
-    def loss(model, batch):
-        x, y = batch
-        logits = model(torch.cat([x, x]))
-        p, q = (each.log_softmax(-1) for each in logits.chunk(2))
-        apart = F.kl_div(p, q, log_target=True, reduction="batchmean")
-        return F.cross_entropy(logits, torch.cat([y, y])) + apart
-
-    return make_job(model, labelled, loss)
+    logits = model(torch.cat([x, x]))
+    p, q = (each.log_softmax(-1) for each in logits.chunk(2))
+    apart = F.kl_div(p, q, log_target=True, reduction="batchmean")
+    return F.cross_entropy(logits, torch.cat([y, y])) + apart
 
 
 @theme.case(

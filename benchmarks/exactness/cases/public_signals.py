@@ -139,14 +139,15 @@ class PairNorm(nn.Module):
         return x / (1e-6 + x.pow(2).sum(dim=1).mean()).sqrt()
 
 
-@theme.case(adds="no", source="pyg-team/pytorch_geometric torch_geometric/nn/norm/pair_norm.py")
+@theme.model(
+    labelled,
+    cross_entropy,
+    adds="no",
+    source="pyg-team/pytorch_geometric torch_geometric/nn/norm/pair_norm.py",
+)
 def pair_norm():
     """Nodes lose their common mean and share one scale."""
-
-    def model():
-        return nn.Sequential(nn.Linear(12, 8), PairNorm(), nn.ReLU(), nn.Linear(8, 4))
-
-    return make_job(model, labelled, cross_entropy)
+    return nn.Sequential(nn.Linear(12, 8), PairNorm(), nn.ReLU(), nn.Linear(8, 4))
 
 
 @theme.loss(

@@ -26,45 +26,28 @@ class Masked(nn.Module):
         return x + torch.tanh(self.linear(x) * self.mask(x))
 
 
-def two_blocks(make_mask):
-    """Stack two blocks and a head."""
-    return lambda: nn.Sequential(
-        nn.Sequential(Masked(make_mask()), Masked(make_mask())), nn.Linear(12, 4)
-    )
+def masked(*masks):
+    """Stack a block for each mask, and a head."""
+    return nn.Sequential(nn.Sequential(*(Masked(mask) for mask in masks)), nn.Linear(12, 4))
 
 
-def one_masked_block(make_mask):
-    """Stack a block with a mask and one without; a second draw could not be held still."""
-
-    def no_mask(x):
-        return torch.ones_like(x)
-
-    return lambda: nn.Sequential(
-        nn.Sequential(Masked(make_mask()), Masked(no_mask)), nn.Linear(12, 4)
-    )
-
-
-@theme.case(draws="per-sample")
+@theme.model(labelled, cross_entropy, draws="per-sample")
 def dropout_layers():
     """``nn.Dropout``."""
-
-    def model():
-        return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
-
-    return make_job(model, labelled, cross_entropy)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
 
 
-@theme.case(draws="per-sample", blocks="0")
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0")
 def dropout_by_function():
     """``F.dropout`` in forward."""
 
-    def mask():
-        return lambda x: F.dropout(torch.ones_like(x), 0.5, training=True)
+    def mask(x):
+        return F.dropout(torch.ones_like(x), 0.5, training=True)
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def dropout_from_an_own_generator():
     """Masks from a ``torch.Generator`` of one's own, which checkpointing does not put back."""
 
@@ -76,20 +59,20 @@ def dropout_from_an_own_generator():
 
         return draw
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask(), mask())
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def masks_from_numpy():
     """Masks from numpy's global generator, within a block."""
 
-    def mask():
-        return lambda x: torch.from_numpy(np.random.rand(*x.shape) > 0.5).to(x.dtype) * 2
+    def mask(x):
+        return torch.from_numpy(np.random.rand(*x.shape) > 0.5).to(x.dtype) * 2
 
-    return make_job(one_masked_block(mask), labelled, cross_entropy)
+    return masked(mask, torch.ones_like)
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def masks_from_an_own_numpy_generator():
     """Masks from a ``numpy.random.Generator`` that the block holds."""
 
@@ -100,20 +83,20 @@ def masks_from_an_own_numpy_generator():
         def __call__(self, x):
             return torch.as_tensor(self.rng.binomial(1, 0.5, tuple(x.shape)) * 2.0)
 
-    return make_job(two_blocks(Drawn), labelled, cross_entropy)
+    return masked(Drawn(), Drawn())
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def masks_from_random():
     """One factor per sample from Python's ``random``, within a block."""
 
-    def mask():
-        return lambda x: torch.tensor([[random.uniform(0.5, 1.5)] for _ in range(len(x))])
+    def mask(x):
+        return torch.tensor([[random.uniform(0.5, 1.5)] for _ in range(len(x))])
 
-    return make_job(one_masked_block(mask), labelled, cross_entropy)
+    return masked(mask, torch.ones_like)
 
 
-@theme.case(draws="shared", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="shared", blocks="0", recompute_unsafe=True)
 def layer_drop_by_random():
     """LayerDrop: ``random`` decides whether the whole block is left out, for all samples."""
 
@@ -127,40 +110,37 @@ def layer_drop_by_random():
                 return x * 1.0
             return x + torch.tanh(self.linear(x))
 
-    def model():
-        return nn.Sequential(nn.Sequential(*(Skipped() for _ in range(6))), nn.Linear(12, 4))
-
-    return make_job(model, labelled, cross_entropy)
+    return nn.Sequential(nn.Sequential(*(Skipped() for _ in range(6))), nn.Linear(12, 4))
 
 
-@theme.case(draws="shared", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="shared", blocks="0", recompute_unsafe=True)
 def numpy_draws_in_forward():
     """A factor from numpy for the whole batch, drawn in forward."""
 
-    def mask():
-        return lambda x: float(np.random.uniform(0.5, 1.5))
+    def mask(x):
+        return float(np.random.uniform(0.5, 1.5))
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
-@theme.case(draws="per-sample", blocks="0")
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0")
 def drop_path_per_sample():
     """Stochastic depth: a branch is dropped for some samples."""
 
-    def mask():
-        return lambda x: torch.empty(x.shape[0], 1).bernoulli_(0.8) / 0.8
+    def mask(x):
+        return torch.empty(x.shape[0], 1).bernoulli_(0.8) / 0.8
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
-@theme.case(draws="shared", blocks="0")
+@theme.model(labelled, cross_entropy, draws="shared", blocks="0")
 def drop_path_for_the_whole_batch():
     """Stochastic depth in its batch mode: one draw for all samples."""
 
-    def mask():
-        return lambda x: torch.rand(1) + 0.5
+    def mask(x):
+        return torch.rand(1) + 0.5
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
 @theme.loss(classifier, labelled, draws="shared")

@@ -255,23 +255,19 @@ def gpt2_with_ignored_labels(model, ids, _):
     return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
 
 
-@theme.case(draws="per-sample", effects=True, blocks="bert.encoder.layer")
-def bert_for_classification():
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=NUM_TOKENS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=8, num_labels=4,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config).train()
+
+
+@theme.loss(bert, padded_tokens, 8, draws="per-sample", effects=True, blocks="bert.encoder.layer")
+def bert_for_classification(model, ids, lengths):
     """Transformers' BERT with its dropout; the first forward notes the kind of problem."""
-
-    def model():
-        config = transformers.BertConfig(
-            vocab_size=NUM_TOKENS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=16, max_position_embeddings=8, num_labels=4,
-        )  # fmt: skip
-        return transformers.BertForSequenceClassification(config).train()
-
-    def loss(model, batch):
-        ids, lengths = batch
-        mask = (ids != 0).long()
-        return model(input_ids=ids, attention_mask=mask, labels=lengths % 4).loss
-
-    return make_job(model, padded_tokens, loss, 8)
+    mask = (ids != 0).long()
+    return model(input_ids=ids, attention_mask=mask, labels=lengths % 4).loss
 
 
 @theme.case(effects=True)
@@ -295,23 +291,19 @@ def vit_for_classification():
     return make_job(model, batch, loss, 8)
 
 
-@theme.case(adds="no")
-def t5_with_ignored_labels():
+def t5():
+    config = transformers.T5Config(
+        vocab_size=NUM_TOKENS, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=1,
+        num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, use_cache=False,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+@theme.loss(t5, padded_tokens, 8, adds="no")
+def t5_with_ignored_labels(model, ids, _):
     """Transformers' T5 with labels of differing length."""
-
-    def model():
-        config = transformers.T5Config(
-            vocab_size=NUM_TOKENS, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=1,
-            num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, use_cache=False,
-        )  # fmt: skip
-        return transformers.T5ForConditionalGeneration(config)
-
-    def loss(model, batch):
-        ids, _ = batch
-        labels = ids.masked_fill(ids == 0, -100)
-        return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
-
-    return make_job(model, padded_tokens, loss, 8)
+    labels = ids.masked_fill(ids == 0, -100)
+    return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
 
 
 def student_and_teacher():

@@ -38,8 +38,7 @@ def _job(name: str, sizes: Mapping[str, Any], batch: Batch, optimizer: Optimizer
     config = kind.config_class(**sizes)
 
     def loss(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        value: torch.Tensor = model(**inputs).loss
-        return value
+        return model(**inputs).loss
 
     return Job(
         model=lambda: kind(config),
@@ -62,8 +61,7 @@ class _Lstm(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return logits (B, T, vocabulary) for ids (B, T)."""
         states, _ = self.lstm(self.embedding(ids))
-        logits: torch.Tensor = self.head(states)
-        return logits
+        return self.head(states)
 
 
 def lstm(optimizer: OptimizerBuilder) -> Job:

@@ -6,6 +6,7 @@ Each has a few million parameters at most, so that a step takes a fraction of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,139 +24,29 @@ OPTIMIZERS: Mapping[str, OptimizerBuilder] = {
 _VOCABULARY = 1000
 _BATCH_SIZE = 8
 
+Batch = Callable[[int], dict[str, torch.Tensor]]
+
 
 def architectures() -> Mapping[str, Callable[[OptimizerBuilder], Job]]:
     """Return the builders of all jobs, by the name of their architecture."""
-    return {
-        "BERT": bert,
-        "GPT-2": gpt2,
-        "T5": t5,
-        "ViT": vit,
-        "ResNet": resnet,
-        "ConvNeXt": convnext,
-        "Whisper": whisper,
-        "Llama": llama,
-        "LSTM": lstm,
-    }
+    return {**{name: partial(_job, *of_hub) for name, of_hub in _HUB.items()}, "LSTM": lstm}
 
 
-def bert(optimizer: OptimizerBuilder) -> Job:
-    """Build a masked language model with an encoder."""
-    config = transformers.BertConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=512,
+def _job(name: str, sizes: Mapping[str, Any], batch: Batch, optimizer: OptimizerBuilder) -> Job:
+    """Describe a job over a transformers model that computes its own loss."""
+    kind: Any = getattr(transformers, name)
+    config = kind.config_class(**sizes)
+
+    def loss(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(**inputs).loss
+
+    return Job(
+        model=lambda: kind(config),
+        batch=batch,
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=_BATCH_SIZE,
     )
-    return _job(lambda: transformers.BertForMaskedLM(config), _tokens, optimizer)
-
-
-def gpt2(optimizer: OptimizerBuilder) -> Job:
-    """Build a decoder with learnt positions."""
-    config = transformers.GPT2Config(
-        vocab_size=_VOCABULARY,
-        n_embd=128,
-        n_layer=4,
-        n_head=4,
-        bos_token_id=0,
-        eos_token_id=0,
-        loss_type="ForCausalLM",
-    )
-    return _job(lambda: transformers.GPT2LMHeadModel(config), _tokens, optimizer)
-
-
-def llama(optimizer: OptimizerBuilder) -> Job:
-    """Build a decoder with rotary positions and grouped keys and values."""
-    config = transformers.LlamaConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=352,
-        use_cache=False,
-    )
-    return _job(lambda: transformers.LlamaForCausalLM(config), _tokens, optimizer)
-
-
-def t5(optimizer: OptimizerBuilder) -> Job:
-    """Build an encoder and decoder with relative positions."""
-    config = transformers.T5Config(
-        vocab_size=_VOCABULARY,
-        d_model=128,
-        d_kv=32,
-        d_ff=512,
-        num_layers=3,
-        num_heads=4,
-        use_cache=False,
-        decoder_start_token_id=0,
-    )
-
-    def batch(num_samples: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": _ids(num_samples, 64), "labels": _ids(num_samples, 32)}
-
-    return _job(lambda: transformers.T5ForConditionalGeneration(config), batch, optimizer)
-
-
-def vit(optimizer: OptimizerBuilder) -> Job:
-    """Build a vision transformer."""
-    config = transformers.ViTConfig(
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=512,
-        image_size=64,
-        patch_size=8,
-        num_labels=10,
-    )
-    return _job(lambda: transformers.ViTForImageClassification(config), _images, optimizer)
-
-
-def resnet(optimizer: OptimizerBuilder) -> Job:
-    """Build a convolutional network with batch normalisation."""
-    config = transformers.ResNetConfig(
-        embedding_size=32, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], num_labels=10
-    )
-    return _job(lambda: transformers.ResNetForImageClassification(config), _images, optimizer)
-
-
-def convnext(optimizer: OptimizerBuilder) -> Job:
-    """Build a convolutional network with depthwise convolutions."""
-    config = transformers.ConvNextConfig(
-        hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 3, 2], num_labels=10
-    )
-    return _job(lambda: transformers.ConvNextForImageClassification(config), _images, optimizer)
-
-
-def whisper(optimizer: OptimizerBuilder) -> Job:
-    """Build a speech encoder with a text decoder."""
-    config = transformers.WhisperConfig(
-        vocab_size=_VOCABULARY,
-        num_mel_bins=16,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=256,
-        decoder_ffn_dim=256,
-        d_model=128,
-        max_source_positions=64,
-        max_target_positions=64,
-        use_cache=False,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
-
-    def batch(num_samples: int) -> dict[str, torch.Tensor]:
-        features = torch.randn(num_samples, 16, 128)
-        return {"input_features": features, "labels": _ids(num_samples, 24)}
-
-    return _job(lambda: transformers.WhisperForConditionalGeneration(config), batch, optimizer)
 
 
 class _Lstm(nn.Module):
@@ -170,8 +61,7 @@ class _Lstm(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return logits (B, T, vocabulary) for ids (B, T)."""
         states, _ = self.lstm(self.embedding(ids))
-        logits: torch.Tensor = self.head(states)
-        return logits
+        return self.head(states)
 
 
 def lstm(optimizer: OptimizerBuilder) -> Job:
@@ -191,20 +81,6 @@ def lstm(optimizer: OptimizerBuilder) -> Job:
     )
 
 
-def _job(
-    model: Callable[[], nn.Module],
-    batch: Callable[[int], dict[str, torch.Tensor]],
-    optimizer: OptimizerBuilder,
-) -> Job:
-    """Describe a job over a transformers model that computes its own loss."""
-
-    def loss(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        value: torch.Tensor = model(**inputs).loss
-        return value
-
-    return Job(model=model, batch=batch, loss=loss, optimizer=optimizer, batch_size=_BATCH_SIZE)
-
-
 def _tokens(num_samples: int) -> dict[str, torch.Tensor]:
     ids = _ids(num_samples, 64)
     return {"input_ids": ids, "labels": ids.clone()}
@@ -217,3 +93,105 @@ def _images(num_samples: int) -> dict[str, Any]:
 
 def _ids(num_rows: int, num_columns: int) -> torch.Tensor:
     return torch.randint(0, _VOCABULARY, (num_rows, num_columns))
+
+
+def _texts(num_samples: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": _ids(num_samples, 64), "labels": _ids(num_samples, 32)}
+
+
+def _sounds(num_samples: int) -> dict[str, torch.Tensor]:
+    features = torch.randn(num_samples, 16, 128)
+    return {"input_features": features, "labels": _ids(num_samples, 24)}
+
+
+_WIDE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+_HUB: Mapping[str, tuple[str, Mapping[str, Any], Batch]] = {
+    "BERT": (
+        "BertForMaskedLM",
+        {"vocab_size": _VOCABULARY, **_WIDE, "intermediate_size": 512},
+        _tokens,
+    ),
+    "GPT-2": (
+        "GPT2LMHeadModel",
+        {
+            "vocab_size": _VOCABULARY,
+            "n_embd": 128,
+            "n_layer": 4,
+            "n_head": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "loss_type": "ForCausalLM",
+        },
+        _tokens,
+    ),
+    "T5": (
+        "T5ForConditionalGeneration",
+        {
+            "vocab_size": _VOCABULARY,
+            "d_model": 128,
+            "d_kv": 32,
+            "d_ff": 512,
+            "num_layers": 3,
+            "num_heads": 4,
+            "use_cache": False,
+            "decoder_start_token_id": 0,
+        },
+        _texts,
+    ),
+    "ViT": (
+        "ViTForImageClassification",
+        {**_WIDE, "intermediate_size": 512, "image_size": 64, "patch_size": 8, "num_labels": 10},
+        _images,
+    ),
+    "ResNet": (
+        "ResNetForImageClassification",
+        {
+            "embedding_size": 32,
+            "hidden_sizes": [64, 128, 256, 512],
+            "depths": [2, 2, 2, 2],
+            "num_labels": 10,
+        },
+        _images,
+    ),
+    "ConvNeXt": (
+        "ConvNextForImageClassification",
+        {"hidden_sizes": [32, 64, 128, 256], "depths": [2, 2, 3, 2], "num_labels": 10},
+        _images,
+    ),
+    "Whisper": (
+        "WhisperForConditionalGeneration",
+        {
+            "vocab_size": _VOCABULARY,
+            "num_mel_bins": 16,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 256,
+            "decoder_ffn_dim": 256,
+            "d_model": 128,
+            "max_source_positions": 64,
+            "max_target_positions": 64,
+            "use_cache": False,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
+        _sounds,
+    ),
+    "Llama": (
+        "LlamaForCausalLM",
+        {
+            "vocab_size": _VOCABULARY,
+            **_WIDE,
+            "num_key_value_heads": 2,
+            "intermediate_size": 352,
+            "use_cache": False,
+        },
+        _tokens,
+    ),
+}
+"""Of each, the class of transformers, the sizes that its configuration has, and its batch."""

@@ -134,8 +134,7 @@ def llama() -> Job:
         return {"input_ids": ids, "labels": ids.clone()}
 
     def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        value: Tensor = model(**inputs).loss
-        return value
+        return model(**inputs).loss
 
     return _job("llama", lambda: transformers.LlamaForCausalLM(config), batch, loss, batch_size=8)
 

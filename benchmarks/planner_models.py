@@ -34,8 +34,7 @@ class Attention(nn.Module):
         """Let each token look at the ones before it."""
         parts = self.mix(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class WeighingAttention(nn.Module):
@@ -48,8 +47,7 @@ class WeighingAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Let all tokens look at all."""
         mixed, _ = self.layer(x, x, x)
-        result: Tensor = mixed
-        return result
+        return mixed
 
 
 class Experts(nn.Module):
@@ -79,8 +77,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Add both to the stream."""
         x = x + self.mixing(self.first_norm(x))
-        result: Tensor = x + self.own(self.second_norm(x))
-        return result
+        return x + self.own(self.second_norm(x))
 
 
 class LanguageModel(nn.Module):
@@ -104,8 +101,7 @@ class LanguageModel(nn.Module):
         x = self.embedding(ids) + self.positions
         for block in self.blocks:
             x = block(x)
-        scores: Tensor = self.head(self.norm(x))
-        return scores
+        return self.head(self.norm(x))
 
 
 class Encoder(nn.Module):
@@ -127,8 +123,7 @@ class Encoder(nn.Module):
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x)
-        scores: Tensor = self.head(x)
-        return scores
+        return self.head(x)
 
 
 class Residual(nn.Module):
@@ -175,8 +170,7 @@ class Unet(nn.Module):
         x = self.bottom(x)
         for grow, up in zip(self.grow, self.up, strict=True):
             x = up(torch.cat([grow(x), skips.pop()], dim=1))
-        scores: Tensor = self.head(x)
-        return scores
+        return self.head(x)
 
 
 class LstmClassifier(nn.Module):
@@ -190,8 +184,7 @@ class LstmClassifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (B, 10) for series (B, T, 48)."""
         states, _ = self.lstm(x)
-        scores: Tensor = self.head(states[:, -1])
-        return scores
+        return self.head(states[:, -1])
 
 
 class AcrossPositions(nn.Module):

@@ -37,5 +37,4 @@ def write_result(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 
 def load_result(name: str) -> dict[str, Any]:
     """Read the figures of one benchmark."""
-    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return content
+    return json.loads((RESULTS / f"{name}.json").read_text())

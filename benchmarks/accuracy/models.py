@@ -143,8 +143,7 @@ def _layer(entry: Any) -> nn.Module:
     if builder is None:
         raise CannotRebuild(f"torch.nn has no layer {name!r}")
     kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
-    module: nn.Module = builder(*args, **kwargs)
-    return module
+    return builder(*args, **kwargs)
 
 
 def _built(row: Row, builder: Callable[[], nn.Module]) -> nn.Module:

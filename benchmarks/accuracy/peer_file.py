@@ -13,5 +13,4 @@ def read_peers() -> list[dict[str, Any]]:
     """Return the stored figures of all tools; none where nothing is stored yet."""
     if not PATH.exists():
         return []
-    peers: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
-    return peers
+    return json.loads(PATH.read_text(encoding="utf-8"))

@@ -83,10 +83,7 @@ def _unpack(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tenso
     if state.nested:
         scales = torch.empty_like(state.absmax, dtype=torch.float32) + state.offset
     operator = torch.ops.bitsandbytes.dequantize_4bit.default
-    unpacked: torch.Tensor = operator(
-        packed, scales, state.blocksize, state.quant_type, state.shape, dtype
-    )
-    return unpacked
+    return operator(packed, scales, state.blocksize, state.quant_type, state.shape, dtype)
 
 
 @cache

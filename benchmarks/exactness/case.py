@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal
 
+from exactness.parts import make_job
 from memfit import Job
 
 Adds = Literal["mean", "sum", "groups", "no"]
@@ -70,34 +73,58 @@ class Theme:
     half: Half
     cases: list[Case] = field(default_factory=list)
 
-    def case(
-        self,
-        *,
-        adds: Adds = "mean",
-        draws: Draws = "none",
-        leaves: Leaves = "same",
-        effects: bool = False,
-        recompute_unsafe: bool = False,
-        blocks: str = "",
-        source: str = "",
-    ) -> Callable[[Callable[[], Job]], Callable[[], Job]]:
+    def case(self, **declared: Any) -> Callable[[Callable[[], Job]], Callable[[], Job]]:
         """Make a case of a function that builds a job; it takes the function's name."""
+        declared["effects"] = declared.get("effects") or declared.get("leaves", "same") != "same"
 
         def collect(build: Callable[[], Job]) -> Callable[[], Job]:
-            self.cases.append(
-                Case(
-                    name=build.__name__,
-                    build=build,
-                    half=self.half,
-                    adds=adds,
-                    draws=draws,
-                    leaves=leaves,
-                    effects=effects or leaves != "same",
-                    recompute_unsafe=recompute_unsafe,
-                    blocks=blocks,
-                    source=source,
-                )
-            )
+            self.cases.append(Case(name=build.__name__, build=build, half=self.half, **declared))
             return build
+
+        return collect
+
+    def model(
+        self,
+        batch: Callable[[int], Any],
+        loss: Callable[..., Any],
+        batch_size: int = 16,
+        **declared: Any,
+    ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+        """Make a case of a function that builds a model; what it declares is that of ``case``."""
+
+        def collect(function: Callable[[], Any]) -> Callable[[], Any]:
+            @wraps(function)
+            def build() -> Job:
+                return make_job(function, batch, loss, batch_size)
+
+            self.case(**declared)(build)
+            return function
+
+        return collect
+
+    def loss(
+        self,
+        model: Callable[[], Any],
+        batch: Callable[[int], Any],
+        batch_size: int = 16,
+        **declared: Any,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Make a case of a loss function; what it declares is that of ``case``.
+
+        A function of more than the model and the batch is given the parts of the batch.
+        """
+
+        def collect(function: Callable[..., Any]) -> Callable[..., Any]:
+            def parted(model: Any, parts: tuple[Any, ...]) -> Any:
+                return function(model, *parts)
+
+            loss = parted if len(signature(function).parameters) > 2 else function
+
+            @wraps(function)
+            def build() -> Job:
+                return make_job(model, batch, loss, batch_size)
+
+            self.case(**declared)(build)
+            return function
 
         return collect

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from memfit import Job, Total
 
@@ -41,6 +42,15 @@ def make_job(
     )
 
 
+class Modules(nn.Module):
+    """Modules and parameters by name, for losses that call them one by one."""
+
+    def __init__(self, **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
 def encoder(width: int = 8) -> nn.Module:
     """Make a perceptron of two layers that gives ``width`` features."""
     return nn.Sequential(nn.Linear(NUM_FEATURES, 24), nn.Tanh(), nn.Linear(24, width))
@@ -49,6 +59,27 @@ def encoder(width: int = 8) -> nn.Module:
 def classifier() -> nn.Module:
     """Make a perceptron of two layers that gives one score per class."""
     return encoder(NUM_CLASSES)
+
+
+def scorer() -> nn.Module:
+    """Make a perceptron that gives one score."""
+    return nn.Sequential(encoder(8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+
+
+def tagger() -> nn.Module:
+    """Make a model that gives each token one score per token."""
+    return nn.Sequential(nn.Embedding(NUM_TOKENS, 10), nn.Linear(10, NUM_TOKENS))
+
+
+def two_blocks(make: Callable[[], nn.Module]) -> nn.Module:
+    """Stack two blocks and a head."""
+    return nn.Sequential(nn.Sequential(make(), make()), nn.Linear(12, 4))
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Compare the scores of inputs with their labels."""
+    x, y = batch
+    return F.cross_entropy(model(x), y)
 
 
 def vectors(size: int) -> Tensor:

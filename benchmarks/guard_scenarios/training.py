@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,14 +72,19 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(
-    name: str, *, must_say: str = "", may_end: str = ""
-) -> Callable[[Callable[[], Training]], Callable[[], Training]]:
-    """Add a training to the collection."""
+    name: str, *, of: str = "", must_say: str = "", may_end: str = ""
+) -> Callable[[Any], Any]:
+    """Add a training to the collection.
 
-    def added(build: Callable[[], Training]) -> Callable[[], Training]:
+    It is what the function builds; or, of the small network with a ``layer``, a ``loss`` or an
+    ``optimizer`` by the class or function, or of a ``model`` by it.
+    """
+
+    def added(part: Any) -> Any:
         assert name not in SCENARIOS, name
+        build = partial(_TRAININGS[of], part) if of else part
         SCENARIOS[name] = Scenario(name=name, build=build, must_say=must_say, may_end=may_end)
-        return build
+        return part
 
     return added
 
@@ -135,3 +141,11 @@ def training_of(
     )
     rest.setdefault("draw", lambda number: drawn[number])
     return Training(job=job, **rest)
+
+
+_TRAININGS: dict[str, Callable[[Any], Training]] = {
+    "layer": lambda part: training_of(classifier(part())),
+    "model": lambda part: training_of(part()),
+    "loss": lambda part: training_of(classifier(), loss=part()),
+    "optimizer": lambda part: training_of(classifier(), optimizer=part),
+}

@@ -22,8 +22,7 @@ class Answer:
     @property
     def figures(self) -> Mapping[str, Any]:
         """Return what is known of it."""
-        found: Mapping[str, Any] = self.cell[self.mode]
-        return found
+        return self.cell[self.mode]
 
     @property
     def is_plan(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from memfit.devices.measuring import TorchCard
 from memfit.files import write_atomically
 from memfit.units import KIB
 
-from .measure import ProcessReading, Step
+from .measure import Card, ProcessReading, Step
 
 MOST_SNAPSHOT_BYTES = 300 * KIB
 _MOST_HISTORY = 200_000
@@ -23,7 +22,7 @@ _COUNTERS = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_fr
 _LARGE_COUNTERS = ("inactive_split_bytes.all.peak", "requested_bytes.all.peak")
 
 
-class CudaCard:
+class CudaCard(Card):
     """The first CUDA card of this process."""
 
     device = "cuda"
@@ -105,48 +104,9 @@ _SOURCES = {
 }
 
 
-class Processor:
+class Processor(Card):
     """The processor, for trying a row where there is no card; nothing is read."""
-
-    device = "cpu"
-    out_of_memory = (MemoryError,)
-
-    def start(self) -> None:
-        """Need nothing."""
-
-    def wait(self) -> None:
-        """Need not wait."""
-
-    def allocated_bytes(self) -> None:
-        """Read nothing."""
-
-    def reserved_bytes(self) -> None:
-        """Read nothing."""
-
-    def peaks(self) -> tuple[None, None]:
-        """Read nothing."""
-        return None, None
-
-    def reset_peaks(self) -> None:
-        """Count nothing."""
-
-    def process(self) -> ProcessReading:
-        """Read nothing."""
-        return ProcessReading(process_bytes=None, source=None)
 
     def further(self) -> dict[str, Any]:
         """Return how many threads worked."""
         return {"num_threads": torch.get_num_threads(), "pid": os.getpid()}
-
-    def record_history(self) -> None:
-        """Note nothing."""
-
-    def save_history(self, path: Path) -> None:
-        """Save nothing."""
-        del path
-
-    def seconds(self, step: Step) -> float:
-        """Time one step."""
-        started = time.perf_counter()
-        step()
-        return time.perf_counter() - started

@@ -46,8 +46,7 @@ class Chain(Recomputing):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply all parts."""
-        out: torch.Tensor = self.parts(x)
-        return out
+        return self.parts(x)
 
 
 class Residual(nn.Module):
@@ -60,8 +59,7 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply both ways and add."""
-        out: torch.Tensor = self.inner(x) + self.shortcut(x)
-        return out
+        return self.inner(x) + self.shortcut(x)
 
 
 class Rearrange(nn.Module):
@@ -222,8 +220,7 @@ class UNet(Recomputing):
         for level in reversed(range(len(self.grow))):
             x = torch.cat((self.grow[level](x), kept.pop()), dim=1)
             x = self.up[level](self.merge[level](x))
-        out: torch.Tensor = self.last(x)
-        return out
+        return self.last(x)
 
 
 def video(width: int = 32, num_classes: int = 100) -> nn.Module:

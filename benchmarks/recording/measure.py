@@ -6,10 +6,11 @@ The card is handed in, so that the order of readings is the same on a real card,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 Step = Callable[[], None]
 Watch = Callable[[str], None]
@@ -30,12 +31,12 @@ class ProcessReading:
     """The same, read in every way that there is."""
 
 
-class Card(Protocol):
-    """What a measurement asks of a device."""
+class Card:
+    """What a measurement asks of a device, of which nothing is read as long as none says more."""
 
-    device: str
+    device = "cpu"
     """``cuda`` or ``cpu``."""
-    out_of_memory: tuple[type[BaseException], ...]
+    out_of_memory: tuple[type[BaseException], ...] = (MemoryError,)
     """What is raised when memory runs out."""
 
     def start(self) -> None:
@@ -46,30 +47,39 @@ class Card(Protocol):
 
     def allocated_bytes(self) -> int | None:
         """Read what the allocator has handed out now."""
+        return None
 
     def reserved_bytes(self) -> int | None:
         """Read what the allocator holds now."""
+        return None
 
     def peaks(self) -> tuple[int | None, int | None]:
         """Read the highest allocated and reserved bytes since the last reset."""
+        return None, None
 
     def reset_peaks(self) -> None:
         """Begin counting peaks anew."""
 
     def process(self) -> ProcessReading:
         """Read what the process occupies."""
+        return ProcessReading(process_bytes=None, source=None)
 
     def further(self) -> dict[str, Any]:
         """Read what explains a figure: settings of the allocator, retries."""
+        return {}
 
     def record_history(self) -> None:
         """Begin to note every allocation."""
 
     def save_history(self, path: Path) -> None:
         """Save what was noted."""
+        del path
 
     def seconds(self, step: Step) -> float:
         """Time one step."""
+        started = time.perf_counter()
+        step()
+        return time.perf_counter() - started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

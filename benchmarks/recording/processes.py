@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 BENCHMARKS = Path(__file__).parents[1]
 GO, READY, RESULT = "go", "ready", "result.json"
@@ -32,28 +32,6 @@ class Job:
     device: str
     allocator: str | None = None
     snapshot: Path | None = None
-
-
-class Child(Protocol):
-    """One child, as the recording sees it."""
-
-    def is_ready(self) -> bool:
-        """Return whether it waits for its turn on the card."""
-
-    def go(self) -> None:
-        """Give it the card."""
-
-    def has_ended(self) -> bool:
-        """Return whether it is over."""
-
-    def result(self) -> dict[str, Any] | None:
-        """Return its outcome; None if it failed."""
-
-    def complaint(self) -> str:
-        """Return the end of what it wrote, which names the error."""
-
-    def end(self) -> None:
-        """End it, if it is not over."""
 
 
 class ChildProcess:

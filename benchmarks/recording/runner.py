@@ -16,10 +16,10 @@ from typing import Any
 from memfit.units import format_bytes
 
 from .matrix import ALLOCATORS, Entry
-from .processes import Child, Job
+from .processes import ChildProcess, Job
 from .rowfile import RowFile, measured_row, unmeasured_row
 
-Launch = Callable[[Job], Child]
+Launch = Callable[[Job], ChildProcess]
 Report = Callable[[str, str], object]
 """Is told an entry's name and what became of it."""
 
@@ -65,7 +65,7 @@ class Waiting:
 
     entry: Entry
     row: Mapping[str, Any]
-    child: Child
+    child: ChildProcess
 
 
 def probe_card(launch: Launch, settings: Settings, clock: Callable[[], float]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Recording:
         self._report(name, f"{_told(result)}, {used_seconds:.1f} s")
 
 
-def _on_card(child: Child, settings: Settings, clock: Callable[[], float]) -> Any:
+def _on_card(child: ChildProcess, settings: Settings, clock: Callable[[], float]) -> Any:
     """Wait until a child is ready, give it the card, and wait for its outcome."""
     if not _wait(child.is_ready, child, settings.prepare_seconds, settings, clock):
         return None
@@ -180,7 +180,7 @@ def _on_card(child: Child, settings: Settings, clock: Callable[[], float]) -> An
 
 def _wait(
     is_done: Callable[[], bool],
-    child: Child,
+    child: ChildProcess,
     seconds: float,
     settings: Settings,
     clock: Callable[[], float],

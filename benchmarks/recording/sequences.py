@@ -22,8 +22,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Predict the next token everywhere; shapes (B, T) and (B, T, V)."""
-        out: torch.Tensor = self.head(self.network(self.embedding(x))[0])
-        return out
+        return self.head(self.network(self.embedding(x))[0])
 
 
 class FeatureRecurrent(nn.Module):
@@ -36,8 +35,7 @@ class FeatureRecurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Classify whole sequences; shapes (B, T, F) and (B, C)."""
-        out: torch.Tensor = self.head(self.network(x)[0].mean(1))
-        return out
+        return self.head(self.network(x)[0].mean(1))
 
 
 class Encoder(nn.Module):
@@ -52,8 +50,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Classify texts; shapes (B, T) and (B, C)."""
-        out: torch.Tensor = self.head(self.layers(self.embedding(x)).mean(1))
-        return out
+        return self.head(self.layers(self.embedding(x)).mean(1))
 
 
 class SelfAttention(nn.Module):
@@ -68,8 +65,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Attend from everywhere to everywhere."""
         x = self.norm(x)
-        out: torch.Tensor = self.attention(x, x, x, need_weights=self.gives_weights)[0]
-        return out
+        return self.attention(x, x, x, need_weights=self.gives_weights)[0]
 
 
 def attention(width: int = 512, depth: int = 6) -> nn.Module:
@@ -100,8 +96,7 @@ class CausalAttention(nn.Module):
         found = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=is_grouped
         )
-        out: torch.Tensor = self.outputs(found.transpose(1, 2).reshape(batch_size, length, width))
-        return out
+        return self.outputs(found.transpose(1, 2).reshape(batch_size, length, width))
 
 
 class Gated(nn.Module):
@@ -117,8 +112,7 @@ class Gated(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the gate, and go back to the width."""
-        out: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return out
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Decoder(Recomputing):
@@ -149,8 +143,7 @@ class Decoder(Recomputing):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Predict the next token everywhere; shapes (B, T) and (B, T, V)."""
-        out: torch.Tensor = self.head(self.norm(self.layers(self.embedding(x))))
-        return out
+        return self.head(self.norm(self.layers(self.embedding(x))))
 
 
 class Translator(nn.Module):
@@ -168,10 +161,7 @@ class Translator(nn.Module):
         mask = self.layers.generate_square_subsequent_mask(
             y.shape[1], device=y.device, dtype=source.dtype
         )
-        out: torch.Tensor = self.head(
-            self.layers(source, target, tgt_mask=mask, tgt_is_causal=True)
-        )
-        return out
+        return self.head(self.layers(source, target, tgt_mask=mask, tgt_is_causal=True))
 
 
 class Recommender(nn.Module):
@@ -188,8 +178,7 @@ class Recommender(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Predict a click; shapes (B, tables, lookups) and (B, 2)."""
         found = [table(x[:, index]).mean(1) for index, table in enumerate(self.tables)]
-        out: torch.Tensor = self.head(self.network(torch.cat(found, dim=1)))
-        return out
+        return self.head(self.network(torch.cat(found, dim=1)))
 
 
 class Towers(nn.Module):
@@ -229,8 +218,7 @@ class Graph(nn.Module):
         for layer in self.layers:
             messages = torch.zeros_like(state).index_add(0, x[1], state[x[0]])
             state = F.relu(layer(torch.cat((state, messages), dim=1)))
-        out: torch.Tensor = self.head(state)
-        return out
+        return self.head(state)
 
 
 def tagger(width: int = 512, num_classes: int = 50) -> nn.Module:

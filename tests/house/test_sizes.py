@@ -16,7 +16,6 @@ TEST_FILE_LINES = 600
 # What may be longer, and why: "path" for a file, "path:function" for a function.
 EXCEPTIONS: dict[str, str] = {
     "src/memfit/errors.py": "one tree of all errors, drawn at its top",
-    "benchmarks/guard_scenarios/loops/layers.py": "training loops as users write them, side by side",
 }
 
 

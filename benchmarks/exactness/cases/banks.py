@@ -42,15 +42,11 @@ class MoCo(nn.Module):
         return torch.cat([positive, negative], dim=1) / 0.07
 
 
-@theme.case(adds="no", leaves="different")
-def moco_queue():
+@theme.loss(MoCo, two_views, adds="no", leaves="different")
+def moco_queue(model, batch):
     """MoCo: a queue of earlier keys, and a slow encoder that moves in forward."""
-
-    def loss(model, batch):
-        logits = model(*batch)
-        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
-
-    return make_job(MoCo, two_views, loss)
+    logits = model(*batch)
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
 
 
 class Byol(nn.Module):
@@ -70,48 +66,36 @@ class Byol(nn.Module):
         return self.predictor(self.online(one)), target
 
 
-@theme.case(adds="no", leaves="different")
-def ema_teacher_moved_in_forward():
+@theme.loss(Byol, two_views, adds="no", leaves="different")
+def ema_teacher_moved_in_forward(model, batch):
     """BYOL whose teacher moves at each forward: later pieces meet another teacher."""
-
-    def loss(model, batch):
-        prediction, target = model(*batch)
-        return 2 - 2 * F.cosine_similarity(prediction, target, dim=-1).mean()
-
-    return make_job(Byol, two_views, loss)
+    prediction, target = model(*batch)
+    return 2 - 2 * F.cosine_similarity(prediction, target, dim=-1).mean()
 
 
-@theme.case(adds="no")
-def mmd():
+@theme.loss(encoder, lambda size: (torch.randn(size, 12), torch.randn(size, 12) + 1), adds="no")
+def mmd(model, batch):
     """Maximum mean discrepancy between two samples in the batch, with a Gaussian kernel."""
+    a, b = (model(x) for x in batch)
 
-    def loss(model, batch):
-        a, b = (model(x) for x in batch)
+    def kernel(p, q):
+        return torch.exp(-torch.cdist(p, q).pow(2) / 8).mean()
 
-        def kernel(p, q):
-            return torch.exp(-torch.cdist(p, q).pow(2) / 8).mean()
-
-        return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b) + 0.1 * F.mse_loss(a, b)
-
-    return make_job(encoder, lambda size: (torch.randn(size, 12), torch.randn(size, 12) + 1), loss)
+    return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b) + 0.1 * F.mse_loss(a, b)
 
 
-@theme.case(adds="no")
-def sinkhorn_over_the_batch():
+@theme.loss(encoder, two_views, adds="no")
+def sinkhorn_over_the_batch(model, batch):
     """SwAV: assignments are balanced over the batch by Sinkhorn's iterations."""
-
-    def loss(model, batch):
-        one, other = (model(x) for x in batch)
-        with torch.no_grad():
-            q = torch.exp(other / 0.5).t()
-            q = q / q.sum()
-            for _ in range(3):
-                q = q / q.sum(dim=1, keepdim=True) / q.shape[0]
-                q = q / q.sum(dim=0, keepdim=True) / q.shape[1]
-            q = (q * q.shape[1]).t()
-        return -(q * F.log_softmax(one / 0.1, dim=1)).sum(dim=1).mean()
-
-    return make_job(encoder, two_views, loss)
+    one, other = (model(x) for x in batch)
+    with torch.no_grad():
+        q = torch.exp(other / 0.5).t()
+        q = q / q.sum()
+        for _ in range(3):
+            q = q / q.sum(dim=1, keepdim=True) / q.shape[0]
+            q = q / q.sum(dim=0, keepdim=True) / q.shape[1]
+        q = (q * q.shape[1]).t()
+    return -(q * F.log_softmax(one / 0.1, dim=1)).sum(dim=1).mean()
 
 
 class Prototypes(nn.Module):
@@ -124,25 +108,16 @@ class Prototypes(nn.Module):
         return torch.cdist(self.encoder(x), self.prototypes)
 
 
-@theme.case()
-def distances_to_prototypes():
+@theme.loss(Prototypes, labelled)
+def distances_to_prototypes(model, x, y):
     """Each sample's distances to learned prototypes, as its scores."""
-
-    def loss(model, batch):
-        x, y = batch
-        return F.cross_entropy(-model(x), y)
-
-    return make_job(Prototypes, labelled, loss)
+    return F.cross_entropy(-model(x), y)
 
 
-@theme.case(adds="no")
-def distances_within_the_batch():
+@theme.loss(encoder, vectors, adds="no")
+def distances_within_the_batch(model, x):
     """Pairwise distances of inputs are kept by the features (stress)."""
-
-    def loss(model, x):
-        return (torch.cdist(model(x), model(x)) - torch.cdist(x, x)).square().mean()
-
-    return make_job(encoder, vectors, loss)
+    return (torch.cdist(model(x), model(x)) - torch.cdist(x, x)).square().mean()
 
 
 class MemoryBank(nn.Module):
@@ -160,27 +135,22 @@ class MemoryBank(nn.Module):
         return logits
 
 
-@theme.case(adds="no", leaves="same", effects=True)
-def memory_bank():
+@theme.loss(
+    MemoryBank,
+    lambda size: (torch.randn(size, 12), torch.arange(size) * 3),
+    adds="no",
+    effects=True,
+)
+def memory_bank(model, x, index):
     """Instance discrimination: each sample has a row in a bank, renewed in forward."""
-
-    def loss(model, batch):
-        x, index = batch
-        return F.cross_entropy(model(x, index), index)
-
-    return make_job(MemoryBank, lambda size: (torch.randn(size, 12), torch.arange(size) * 3), loss)
+    return F.cross_entropy(model(x, index), index)
 
 
-@theme.case()
-def frozen_memory_bank():
+@theme.loss(MemoryBank, lambda size: (torch.randn(size, 12), torch.arange(size) * 3))
+def frozen_memory_bank(model, x, index):
     """The same, with a bank that nobody writes during the step."""
-
-    def loss(model, batch):
-        x, index = batch
-        z = F.normalize(model.encoder(x), dim=1)
-        return F.cross_entropy(z @ model.bank.T / 0.2, index)
-
-    return make_job(MemoryBank, lambda size: (torch.randn(size, 12), torch.arange(size) * 3), loss)
+    z = F.normalize(model.encoder(x), dim=1)
+    return F.cross_entropy(z @ model.bank.T / 0.2, index)
 
 
 class CentreLoss(nn.Module):
@@ -221,25 +191,16 @@ class ArcFace(nn.Module):
         return 16 * (one_hot * phi + (1 - one_hot) * cosine)
 
 
-@theme.case()
-def arcface():
+@theme.loss(ArcFace, labelled)
+def arcface(model, batch):
     """ArcFace: an angular margin on the true class of each sample."""
-
-    def loss(model, batch):
-        return F.cross_entropy(model(*batch), batch[1])
-
-    return make_job(ArcFace, labelled, loss)
+    return F.cross_entropy(model(*batch), batch[1])
 
 
-@theme.case(adds="groups")
-def pairs_as_neighbours():
+@theme.loss(encoder, labelled, adds="groups")
+def pairs_as_neighbours(model, x, y):
     """A loader that puts pairs beside each other; even rows meet odd rows."""
-
-    def loss(model, batch):
-        x, y = batch
-        z = model(x)
-        distance = (z[0::2] - z[1::2]).pow(2).sum(1)
-        same = (y[0::2] == y[1::2]).to(z.dtype)
-        return (same * distance + (1 - same) * F.relu(1 - distance.sqrt()).pow(2)).mean()
-
-    return make_job(encoder, labelled, loss)
+    z = model(x)
+    distance = (z[0::2] - z[1::2]).pow(2).sum(1)
+    same = (y[0::2] == y[1::2]).to(z.dtype)
+    return (same * distance + (1 - same) * F.relu(1 - distance.sqrt()).pow(2)).mean()

@@ -7,66 +7,45 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import encoder, labelled, make_job, two_views
+from exactness.parts import encoder, labelled, two_views
 
 theme = Theme("blind")
 
 
-@theme.case(adds="no")
-def supervised_contrastive():
+@theme.loss(encoder, labelled, adds="no")
+def supervised_contrastive(model, x, y):
     """Pairs of the same label within the batch attract each other."""
-
-    def loss(model, batch):
-        x, y = batch
-        z = F.normalize(model(x), dim=1)
-        logits = z @ z.T / 0.1
-        self_mask = torch.eye(len(z), dtype=torch.bool)
-        logits = logits.masked_fill(self_mask, -1e9)
-        positives = (y[:, None] == y[None, :]) & ~self_mask
-        log_prob = F.log_softmax(logits, dim=1)
-        return -((log_prob * positives).sum(1) / positives.sum(1).clamp(min=1)).mean()
-
-    return make_job(encoder, labelled, loss)
+    z = F.normalize(model(x), dim=1)
+    logits = z @ z.T / 0.1
+    self_mask = torch.eye(len(z), dtype=torch.bool)
+    logits = logits.masked_fill(self_mask, -1e9)
+    positives = (y[:, None] == y[None, :]) & ~self_mask
+    log_prob = F.log_softmax(logits, dim=1)
+    return -((log_prob * positives).sum(1) / positives.sum(1).clamp(min=1)).mean()
 
 
-@theme.case(adds="no")
-def triplet_batch_hard():
+@theme.loss(encoder, labelled, adds="no")
+def triplet_batch_hard(model, x, y):
     """Triplet loss with the farthest positive and the nearest negative in the batch."""
-
-    def loss(model, batch):
-        x, y = batch
-        d = torch.cdist(model(x), model(x))
-        same = y[:, None] == y[None, :]
-        hardest_positive = (d * same).max(dim=1).values
-        hardest_negative = d.masked_fill(same, float("inf")).min(dim=1).values
-        return F.relu(hardest_positive - hardest_negative + 0.5).mean()
-
-    return make_job(encoder, labelled, loss)
+    d = torch.cdist(model(x), model(x))
+    same = y[:, None] == y[None, :]
+    hardest_positive = (d * same).max(dim=1).values
+    hardest_negative = d.masked_fill(same, float("inf")).min(dim=1).values
+    return F.relu(hardest_positive - hardest_negative + 0.5).mean()
 
 
-@theme.case()
-def triplet_given():
+@theme.loss(encoder, lambda size: tuple(torch.randn(size, 12) for _ in range(3)))
+def triplet_given(model, batch):
     """Triplets that come ready from the loader."""
-
-    def batch(size):
-        return tuple(torch.randn(size, 12) for _ in range(3))
-
-    def loss(model, batch):
-        anchor, positive, negative = (model(x) for x in batch)
-        return F.triplet_margin_loss(anchor, positive, negative, margin=1.0)
-
-    return make_job(encoder, batch, loss)
+    anchor, positive, negative = (model(x) for x in batch)
+    return F.triplet_margin_loss(anchor, positive, negative, margin=1.0)
 
 
-@theme.case(adds="no")
-def info_nce():
+@theme.loss(encoder, two_views, adds="no")
+def info_nce(model, batch):
     """In-batch negatives in one direction."""
-
-    def loss(model, batch):
-        query, key = (F.normalize(model(x), dim=-1) for x in batch)
-        return F.cross_entropy(query @ key.T / 0.07, torch.arange(len(query)))
-
-    return make_job(encoder, two_views, loss)
+    query, key = (F.normalize(model(x), dim=-1) for x in batch)
+    return F.cross_entropy(query @ key.T / 0.07, torch.arange(len(query)))
 
 
 class TwoTowers(nn.Module):
@@ -81,54 +60,37 @@ class TwoTowers(nn.Module):
         return self.logit_scale.exp() * image @ text.t()
 
 
-@theme.case(adds="no")
-def clip_both_directions():
+@theme.loss(TwoTowers, two_views, adds="no")
+def clip_both_directions(model, batch):
     """CLIP: in-batch negatives, image to text and text to image."""
-
-    def loss(model, batch):
-        logits = model(*batch)
-        labels = torch.arange(logits.shape[0])
-        return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2
-
-    return make_job(TwoTowers, two_views, loss)
+    logits = model(*batch)
+    labels = torch.arange(logits.shape[0])
+    return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2
 
 
-@theme.case()
-def pairs_with_a_sigmoid():
+@theme.loss(TwoTowers, two_views)
+def pairs_with_a_sigmoid(model, image, text):
     """Two towers, each pair scored by itself: no negatives from the batch."""
-
-    def loss(model, batch):
-        image, text = batch
-        a, b = model.image(image), model.text(text)
-        return F.softplus(-(a * b).sum(-1) * model.logit_scale.exp()).mean()
-
-    return make_job(TwoTowers, two_views, loss)
+    a, b = model.image(image), model.text(text)
+    return F.softplus(-(a * b).sum(-1) * model.logit_scale.exp()).mean()
 
 
-@theme.case(adds="no")
-def nt_xent():
+@theme.loss(encoder, two_views, adds="no")
+def nt_xent(model, batch):
     """SimCLR: two views concatenated, everything else in the batch is a negative."""
-
-    def loss(model, batch):
-        z = F.normalize(model(torch.cat(batch)), dim=1)
-        n = z.shape[0] // 2
-        sim = z @ z.T / 0.5
-        sim.fill_diagonal_(-1e9)
-        target = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
-        return F.cross_entropy(sim, target)
-
-    return make_job(encoder, two_views, loss)
+    z = F.normalize(model(torch.cat(batch)), dim=1)
+    n = z.shape[0] // 2
+    sim = z @ z.T / 0.5
+    sim.fill_diagonal_(-1e9)
+    target = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
+    return F.cross_entropy(sim, target)
 
 
-@theme.case()
-def views_concatenated_and_chunked():
+@theme.loss(encoder, two_views)
+def views_concatenated_and_chunked(model, batch):
     """SimCLR's forward, but each view is only held against its own twin."""
-
-    def loss(model, batch):
-        one, other = model(torch.cat(batch, dim=0)).chunk(2, dim=0)
-        return F.mse_loss(one, other.detach())
-
-    return make_job(encoder, two_views, loss)
+    one, other = model(torch.cat(batch, dim=0)).chunk(2, dim=0)
+    return F.mse_loss(one, other.detach())
 
 
 class SimSiam(nn.Module):
@@ -142,46 +104,34 @@ class SimSiam(nn.Module):
         return self.predictor(z1), self.predictor(z2), z1.detach(), z2.detach()
 
 
-@theme.case()
-def simsiam():
+@theme.loss(SimSiam, two_views)
+def simsiam(model, batch):
     """Negative cosine similarity between the views of each sample, without BatchNorm."""
-
-    def loss(model, batch):
-        p1, p2, z1, z2 = model(*batch)
-        similarity = nn.CosineSimilarity(dim=1)
-        return -(similarity(p1, z2).mean() + similarity(p2, z1).mean()) * 0.5
-
-    return make_job(SimSiam, two_views, loss)
+    p1, p2, z1, z2 = model(*batch)
+    similarity = nn.CosineSimilarity(dim=1)
+    return -(similarity(p1, z2).mean() + similarity(p2, z1).mean()) * 0.5
 
 
-@theme.case(adds="no")
-def barlow_twins():
+@theme.loss(encoder, two_views, adds="no")
+def barlow_twins(model, batch):
     """The cross-correlation of two views over the batch becomes the identity."""
-
-    def loss(model, batch):
-        a, b = (model(x) for x in batch)
-        a = (a - a.mean(0)) / a.std(0)
-        b = (b - b.mean(0)) / b.std(0)
-        c = a.T @ b / len(a)
-        on = (torch.diagonal(c) - 1).pow(2).sum()
-        off = c.pow(2).sum() - torch.diagonal(c).pow(2).sum()
-        return on + 0.005 * off
-
-    return make_job(encoder, two_views, loss)
+    a, b = (model(x) for x in batch)
+    a = (a - a.mean(0)) / a.std(0)
+    b = (b - b.mean(0)) / b.std(0)
+    c = a.T @ b / len(a)
+    on = (torch.diagonal(c) - 1).pow(2).sum()
+    off = c.pow(2).sum() - torch.diagonal(c).pow(2).sum()
+    return on + 0.005 * off
 
 
-@theme.case(adds="no")
-def vicreg():
+@theme.loss(encoder, two_views, adds="no")
+def vicreg(model, batch):
     """Invariance of views, variance and covariance over the batch."""
-
-    def loss(model, batch):
-        a, b = (model(x) for x in batch)
-        total = 25.0 * F.mse_loss(a, b)
-        for z in (a - a.mean(dim=0), b - b.mean(dim=0)):
-            std = torch.sqrt(z.var(dim=0) + 1e-4)
-            cov = (z.T @ z) / (z.shape[0] - 1)
-            off = cov - torch.diag(torch.diag(cov))
-            total = total + 25.0 * F.relu(1 - std).mean() + off.pow(2).sum() / z.shape[1]
-        return total
-
-    return make_job(encoder, two_views, loss)
+    a, b = (model(x) for x in batch)
+    total = 25.0 * F.mse_loss(a, b)
+    for z in (a - a.mean(dim=0), b - b.mean(dim=0)):
+        std = torch.sqrt(z.var(dim=0) + 1e-4)
+        cov = (z.T @ z) / (z.shape[0] - 1)
+        off = cov - torch.diag(torch.diag(cov))
+        total = total + 25.0 * F.relu(1 - std).mean() + off.pow(2).sum() / z.shape[1]
+    return total

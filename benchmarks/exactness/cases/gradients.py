@@ -7,94 +7,67 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import classifier, encoder, labelled, make_job, vectors
+from exactness.parts import Modules, classifier, cross_entropy, encoder, labelled, make_job, vectors
 
 theme = Theme("blind")
 
 
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-@theme.case(adds="no")
-def gradient_norm_of_parameters_in_the_loss():
+@theme.loss(classifier, labelled, adds="no")
+def gradient_norm_of_parameters_in_the_loss(model, batch):
     """Double backward: the norm of the parameters' gradient is a penalty."""
-
-    def loss(model, batch):
-        value = cross_entropy(model, batch)
-        gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
-        return value + 0.1 * sum(g.pow(2).sum() for g in gradients)
-
-    return make_job(classifier, labelled, loss)
+    value = cross_entropy(model, batch)
+    gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+    return value + 0.1 * sum(g.pow(2).sum() for g in gradients)
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def gradient_norm_in_a_hook():
     """A hook of a weight shrinks its gradient by the gradient's own norm."""
-
-    def model():
-        found = classifier()
-        found[0].weight.register_hook(lambda g: g / (1 + 10 * g.norm()))
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    found[0].weight.register_hook(lambda g: g / (1 + 10 * g.norm()))
+    return found
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def gradient_clamped_by_a_hook():
     """``register_hook(clamp)`` on every parameter."""
-
-    def model():
-        found = classifier()
-        for parameter in found.parameters():
-            parameter.register_hook(lambda g: g.clamp(-0.005, 0.005))
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    for parameter in found.parameters():
+        parameter.register_hook(lambda g: g.clamp(-0.005, 0.005))
+    return found
 
 
-@theme.case()
+@theme.model(labelled, cross_entropy)
 def gradient_scaled_by_a_hook():
     """``register_hook`` that multiplies by a constant, which is linear."""
-
-    def model():
-        found = classifier()
-        found[0].weight.register_hook(lambda g: g * 0.1)
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    found[0].weight.register_hook(lambda g: g * 0.1)
+    return found
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def clipped_after_accumulation():
     """A hook after accumulation clips each parameter's gradient."""
 
     def clip(parameter):
         parameter.grad.mul_((0.01 / (parameter.grad.norm() + 1e-6)).clamp(max=1.0))
 
-    def model():
-        found = classifier()
-        for parameter in found.parameters():
-            parameter.register_post_accumulate_grad_hook(clip)
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    for parameter in found.parameters():
+        parameter.register_post_accumulate_grad_hook(clip)
+    return found
 
 
-@theme.case(adds="no")
+@theme.model(labelled, cross_entropy, adds="no")
 def scaled_after_accumulation():
     """A hook after accumulation halves the gradient, once per backward."""
 
     def halve(parameter):
         parameter.grad.mul_(0.5)
 
-    def model():
-        found = classifier()
-        found[2].weight.register_post_accumulate_grad_hook(halve)
-        return found
-
-    return make_job(model, labelled, cross_entropy)
+    found = classifier()
+    found[2].weight.register_post_accumulate_grad_hook(halve)
+    return found
 
 
 @theme.case(leaves="different")
@@ -134,19 +107,22 @@ class DomainAdversarial(nn.Module):
         return self.label(z), self.domain(Reversal.apply(z, 0.5))
 
 
-@theme.case()
-def gradient_reversal():
+@theme.loss(DomainAdversarial, lambda size: (*labelled(size), torch.arange(size) % 2))
+def gradient_reversal(model, x, y, domain):
     """Domain-adversarial training with a gradient reversal layer."""
+    label, guess = model(x)
+    return F.cross_entropy(label, y) + F.cross_entropy(guess, domain)
 
-    def loss(model, batch):
-        x, y, domain = batch
-        label, guess = model(x)
-        return F.cross_entropy(label, y) + F.cross_entropy(guess, domain)
 
-    def batch(size):
-        return (*labelled(size), torch.arange(size) % 2)
+class Through(nn.Module):
+    """A body and a head, and a custom Function between them."""
 
-    return make_job(DomainAdversarial, batch, loss)
+    def __init__(self, function):
+        super().__init__()
+        self.body, self.head, self.function = encoder(), nn.Linear(8, 4), function
+
+    def forward(self, x):
+        return self.head(self.function.apply(self.body(x)))
 
 
 class Centred(torch.autograd.Function):
@@ -162,16 +138,7 @@ class Centred(torch.autograd.Function):
 @theme.case(adds="no")
 def backward_that_mixes_the_batch():
     """A custom Function: forward is the identity, backward subtracts the batch's mean gradient."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = encoder(), nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.head(Centred.apply(self.body(x)))
-
-    return make_job(Model, labelled, cross_entropy)
+    return make_job(lambda: Through(Centred), labelled, cross_entropy)
 
 
 class UnitGradient(torch.autograd.Function):
@@ -187,16 +154,7 @@ class UnitGradient(torch.autograd.Function):
 @theme.case(adds="no")
 def backward_that_normalises_the_gradient():
     """A custom Function whose backward gives the whole batch's gradient norm one."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = encoder(), nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.head(UnitGradient.apply(self.body(x)))
-
-    return make_job(Model, labelled, cross_entropy)
+    return make_job(lambda: Through(UnitGradient), labelled, cross_entropy)
 
 
 class Sign(torch.autograd.Function):
@@ -214,107 +172,65 @@ class Sign(torch.autograd.Function):
 @theme.case()
 def straight_through_per_sample():
     """Binarised activations with a straight-through estimator."""
-
-    class Binary(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = encoder(), nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.head(Sign.apply(self.body(x)))
-
-    return make_job(Binary, labelled, cross_entropy)
+    return make_job(lambda: Through(Sign), labelled, cross_entropy)
 
 
-@theme.case(draws="per-sample")
-def wgan_gp():
+def real_and_fake(size):
+    return torch.randn(size, 12), torch.randn(size, 12) + 0.5
+
+
+@theme.loss(
+    lambda: encoder(1),
+    real_and_fake,
+    draws="per-sample",
+)
+def wgan_gp(critic, real, fake):
     """A critic with a gradient penalty on each sample's own input."""
-
-    def loss(critic, batch):
-        real, fake = batch
-        share = torch.rand(len(real), 1)
-        mixed = (share * real + (1 - share) * fake).requires_grad_(True)
-        (gradient,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
-        penalty = (gradient.norm(2, dim=1) - 1).pow(2).mean()
-        return critic(fake).mean() - critic(real).mean() + 10 * penalty
-
-    def batch(size):
-        return torch.randn(size, 12), torch.randn(size, 12) + 0.5
-
-    return make_job(lambda: encoder(1), batch, loss)
+    share = torch.rand(len(real), 1)
+    mixed = (share * real + (1 - share) * fake).requires_grad_(True)
+    (gradient,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+    penalty = (gradient.norm(2, dim=1) - 1).pow(2).mean()
+    return critic(fake).mean() - critic(real).mean() + 10 * penalty
 
 
-@theme.case()
-def r1_penalty():
+@theme.loss(lambda: encoder(1), real_and_fake)
+def r1_penalty(discriminator, real, fake):
     """A discriminator with R1 on the real samples."""
-
-    def loss(discriminator, batch):
-        real, fake = batch
-        real = real.detach().requires_grad_(True)
-        score = discriminator(real)
-        (gradient,) = torch.autograd.grad(score.sum(), real, create_graph=True)
-        r1 = gradient.pow(2).sum(1).mean()
-        return F.softplus(-score).mean() + F.softplus(discriminator(fake)).mean() + 5 * r1
-
-    def batch(size):
-        return torch.randn(size, 12), torch.randn(size, 12) + 0.5
-
-    return make_job(lambda: encoder(1), batch, loss)
+    real = real.detach().requires_grad_(True)
+    score = discriminator(real)
+    (gradient,) = torch.autograd.grad(score.sum(), real, create_graph=True)
+    r1 = gradient.pow(2).sum(1).mean()
+    return F.softplus(-score).mean() + F.softplus(discriminator(fake)).mean() + 5 * r1
 
 
-@theme.case(adds="no")
-def fast_gradient_sign_of_the_mean_loss():
+@theme.loss(classifier, labelled, adds="no")
+def fast_gradient_sign_of_the_mean_loss(model, x, y):
     """Adversarial training whose step on the inputs is scaled by the batch's gradient norm."""
-
-    def loss(model, batch):
-        x, y = batch
-        x = x.clone().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
-        return F.cross_entropy(model((x + 0.5 * gradient / gradient.norm()).detach()), y)
-
-    return make_job(classifier, labelled, loss)
+    x = x.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
+    return F.cross_entropy(model((x + 0.5 * gradient / gradient.norm()).detach()), y)
 
 
-@theme.case()
-def fast_gradient_sign_per_sample():
+@theme.loss(classifier, labelled)
+def fast_gradient_sign_per_sample(model, x, y):
     """Adversarial training by the sign of each sample's own gradient."""
-
-    def loss(model, batch):
-        x, y = batch
-        x = x.clone().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), x)
-        return F.cross_entropy(model((x + 0.1 * gradient.sign()).detach()), y)
-
-    return make_job(classifier, labelled, loss)
+    x = x.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), x)
+    return F.cross_entropy(model((x + 0.1 * gradient.sign()).detach()), y)
 
 
-@theme.case(adds="no")
-def inner_step_of_meta_learning():
+@theme.loss(lambda: Modules(weight=nn.Parameter(torch.randn(4, 12) * 0.3)), labelled, adds="no")
+def inner_step_of_meta_learning(model, x, y):
     """MAML in the loss: weights take one step on the batch's own mean loss."""
-
-    class Linear(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 12) * 0.3)
-
-    def loss(model, batch):
-        x, y = batch
-        inner = F.cross_entropy(F.linear(x, model.weight), y)
-        (gradient,) = torch.autograd.grad(inner, model.weight, create_graph=True)
-        return F.cross_entropy(F.linear(x.flip(1), model.weight - 0.5 * gradient), y)
-
-    return make_job(Linear, labelled, loss)
+    inner = F.cross_entropy(F.linear(x, model.weight), y)
+    (gradient,) = torch.autograd.grad(inner, model.weight, create_graph=True)
+    return F.cross_entropy(F.linear(x.flip(1), model.weight - 0.5 * gradient), y)
 
 
-@theme.case()
-def energy_and_forces():
+@theme.loss(lambda: encoder(1), lambda size: (vectors(size), torch.randn(size, 12)))
+def energy_and_forces(model, positions, forces):
     """Forces are the negative gradient of each sample's own energy."""
-
-    def loss(model, batch):
-        positions, forces = batch
-        positions = positions.clone().requires_grad_(True)
-        energy = model(positions)
-        (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)
-        return F.mse_loss(-slope, forces) + 0.1 * energy.pow(2).mean()
-
-    return make_job(lambda: encoder(1), lambda size: (vectors(size), torch.randn(size, 12)), loss)
+    positions = positions.clone().requires_grad_(True)
+    energy = model(positions)
+    (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)
+    return F.mse_loss(-slope, forces) + 0.1 * energy.pow(2).mean()

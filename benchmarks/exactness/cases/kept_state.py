@@ -7,22 +7,22 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import classifier, encoder, labelled, make_job, vectors
+from exactness.parts import (
+    classifier,
+    cross_entropy,
+    encoder,
+    labelled,
+    make_job,
+    two_blocks,
+    vectors,
+)
 
 theme = Theme("blind")
 
 
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-def two_blocks(make):
-    """Stack two blocks and a head."""
-    return lambda: nn.Sequential(nn.Sequential(make(), make()), nn.Linear(12, 4))
-
-
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def counts_its_calls_and_uses_the_count():
     """A temperature that falls with each call of the block."""
 
@@ -35,10 +35,10 @@ def counts_its_calls_and_uses_the_count():
             self.calls += 1
             return torch.tanh(self.linear(x) / (1 + 1 / self.calls))
 
-    return make_job(two_blocks(Annealed), labelled, cross_entropy)
+    return two_blocks(Annealed)
 
 
-@theme.case(leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(labelled, cross_entropy, leaves="different", recompute_unsafe=True, blocks="0")
 def counts_its_calls_only():
     """A block that counts its calls and does nothing with the count."""
 
@@ -52,10 +52,12 @@ def counts_its_calls_only():
             self.calls += 1
             return torch.tanh(self.linear(x))
 
-    return make_job(two_blocks(Counted), labelled, cross_entropy)
+    return two_blocks(Counted)
 
 
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def warms_up_with_each_call():
     """A buffer that grows with each call scales the block's output."""
 
@@ -69,7 +71,7 @@ def warms_up_with_each_call():
             self.gain.add_(0.1).clamp_(max=1.0)
             return x + self.gain.clone() * torch.tanh(self.linear(x))
 
-    return make_job(two_blocks(WarmUp), labelled, cross_entropy)
+    return two_blocks(WarmUp)
 
 
 class Quantiser(nn.Module):
@@ -137,7 +139,9 @@ def straight_through_of_a_batch_statistic():
     return make_job(Scaled, labelled, cross_entropy)
 
 
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def fake_quantisation_with_an_observer():
     """Quantisation-aware training: a moving range of activations sets the scale."""
 
@@ -155,7 +159,7 @@ def fake_quantisation_with_an_observer():
             quantised = torch.round(y / scale).clamp(-16, 15) * scale
             return y + (quantised - y).detach()
 
-    return make_job(two_blocks(Observed), labelled, cross_entropy)
+    return two_blocks(Observed)
 
 
 @theme.case(adds="no", leaves="different", recompute_unsafe=True)
@@ -187,7 +191,7 @@ def rnn_that_keeps_its_state():
     return make_job(Outer, batch, cross_entropy, 8)
 
 
-@theme.case(adds="no", effects=True)
+@theme.model(labelled, cross_entropy, adds="no", effects=True)
 def initialised_by_the_first_batch():
     """ActNorm: the first batch that it sees sets scale and bias."""
 
@@ -206,10 +210,7 @@ def initialised_by_the_first_batch():
                     self.is_ready.fill_(True)
             return (x + self.bias) * self.log_scale.exp()
 
-    def model():
-        return nn.Sequential(encoder(), ActNorm(), nn.Linear(8, 4))
-
-    return make_job(model, labelled, cross_entropy)
+    return nn.Sequential(encoder(), ActNorm(), nn.Linear(8, 4))
 
 
 @theme.case(leaves="different")

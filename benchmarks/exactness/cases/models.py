@@ -7,31 +7,28 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import encoder, images, labelled, make_job, segmented, vectors
+from exactness.parts import (
+    Modules,
+    cross_entropy,
+    encoder,
+    images,
+    labelled,
+    labelled_images,
+    make_job,
+    segmented,
+    vectors,
+)
 
 theme = Theme("blind")
 
 
-def labelled_images(size):
-    return images(size), labelled(size)[1]
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-@theme.case()
+@theme.model(labelled_images, cross_entropy, 8)
 def conv_net():
     """Convolutions, pooling, a linear head."""
-
-    def model():
-        return nn.Sequential(
-            nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU(),
-            nn.Flatten(), nn.Linear(8, 4),
-        )  # fmt: skip
-
-    return make_job(model, labelled_images, cross_entropy, 8)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
 
 
 class UNet(nn.Module):
@@ -48,56 +45,43 @@ class UNet(nn.Module):
         return self.out(torch.cat([z, skip], dim=1))
 
 
-@theme.case()
-def u_net():
+@theme.loss(UNet, segmented, 8)
+def u_net(model, batch):
     """A U-Net with skip connections and a loss per pixel."""
-
-    def loss(model, batch):
-        return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
-
-    return make_job(UNet, segmented, loss, 8)
+    return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
 
 
-@theme.case()
-def ssim():
+def small_decoder():
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 3, 3, padding=1))
+
+
+@theme.loss(small_decoder, images, 8)
+def ssim(model, x):
     """Structural similarity of each image with its reconstruction."""
-
-    def model():
-        return nn.Sequential(
-            nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 3, 3, padding=1)
-        )
-
-    def loss(model, x):
-        y = model(x)
-        mx, my = F.avg_pool2d(x, 3), F.avg_pool2d(y, 3)
-        vx, vy = F.avg_pool2d(x * x, 3) - mx**2, F.avg_pool2d(y * y, 3) - my**2
-        cov = F.avg_pool2d(x * y, 3) - mx * my
-        map_ = (2 * mx * my + 0.01) * (2 * cov + 0.03)
-        return 1 - (map_ / ((mx**2 + my**2 + 0.01) * (vx + vy + 0.03))).mean()
-
-    return make_job(model, images, loss, 8)
+    y = model(x)
+    mx, my = F.avg_pool2d(x, 3), F.avg_pool2d(y, 3)
+    vx, vy = F.avg_pool2d(x * x, 3) - mx**2, F.avg_pool2d(y * y, 3) - my**2
+    cov = F.avg_pool2d(x * y, 3) - mx * my
+    map_ = (2 * mx * my + 0.01) * (2 * cov + 0.03)
+    return 1 - (map_ / ((mx**2 + my**2 + 0.01) * (vx + vy + 0.03))).mean()
 
 
-@theme.case()
-def perceptual_features():
+def perceptual():
+    return Modules(
+        generator=nn.Conv2d(3, 3, 3, padding=1),
+        features=nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3)]).requires_grad_(False),
+    )
+
+
+@theme.loss(perceptual, images, 8)
+def perceptual_features(model, x):
     """Features of a frozen net, of each image and its reconstruction, are held together."""
-
-    class Perceptual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.generator = nn.Conv2d(3, 3, 3, padding=1)
-            self.features = nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3)])
-            self.features.requires_grad_(False)
-
-    def loss(model, x):
-        a, b = x, model.generator(x)
-        total = F.l1_loss(b, a)
-        for layer in model.features:
-            a, b = F.relu(layer(a)), F.relu(layer(b))
-            total = total + 0.1 * F.mse_loss(b, a.detach())
-        return total
-
-    return make_job(Perceptual, images, loss, 8)
+    a, b = x, model.generator(x)
+    total = F.l1_loss(b, a)
+    for layer in model.features:
+        a, b = F.relu(layer(a)), F.relu(layer(b))
+        total = total + 0.1 * F.mse_loss(b, a.detach())
+    return total
 
 
 class Vae(nn.Module):
@@ -115,42 +99,30 @@ def divergence(mean, log_variance):
     return -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp())
 
 
-@theme.case(draws="per-sample")
-def vae():
+@theme.loss(Vae, vectors, draws="per-sample")
+def vae(model, x):
     """Reconstruction and KL divergence, summed over the latent, meaned over the batch."""
-
-    def loss(model, x):
-        y, mean, log_variance = model(x)
-        kl = divergence(mean, log_variance).sum(1).mean()
-        return F.mse_loss(y, x, reduction="none").sum(1).mean() + kl
-
-    return make_job(Vae, vectors, loss)
+    y, mean, log_variance = model(x)
+    kl = divergence(mean, log_variance).sum(1).mean()
+    return F.mse_loss(y, x, reduction="none").sum(1).mean() + kl
 
 
-@theme.case(draws="per-sample", adds="no")
-def vae_with_a_mean_and_a_sum():
+@theme.loss(Vae, vectors, draws="per-sample", adds="no")
+def vae_with_a_mean_and_a_sum(model, x):
     """Reconstruction is meaned, the KL divergence summed over the batch too: a common slip."""
-
-    def loss(model, x):
-        y, mean, log_variance = model(x)
-        return F.mse_loss(y, x) + 0.1 * divergence(mean, log_variance).sum()
-
-    return make_job(Vae, vectors, loss)
+    y, mean, log_variance = model(x)
+    return F.mse_loss(y, x) + 0.1 * divergence(mean, log_variance).sum()
 
 
-@theme.case(draws="per-sample", adds="no")
-def vae_with_the_aggregate_posterior():
+@theme.loss(Vae, vectors, draws="per-sample", adds="no")
+def vae_with_the_aggregate_posterior(model, x):
     """Total correlation: each latent is held against those of the whole batch (beta-TCVAE)."""
-
-    def loss(model, x):
-        y, mean, log_variance = model(x)
-        z = mean
-        density = -((z[:, None] - mean[None]) ** 2 / log_variance.exp()[None] + log_variance[None])
-        joint = torch.logsumexp(density.sum(2), dim=1)
-        product = torch.logsumexp(density, dim=1).sum(1)
-        return F.mse_loss(y, x) + 0.1 * (joint - product).mean()
-
-    return make_job(Vae, vectors, loss)
+    y, mean, log_variance = model(x)
+    z = mean
+    density = -((z[:, None] - mean[None]) ** 2 / log_variance.exp()[None] + log_variance[None])
+    joint = torch.logsumexp(density.sum(2), dim=1)
+    product = torch.logsumexp(density, dim=1).sum(1)
+    return F.mse_loss(y, x) + 0.1 * (joint - product).mean()
 
 
 class Denoiser(nn.Module):
@@ -167,28 +139,20 @@ def noised(x, noise, t):
     return keep.sqrt() * x + (1 - keep).sqrt() * noise
 
 
-@theme.case(draws="per-sample")
-def diffusion():
+@theme.loss(Denoiser, vectors, draws="per-sample")
+def diffusion(model, x):
     """Noise by ``randn_like`` and a random timestep of each sample's own."""
-
-    def loss(model, x):
-        noise = torch.randn_like(x)
-        t = torch.randint(0, 10, (x.shape[0],))
-        return F.mse_loss(model(noised(x, noise, t), t), noise)
-
-    return make_job(Denoiser, vectors, loss)
+    noise = torch.randn_like(x)
+    t = torch.randint(0, 10, (x.shape[0],))
+    return F.mse_loss(model(noised(x, noise, t), t), noise)
 
 
-@theme.case(draws="shared")
-def diffusion_with_one_timestep():
+@theme.loss(Denoiser, vectors, draws="shared")
+def diffusion_with_one_timestep(model, x):
     """One random timestep for the whole batch."""
-
-    def loss(model, x):
-        noise = torch.randn_like(x)
-        t = torch.randint(0, 10, (1,)).expand(x.shape[0])
-        return F.mse_loss(model(noised(x, noise, t), t), noise)
-
-    return make_job(Denoiser, vectors, loss)
+    noise = torch.randn_like(x)
+    t = torch.randint(0, 10, (1,)).expand(x.shape[0])
+    return F.mse_loss(model(noised(x, noise, t), t), noise)
 
 
 @theme.case(draws="per-sample")
@@ -259,16 +223,12 @@ def point_net():
     return make_job(lambda: DeepSets(lambda z: z.amax(1)), point_sets, cross_entropy)
 
 
-@theme.case()
-def chamfer_distance():
+@theme.loss(lambda: encoder(3), point_sets)
+def chamfer_distance(model, batch):
     """Chamfer distance between each cloud and its reconstruction."""
-
-    def loss(model, batch):
-        target = batch[0][..., :3]
-        d = torch.cdist(model(batch[0]), target)
-        return (d.amin(1).mean(1) + d.amin(2).mean(1)).mean()
-
-    return make_job(lambda: encoder(3), point_sets, loss)
+    target = batch[0][..., :3]
+    d = torch.cdist(model(batch[0]), target)
+    return (d.amin(1).mean(1) + d.amin(2).mean(1)).mean()
 
 
 class Graph(nn.Module):
@@ -299,82 +259,56 @@ def graphs_with_dense_adjacency():
     return make_job(Graph, batch, lambda m, b: F.cross_entropy(m.dense(b[0], b[1]), b[2]))
 
 
-@theme.case(adds="no")
-def graphs_as_a_disjoint_union():
+def disjoint_union(size):
+    start = 5 * torch.arange(size).repeat_interleave(7)
+    edges = torch.randint(0, 5, (2, 7 * size)) + start
+    graph = torch.arange(size).repeat_interleave(5)
+    return {
+        "x": torch.randn(5 * size, 12),
+        "edges": edges,
+        "graph": graph,
+        "y": labelled(size)[1],
+    }
+
+
+@theme.loss(Graph, disjoint_union, adds="no")
+def graphs_as_a_disjoint_union(model, batch):
     """All graphs of the batch are one; edges have global numbers, so the batch cannot be cut."""
-
-    def batch(size):
-        start = 5 * torch.arange(size).repeat_interleave(7)
-        edges = torch.randint(0, 5, (2, 7 * size)) + start
-        graph = torch.arange(size).repeat_interleave(5)
-        return {
-            "x": torch.randn(5 * size, 12),
-            "edges": edges,
-            "graph": graph,
-            "y": labelled(size)[1],
-        }
-
-    def loss(model, batch):
-        y = batch["y"]
-        return F.cross_entropy(model.sparse(batch["x"], batch["edges"], batch["graph"], len(y)), y)
-
-    return make_job(Graph, batch, loss)
+    y = batch["y"]
+    return F.cross_entropy(model.sparse(batch["x"], batch["edges"], batch["graph"], len(y)), y)
 
 
-@theme.case(adds="no")
-def nodes_of_one_graph():
+def ring_of_nodes(size):
+    x, y = labelled(size)
+    return x, torch.stack([torch.arange(size), (torch.arange(size) + 1) % size]), y
+
+
+@theme.loss(Graph, ring_of_nodes, adds="no")
+def nodes_of_one_graph(model, x, edges, y):
     """Transductive training: samples are the nodes of one graph, which pass messages."""
-
-    def batch(size):
-        x, y = labelled(size)
-        return x, torch.stack([torch.arange(size), (torch.arange(size) + 1) % size]), y
-
-    def loss(model, batch):
-        x, edges, y = batch
-        z = model.one(x)
-        z = z + torch.zeros_like(z).index_add(0, edges[1], z[edges[0]])
-        return F.cross_entropy(model.head(torch.relu(z)), y)
-
-    return make_job(Graph, batch, loss)
+    z = model.one(x)
+    z = z + torch.zeros_like(z).index_add(0, edges[1], z[edges[0]])
+    return F.cross_entropy(model.head(torch.relu(z)), y)
 
 
-@theme.case()
-def actor_critic():
+@theme.loss(
+    lambda: Modules(actor=encoder(4), critic=encoder(1)),
+    lambda size: (*labelled(size), torch.randn(size), torch.randn(size), -torch.rand(size) - 0.5),
+)
+def actor_critic(model, batch):
     """PPO's clipped objective with advantages as the buffer gave them."""
-
-    class ActorCritic(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.actor, self.critic = encoder(4), encoder(1)
-
-    def batch(size):
-        x, action = labelled(size)
-        return x, action, torch.randn(size), torch.randn(size), -torch.rand(size) - 0.5
-
-    def loss(model, batch):
-        x, action, advantage, returns, old = batch
-        logp = model.actor(x).log_softmax(-1)
-        ratio = (logp.gather(1, action[:, None]).squeeze(1) - old).exp()
-        clipped = ratio.clamp(0.8, 1.2) * advantage
-        policy = -torch.min(ratio * advantage, clipped).mean()
-        value = 0.5 * (model.critic(x).squeeze(-1) - returns).pow(2).mean()
-        return policy + value + 0.01 * (logp.exp() * logp).sum(-1).mean()
-
-    return make_job(ActorCritic, batch, loss)
+    x, action, advantage, returns, old = batch
+    logp = model.actor(x).log_softmax(-1)
+    ratio = (logp.gather(1, action[:, None]).squeeze(1) - old).exp()
+    clipped = ratio.clamp(0.8, 1.2) * advantage
+    policy = -torch.min(ratio * advantage, clipped).mean()
+    value = 0.5 * (model.critic(x).squeeze(-1) - returns).pow(2).mean()
+    return policy + value + 0.01 * (logp.exp() * logp).sum(-1).mean()
 
 
-@theme.case(adds="no")
-def advantages_normalised_over_the_batch():
+@theme.loss(lambda: encoder(4), lambda size: (*labelled(size), torch.randn(size)), adds="no")
+def advantages_normalised_over_the_batch(model, x, action, advantage):
     """The same policy gradient with advantages whitened over the batch."""
-
-    def batch(size):
-        x, action = labelled(size)
-        return x, action, torch.randn(size)
-
-    def loss(model, batch):
-        x, action, advantage = batch
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        logp = model(x).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
-        return -(logp * advantage).mean()
-
-    return make_job(lambda: encoder(4), batch, loss)
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    logp = model(x).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
+    return -(logp * advantage).mean()

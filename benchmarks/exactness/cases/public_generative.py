@@ -29,17 +29,16 @@ class StddevDiscriminator(nn.Module):
         return self.final(torch.cat([z, spread], 1)).flatten(1).mean(1)
 
 
-@theme.case(adds="no", source="rosinality/stylegan2-pytorch model.py")
-def minibatch_standard_deviation():
+@theme.loss(
+    StddevDiscriminator,
+    lambda size: (images(size, extent=6), images(size, extent=6) + 0.5),
+    8,
+    adds="no",
+    source="rosinality/stylegan2-pytorch model.py",
+)
+def minibatch_standard_deviation(model, batch):
     """A discriminator that sees the deviation over groups of its batch as a channel."""
-
-    def batch(size):
-        return images(size, extent=6), images(size, extent=6) + 0.5
-
-    def loss(model, batch):
-        return F.softplus(-model(batch[0])).mean() + F.softplus(model(batch[1])).mean()
-
-    return make_job(StddevDiscriminator, batch, loss, 8)
+    return F.softplus(-model(batch[0])).mean() + F.softplus(model(batch[1])).mean()
 
 
 class Generator(nn.Module):
@@ -82,33 +81,28 @@ def path_length_regularisation():
     return make_job(Generator, vectors, loss)
 
 
-@theme.case(draws="shared", source="rosinality/stylegan2-pytorch model.py (style mixing)")
-def style_mixing():
+@theme.loss(
+    Generator,
+    lambda size: (vectors(size), vectors(size)),
+    draws="shared",
+    source="rosinality/stylegan2-pytorch model.py (style mixing)",
+)
+def style_mixing(model, batch):
     """``random`` draws the layer from which all samples take their second style."""
-
-    def batch(size):
-        return vectors(size), vectors(size)
-
-    def loss(model, batch):
-        one, other = (model.styles(latent) for latent in batch)
-        place = random.randint(1, 3)
-        return F.softplus(-model(torch.cat([one[:, :place], other[:, place:]], 1))).mean()
-
-    return make_job(Generator, batch, loss)
+    one, other = (model.styles(latent) for latent in batch)
+    place = random.randint(1, 3)
+    return F.softplus(-model(torch.cat([one[:, :place], other[:, place:]], 1))).mean()
 
 
-@theme.case(source="CompVis/taming-transformers taming/modules/losses/vqperceptual.py (hinge)")
-def hinge_discriminator():
+@theme.loss(
+    lambda: encoder(1),
+    lambda size: (vectors(size), vectors(size) + 0.5),
+    source="CompVis/taming-transformers taming/modules/losses/vqperceptual.py (hinge)",
+)
+def hinge_discriminator(model, batch):
     """Hinge loss of real and generated samples."""
-
-    def batch(size):
-        return vectors(size), vectors(size) + 0.5
-
-    def loss(model, batch):
-        real, fake = (model(x) for x in batch)
-        return 0.5 * (F.relu(1 - real).mean() + F.relu(1 + fake).mean())
-
-    return make_job(lambda: encoder(1), batch, loss)
+    real, fake = (model(x) for x in batch)
+    return 0.5 * (F.relu(1 - real).mean() + F.relu(1 + fake).mean())
 
 
 class Autoencoder(nn.Module):
@@ -128,31 +122,30 @@ class Autoencoder(nn.Module):
         return self.decode(z + (q - z).detach()), value
 
 
-@theme.case(source="CompVis/taming-transformers taming/modules/vqvae/quantize.py")
-def vq_with_a_learned_codebook():
+@theme.loss(
+    Autoencoder, vectors, source="CompVis/taming-transformers taming/modules/vqvae/quantize.py"
+)
+def vq_with_a_learned_codebook(model, x):
     """A codebook that is a parameter; code and commitment terms are means."""
-
-    def loss(model, x):
-        y, value = model(x)
-        return F.l1_loss(y, x) + value
-
-    return make_job(Autoencoder, vectors, loss)
+    y, value = model(x)
+    return F.l1_loss(y, x) + value
 
 
-@theme.case(adds="no", source="CompVis/taming-transformers taming/modules/losses/vqperceptual.py")
-def adversarial_weight_by_gradient_norms():
+@theme.loss(
+    Autoencoder,
+    vectors,
+    adds="no",
+    source="CompVis/taming-transformers taming/modules/losses/vqperceptual.py",
+)
+def adversarial_weight_by_gradient_norms(model, x):
     """The adversarial term's weight is a ratio of two gradients' norms at the last layer."""
-
-    def loss(model, x):
-        y, value = model(x)
-        reconstruction, adversarial = (y - x).abs().mean(), -model.critic(y).mean()
-        last = model.decode.weight
-        (a,) = torch.autograd.grad(reconstruction, last, retain_graph=True)
-        (b,) = torch.autograd.grad(adversarial, last, retain_graph=True)
-        weight = (a.norm() / (b.norm() + 1e-4)).clamp(0, 1e4).detach()
-        return reconstruction + 0.8 * weight * adversarial + value
-
-    return make_job(Autoencoder, vectors, loss)
+    y, value = model(x)
+    reconstruction, adversarial = (y - x).abs().mean(), -model.critic(y).mean()
+    last = model.decode.weight
+    (a,) = torch.autograd.grad(reconstruction, last, retain_graph=True)
+    (b,) = torch.autograd.grad(adversarial, last, retain_graph=True)
+    weight = (a.norm() / (b.norm() + 1e-4)).clamp(0, 1e4).detach()
+    return reconstruction + 0.8 * weight * adversarial + value
 
 
 class Codebook(nn.Module):
@@ -177,20 +170,18 @@ class Codebook(nn.Module):
         return self.decode(z + (q - z).detach()), F.mse_loss(z, q.detach())
 
 
-@theme.case(
+@theme.loss(
+    Codebook,
+    vectors,
     adds="no",
     draws="shared",
     leaves="different",
     source="lucidrains/vector-quantize-pytorch vector_quantize_pytorch/vector_quantize_pytorch.py",
 )
-def dead_codes_replaced_from_the_batch():
+def dead_codes_replaced_from_the_batch(model, x):
     """Codes that few samples use are replaced by samples drawn from the batch, in forward."""
-
-    def loss(model, x):
-        y, value = model(x)
-        return F.mse_loss(y, x) + value
-
-    return make_job(Codebook, vectors, loss)
+    y, value = model(x)
+    return F.mse_loss(y, x) + value
 
 
 class Denoiser(nn.Module):
@@ -209,59 +200,50 @@ def add_noise(x, noise, t):
     return keep.sqrt() * x + (1 - keep).sqrt() * noise
 
 
-@theme.case(
+@theme.loss(
+    Denoiser,
+    vectors,
     draws="shared",
     source="lucidrains/denoising-diffusion-pytorch denoising_diffusion_pytorch.py (p_losses)",
 )
-def self_conditioning():
+def self_conditioning(model, x):
     """With ``random() < 0.5`` the whole batch is conditioned on its own first guess."""
-
-    def loss(model, x):
-        t, noise = torch.randint(0, 10, (len(x),)), torch.randn_like(x)
-        noisy, guess = add_noise(x, noise, t), None
-        if random.random() < 0.5:
-            with torch.no_grad():
-                guess = model(noisy, t)
-        losses = F.l1_loss(model(noisy, t, guess), noise, reduction="none").mean(1)
-        return (losses * torch.linspace(1.0, 0.2, 10)[t]).mean()
-
-    return make_job(Denoiser, vectors, loss)
+    t, noise = torch.randint(0, 10, (len(x),)), torch.randn_like(x)
+    noisy, guess = add_noise(x, noise, t), None
+    if random.random() < 0.5:
+        with torch.no_grad():
+            guess = model(noisy, t)
+    losses = F.l1_loss(model(noisy, t, guess), noise, reduction="none").mean(1)
+    return (losses * torch.linspace(1.0, 0.2, 10)[t]).mean()
 
 
-@theme.case(
+@theme.loss(
+    Denoiser,
+    vectors,
     draws="per-sample",
     source="huggingface/diffusers examples/dreambooth/train_dreambooth.py (snr_gamma)",
 )
-def min_snr_weights():
+def min_snr_weights(model, x):
     """Weights by the signal-to-noise ratio of each sample's own timestep; offset noise."""
-
-    def loss(model, x):
-        noise = torch.randn_like(x) + 0.1 * torch.randn(x.shape[0], 1)
-        t = torch.randint(0, 10, (x.shape[0],)).long()
-        keep = torch.linspace(0.99, 0.05, 10)[t]
-        ratio = keep / (1 - keep)
-        weight = torch.stack([ratio, 5.0 * torch.ones_like(ratio)], dim=1).min(dim=1)[0] / ratio
-        losses = F.mse_loss(model(add_noise(x, noise, t), t), noise, reduction="none")
-        return (losses.mean(dim=list(range(1, losses.dim()))) * weight).mean()
-
-    return make_job(Denoiser, vectors, loss)
+    noise = torch.randn_like(x) + 0.1 * torch.randn(x.shape[0], 1)
+    t = torch.randint(0, 10, (x.shape[0],)).long()
+    keep = torch.linspace(0.99, 0.05, 10)[t]
+    ratio = keep / (1 - keep)
+    weight = torch.stack([ratio, 5.0 * torch.ones_like(ratio)], dim=1).min(dim=1)[0] / ratio
+    losses = F.mse_loss(model(add_noise(x, noise, t), t), noise, reduction="none")
+    return (losses.mean(dim=list(range(1, losses.dim()))) * weight).mean()
 
 
-@theme.case(
+@theme.loss(
+    Denoiser,
+    lambda size: torch.cat([vectors(size), vectors(size) + 1.0]),
     adds="no",
     draws="per-sample",
     source="huggingface/diffusers examples/dreambooth/train_dreambooth.py (prior preservation)",
 )
-def prior_preservation():
+def prior_preservation(model, x):
     """The collator puts instance images before class images; the loss chunks them apart."""
-
-    def batch(size):
-        return torch.cat([vectors(size), vectors(size) + 1.0])
-
-    def loss(model, x):
-        noise, t = torch.randn_like(x), torch.randint(0, 10, (x.shape[0],))
-        mine, prior = model(add_noise(x, noise, t), t).chunk(2, dim=0)
-        target, target_prior = noise.chunk(2, dim=0)
-        return F.mse_loss(mine, target) + 0.3 * F.mse_loss(prior, target_prior)
-
-    return make_job(Denoiser, batch, loss)
+    noise, t = torch.randn_like(x), torch.randint(0, 10, (x.shape[0],))
+    mine, prior = model(add_noise(x, noise, t), t).chunk(2, dim=0)
+    target, target_prior = noise.chunk(2, dim=0)
+    return F.mse_loss(mine, target) + 0.3 * F.mse_loss(prior, target_prior)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import classifier, images, labelled, make_job
+from exactness.parts import classifier, cross_entropy, labelled, labelled_images, make_job
 
 theme = Theme("public")
 
@@ -48,32 +48,31 @@ def jensen_shannon(logits, y):
     return clean + 12 * spread / 3
 
 
-@theme.case(source="huggingface/pytorch-image-models timm/loss/jsd.py")
-def augmix_concatenated_in_the_loss():
+def three_views(size):
+    x, y = labelled(size)
+    return [x, x + 0.3 * torch.randn(size, 12), x + 0.3 * torch.randn(size, 12)], y
+
+
+@theme.loss(classifier, three_views, source="huggingface/pytorch-image-models timm/loss/jsd.py")
+def augmix_concatenated_in_the_loss(model, batch):
     """Clean and augmented views come apart and are concatenated for one forward."""
-
-    def batch(size):
-        x, y = labelled(size)
-        return [x, x + 0.3 * torch.randn(size, 12), x + 0.3 * torch.randn(size, 12)], y
-
-    def loss(model, batch):
-        return jensen_shannon(model(torch.cat(batch[0])), batch[1])
-
-    return make_job(classifier, batch, loss)
+    return jensen_shannon(model(torch.cat(batch[0])), batch[1])
 
 
-@theme.case(adds="no", source="huggingface/pytorch-image-models timm/loss/jsd.py")
-def augmix_concatenated_by_the_loader():
+def concatenated_views(size):
+    x, y = labelled(size)
+    return torch.cat([x, x + 0.3 * torch.randn(size, 12), x + torch.randn(size, 12)]), y
+
+
+@theme.loss(
+    classifier,
+    concatenated_views,
+    adds="no",
+    source="huggingface/pytorch-image-models timm/loss/jsd.py",
+)
+def augmix_concatenated_by_the_loader(model, batch):
     """The loader concatenates the views: the first third is clean, so rows are no samples."""
-
-    def batch(size):
-        x, y = labelled(size)
-        return torch.cat([x, x + 0.3 * torch.randn(size, 12), x + torch.randn(size, 12)]), y
-
-    def loss(model, batch):
-        return jensen_shannon(model(batch[0]), batch[1])
-
-    return make_job(classifier, batch, loss)
+    return jensen_shannon(model(batch[0]), batch[1])
 
 
 class StandardisedConv(nn.Conv2d):
@@ -84,24 +83,21 @@ class StandardisedConv(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride, self.padding)
 
 
-def labelled_images(size):
-    return images(size), labelled(size)[1]
-
-
 def head(width):
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
 
 
-@theme.case(source="huggingface/pytorch-image-models timm/layers/std_conv.py")
+@theme.model(
+    labelled_images,
+    cross_entropy,
+    8,
+    source="huggingface/pytorch-image-models timm/layers/std_conv.py",
+)
 def weight_standardisation_by_batch_norm():
     """``F.batch_norm`` in training mode, but of weights: no sample meets another."""
-
-    def model():
-        return nn.Sequential(
-            StandardisedConv(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), head(6)
-        )
-
-    return make_job(model, labelled_images, lambda m, b: F.cross_entropy(m(b[0]), b[1]), 8)
+    return nn.Sequential(
+        StandardisedConv(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), head(6)
+    )
 
 
 class EvoNorm(nn.Module):
@@ -118,7 +114,10 @@ class EvoNorm(nn.Module):
         return x / scale * self.gain
 
 
-@theme.case(
+@theme.model(
+    labelled_images,
+    cross_entropy,
+    8,
     adds="no",
     leaves="different",
     recompute_unsafe=True,
@@ -126,11 +125,7 @@ class EvoNorm(nn.Module):
 )
 def evo_norm_of_the_batch():
     """The larger of the batch's deviation and the sample's own divides activations."""
-
-    def model():
-        return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), EvoNorm(), head(6))
-
-    return make_job(model, labelled_images, lambda m, b: F.cross_entropy(m(b[0]), b[1]), 8)
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), EvoNorm(), head(6))
 
 
 class ResponseNorm(nn.Module):
@@ -144,14 +139,15 @@ class ResponseNorm(nn.Module):
         return torch.max(self.gain * x * (total / (total.mean(1, keepdim=True) + 1e-6)), self.tau)
 
 
-@theme.case(source="huggingface/pytorch-image-models timm/layers/filter_response_norm.py, grn.py")
+@theme.model(
+    labelled_images,
+    cross_entropy,
+    8,
+    source="huggingface/pytorch-image-models timm/layers/filter_response_norm.py, grn.py",
+)
 def response_norms_of_each_image():
     """Filter response and global response normalisation: statistics of each image's own."""
-
-    def model():
-        return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), ResponseNorm(), head(6))
-
-    return make_job(model, labelled_images, lambda m, b: F.cross_entropy(m(b[0]), b[1]), 8)
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), ResponseNorm(), head(6))
 
 
 @theme.case(
@@ -174,28 +170,24 @@ def patch_dropout():
     def batch(size):
         return torch.randn(size, 6, 12), labelled(size)[1]
 
-    return make_job(Patches, batch, lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    return make_job(Patches, batch, cross_entropy)
 
 
-@theme.case(source="kekmodel/FixMatch-pytorch train.py")
-def fixmatch():
+def weak_and_strong(size):
+    x, y = labelled(size)
+    weak = torch.randn(2 * size, 12)
+    return x, y, weak, weak + 0.3 * torch.randn(2 * size, 12)
+
+
+@theme.loss(classifier, weak_and_strong, source="kekmodel/FixMatch-pytorch train.py")
+def fixmatch(model, x, y, weak, strong):
     """Labelled and unlabelled inputs, twice as many, in one forward; sure pseudo-labels count."""
-
-    def batch(size):
-        x, y = labelled(size)
-        weak = torch.randn(2 * size, 12)
-        return x, y, weak, weak + 0.3 * torch.randn(2 * size, 12)
-
-    def loss(model, batch):
-        x, y, weak, strong = batch
-        logits = model(torch.cat((x, weak, strong)))
-        teacher, student = logits[len(x) :].chunk(2)
-        confidence, label = teacher.detach().softmax(-1).max(-1)
-        sure = confidence.ge(0.3).to(logits.dtype)
-        unlabelled = (F.cross_entropy(student, label, reduction="none") * sure).mean()
-        return F.cross_entropy(logits[: len(x)], y) + unlabelled
-
-    return make_job(classifier, batch, loss)
+    logits = model(torch.cat((x, weak, strong)))
+    teacher, student = logits[len(x) :].chunk(2)
+    confidence, label = teacher.detach().softmax(-1).max(-1)
+    sure = confidence.ge(0.3).to(logits.dtype)
+    unlabelled = (F.cross_entropy(student, label, reduction="none") * sure).mean()
+    return F.cross_entropy(logits[: len(x)], y) + unlabelled
 
 
 class MaskedAutoencoder(nn.Module):

@@ -14,25 +14,22 @@ from exactness.parts import encoder, labelled, make_job, two_views
 theme = Theme("public")
 
 
-@theme.case(
+@theme.loss(
+    encoder,
+    labelled,
     adds="no",
     source="KevinMusgrave/pytorch-metric-learning losses/multi_similarity_loss.py",
 )
-def multi_similarity():
+def multi_similarity(model, x, y):
     """Soft sums over the positives and the negatives of each anchor in the batch."""
-
-    def loss(model, batch):
-        x, y = batch
-        z = F.normalize(model(x), dim=1)
-        similarity = z @ z.T - 0.5
-        same = y[:, None] == y[None, :]
-        other = ~same
-        same = same & ~torch.eye(len(y), dtype=torch.bool)
-        pull = (torch.exp(-2.0 * similarity) * same).sum(1).log1p() / 2.0
-        push = (torch.exp(10.0 * similarity) * other).sum(1).log1p() / 10.0
-        return (pull + push).mean()
-
-    return make_job(encoder, labelled, loss)
+    z = F.normalize(model(x), dim=1)
+    similarity = z @ z.T - 0.5
+    same = y[:, None] == y[None, :]
+    other = ~same
+    same = same & ~torch.eye(len(y), dtype=torch.bool)
+    pull = (torch.exp(-2.0 * similarity) * same).sum(1).log1p() / 2.0
+    push = (torch.exp(10.0 * similarity) * other).sum(1).log1p() / 10.0
+    return (pull + push).mean()
 
 
 class ProxyModel(nn.Module):
@@ -45,33 +42,30 @@ class ProxyModel(nn.Module):
         return F.normalize(self.encoder(x), dim=1) @ F.normalize(self.proxies, dim=1).T
 
 
-@theme.case(
+@theme.loss(
+    ProxyModel,
+    labelled,
     adds="no",
     source="KevinMusgrave/pytorch-metric-learning losses/proxy_anchor_loss.py",
 )
-def proxy_anchor():
+def proxy_anchor(model, batch):
     """Soft sums over the batch for each proxy, divided by the classes that are present."""
-
-    def loss(model, batch):
-        cosine, y = model(batch[0]), batch[1]
-        own = F.one_hot(y, 4).to(cosine.dtype)
-        present = torch.nonzero(own.sum(0)).squeeze(1)
-        positive = (own * torch.exp(-8 * (cosine - 0.1))).sum(0).log1p()
-        negative = ((1 - own) * torch.exp(8 * (cosine + 0.1))).sum(0).log1p()
-        return positive.sum() / len(present) + negative.sum() / 4
-
-    return make_job(ProxyModel, labelled, loss)
+    cosine, y = model(batch[0]), batch[1]
+    own = F.one_hot(y, 4).to(cosine.dtype)
+    present = torch.nonzero(own.sum(0)).squeeze(1)
+    positive = (own * torch.exp(-8 * (cosine - 0.1))).sum(0).log1p()
+    negative = ((1 - own) * torch.exp(8 * (cosine + 0.1))).sum(0).log1p()
+    return positive.sum() / len(present) + negative.sum() / 4
 
 
-@theme.case(source="KevinMusgrave/pytorch-metric-learning docs/losses.md (proxy losses)")
-def proxy_nca():
+@theme.loss(
+    ProxyModel,
+    labelled,
+    source="KevinMusgrave/pytorch-metric-learning docs/losses.md (proxy losses)",
+)
+def proxy_nca(model, x, y):
     """Each sample against all proxies: its own is pulled, the others are pushed."""
-
-    def loss(model, batch):
-        x, y = batch
-        return F.cross_entropy(8 * model(x), y)
-
-    return make_job(ProxyModel, labelled, loss)
+    return F.cross_entropy(8 * model(x), y)
 
 
 class CrossBatch(nn.Module):
@@ -102,26 +96,23 @@ def cross_batch_memory():
     return make_job(CrossBatch, labelled, lambda model, batch: model(*batch))
 
 
-@theme.case(adds="no", source="HobbitLong/SupContrast losses.py")
-def supervised_contrastive_of_views():
+@theme.loss(
+    encoder,
+    lambda size: (torch.randn(size, 2, 12), labelled(size)[1]),
+    adds="no",
+    source="HobbitLong/SupContrast losses.py",
+)
+def supervised_contrastive_of_views(model, views, y):
     """Two views per sample as a dimension; all of both views are each other's negatives."""
-
-    def loss(model, batch):
-        views, y = batch
-        features = F.normalize(model(views), dim=-1)
-        contrast = torch.cat(torch.unbind(features, dim=1), dim=0)
-        logits = contrast @ contrast.T / 0.2
-        logits = logits - logits.max(dim=1, keepdim=True).values.detach()
-        mask = torch.eq(y.view(-1, 1), y.view(1, -1)).to(logits.dtype).repeat(2, 2)
-        others = torch.ones_like(mask).scatter(1, torch.arange(len(mask)).view(-1, 1), 0)
-        log_prob = logits - ((logits.exp() * others).sum(1, keepdim=True) + 1e-9).log()
-        mask = mask * others
-        return -((mask * log_prob).sum(1) / mask.sum(1)).view(2, len(y)).mean()
-
-    def batch(size):
-        return torch.randn(size, 2, 12), labelled(size)[1]
-
-    return make_job(encoder, batch, loss)
+    features = F.normalize(model(views), dim=-1)
+    contrast = torch.cat(torch.unbind(features, dim=1), dim=0)
+    logits = contrast @ contrast.T / 0.2
+    logits = logits - logits.max(dim=1, keepdim=True).values.detach()
+    mask = torch.eq(y.view(-1, 1), y.view(1, -1)).to(logits.dtype).repeat(2, 2)
+    others = torch.ones_like(mask).scatter(1, torch.arange(len(mask)).view(-1, 1), 0)
+    log_prob = logits - ((logits.exp() * others).sum(1, keepdim=True) + 1e-9).log()
+    mask = mask * others
+    return -((mask * log_prob).sum(1) / mask.sum(1)).view(2, len(y)).mean()
 
 
 @theme.case(adds="no", source="lightly-ai/lightly lightly/loss/tico_loss.py")
@@ -172,20 +163,18 @@ def dino_with_a_moving_centre():
     return make_job(Dino, crops, lambda model, batch: model(batch))
 
 
-@theme.case(
+@theme.loss(
+    encoder,
+    two_views,
     adds="no",
     source="wvangansbeke/Unsupervised-Classification losses/losses.py",
 )
-def scan_clustering():
+def scan_clustering(model, batch):
     """Neighbours agree; the entropy of the batch's mean assignment is large."""
-
-    def loss(model, batch):
-        one, other = (model(x).softmax(1) for x in batch)
-        similarity = torch.bmm(one.unsqueeze(1), other.unsqueeze(2)).flatten()
-        mean = one.mean(0).clamp(min=1e-8)
-        return -similarity.log().mean() + 2.0 * (mean * mean.log()).sum()
-
-    return make_job(encoder, two_views, loss)
+    one, other = (model(x).softmax(1) for x in batch)
+    similarity = torch.bmm(one.unsqueeze(1), other.unsqueeze(2)).flatten()
+    mean = one.mean(0).clamp(min=1e-8)
+    return -similarity.log().mean() + 2.0 * (mean * mean.log()).sum()
 
 
 class AdaFace(nn.Module):
@@ -240,42 +229,34 @@ def curricular_face():
     return make_job(CurricularFace, labelled, lambda m, b: F.cross_entropy(m(*b), b[1]))
 
 
-@theme.case(
+@theme.loss(
+    encoder,
+    labelled,
     adds="no",
     source="KaiyangZhou/deep-person-reid torchreid/losses/hard_mine_triplet_loss.py",
 )
-def hard_mine_triplet_in_a_loop():
+def hard_mine_triplet_in_a_loop(model, x, y):
     """Hardest positive and negative of each anchor, picked in a loop with boolean masks."""
-
-    def loss(model, batch):
-        x, y = batch
-        z = model(x)
-        squares = z.pow(2).sum(1, keepdim=True)
-        distance = (squares + squares.T - 2 * z @ z.T).clamp(min=1e-12).sqrt()
-        same = y[:, None].eq(y[None, :])
-        farthest = torch.stack([distance[i][same[i]].max() for i in range(len(y))])
-        nearest = torch.stack(
-            [
-                distance[i][~same[i]].min() if bool((~same[i]).any()) else distance[i].max()
-                for i in range(len(y))
-            ]
-        )
-        return nn.MarginRankingLoss(margin=0.3)(nearest, farthest, torch.ones_like(nearest))
-
-    return make_job(encoder, labelled, loss)
+    z = model(x)
+    squares = z.pow(2).sum(1, keepdim=True)
+    distance = (squares + squares.T - 2 * z @ z.T).clamp(min=1e-12).sqrt()
+    same = y[:, None].eq(y[None, :])
+    farthest = torch.stack([distance[i][same[i]].max() for i in range(len(y))])
+    nearest = torch.stack(
+        [
+            distance[i][~same[i]].min() if bool((~same[i]).any()) else distance[i].max()
+            for i in range(len(y))
+        ]
+    )
+    return nn.MarginRankingLoss(margin=0.3)(nearest, farthest, torch.ones_like(nearest))
 
 
-@theme.case(source="wvangansbeke/Unsupervised-Classification losses/losses.py")
-def consistency_of_confident_samples():
+@theme.loss(encoder, two_views, source="wvangansbeke/Unsupervised-Classification losses/losses.py")
+def consistency_of_confident_samples(model, weak, strong):
     """Pseudo-labels of a weak view teach the strong one; unsure samples count zero."""
-
-    def loss(model, batch):
-        weak, strong = batch
-        confidence, label = model(weak).detach().softmax(1).max(1)
-        losses = F.cross_entropy(model(strong), label, reduction="none")
-        return (losses * (confidence > 0.2)).mean()
-
-    return make_job(encoder, two_views, loss)
+    confidence, label = model(weak).detach().softmax(1).max(1)
+    losses = F.cross_entropy(model(strong), label, reduction="none")
+    return (losses * (confidence > 0.2)).mean()
 
 
 class Towers(nn.Module):
@@ -294,26 +275,24 @@ class Towers(nn.Module):
         return both / 2
 
 
-@theme.case(adds="no", leaves="different", source="mlfoundations/open_clip src/open_clip/loss.py")
-def clip_that_keeps_its_labels():
+@theme.loss(
+    Towers,
+    two_views,
+    adds="no",
+    leaves="different",
+    source="mlfoundations/open_clip src/open_clip/loss.py",
+)
+def clip_that_keeps_its_labels(model, batch):
     """CLIP's loss that keeps its labels in an attribute while the batch is of one size."""
-
-    def loss(model, batch):
-        return model.contrast(model.image(batch[0]), model.text(batch[1]))
-
-    return make_job(Towers, two_views, loss)
+    return model.contrast(model.image(batch[0]), model.text(batch[1]))
 
 
-@theme.case(source="mlfoundations/open_clip src/open_clip/loss.py (CoCa's caption term)")
-def captions_only():
+@theme.loss(
+    Towers,
+    lambda size: (torch.randn(size, 12), torch.randint(1, 11, (size, 5))),
+    source="mlfoundations/open_clip src/open_clip/loss.py (CoCa's caption term)",
+)
+def captions_only(model, x, caption):
     """CoCa's caption term alone, with captions of one length."""
-
-    def batch(size):
-        return torch.randn(size, 12), torch.randint(1, 11, (size, 5))
-
-    def loss(model, batch):
-        x, caption = batch
-        logits = model.caption(model.image(x))[:, :, None].expand(-1, -1, 5)
-        return 2.0 * F.cross_entropy(logits, caption, ignore_index=0)
-
-    return make_job(Towers, batch, loss)
+    logits = model.caption(model.image(x))[:, :, None].expand(-1, -1, 5)
+    return 2.0 * F.cross_entropy(logits, caption, ignore_index=0)

@@ -9,13 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import (
-    classifier,
-    encoder,
-    labelled,
-    make_job,
-    vectors,
-)
+from exactness.parts import Modules, classifier, cross_entropy, encoder, labelled, make_job, vectors
 
 theme = Theme("public")
 
@@ -75,49 +69,43 @@ def sentence_normalisation_in_place():
     return acoustic("sentence")
 
 
-@theme.case(source="speechbrain/speechbrain speechbrain/nnet/losses.py (PitWrapper)")
-def permutation_invariant():
+@theme.loss(
+    lambda: encoder(3),
+    lambda size: (torch.randn(size, 6, 12), torch.randn(size, 6, 3)),
+    8,
+    source="speechbrain/speechbrain speechbrain/nnet/losses.py (PitWrapper)",
+)
+def permutation_invariant(model, batch):
     """For each utterance the best order of its sources is found in a Python loop."""
-
-    def batch(size):
-        return torch.randn(size, 6, 12), torch.randn(size, 6, 3)
-
-    def loss(model, batch):
-        losses = []
-        for prediction, target in zip(model(batch[0]), batch[1], strict=True):
-            best = None
-            for order in itertools.permutations(range(3)):
-                value = (prediction - target[:, list(order)]).pow(2).mean()
-                best = value if best is None or value < best else best
-            losses.append(best)
-        return torch.stack(losses).mean()
-
-    return make_job(lambda: encoder(3), batch, loss, 8)
+    losses = []
+    for prediction, target in zip(model(batch[0]), batch[1], strict=True):
+        best = None
+        for order in itertools.permutations(range(3)):
+            value = (prediction - target[:, list(order)]).pow(2).mean()
+            best = value if best is None or value < best else best
+        losses.append(best)
+    return torch.stack(losses).mean()
 
 
-@theme.case(adds="no", source="NVIDIA/tacotron2 loss_function.py")
-def spectrograms_by_total_length():
+def spectrograms(size):
+    lengths = torch.tensor([5, 2, 4, 1])[torch.arange(size) % 4]
+    real = (torch.arange(5) < lengths[:, None]).float()
+    return torch.randn(size, 5, 12) * real[..., None], torch.randn(size, 5, 3), real, lengths
+
+
+@theme.loss(
+    lambda: encoder(4), spectrograms, 8, adds="no", source="NVIDIA/tacotron2 loss_function.py"
+)
+def spectrograms_by_total_length(model, x, target, real, lengths):
     """Squared errors are divided by the lengths of all utterances; the gate is a plain mean."""
-
-    def batch(size):
-        lengths = torch.tensor([5, 2, 4, 1])[torch.arange(size) % 4]
-        real = (torch.arange(5) < lengths[:, None]).float()
-        return torch.randn(size, 5, 12) * real[..., None], torch.randn(size, 5, 3), real, lengths
-
-    def loss(model, batch):
-        x, target, real, lengths = batch
-        out = model(x)
-        mel = F.mse_loss(out[..., :3] * real[..., None], target * real[..., None], reduction="sum")
-        gate = F.binary_cross_entropy_with_logits(out[..., 3], 1 - real)
-        return mel / (lengths.sum() * 3) + gate
-
-    return make_job(lambda: encoder(4), batch, loss, 8)
+    out = model(x)
+    mel = F.mse_loss(out[..., :3] * real[..., None], target * real[..., None], reduction="sum")
+    gate = F.binary_cross_entropy_with_logits(out[..., 3], 1 - real)
+    return mel / (lengths.sum() * 3) + gate
 
 
-class Factors(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.users, self.items = nn.Embedding(20, 6), nn.Embedding(30, 6)
+def factors():
+    return Modules(users=nn.Embedding(20, 6), items=nn.Embedding(30, 6))
 
 
 def interactions(size):
@@ -130,25 +118,19 @@ def bpr(model, batch):
     return -torch.log(1e-10 + torch.sigmoid((u * p).sum(1) - (u * n).sum(1))).mean(), (u, p, n)
 
 
-@theme.case(adds="no", source="RUCAIBox/RecBole recbole/model/loss.py (EmbLoss)")
-def bpr_with_the_norm_of_the_batch():
+@theme.loss(
+    factors, interactions, adds="no", source="RUCAIBox/RecBole recbole/model/loss.py (EmbLoss)"
+)
+def bpr_with_the_norm_of_the_batch(model, batch):
     """The norm of all the batch's embeddings together, divided by the batch size."""
-
-    def loss(model, batch):
-        value, parts = bpr(model, batch)
-        return value + 0.1 * sum(torch.norm(part, p=2) for part in parts) / len(parts[0])
-
-    return make_job(Factors, interactions, loss)
+    value, parts = bpr(model, batch)
+    return value + 0.1 * sum(torch.norm(part, p=2) for part in parts) / len(parts[0])
 
 
-@theme.case(source="RUCAIBox/RecBole recbole/model/loss.py (RegLoss)")
-def bpr_with_the_norms_of_the_weights():
+@theme.loss(factors, interactions, source="RUCAIBox/RecBole recbole/model/loss.py (RegLoss)")
+def bpr_with_the_norms_of_the_weights(model, batch):
     """The norms of the whole embedding tables."""
-
-    def loss(model, batch):
-        return bpr(model, batch)[0] + 1e-2 * sum(w.norm(2) for w in model.parameters())
-
-    return make_job(Factors, interactions, loss)
+    return bpr(model, batch)[0] + 1e-2 * sum(w.norm(2) for w in model.parameters())
 
 
 class PairNorm(nn.Module):
@@ -157,46 +139,37 @@ class PairNorm(nn.Module):
         return x / (1e-6 + x.pow(2).sum(dim=1).mean()).sqrt()
 
 
-@theme.case(adds="no", source="pyg-team/pytorch_geometric torch_geometric/nn/norm/pair_norm.py")
+@theme.model(
+    labelled,
+    cross_entropy,
+    adds="no",
+    source="pyg-team/pytorch_geometric torch_geometric/nn/norm/pair_norm.py",
+)
 def pair_norm():
     """Nodes lose their common mean and share one scale."""
-
-    def model():
-        return nn.Sequential(nn.Linear(12, 8), PairNorm(), nn.ReLU(), nn.Linear(8, 4))
-
-    return make_job(model, labelled, lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    return nn.Sequential(nn.Linear(12, 8), PairNorm(), nn.ReLU(), nn.Linear(8, 4))
 
 
-@theme.case(
+@theme.loss(
+    lambda: Modules(encode=encoder(), weight=nn.Parameter(torch.randn(8, 8) * 0.3)),
+    vectors,
     adds="no",
     draws="shared",
     source="pyg-team/pytorch_geometric torch_geometric/nn/models/deep_graph_infomax.py",
 )
-def deep_graph_infomax():
+def deep_graph_infomax(model, x):
     """A summary of all nodes, against the nodes and a permutation of them."""
-
-    class Infomax(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encode, self.weight = encoder(), nn.Parameter(torch.randn(8, 8) * 0.3)
-
-    def loss(model, x):
-        real, fake = model.encode(x), model.encode(x[torch.randperm(len(x))].flip(1))
-        summary = model.weight @ real.mean(0).sigmoid()
-        return F.softplus(-(real @ summary)).mean() + F.softplus(fake @ summary).mean()
-
-    return make_job(Infomax, vectors, loss)
+    real, fake = model.encode(x), model.encode(x[torch.randperm(len(x))].flip(1))
+    summary = model.weight @ real.mean(0).sigmoid()
+    return F.softplus(-(real @ summary)).mean() + F.softplus(fake @ summary).mean()
 
 
 @theme.case(effects=True, source="pytorch/rl torchrl/objectives/dqn.py")
 def q_learning_that_writes_priorities():
     """Temporal differences; each sample's error is written into the batch as its priority."""
 
-    class Networks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.value = classifier()
-            self.target = classifier().requires_grad_(False)
+    def model():
+        return Modules(value=classifier(), target=classifier().requires_grad_(False))
 
     def batch(size):
         x, action = labelled(size)
@@ -211,51 +184,40 @@ def q_learning_that_writes_priorities():
         batch["priority"].copy_((value - target).detach().pow(2))
         return F.mse_loss(value, target)
 
-    return make_job(Networks, batch, loss)
+    return make_job(model, batch, loss)
 
 
-@theme.case(draws="per-sample", source="pytorch/rl torchrl/objectives/decision_transformer.py")
-def entropy_by_drawn_actions():
+@theme.loss(
+    lambda: Modules(body=encoder(6), log_alpha=nn.Parameter(torch.zeros(()))),
+    lambda size: (vectors(size), torch.randn(size, 3)),
+    draws="per-sample",
+    source="pytorch/rl torchrl/objectives/decision_transformer.py",
+)
+def entropy_by_drawn_actions(model, batch):
     """Likelihood of actions, and an entropy that is estimated from drawn ones."""
-
-    class Actor(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.log_alpha = encoder(6), nn.Parameter(torch.zeros(()))
-
-    def loss(model, batch):
-        mean, spread = model.body(batch[0]).chunk(2, -1)
-        policy = torch.distributions.Normal(mean, F.softplus(spread) + 0.1)
-        entropy = -policy.log_prob(policy.rsample((1,))).mean(0).mean()
-        alpha = model.log_alpha.exp()
-        value = -policy.log_prob(batch[1]).mean() - alpha.detach() * entropy
-        return value + alpha * (entropy + 3.0).detach()
-
-    return make_job(Actor, lambda size: (vectors(size), torch.randn(size, 3)), loss)
+    mean, spread = model.body(batch[0]).chunk(2, -1)
+    policy = torch.distributions.Normal(mean, F.softplus(spread) + 0.1)
+    entropy = -policy.log_prob(policy.rsample((1,))).mean(0).mean()
+    alpha = model.log_alpha.exp()
+    value = -policy.log_prob(batch[1]).mean() - alpha.detach() * entropy
+    return value + alpha * (entropy + 3.0).detach()
 
 
-@theme.case(adds="no", source="DLR-RM/stable-baselines3 stable_baselines3/ppo/ppo.py")
-def ppo():
+@theme.loss(
+    lambda: Modules(actor=classifier(), critic=encoder(1)),
+    lambda size: (*labelled(size), torch.randn(size), torch.randn(size), -torch.rand(size) - 0.7),
+    adds="no",
+    source="DLR-RM/stable-baselines3 stable_baselines3/ppo/ppo.py",
+)
+def ppo(model, batch):
     """Clipped ratios with advantages that are whitened over the minibatch."""
-
-    class Policy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.actor, self.critic = classifier(), encoder(1)
-
-    def batch(size):
-        return (*labelled(size), torch.randn(size), torch.randn(size), -torch.rand(size) - 0.7)
-
-    def loss(model, batch):
-        x, action, advantage, returns, old = batch
-        policy = torch.distributions.Categorical(logits=model.actor(x))
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        ratio = torch.exp(policy.log_prob(action) - old)
-        value = -torch.min(advantage * ratio, advantage * ratio.clamp(0.8, 1.2)).mean()
-        value = value + 0.5 * F.mse_loss(returns, model.critic(x).flatten())
-        return value - 0.01 * policy.entropy().mean()
-
-    return make_job(Policy, batch, loss)
+    x, action, advantage, returns, old = batch
+    policy = torch.distributions.Categorical(logits=model.actor(x))
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    ratio = torch.exp(policy.log_prob(action) - old)
+    value = -torch.min(advantage * ratio, advantage * ratio.clamp(0.8, 1.2)).mean()
+    value = value + 0.5 * F.mse_loss(returns, model.critic(x).flatten())
+    return value - 0.01 * policy.entropy().mean()
 
 
 def utterances(size):
@@ -263,34 +225,30 @@ def utterances(size):
     return torch.randn(size, 6, 12), torch.randn(size, 6), lengths
 
 
-@theme.case(
-    source="speechbrain/speechbrain speechbrain/nnet/losses.py (compute_masked_loss, batchmean)"
+@theme.loss(
+    lambda: encoder(1),
+    utterances,
+    8,
+    source="speechbrain/speechbrain speechbrain/nnet/losses.py (compute_masked_loss, batchmean)",
 )
-def masked_loss_by_batch_size():
+def masked_loss_by_batch_size(model, x, target, lengths):
     """Masked errors of all utterances, divided by their number."""
-
-    def loss(model, batch):
-        x, target, lengths = batch
-        mask = torch.arange(6) < lengths[:, None]
-        return (F.l1_loss(model(x).squeeze(-1), target, reduction="none") * mask).sum() / len(x)
-
-    return make_job(lambda: encoder(1), utterances, loss, 8)
+    mask = torch.arange(6) < lengths[:, None]
+    return (F.l1_loss(model(x).squeeze(-1), target, reduction="none") * mask).sum() / len(x)
 
 
-@theme.case(
+@theme.loss(
+    lambda: encoder(1),
+    utterances,
+    8,
     adds="no",
     source="speechbrain/speechbrain speechbrain/nnet/losses.py (compute_masked_loss, mean)",
 )
-def masked_loss_by_mask():
+def masked_loss_by_mask(model, x, target, lengths):
     """The same, divided by the number of frames that are not masked."""
-
-    def loss(model, batch):
-        x, target, lengths = batch
-        mask = torch.arange(6) < lengths[:, None]
-        losses = F.l1_loss(model(x).squeeze(-1), target, reduction="none") * mask
-        return losses.sum() / mask.sum()
-
-    return make_job(lambda: encoder(1), utterances, loss, 8)
+    mask = torch.arange(6) < lengths[:, None]
+    losses = F.l1_loss(model(x).squeeze(-1), target, reduction="none") * mask
+    return losses.sum() / mask.sum()
 
 
 @theme.case(source="pyg-team/pytorch_geometric torch_geometric/nn/norm/graph_norm.py")

@@ -24,20 +24,19 @@ def own_loss(model, ids):
     return model(input_ids=ids, labels=ids).loss
 
 
-@theme.case(
+@theme.model(
+    tokens,
+    own_loss,
+    8,
     blocks="model.layers",
     source="huggingface/transformers src/transformers/models/llama/modeling_llama.py",
 )
 def llama():
     """Llama with labels of one length; nothing is ignored."""
-
-    def model():
-        config = transformers.LlamaConfig(
-            **TEXT, num_key_value_heads=1, use_cache=False, pad_token_id=0
-        )
-        return transformers.LlamaForCausalLM(config)
-
-    return make_job(model, tokens, own_loss, 8)
+    config = transformers.LlamaConfig(
+        **TEXT, num_key_value_heads=1, use_cache=False, pad_token_id=0
+    )
+    return transformers.LlamaForCausalLM(config)
 
 
 def mixtral(coefficient):
@@ -97,21 +96,21 @@ def clip_model_with_its_loss():
     return make_job(model, batch, loss, 8)
 
 
-@theme.case(
+def vit_mae():
+    config = transformers.ViTMAEConfig(
+        **IMAGE, decoder_hidden_size=8, decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=2, decoder_intermediate_size=16, mask_ratio=0.5,
+    )  # fmt: skip
+    return transformers.ViTMAEForPreTraining(config)
+
+
+@theme.loss(
+    vit_mae,
+    labelled_images,
+    8,
     draws="per-sample",
     source="huggingface/transformers src/transformers/models/vit_mae/modeling_vit_mae.py",
 )
-def vit_masked_autoencoder():
+def vit_masked_autoencoder(model, batch):
     """ViTMAE draws which patches of each image are masked."""
-
-    def model():
-        config = transformers.ViTMAEConfig(
-            **IMAGE, decoder_hidden_size=8, decoder_num_hidden_layers=1,
-            decoder_num_attention_heads=2, decoder_intermediate_size=16, mask_ratio=0.5,
-        )  # fmt: skip
-        return transformers.ViTMAEForPreTraining(config)
-
-    def loss(model, batch):
-        return model(pixel_values=batch[0]).loss
-
-    return make_job(model, labelled_images, loss, 8)
+    return model(pixel_values=batch[0]).loss

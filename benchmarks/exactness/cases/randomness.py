@@ -10,14 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import classifier, encoder, labelled, make_job, vectors
+from exactness.parts import Modules, classifier, cross_entropy, encoder, labelled, make_job, vectors
 
 theme = Theme("blind")
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
 
 
 class Masked(nn.Module):
@@ -31,45 +26,28 @@ class Masked(nn.Module):
         return x + torch.tanh(self.linear(x) * self.mask(x))
 
 
-def two_blocks(make_mask):
-    """Stack two blocks and a head."""
-    return lambda: nn.Sequential(
-        nn.Sequential(Masked(make_mask()), Masked(make_mask())), nn.Linear(12, 4)
-    )
+def masked(*masks):
+    """Stack a block for each mask, and a head."""
+    return nn.Sequential(nn.Sequential(*(Masked(mask) for mask in masks)), nn.Linear(12, 4))
 
 
-def one_masked_block(make_mask):
-    """Stack a block with a mask and one without; a second draw could not be held still."""
-
-    def no_mask(x):
-        return torch.ones_like(x)
-
-    return lambda: nn.Sequential(
-        nn.Sequential(Masked(make_mask()), Masked(no_mask)), nn.Linear(12, 4)
-    )
-
-
-@theme.case(draws="per-sample")
+@theme.model(labelled, cross_entropy, draws="per-sample")
 def dropout_layers():
     """``nn.Dropout``."""
-
-    def model():
-        return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
-
-    return make_job(model, labelled, cross_entropy)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
 
 
-@theme.case(draws="per-sample", blocks="0")
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0")
 def dropout_by_function():
     """``F.dropout`` in forward."""
 
-    def mask():
-        return lambda x: F.dropout(torch.ones_like(x), 0.5, training=True)
+    def mask(x):
+        return F.dropout(torch.ones_like(x), 0.5, training=True)
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def dropout_from_an_own_generator():
     """Masks from a ``torch.Generator`` of one's own, which checkpointing does not put back."""
 
@@ -81,20 +59,20 @@ def dropout_from_an_own_generator():
 
         return draw
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask(), mask())
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def masks_from_numpy():
     """Masks from numpy's global generator, within a block."""
 
-    def mask():
-        return lambda x: torch.from_numpy(np.random.rand(*x.shape) > 0.5).to(x.dtype) * 2
+    def mask(x):
+        return torch.from_numpy(np.random.rand(*x.shape) > 0.5).to(x.dtype) * 2
 
-    return make_job(one_masked_block(mask), labelled, cross_entropy)
+    return masked(mask, torch.ones_like)
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def masks_from_an_own_numpy_generator():
     """Masks from a ``numpy.random.Generator`` that the block holds."""
 
@@ -105,20 +83,20 @@ def masks_from_an_own_numpy_generator():
         def __call__(self, x):
             return torch.as_tensor(self.rng.binomial(1, 0.5, tuple(x.shape)) * 2.0)
 
-    return make_job(two_blocks(Drawn), labelled, cross_entropy)
+    return masked(Drawn(), Drawn())
 
 
-@theme.case(draws="per-sample", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0", recompute_unsafe=True)
 def masks_from_random():
     """One factor per sample from Python's ``random``, within a block."""
 
-    def mask():
-        return lambda x: torch.tensor([[random.uniform(0.5, 1.5)] for _ in range(len(x))])
+    def mask(x):
+        return torch.tensor([[random.uniform(0.5, 1.5)] for _ in range(len(x))])
 
-    return make_job(one_masked_block(mask), labelled, cross_entropy)
+    return masked(mask, torch.ones_like)
 
 
-@theme.case(draws="shared", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="shared", blocks="0", recompute_unsafe=True)
 def layer_drop_by_random():
     """LayerDrop: ``random`` decides whether the whole block is left out, for all samples."""
 
@@ -132,52 +110,44 @@ def layer_drop_by_random():
                 return x * 1.0
             return x + torch.tanh(self.linear(x))
 
-    def model():
-        return nn.Sequential(nn.Sequential(*(Skipped() for _ in range(6))), nn.Linear(12, 4))
-
-    return make_job(model, labelled, cross_entropy)
+    return nn.Sequential(nn.Sequential(*(Skipped() for _ in range(6))), nn.Linear(12, 4))
 
 
-@theme.case(draws="shared", blocks="0", recompute_unsafe=True)
+@theme.model(labelled, cross_entropy, draws="shared", blocks="0", recompute_unsafe=True)
 def numpy_draws_in_forward():
     """A factor from numpy for the whole batch, drawn in forward."""
 
-    def mask():
-        return lambda x: float(np.random.uniform(0.5, 1.5))
+    def mask(x):
+        return float(np.random.uniform(0.5, 1.5))
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
-@theme.case(draws="per-sample", blocks="0")
+@theme.model(labelled, cross_entropy, draws="per-sample", blocks="0")
 def drop_path_per_sample():
     """Stochastic depth: a branch is dropped for some samples."""
 
-    def mask():
-        return lambda x: torch.empty(x.shape[0], 1).bernoulli_(0.8) / 0.8
+    def mask(x):
+        return torch.empty(x.shape[0], 1).bernoulli_(0.8) / 0.8
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
-@theme.case(draws="shared", blocks="0")
+@theme.model(labelled, cross_entropy, draws="shared", blocks="0")
 def drop_path_for_the_whole_batch():
     """Stochastic depth in its batch mode: one draw for all samples."""
 
-    def mask():
-        return lambda x: torch.rand(1) + 0.5
+    def mask(x):
+        return torch.rand(1) + 0.5
 
-    return make_job(two_blocks(mask), labelled, cross_entropy)
+    return masked(mask, mask)
 
 
-@theme.case(draws="shared")
-def variational_dropout_over_features():
+@theme.loss(classifier, labelled, draws="shared")
+def variational_dropout_over_features(model, x, y):
     """One mask of the features for all samples."""
-
-    def loss(model, batch):
-        x, y = batch
-        mask = torch.bernoulli(torch.full((1, x.shape[1]), 0.8)) / 0.8
-        return F.cross_entropy(model(x * mask), y)
-
-    return make_job(classifier, labelled, loss)
+    mask = torch.bernoulli(torch.full((1, x.shape[1]), 0.8)) / 0.8
+    return F.cross_entropy(model(x * mask), y)
 
 
 @theme.case(draws="shared")
@@ -197,45 +167,28 @@ def noise_on_weights():
     return make_job(Bayesian, labelled, cross_entropy)
 
 
-@theme.case(draws="per-sample")
-def noise_on_inputs():
+@theme.loss(lambda: encoder(12), vectors, draws="per-sample")
+def noise_on_inputs(model, x):
     """Denoising autoencoder."""
-
-    def loss(model, x):
-        return F.mse_loss(model(x + 0.3 * torch.randn_like(x)), x)
-
-    return make_job(lambda: encoder(12), vectors, loss)
+    return F.mse_loss(model(x + 0.3 * torch.randn_like(x)), x)
 
 
-@theme.case(adds="no", draws="shared")
-def mixup_with_a_permutation():
+@theme.loss(classifier, labelled, adds="no", draws="shared")
+def mixup_with_a_permutation(model, x, y):
     """Mixup within the loss: samples are mixed with a permutation of the batch."""
-
-    def loss(model, batch):
-        x, y = batch
-        share = float(np.random.beta(0.4, 0.4))
-        order = torch.randperm(len(x))
-        logits = model(share * x + (1 - share) * x[order])
-        return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
-
-    return make_job(classifier, labelled, loss)
+    share = float(np.random.beta(0.4, 0.4))
+    order = torch.randperm(len(x))
+    logits = model(share * x + (1 - share) * x[order])
+    return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
 
 
-@theme.case(adds="no")
-def mixup_with_the_reverse():
+@theme.loss(classifier, lambda size: (*labelled(size), torch.rand(size, 1) * 0.5), adds="no")
+def mixup_with_the_reverse(model, x, y, share):
     """Mixup with the batch in reverse order and a share per sample from the loader."""
-
-    def batch(size):
-        return (*labelled(size), torch.rand(size, 1) * 0.5)
-
-    def loss(model, batch):
-        x, y, share = batch
-        logits = model((1 - share) * x + share * x.flip(0))
-        losses = F.cross_entropy(logits, y, reduction="none")
-        others = F.cross_entropy(logits, y.flip(0), reduction="none")
-        return ((1 - share[:, 0]) * losses + share[:, 0] * others).mean()
-
-    return make_job(classifier, batch, loss)
+    logits = model((1 - share) * x + share * x.flip(0))
+    losses = F.cross_entropy(logits, y, reduction="none")
+    others = F.cross_entropy(logits, y.flip(0), reduction="none")
+    return ((1 - share[:, 0]) * losses + share[:, 0] * others).mean()
 
 
 @theme.case(draws="per-sample")
@@ -253,54 +206,34 @@ def gumbel_softmax():
     return make_job(Categorical, vectors, lambda m, x: F.mse_loss(m(x), x))
 
 
-@theme.case(draws="per-sample")
-def policy_gradient_with_drawn_actions():
+@theme.loss(classifier, vectors, draws="per-sample")
+def policy_gradient_with_drawn_actions(model, x):
     """REINFORCE: actions are drawn in the loss."""
-
-    def loss(model, x):
-        policy = torch.distributions.Categorical(logits=model(x))
-        action = policy.sample()
-        reward = (action == x[:, :4].argmax(1)).to(x.dtype)
-        return -(policy.log_prob(action) * reward).mean() - 0.01 * policy.entropy().mean()
-
-    return make_job(classifier, vectors, loss)
+    policy = torch.distributions.Categorical(logits=model(x))
+    action = policy.sample()
+    reward = (action == x[:, :4].argmax(1)).to(x.dtype)
+    return -(policy.log_prob(action) * reward).mean() - 0.01 * policy.entropy().mean()
 
 
-@theme.case(draws="shared")
-def negatives_drawn_for_the_batch():
+def items():
+    return Modules(encode=encoder(), items=nn.Embedding(40, 8))
+
+
+@theme.loss(items, labelled, draws="shared")
+def negatives_drawn_for_the_batch(model, x, y):
     """Sampled softmax: the same drawn negatives for all samples."""
-
-    class Items(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encode, self.items = encoder(), nn.Embedding(40, 8)
-
-    def loss(model, batch):
-        x, y = batch
-        z = model.encode(x)
-        negatives = torch.randint(0, 40, (6,))
-        positive = (z * model.items(y)).sum(1, keepdim=True)
-        logits = torch.cat([positive, z @ model.items(negatives).T], dim=1)
-        return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
-
-    return make_job(Items, labelled, loss)
+    z = model.encode(x)
+    negatives = torch.randint(0, 40, (6,))
+    positive = (z * model.items(y)).sum(1, keepdim=True)
+    logits = torch.cat([positive, z @ model.items(negatives).T], dim=1)
+    return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
 
 
-@theme.case(draws="per-sample")
-def negatives_drawn_for_each_sample():
+@theme.loss(items, labelled, draws="per-sample")
+def negatives_drawn_for_each_sample(model, x, y):
     """Sampled softmax with negatives of each sample's own."""
-
-    class Items(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encode, self.items = encoder(), nn.Embedding(40, 8)
-
-    def loss(model, batch):
-        x, y = batch
-        z = model.encode(x)
-        negatives = model.items(torch.randint(0, 40, (len(x), 6)))
-        positive = (z * model.items(y)).sum(1, keepdim=True)
-        logits = torch.cat([positive, torch.einsum("bd,bnd->bn", z, negatives)], dim=1)
-        return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))
-
-    return make_job(Items, labelled, loss)
+    z = model.encode(x)
+    negatives = model.items(torch.randint(0, 40, (len(x), 6)))
+    positive = (z * model.items(y)).sum(1, keepdim=True)
+    logits = torch.cat([positive, torch.einsum("bd,bnd->bn", z, negatives)], dim=1)
+    return F.cross_entropy(logits, torch.zeros(len(z), dtype=torch.long))

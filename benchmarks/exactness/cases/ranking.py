@@ -14,6 +14,7 @@ from exactness.parts import (
     labelled,
     make_job,
     regression,
+    scorer,
     segmented,
     vectors,
 )
@@ -21,136 +22,84 @@ from exactness.parts import (
 theme = Theme("blind")
 
 
-def scorer():
-    return nn.Sequential(encoder(8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
-
-
 def pixelwise():
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 3, padding=1))
 
 
-@theme.case(adds="no")
-def hard_examples_topk():
+@theme.loss(classifier, labelled, adds="no")
+def hard_examples_topk(model, x, y):
     """Only the four hardest samples of the batch count."""
-
-    def loss(model, batch):
-        x, y = batch
-        losses = F.cross_entropy(model(x), y, reduction="none")
-        return losses.topk(min(4, len(losses))).values.mean()
-
-    return make_job(classifier, labelled, loss)
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    return losses.topk(min(4, len(losses))).values.mean()
 
 
-@theme.case(adds="no")
-def hard_examples_by_share():
+@theme.loss(classifier, labelled, adds="no")
+def hard_examples_by_share(model, x, y):
     """The hardest quarter of the batch counts."""
-
-    def loss(model, batch):
-        x, y = batch
-        losses = F.cross_entropy(model(x), y, reduction="none")
-        keep = max(1, int(0.25 * len(losses)))
-        return losses.sort(descending=True).values[:keep].mean()
-
-    return make_job(classifier, labelled, loss)
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    keep = max(1, int(0.25 * len(losses)))
+    return losses.sort(descending=True).values[:keep].mean()
 
 
-@theme.case(adds="no")
-def ohem_over_pixels():
+@theme.loss(pixelwise, segmented, 8, adds="no")
+def ohem_over_pixels(model, x, y):
     """Online hard example mining over all pixels of the batch."""
-
-    def loss(model, batch):
-        x, y = batch
-        losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").flatten()
-        return losses.topk(losses.numel() // 4).values.mean()
-
-    return make_job(pixelwise, segmented, loss, 8)
+    losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").flatten()
+    return losses.topk(losses.numel() // 4).values.mean()
 
 
-@theme.case(adds="no")
-def ohem_by_a_threshold():
+@theme.loss(pixelwise, segmented, 8, adds="no")
+def ohem_by_a_threshold(model, x, y):
     """Pixels above the loss of the k-th hardest count, picked with a mask."""
-
-    def loss(model, batch):
-        x, y = batch
-        losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").view(-1)
-        ordered, _ = torch.sort(losses, descending=True)
-        threshold = ordered[min(100, len(ordered) - 1)]
-        return losses[losses > threshold].mean()
-
-    return make_job(pixelwise, segmented, loss, 8)
+    losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").view(-1)
+    ordered, _ = torch.sort(losses, descending=True)
+    threshold = ordered[min(100, len(ordered) - 1)]
+    return losses[losses > threshold].mean()
 
 
-@theme.case()
-def ohem_within_each_image():
+@theme.loss(pixelwise, segmented, 8)
+def ohem_within_each_image(model, x, y):
     """The hardest quarter of each image's own pixels counts."""
-
-    def loss(model, batch):
-        x, y = batch
-        losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").flatten(1)
-        return losses.topk(losses.shape[1] // 4, dim=1).values.mean()
-
-    return make_job(pixelwise, segmented, loss, 8)
+    losses = F.binary_cross_entropy_with_logits(model(x), y, reduction="none").flatten(1)
+    return losses.topk(losses.shape[1] // 4, dim=1).values.mean()
 
 
-@theme.case(adds="no")
-def variance_term_beyond_a_length():
+@theme.loss(classifier, labelled, adds="no")
+def variance_term_beyond_a_length(model, x, y):
     """A variance term over the batch that only larger batches have."""
-
-    def loss(model, batch):
-        x, y = batch
-        z = model(x)
-        total = F.cross_entropy(z, y)
-        if len(x) > 8:
-            total = total + 0.1 * F.relu(1 - z.std(dim=0)).mean()
-        return total
-
-    return make_job(classifier, labelled, loss)
+    z = model(x)
+    total = F.cross_entropy(z, y)
+    if len(x) > 8:
+        total = total + 0.1 * F.relu(1 - z.std(dim=0)).mean()
+    return total
 
 
-@theme.case(adds="no")
-def neighbours_by_roll():
+@theme.loss(encoder, vectors, adds="no")
+def neighbours_by_roll(model, x):
     """Each sample is held against the next one in the batch."""
-
-    def loss(model, x):
-        z = model(x)
-        return (z - x[:, :8]).square().mean() - 0.1 * (z - z.roll(1, 0)).square().mean()
-
-    return make_job(encoder, vectors, loss)
+    z = model(x)
+    return (z - x[:, :8]).square().mean() - 0.1 * (z - z.roll(1, 0)).square().mean()
 
 
-@theme.case()
-def neighbours_in_time_by_roll():
+@theme.loss(encoder, lambda size: torch.randn(size, 5, 12))
+def neighbours_in_time_by_roll(model, x):
     """The same between neighbours in time, within each sample."""
-
-    def loss(model, x):
-        z = model(x)
-        return z.square().mean() + 0.1 * (z - z.roll(1, 1)).square().mean()
-
-    return make_job(encoder, lambda size: torch.randn(size, 5, 12), loss)
+    z = model(x)
+    return z.square().mean() + 0.1 * (z - z.roll(1, 1)).square().mean()
 
 
-@theme.case(adds="no")
-def max_over_the_batch():
+@theme.loss(scorer, regression, adds="no")
+def max_over_the_batch(model, x, y):
     """The worst sample alone counts."""
-
-    def loss(model, batch):
-        x, y = batch
-        return (model(x) - y).abs().max()
-
-    return make_job(scorer, regression, loss)
+    return (model(x) - y).abs().max()
 
 
-@theme.case(adds="no")
-def pairwise_ranking():
+@theme.loss(scorer, regression, adds="no")
+def pairwise_ranking(model, x, y):
     """RankNet over all pairs of the batch."""
-
-    def loss(model, batch):
-        x, y = batch
-        s = model(x)
-        higher = (y[:, None] > y[None, :]).to(s.dtype)
-        return (higher * F.softplus(-(s[:, None] - s[None, :]))).sum() / higher.sum()
-
-    return make_job(scorer, regression, loss)
+    s = model(x)
+    higher = (y[:, None] > y[None, :]).to(s.dtype)
+    return (higher * F.softplus(-(s[:, None] - s[None, :]))).sum() / higher.sum()
 
 
 @theme.case()
@@ -175,135 +124,76 @@ def bayesian_personalised_ranking():
     return make_job(Factors, batch, loss)
 
 
-@theme.case(adds="groups")
-def listnet_over_groups_in_the_batch():
+@theme.loss(scorer, regression, adds="groups")
+def listnet_over_groups_in_the_batch(model, x, y):
     """ListNet over queries of four documents, which lie beside each other in the batch."""
-
-    def loss(model, batch):
-        x, y = batch
-        scores, gains = model(x).view(-1, 4), y.view(-1, 4)
-        return -(gains.softmax(1) * scores.log_softmax(1)).sum(1).mean()
-
-    return make_job(scorer, regression, loss)
+    scores, gains = model(x).view(-1, 4), y.view(-1, 4)
+    return -(gains.softmax(1) * scores.log_softmax(1)).sum(1).mean()
 
 
-@theme.case(adds="no")
-def listnet_over_group_numbers():
+@theme.loss(scorer, lambda size: (*regression(size), torch.arange(size) % 4), adds="no")
+def listnet_over_group_numbers(model, x, y, group):
     """ListNet over queries by number; the documents of a query lie anywhere."""
-
-    def batch(size):
-        x, y = regression(size)
-        return x, y, torch.arange(size) % 4
-
-    def loss(model, batch):
-        x, y, group = batch
-        scores = model(x)
-        members = F.one_hot(group, 4).to(scores.dtype)
-        normaliser = torch.log((members * scores.exp()[:, None]).sum(0))
-        gains = y.exp() / (members * y.exp()[:, None]).sum(0)[group]
-        return -(gains * (scores - normaliser[group])).sum() / 4
-
-    return make_job(scorer, batch, loss)
+    scores = model(x)
+    members = F.one_hot(group, 4).to(scores.dtype)
+    normaliser = torch.log((members * scores.exp()[:, None]).sum(0))
+    gains = y.exp() / (members * y.exp()[:, None]).sum(0)[group]
+    return -(gains * (scores - normaliser[group])).sum() / 4
 
 
-@theme.case()
-def listnet_one_list_per_sample():
+@theme.loss(lambda: encoder(1), lambda size: (torch.randn(size, 5, 12), torch.rand(size, 5)))
+def listnet_one_list_per_sample(model, x, y):
     """ListNet where each sample is a whole list."""
-
-    def batch(size):
-        return torch.randn(size, 5, 12), torch.rand(size, 5)
-
-    def loss(model, batch):
-        x, y = batch
-        return -(y.softmax(-1) * F.log_softmax(model(x).squeeze(-1), -1)).sum(-1).mean()
-
-    return make_job(lambda: encoder(1), batch, loss)
+    return -(y.softmax(-1) * F.log_softmax(model(x).squeeze(-1), -1)).sum(-1).mean()
 
 
-@theme.case()
-def sort_within_a_sample():
+@theme.loss(lambda: encoder(1), lambda size: (torch.randn(size, 6, 12), torch.randn(size, 6)))
+def sort_within_a_sample(model, x, y):
     """Sliced Wasserstein distance between the points of each sample and of its target."""
-
-    def batch(size):
-        return torch.randn(size, 6, 12), torch.randn(size, 6)
-
-    def loss(model, batch):
-        x, y = batch
-        return (model(x).squeeze(-1).sort(dim=1).values - y.sort(dim=1).values).pow(2).mean()
-
-    return make_job(lambda: encoder(1), batch, loss)
+    return (model(x).squeeze(-1).sort(dim=1).values - y.sort(dim=1).values).pow(2).mean()
 
 
-@theme.case(adds="no")
-def sort_over_the_batch():
+@theme.loss(scorer, regression, adds="no")
+def sort_over_the_batch(model, x, y):
     """Sliced Wasserstein distance between the batch's outputs and its targets."""
-
-    def loss(model, batch):
-        x, y = batch
-        return (model(x).sort(dim=0).values - y.sort(dim=0).values).pow(2).mean()
-
-    return make_job(scorer, regression, loss)
+    return (model(x).sort(dim=0).values - y.sort(dim=0).values).pow(2).mean()
 
 
-@theme.case()
-def cumsum_over_time():
+@theme.loss(lambda: encoder(1), lambda size: torch.randn(size, 6, 12))
+def cumsum_over_time(model, x):
     """Discounted sums along each sample's own time."""
-
-    def loss(model, x):
-        steps = model(x).squeeze(-1)
-        return (torch.cumsum(steps, dim=1) - torch.cumsum(x.mean(-1), dim=1)).pow(2).mean()
-
-    return make_job(lambda: encoder(1), lambda size: torch.randn(size, 6, 12), loss)
+    steps = model(x).squeeze(-1)
+    return (torch.cumsum(steps, dim=1) - torch.cumsum(x.mean(-1), dim=1)).pow(2).mean()
 
 
-@theme.case(adds="no")
-def cumsum_over_the_batch():
+@theme.loss(
+    scorer, lambda size: (torch.randn(size, 12), (torch.arange(size) % 3 > 0).float()), adds="no"
+)
+def cumsum_over_the_batch(model, x, observed):
     """Cox's partial likelihood: the batch is sorted by time, risks are summed along it."""
-
-    def batch(size):
-        return torch.randn(size, 12), (torch.arange(size) % 3 > 0).float()
-
-    def loss(model, batch):
-        x, observed = batch
-        risk = model(x)
-        return -((risk - torch.logcumsumexp(risk, dim=0)) * observed).mean()
-
-    return make_job(scorer, batch, loss)
+    risk = model(x)
+    return -((risk - torch.logcumsumexp(risk, dim=0)) * observed).mean()
 
 
-@theme.case()
-def quantile_loss():
+@theme.loss(lambda: encoder(3), regression)
+def quantile_loss(model, x, y):
     """Pinball loss for three quantiles."""
-
-    def loss(model, batch):
-        x, y = batch
-        levels = torch.tensor([0.1, 0.5, 0.9])
-        gap = y[:, None] - model(x)
-        return torch.maximum(levels * gap, (levels - 1) * gap).sum(1).mean()
-
-    return make_job(lambda: encoder(3), regression, loss)
+    levels = torch.tensor([0.1, 0.5, 0.9])
+    gap = y[:, None] - model(x)
+    return torch.maximum(levels * gap, (levels - 1) * gap).sum(1).mean()
 
 
-@theme.case(adds="no")
-def trimmed_by_a_quantile_of_the_batch():
+@theme.loss(scorer, regression, adds="no")
+def trimmed_by_a_quantile_of_the_batch(model, x, y):
     """Samples beyond the batch's 80 % quantile are masked out."""
-
-    def loss(model, batch):
-        x, y = batch
-        losses = (model(x) - y).pow(2)
-        kept = losses <= torch.quantile(losses.detach(), 0.8)
-        return (losses * kept).mean()
-
-    return make_job(scorer, regression, loss)
+    losses = (model(x) - y).pow(2)
+    kept = losses <= torch.quantile(losses.detach(), 0.8)
+    return (losses * kept).mean()
 
 
-@theme.case()
-def total_variation():
+@theme.loss(pixelwise, images, 8)
+def total_variation(model, x):
     """Neighbouring pixels within each image."""
-
-    def loss(model, x):
-        y = model(x)
-        across = (y[..., 1:] - y[..., :-1]).abs().mean()
-        return F.mse_loss(y, x[:, :1]) + 0.1 * (across + (y[:, :, 1:] - y[:, :, :-1]).abs().mean())
-
-    return make_job(pixelwise, images, loss, 8)
+    y = model(x)
+    across = (y[..., 1:] - y[..., :-1]).abs().mean()
+    return F.mse_loss(y, x[:, :1]) + 0.1 * (across + (y[:, :, 1:] - y[:, :, :-1]).abs().mean())

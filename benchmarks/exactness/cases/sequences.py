@@ -8,7 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import NUM_TOKENS, labelled, make_job, padded_tokens, tokens
+from exactness.parts import (
+    NUM_TOKENS,
+    Modules,
+    cross_entropy,
+    labelled,
+    make_job,
+    padded_tokens,
+    tokens,
+)
 from memfit import Total
 
 theme = Theme("blind")
@@ -16,11 +24,6 @@ theme = Theme("blind")
 
 def series(size):
     return torch.randn(size, 5, 12), labelled(size)[1]
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
 
 
 class Recurrent(nn.Module):
@@ -85,14 +88,10 @@ class PaddedEncoder(nn.Module):
         return self.head(z.sum(1) / (~pad).sum(1, keepdim=True))
 
 
-@theme.case(blocks="encoder.layers")
-def transformer_encoder_with_padding():
+@theme.loss(PaddedEncoder, padded_tokens, 8, blocks="encoder.layers")
+def transformer_encoder_with_padding(model, batch):
     """Attention with each sample's own padding mask, mean pooling over its real tokens."""
-
-    def loss(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1] % 4)
-
-    return make_job(PaddedEncoder, padded_tokens, loss, 8)
+    return F.cross_entropy(model(batch[0]), batch[1] % 4)
 
 
 class Decoder(nn.Module):
@@ -132,29 +131,19 @@ def causal_language_model_with_dropout():
     return make_job(lambda: Decoder(0.1), tokens, next_token, 8)
 
 
-@theme.case(blocks="layers", adds="no")
-def causal_language_model_ignoring_padding():
+@theme.loss(Decoder, padded_tokens, 8, blocks="layers", adds="no")
+def causal_language_model_ignoring_padding(model, ids, _):
     """The next-token mean over the batch's real tokens, as most trainers have it."""
-
-    def loss(model, batch):
-        ids, _ = batch
-        logits = model(ids[:, :-1]).transpose(1, 2)
-        return F.cross_entropy(logits, ids[:, 1:], ignore_index=0)
-
-    return make_job(Decoder, padded_tokens, loss, 8)
+    logits = model(ids[:, :-1]).transpose(1, 2)
+    return F.cross_entropy(logits, ids[:, 1:], ignore_index=0)
 
 
-@theme.case(blocks="layers")
-def causal_language_model_as_a_total():
+@theme.loss(Decoder, padded_tokens, 8, blocks="layers")
+def causal_language_model_as_a_total(model, ids, _):
     """The same sum over real tokens, with their number."""
-
-    def loss(model, batch):
-        ids, _ = batch
-        logits = model(ids[:, :-1]).transpose(1, 2)
-        total = F.cross_entropy(logits, ids[:, 1:], ignore_index=0, reduction="sum")
-        return Total(total, (ids[:, 1:] != 0).sum())
-
-    return make_job(Decoder, padded_tokens, loss, 8)
+    logits = model(ids[:, :-1]).transpose(1, 2)
+    total = F.cross_entropy(logits, ids[:, 1:], ignore_index=0, reduction="sum")
+    return Total(total, (ids[:, 1:] != 0).sum())
 
 
 @theme.case()
@@ -181,28 +170,20 @@ class EmbeddingBagModel(nn.Module):
         return self.head(self.bag(ids, offsets))
 
 
-@theme.case()
-def embedding_bag():
+@theme.loss(EmbeddingBagModel, tokens)
+def embedding_bag(model, ids):
     """EmbeddingBag with as many tokens in each bag."""
-
-    def loss(model, ids):
-        return F.cross_entropy(model(ids), ids[:, 0] % 4)
-
-    return make_job(EmbeddingBagModel, tokens, loss)
+    return F.cross_entropy(model(ids), ids[:, 0] % 4)
 
 
-@theme.case(adds="no")
-def embedding_bag_with_offsets():
+def bags_with_offsets(size):
+    return torch.randint(0, NUM_TOKENS, (3 * size,)), 3 * torch.arange(size), labelled(size)[1]
+
+
+@theme.loss(EmbeddingBagModel, bags_with_offsets, adds="no")
+def embedding_bag_with_offsets(model, ids, offsets, y):
     """EmbeddingBag over one long list of tokens; offsets count from the batch's start."""
-
-    def batch(size):
-        return torch.randint(0, NUM_TOKENS, (3 * size,)), 3 * torch.arange(size), labelled(size)[1]
-
-    def loss(model, batch):
-        ids, offsets, y = batch
-        return F.cross_entropy(model(ids, offsets), y)
-
-    return make_job(EmbeddingBagModel, batch, loss)
+    return F.cross_entropy(model(ids, offsets), y)
 
 
 class Experts(nn.Module):
@@ -267,35 +248,26 @@ def gpt2_with_labels():
     return make_job(_gpt2, tokens, lambda m, ids: m(input_ids=ids, labels=ids).loss, 8)
 
 
-@theme.case(blocks="transformer.h", adds="no")
-def gpt2_with_ignored_labels():
+@theme.loss(_gpt2, padded_tokens, 8, blocks="transformer.h", adds="no")
+def gpt2_with_ignored_labels(model, ids, _):
     """The same with padding labelled -100."""
-
-    def loss(model, batch):
-        ids, _ = batch
-        labels = ids.masked_fill(ids == 0, -100)
-        return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
-
-    return make_job(_gpt2, padded_tokens, loss, 8)
+    labels = ids.masked_fill(ids == 0, -100)
+    return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
 
 
-@theme.case(draws="per-sample", effects=True, blocks="bert.encoder.layer")
-def bert_for_classification():
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=NUM_TOKENS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=8, num_labels=4,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config).train()
+
+
+@theme.loss(bert, padded_tokens, 8, draws="per-sample", effects=True, blocks="bert.encoder.layer")
+def bert_for_classification(model, ids, lengths):
     """Transformers' BERT with its dropout; the first forward notes the kind of problem."""
-
-    def model():
-        config = transformers.BertConfig(
-            vocab_size=NUM_TOKENS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=16, max_position_embeddings=8, num_labels=4,
-        )  # fmt: skip
-        return transformers.BertForSequenceClassification(config).train()
-
-    def loss(model, batch):
-        ids, lengths = batch
-        mask = (ids != 0).long()
-        return model(input_ids=ids, attention_mask=mask, labels=lengths % 4).loss
-
-    return make_job(model, padded_tokens, loss, 8)
+    mask = (ids != 0).long()
+    return model(input_ids=ids, attention_mask=mask, labels=lengths % 4).loss
 
 
 @theme.case(effects=True)
@@ -319,44 +291,32 @@ def vit_for_classification():
     return make_job(model, batch, loss, 8)
 
 
-@theme.case(adds="no")
-def t5_with_ignored_labels():
+def t5():
+    config = transformers.T5Config(
+        vocab_size=NUM_TOKENS, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=1,
+        num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, use_cache=False,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+@theme.loss(t5, padded_tokens, 8, adds="no")
+def t5_with_ignored_labels(model, ids, _):
     """Transformers' T5 with labels of differing length."""
-
-    def model():
-        config = transformers.T5Config(
-            vocab_size=NUM_TOKENS, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=1,
-            num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, use_cache=False,
-        )  # fmt: skip
-        return transformers.T5ForConditionalGeneration(config)
-
-    def loss(model, batch):
-        ids, _ = batch
-        labels = ids.masked_fill(ids == 0, -100)
-        return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
-
-    return make_job(model, padded_tokens, loss, 8)
+    labels = ids.masked_fill(ids == 0, -100)
+    return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
 
 
-@theme.case()
-def distillation_with_a_frozen_teacher():
+def student_and_teacher():
+    student = nn.Linear(12, 4)
+    teacher = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    return Modules(student=student, teacher=teacher.requires_grad_(False).eval())
+
+
+@theme.loss(student_and_teacher, labelled)
+def distillation_with_a_frozen_teacher(model, x, y):
     """A frozen teacher in evaluation; KL divergence with ``batchmean``."""
-
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.student = nn.Linear(12, 4)
-            self.teacher = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 4))
-            self.teacher.requires_grad_(False).eval()
-
-    def loss(model, batch):
-        x, y = batch
-        student = model.student(x)
-        with torch.no_grad():
-            teacher = model.teacher(x)
-        soft = F.kl_div(
-            (student / 2).log_softmax(-1), (teacher / 2).softmax(-1), reduction="batchmean"
-        )
-        return 0.5 * F.cross_entropy(student, y) + 0.5 * 4 * soft
-
-    return make_job(Pair, labelled, loss)
+    student = model.student(x)
+    with torch.no_grad():
+        teacher = model.teacher(x)
+    soft = F.kl_div((student / 2).log_softmax(-1), (teacher / 2).softmax(-1), reduction="batchmean")
+    return 0.5 * F.cross_entropy(student, y) + 0.5 * 4 * soft

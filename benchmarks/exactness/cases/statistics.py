@@ -7,19 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
-from exactness.parts import images, labelled, make_job
+from exactness.parts import cross_entropy, images, labelled, two_blocks
 
 theme = Theme("blind")
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-def two_blocks(make):
-    """Stack two blocks and a head."""
-    return lambda: nn.Sequential(nn.Sequential(make(), make()), nn.Linear(12, 4))
 
 
 class WithNorm(nn.Module):
@@ -31,21 +21,18 @@ class WithNorm(nn.Module):
         return x + torch.tanh(self.norm(self.linear(x)))
 
 
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def batch_norm():
     """BatchNorm in training."""
-    return make_job(two_blocks(lambda: WithNorm(nn.BatchNorm1d(12))), labelled, cross_entropy)
+    return two_blocks(lambda: WithNorm(nn.BatchNorm1d(12)))
 
 
-@theme.case(blocks="0")
+@theme.model(labelled, cross_entropy, blocks="0")
 def batch_norm_frozen():
     """BatchNorm in evaluation, as fine-tuning does."""
-
-    def model():
-        found = two_blocks(lambda: WithNorm(nn.BatchNorm1d(12)))()
-        return found.eval()
-
-    return make_job(model, labelled, cross_entropy)
+    return two_blocks(lambda: WithNorm(nn.BatchNorm1d(12))).eval()
 
 
 class OwnBatchStatistics(nn.Module):
@@ -67,10 +54,12 @@ class OwnBatchStatistics(nn.Module):
         return (x - mean) * torch.rsqrt(var + 1e-5) * self.weight + self.bias
 
 
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def sync_batch_norm_by_hand():
     """Batch statistics from sums, with running buffers."""
-    return make_job(two_blocks(lambda: WithNorm(OwnBatchStatistics(12))), labelled, cross_entropy)
+    return two_blocks(lambda: WithNorm(OwnBatchStatistics(12)))
 
 
 class RunningNorm(nn.Module):
@@ -93,13 +82,15 @@ class RunningNorm(nn.Module):
         return (x - self.mean) / (self.var + 1e-8).sqrt()
 
 
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def running_normalisation():
     """Observations are normalised by running statistics in own buffers."""
-    return make_job(two_blocks(lambda: WithNorm(RunningNorm(12))), labelled, cross_entropy)
+    return two_blocks(lambda: WithNorm(RunningNorm(12)))
 
 
-@theme.case(leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(labelled, cross_entropy, leaves="different", recompute_unsafe=True, blocks="0")
 def activation_statistics_noted():
     """A block keeps a running mean of its activations, which it does not use in training."""
 
@@ -114,10 +105,10 @@ def activation_statistics_noted():
             self.seen.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
             return y
 
-    return make_job(two_blocks(Noted), labelled, cross_entropy)
+    return two_blocks(Noted)
 
 
-@theme.case(leaves="scratch", blocks="0")
+@theme.model(labelled, cross_entropy, leaves="scratch", blocks="0")
 def activations_kept_for_a_plot():
     """A block keeps its last activations as an attribute."""
 
@@ -132,7 +123,7 @@ def activations_kept_for_a_plot():
             self.last = y.detach()
             return y
 
-    return make_job(two_blocks(Kept), labelled, cross_entropy)
+    return two_blocks(Kept)
 
 
 class Convolutional(nn.Module):
@@ -146,7 +137,7 @@ class Convolutional(nn.Module):
 
 def conv_net(norm):
     """Stack a stem, two blocks and a head."""
-    return lambda: nn.Sequential(
+    return nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1),
         nn.Sequential(Convolutional(norm()), Convolutional(norm())),
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)),
@@ -157,38 +148,36 @@ def labelled_images(size):
     return images(size, extent=6), labelled(size)[1]
 
 
-@theme.case(leaves="different", recompute_unsafe=True, blocks="1")
+@theme.model(
+    labelled_images, cross_entropy, 8, leaves="different", recompute_unsafe=True, blocks="1"
+)
 def instance_norm_with_running_statistics():
     """InstanceNorm that tracks running statistics, which training does not use."""
-
-    def norm():
-        return nn.InstanceNorm2d(6, affine=True, track_running_stats=True)
-
-    return make_job(conv_net(norm), labelled_images, cross_entropy, 8)
+    return conv_net(lambda: nn.InstanceNorm2d(6, affine=True, track_running_stats=True))
 
 
-@theme.case(blocks="1")
+@theme.model(labelled_images, cross_entropy, 8, blocks="1")
 def instance_norm():
     """InstanceNorm without running statistics."""
-    return make_job(conv_net(lambda: nn.InstanceNorm2d(6)), labelled_images, cross_entropy, 8)
+    return conv_net(lambda: nn.InstanceNorm2d(6))
 
 
-@theme.case(blocks="1")
+@theme.model(labelled_images, cross_entropy, 8, blocks="1")
 def group_norm():
     """A conv net with GroupNorm."""
-    return make_job(conv_net(lambda: nn.GroupNorm(2, 6)), labelled_images, cross_entropy, 8)
+    return conv_net(lambda: nn.GroupNorm(2, 6))
 
 
-@theme.case(blocks="0")
+@theme.model(labelled, cross_entropy, blocks="0")
 def layer_norm():
     """LayerNorm."""
-    return make_job(two_blocks(lambda: WithNorm(nn.LayerNorm(12))), labelled, cross_entropy)
+    return two_blocks(lambda: WithNorm(nn.LayerNorm(12)))
 
 
-@theme.case(blocks="0")
+@theme.model(labelled, cross_entropy, blocks="0")
 def rms_norm():
     """RMSNorm."""
-    return make_job(two_blocks(lambda: WithNorm(nn.RMSNorm(12))), labelled, cross_entropy)
+    return two_blocks(lambda: WithNorm(nn.RMSNorm(12)))
 
 
 class Spectral(nn.Module):
@@ -200,31 +189,23 @@ class Spectral(nn.Module):
         return F.leaky_relu(self.linear(x), 0.2)
 
 
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def spectral_norm_by_hook():
     """``torch.nn.utils.spectral_norm``: each forward does one power iteration."""
-
-    def make():
-        return Spectral(nn.utils.spectral_norm)
-
-    return make_job(two_blocks(make), labelled, cross_entropy)
+    return two_blocks(lambda: Spectral(nn.utils.spectral_norm))
 
 
-@theme.case(adds="no", leaves="different", recompute_unsafe=True, blocks="0")
+@theme.model(
+    labelled, cross_entropy, adds="no", leaves="different", recompute_unsafe=True, blocks="0"
+)
 def spectral_norm_by_parametrization():
     """``torch.nn.utils.parametrizations.spectral_norm``."""
-
-    def make():
-        return Spectral(nn.utils.parametrizations.spectral_norm)
-
-    return make_job(two_blocks(make), labelled, cross_entropy)
+    return two_blocks(lambda: Spectral(nn.utils.parametrizations.spectral_norm))
 
 
-@theme.case(blocks="0")
+@theme.model(labelled, cross_entropy, blocks="0")
 def weight_norm_by_parametrization():
     """``torch.nn.utils.parametrizations.weight_norm``, which keeps nothing."""
-
-    def make():
-        return Spectral(nn.utils.parametrizations.weight_norm)
-
-    return make_job(two_blocks(make), labelled, cross_entropy)
+    return two_blocks(lambda: Spectral(nn.utils.parametrizations.weight_norm))

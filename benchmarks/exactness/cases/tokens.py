@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from exactness.case import Theme
@@ -15,6 +14,8 @@ from exactness.parts import (
     make_job,
     padded_tokens,
     regression,
+    scorer,
+    tagger,
     tokens,
 )
 from memfit import Total
@@ -22,135 +23,83 @@ from memfit import Total
 theme = Theme("blind")
 
 
-def tagger():
-    return nn.Sequential(nn.Embedding(NUM_TOKENS, 10), nn.Linear(10, NUM_TOKENS))
+def transcribed(size):
+    lengths = 2 + torch.arange(size) % 2
+    return torch.randn(size, 9, 12), torch.randint(1, 5, (size, 3)), lengths
 
 
-def scorer():
-    return nn.Sequential(encoder(8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
-
-
-@theme.case()
-def ctc():
+@theme.loss(lambda: encoder(5), transcribed, 8)
+def ctc(model, x, targets, lengths):
     """CTC with mean reduction: divided by each target's length, then by the batch."""
-
-    def batch(size):
-        lengths = 2 + torch.arange(size) % 2
-        return torch.randn(size, 9, 12), torch.randint(1, 5, (size, 3)), lengths
-
-    def loss(model, batch):
-        x, targets, lengths = batch
-        logp = model(x).log_softmax(-1).transpose(0, 1)
-        inputs = torch.full((len(x),), 9, dtype=torch.long)
-        return F.ctc_loss(logp, targets, inputs, lengths)
-
-    return make_job(lambda: encoder(5), batch, loss, 8)
+    logp = model(x).log_softmax(-1).transpose(0, 1)
+    inputs = torch.full((len(x),), 9, dtype=torch.long)
+    return F.ctc_loss(logp, targets, inputs, lengths)
 
 
-@theme.case()
-def total_over_ragged_tokens():
+@theme.loss(tagger, padded_tokens)
+def total_over_ragged_tokens(model, ids, _):
     """A Total over the tokens that are not padding."""
-
-    def loss(model, batch):
-        ids, _ = batch
-        real = ids != 0
-        losses = F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none")
-        return Total((losses * real).sum(), real.sum())
-
-    return make_job(tagger, padded_tokens, loss)
+    real = ids != 0
+    losses = F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none")
+    return Total((losses * real).sum(), real.sum())
 
 
-@theme.case(adds="no")
-def token_mean_with_ignored_entries():
+@theme.loss(tagger, padded_tokens, adds="no")
+def token_mean_with_ignored_entries(model, ids, _):
     """``ignore_index`` with labels that hold it: the mean is over the tokens that are left."""
-
-    def loss(model, batch):
-        ids, _ = batch
-        labels = ids.masked_fill(ids == 0, -100)
-        return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
-
-    return make_job(tagger, padded_tokens, loss)
+    labels = ids.masked_fill(ids == 0, -100)
+    return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
 
 
-@theme.case()
-def token_mean_without_ignored_entries():
+@theme.loss(tagger, tokens)
+def token_mean_without_ignored_entries(model, ids):
     """``ignore_index`` is set, but no label holds it."""
-
-    def loss(model, ids):
-        return F.cross_entropy(model(ids).view(-1, NUM_TOKENS), ids.view(-1), ignore_index=-100)
-
-    return make_job(tagger, tokens, loss)
+    return F.cross_entropy(model(ids).view(-1, NUM_TOKENS), ids.view(-1), ignore_index=-100)
 
 
-@theme.case()
-def token_mean_per_sequence():
+@theme.loss(tagger, padded_tokens)
+def token_mean_per_sequence(model, ids, lengths):
     """Each sequence's mean over its own tokens, then the mean over the batch."""
-
-    def loss(model, batch):
-        ids, lengths = batch
-        losses = F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none")
-        real = torch.arange(ids.shape[1]) < lengths[:, None]
-        return ((losses * real).sum(1) / lengths).mean()
-
-    return make_job(tagger, padded_tokens, loss)
+    losses = F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none")
+    real = torch.arange(ids.shape[1]) < lengths[:, None]
+    return ((losses * real).sum(1) / lengths).mean()
 
 
-@theme.case(adds="no")
-def token_mean_by_a_mask():
+@theme.loss(tagger, padded_tokens, adds="no")
+def token_mean_by_a_mask(model, ids, _):
     """A boolean mask picks the real tokens of all sequences, then comes their mean."""
-
-    def loss(model, batch):
-        ids, _ = batch
-        real = ids != 0
-        return F.cross_entropy(model(ids)[real], ids[real])
-
-    return make_job(tagger, padded_tokens, loss)
+    real = ids != 0
+    return F.cross_entropy(model(ids)[real], ids[real])
 
 
-@theme.case()
-def entropy_bonus_per_sample():
+@theme.loss(classifier, labelled)
+def entropy_bonus_per_sample(model, batch):
     """Each sample's own entropy is a bonus."""
-
-    def loss(model, batch):
-        logp = model(batch[0]).log_softmax(-1)
-        entropy = -(logp.exp() * logp).sum(-1)
-        return F.nll_loss(logp, batch[1]) - 0.05 * entropy.mean()
-
-    return make_job(classifier, labelled, loss)
+    logp = model(batch[0]).log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    return F.nll_loss(logp, batch[1]) - 0.05 * entropy.mean()
 
 
-@theme.case(adds="no")
-def entropy_of_the_mean_prediction():
+@theme.loss(classifier, labelled, adds="no")
+def entropy_of_the_mean_prediction(model, batch):
     """The entropy of the batch's mean prediction is a bonus."""
-
-    def loss(model, batch):
-        logits = model(batch[0])
-        mean = logits.softmax(-1).mean(0)
-        return F.cross_entropy(logits, batch[1]) + 0.05 * (mean * mean.log()).sum()
-
-    return make_job(classifier, labelled, loss)
+    logits = model(batch[0])
+    mean = logits.softmax(-1).mean(0)
+    return F.cross_entropy(logits, batch[1]) + 0.05 * (mean * mean.log()).sum()
 
 
-@theme.case(adds="no")
-def balance_with_a_tiny_coefficient():
+@theme.loss(classifier, labelled, adds="no")
+def balance_with_a_tiny_coefficient(model, batch):
     """The squared mean of the scores over the batch, times one hundred-thousandth."""
-
-    def loss(model, batch):
-        logits = model(batch[0])
-        return F.cross_entropy(logits, batch[1]) + 1e-5 * logits.mean(0).pow(2).sum()
-
-    return make_job(classifier, labelled, loss)
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]) + 1e-5 * logits.mean(0).pow(2).sum()
 
 
-@theme.case(adds="no")
-def detached_batch_statistic():
+@theme.loss(scorer, regression, adds="no")
+def detached_batch_statistic(model, batch):
     """Losses divided by their own mean, which is detached."""
-
-    def loss(model, batch):
-        losses = (model(batch[0]) - batch[1]).pow(2)
-        return (losses * (losses / losses.mean()).detach()).mean()
-
-    return make_job(scorer, regression, loss)
+    losses = (model(batch[0]) - batch[1]).pow(2)
+    return (losses * (losses / losses.mean()).detach()).mean()
 
 
 @theme.case()

@@ -1,25 +1,7 @@
-"""The loops, by what they keep from step to step."""
+"""The loops, by what they keep from step to step; each file adds its own to the collection."""
 
-from guard_scenarios.loops import (
-    batches,
-    draws,
-    held_out,
-    layers,
-    optimizers,
-    plans,
-    python_state,
-    unrestorable,
-    weights,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "batches",
-    "draws",
-    "held_out",
-    "layers",
-    "optimizers",
-    "plans",
-    "python_state",
-    "unrestorable",
-    "weights",
-]
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")

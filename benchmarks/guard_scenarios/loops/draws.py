@@ -34,17 +34,14 @@ def numpy_in_closure():
     return training_of(classifier(), loss=loss)
 
 
-@scenario("numpy generator as an attribute of a module")
-def numpy_in_module():
-    class Noise(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rng = np.random.default_rng(0)
+@scenario("numpy generator as an attribute of a module", of="layer")
+class NumpyNoise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
 
-        def forward(self, x):
-            return x + torch.from_numpy(self.rng.standard_normal(x.shape)).float()
-
-    return training_of(classifier(Noise()))
+    def forward(self, x):
+        return x + torch.from_numpy(self.rng.standard_normal(x.shape)).float()
 
 
 @scenario("numpy generator in a global variable")
@@ -78,17 +75,14 @@ def python_random():
     return training_of(classifier(Layer()))
 
 
-@scenario("torch.Generator in the model")
-def generator_in_model():
-    class Noise(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.generator = torch.Generator().manual_seed(4)
+@scenario("torch.Generator in the model", of="layer")
+class OwnNoise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(4)
 
-        def forward(self, x):
-            return x + 0.1 * torch.randn(x.shape, generator=self.generator)
-
-    return training_of(classifier(Noise()))
+    def forward(self, x):
+        return x + 0.1 * torch.randn(x.shape, generator=self.generator)
 
 
 @scenario("torch.Generator in the loss's closure")
@@ -119,22 +113,19 @@ def generator_in_loader():
     return training_of(classifier(), loss=loss, draw=draw, watched=[generator])
 
 
-@scenario("stochastic depth drawn from random")
-def stochastic_depth():
-    class Deep(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
-            self.num_kept = 0
+@scenario("stochastic depth drawn from random", of="layer")
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+        self.num_kept = 0
 
-        def forward(self, x):
-            for block in self.blocks:
-                if random.random() < 0.6:
-                    self.num_kept += 1
-                    x = x + F.relu(block(x))
-            return x
-
-    return training_of(classifier(Deep()))
+    def forward(self, x):
+        for block in self.blocks:
+            if random.random() < 0.6:
+                self.num_kept += 1
+                x = x + F.relu(block(x))
+        return x
 
 
 @scenario("mixup drawn from numpy's global generator")

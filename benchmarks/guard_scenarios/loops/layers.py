@@ -33,19 +33,16 @@ def cumulative():
     )
 
 
-@scenario("instance normalisation with running statistics")
-def instance_norm():
-    class Images(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv1d(1, 4, 3)
-            self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
-            self.head = nn.Linear(4, NUM_CLASSES)
+@scenario("instance normalisation with running statistics", of="model")
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3)
+        self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        self.head = nn.Linear(4, NUM_CLASSES)
 
-        def forward(self, x):
-            return self.head(F.relu(self.norm(self.conv(x.unsqueeze(1)))).mean(2))
-
-    return training_of(Images())
+    def forward(self, x):
+        return self.head(F.relu(self.norm(self.conv(x.unsqueeze(1)))).mean(2))
 
 
 @scenario("spectral norm, as a parametrization")
@@ -82,6 +79,7 @@ def parametrized():
     return training_of(classifier(layer))
 
 
+@scenario("recurrent state kept as an attribute", of="model")
 class Recurrent(nn.Module):
     """Goes on from the hidden state of the batch before."""
 
@@ -95,11 +93,6 @@ class Recurrent(nn.Module):
         hidden = self.cell(x, self.hidden)
         self.hidden = hidden.detach()
         return self.head(hidden)
-
-
-@scenario("recurrent state kept as an attribute")
-def recurrent():
-    return training_of(Recurrent())
 
 
 @scenario("recurrent state kept in a list in the loss's closure")
@@ -155,6 +148,7 @@ def moco():
     return training_of(Queue(), loss=loss)
 
 
+@scenario("VQ codebook moved by averages, one of them no buffer", of="model")
 class Codebook(nn.Module):
     """Vector quantisation with exponential moving averages."""
 
@@ -179,11 +173,7 @@ class Codebook(nn.Module):
         return self.head(z + (picked - z).detach())
 
 
-@scenario("VQ codebook moved by averages, one of them no buffer")
-def codebook():
-    return training_of(Codebook())
-
-
+@scenario("buffer that grows by torch.cat", of="model")
 class Growing(nn.Module):
     """Rebinds a buffer to a longer one in every forward."""
 
@@ -201,11 +191,7 @@ class Growing(nn.Module):
         return self.head(h)
 
 
-@scenario("buffer that grows by torch.cat")
-def growing():
-    return training_of(Growing())
-
-
+@scenario("buffer that is resized in place", of="model")
 class Resized(nn.Module):
     """Makes a buffer larger in place."""
 
@@ -220,11 +206,6 @@ class Resized(nn.Module):
         self.seen.resize_(before + 1)
         self.seen[before] = x.detach().mean()
         return self.head(torch.tanh(self.layer(x)) * (1 + 0.1 * self.seen.mean()))
-
-
-@scenario("buffer that is resized in place")
-def resized():
-    return training_of(Resized())
 
 
 @scenario("memory bank in a deque, counters and a cache in dictionaries")
@@ -261,25 +242,22 @@ class Slotted:
         self.scale = torch.ones(1)
 
 
-@scenario("state in slots, behind a property")
-def slotted():
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(12, 12)
-            self._inner = Slotted()
+@scenario("state in slots, behind a property", of="layer")
+class WithSlots(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+        self._inner = Slotted()
 
-        @property
-        def scale(self):
-            return self._inner.scale
+    @property
+    def scale(self):
+        return self._inner.scale
 
-        def forward(self, x):
-            self._inner.count += 1
-            y = self.layer(x) * self.scale
-            self._inner.scale = self.scale * 0.95 + 0.05 * float(y.detach().abs().mean())
-            return y
-
-    return training_of(classifier(Layer()))
+    def forward(self, x):
+        self._inner.count += 1
+        y = self.layer(x) * self.scale
+        self._inner.scale = self.scale * 0.95 + 0.05 * float(y.detach().abs().mean())
+        return y
 
 
 class Counted(torch.autograd.Function):
@@ -373,24 +351,21 @@ def accumulate_hook():
     return training_of(model, watched=[norms])
 
 
-@scenario("loss with a running centre, temperature and prototypes")
-def centre_loss():
-    class Centre:
-        def __init__(self):
-            self.centre = torch.zeros(NUM_CLASSES)
-            self.temperature = 1.0
-            self.prototypes = {c: torch.zeros(NUM_CLASSES) for c in range(NUM_CLASSES)}
+@scenario("loss with a running centre, temperature and prototypes", of="loss")
+class Centre:
+    def __init__(self):
+        self.centre = torch.zeros(NUM_CLASSES)
+        self.temperature = 1.0
+        self.prototypes = {c: torch.zeros(NUM_CLASSES) for c in range(NUM_CLASSES)}
 
-        def __call__(self, model, batch):
-            out = model(batch[0])
-            self.temperature = 0.99 * self.temperature + 0.01 * float(out.detach().std())
-            value = F.cross_entropy((out - self.centre) / self.temperature, batch[1])
-            self.centre = 0.9 * self.centre + 0.1 * out.detach().mean(0)
-            for c, row in zip(batch[1].tolist(), out.detach(), strict=True):
-                self.prototypes[c].lerp_(row, 0.1)
-            return value + 0.01 * (out - self.prototypes[0]).square().mean()
-
-    return training_of(classifier(), loss=Centre())
+    def __call__(self, model, batch):
+        out = model(batch[0])
+        self.temperature = 0.99 * self.temperature + 0.01 * float(out.detach().std())
+        value = F.cross_entropy((out - self.centre) / self.temperature, batch[1])
+        self.centre = 0.9 * self.centre + 0.1 * out.detach().mean(0)
+        for c, row in zip(batch[1].tolist(), out.detach(), strict=True):
+            self.prototypes[c].lerp_(row, 0.1)
+        return value + 0.01 * (out - self.prototypes[0]).square().mean()
 
 
 @scenario("gradient norms kept for adaptive clipping in the loss")

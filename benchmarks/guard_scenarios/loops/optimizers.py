@@ -40,11 +40,12 @@ class Lookahead(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none=set_to_none)
 
 
-@scenario("Lookahead around Adam, slow weights in a list")
-def lookahead():
-    return training_of(classifier(), optimizer=lambda ps: Lookahead(torch.optim.Adam(ps, lr=0.05)))
+@scenario("Lookahead around Adam, slow weights in a list", of="optimizer")
+def lookahead(ps):
+    return Lookahead(torch.optim.Adam(ps, lr=0.05))
 
 
+@scenario("optimizer with global keys in its state", of="optimizer")
 class GlobalKeys(torch.optim.Optimizer):
     """Keeps a norm and a count under keys of their own in ``state``."""
 
@@ -67,11 +68,6 @@ class GlobalKeys(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     p.add_(p.grad / (norms["mean"] + 1e-3), alpha=-group["lr"])
-
-
-@scenario("optimizer with global keys in its state")
-def global_keys():
-    return training_of(classifier(), optimizer=GlobalKeys)
 
 
 class SAM(torch.optim.Optimizer):
@@ -113,6 +109,7 @@ def sam():
     return training_of(model, loss=loss, optimizer=SAM, started=started)
 
 
+@scenario("Adafactor-like optimizer", of="optimizer")
 class Factored(torch.optim.Optimizer):
     """Rows and columns of the second moment, as Adafactor keeps them."""
 
@@ -145,11 +142,7 @@ class Factored(torch.optim.Optimizer):
                 p.sub_(group["lr"] * p.grad / scale.sqrt().clamp_min(1e-6))
 
 
-@scenario("Adafactor-like optimizer")
-def factored():
-    return training_of(classifier(), optimizer=Factored)
-
-
+@scenario("optimizer that adapts in its attributes", of="optimizer")
 class Bound(torch.optim.SGD):
     """Counts and adapts in attributes."""
 
@@ -170,11 +163,7 @@ class Bound(torch.optim.SGD):
         return super().step(closure)
 
 
-@scenario("optimizer that adapts in its attributes")
-def bound():
-    return training_of(classifier(), optimizer=Bound)
-
-
+@scenario("gradients gathered over two run.steps by the optimizer", of="optimizer")
 class WithHook(torch.optim.Optimizer):
     """Every 2nd step only, gradients gathered in a list meanwhile."""
 
@@ -193,31 +182,19 @@ class WithHook(torch.optim.Optimizer):
         self.gathered.clear()
 
 
-@scenario("gradients gathered over two run.steps by the optimizer")
-def gathered():
-    return training_of(classifier(), optimizer=WithHook)
+@scenario("fused AdamW", of="optimizer")
+def fused(ps):
+    return torch.optim.AdamW(ps, lr=0.05, fused=True)
 
 
-@scenario("fused AdamW")
-def fused():
-    return training_of(
-        classifier(), optimizer=lambda ps: torch.optim.AdamW(ps, lr=0.05, fused=True)
-    )
+@scenario("foreach AdamW with amsgrad", of="optimizer")
+def foreach(ps):
+    return torch.optim.AdamW(ps, lr=0.05, foreach=True, amsgrad=True)
 
 
-@scenario("foreach AdamW with amsgrad")
-def foreach():
-    return training_of(
-        classifier(),
-        optimizer=lambda ps: torch.optim.AdamW(ps, lr=0.05, foreach=True, amsgrad=True),
-    )
-
-
-@scenario("AdamW parameter by parameter")
-def for_loop():
-    return training_of(
-        classifier(), optimizer=lambda ps: torch.optim.AdamW(ps, lr=0.05, foreach=False)
-    )
+@scenario("AdamW parameter by parameter", of="optimizer")
+def for_loop(ps):
+    return torch.optim.AdamW(ps, lr=0.05, foreach=False)
 
 
 @scenario("SGD with momentum, two groups, gradient clipping")
@@ -232,36 +209,33 @@ def momentum():
     return training_of(model, optimizer=optimizer, clip_grad_norm=0.3)
 
 
-@scenario("NAdam, whose states are created one after another")
-def nadam():
-    return training_of(classifier(), optimizer=lambda ps: torch.optim.NAdam(ps, lr=0.02))
+@scenario("NAdam, whose states are created one after another", of="optimizer")
+def nadam(ps):
+    return torch.optim.NAdam(ps, lr=0.02)
 
 
-@scenario("LBFGS-like optimizer that keeps a history of closures")
-def history():
-    class History(torch.optim.Optimizer):
-        def __init__(self, params):
-            super().__init__(params, {"lr": 0.05})
-            self._previous = None
-            self._pairs = []
+@scenario("LBFGS-like optimizer that keeps a history of closures", of="optimizer")
+class History(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.05})
+        self._previous = None
+        self._pairs = []
 
-        @torch.no_grad()
-        def step(self, closure=None):
-            params = [p for g in self.param_groups for p in g["params"]]
-            flat = torch.cat([p.grad.reshape(-1) for p in params])
-            where = torch.cat([p.reshape(-1) for p in params])
-            if self._previous is not None:
-                y, s = flat - self._previous[0], where - self._previous[1]
-                self._pairs = [*self._pairs, (y, s, 1.0 / (y.dot(s).abs() + 1e-3))][-3:]
-            self._previous = flat.clone(), where.clone()
-            for y, _, r in reversed(self._pairs):
-                flat = flat - 0.01 * r * y.dot(flat) * y
-            offset = 0
-            for p in params:
-                p.sub_(0.05 * flat[offset : offset + p.numel()].view_as(p))
-                offset += p.numel()
-
-    return training_of(classifier(), optimizer=History)
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for g in self.param_groups for p in g["params"]]
+        flat = torch.cat([p.grad.reshape(-1) for p in params])
+        where = torch.cat([p.reshape(-1) for p in params])
+        if self._previous is not None:
+            y, s = flat - self._previous[0], where - self._previous[1]
+            self._pairs = [*self._pairs, (y, s, 1.0 / (y.dot(s).abs() + 1e-3))][-3:]
+        self._previous = flat.clone(), where.clone()
+        for y, _, r in reversed(self._pairs):
+            flat = flat - 0.01 * r * y.dot(flat) * y
+        offset = 0
+        for p in params:
+            p.sub_(0.05 * flat[offset : offset + p.numel()].view_as(p))
+            offset += p.numel()
 
 
 @scenario("scheduler stepped in a hook of the optimizer")

@@ -25,18 +25,15 @@ NUM_CALLS = 0
 HISTORY = {"losses": []}
 
 
-@scenario("counter in a module sets the strength of a penalty")
-def module_counter():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.calls = 0
+@scenario("counter in a module sets the strength of a penalty", of="layer")
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
 
-        def forward(self, x):
-            self.calls += 1
-            return x * (1 + 0.01 * self.calls)
-
-    return training_of(classifier(Counting()))
+    def forward(self, x):
+        self.calls += 1
+        return x * (1 + 0.01 * self.calls)
 
 
 @scenario("counter in a closure (nonlocal)")
@@ -67,23 +64,20 @@ def global_counter():
     return training_of(classifier(), loss=loss)
 
 
-@scenario("annealed weight in a loss object")
-def curriculum():
-    class Annealed:
-        def __init__(self):
-            self.step = 0
-            self.beta = 0.0
-            self.seen = Counter()
+@scenario("annealed weight in a loss object", of="loss")
+class Annealed:
+    def __init__(self):
+        self.step = 0
+        self.beta = 0.0
+        self.seen = Counter()
 
-        def __call__(self, model, batch):
-            self.step += 1
-            self.beta = min(1.0, self.beta + 0.1)
-            self.seen.update(batch[1].tolist())
-            out = model(batch[0])
-            weights = torch.tensor([1.0 / (1 + self.seen[c]) for c in range(NUM_CLASSES)])
-            return F.cross_entropy(out, batch[1], weight=weights) + self.beta * out.square().mean()
-
-    return training_of(classifier(), loss=Annealed())
+    def __call__(self, model, batch):
+        self.step += 1
+        self.beta = min(1.0, self.beta + 0.1)
+        self.seen.update(batch[1].tolist())
+        out = model(batch[0])
+        weights = torch.tensor([1.0 / (1 + self.seen[c]) for c in range(NUM_CLASSES)])
+        return F.cross_entropy(out, batch[1], weight=weights) + self.beta * out.square().mean()
 
 
 @scenario("label smoothing scheduled in a dataclass")
@@ -210,25 +204,22 @@ def state_machine():
     return training_of(classifier(), loss=loss, watched=[Machine])
 
 
-@scenario("hard examples kept with their losses in a set and a sorted list")
-def hard_examples():
-    class Mining:
-        def __init__(self):
-            self.hard = []
-            self.ids = set()
+@scenario("hard examples kept with their losses in a set and a sorted list", of="loss")
+class Mining:
+    def __init__(self):
+        self.hard = []
+        self.ids = set()
 
-        def __call__(self, model, batch):
-            each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-            worst = int(each.argmax())
-            self.hard.append((float(each[worst]), batch[0][worst].clone(), batch[1][worst].clone()))
-            self.hard.sort(key=lambda item: -item[0])
-            del self.hard[2:]
-            self.ids.add(worst)
-            old = torch.stack([h[1] for h in self.hard])
-            again = F.cross_entropy(model(old), torch.stack([h[2] for h in self.hard]))
-            return each.mean() + 0.1 * len(self.ids) * again
-
-    return training_of(classifier(), loss=Mining())
+    def __call__(self, model, batch):
+        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        worst = int(each.argmax())
+        self.hard.append((float(each[worst]), batch[0][worst].clone(), batch[1][worst].clone()))
+        self.hard.sort(key=lambda item: -item[0])
+        del self.hard[2:]
+        self.ids.add(worst)
+        old = torch.stack([h[1] for h in self.hard])
+        again = F.cross_entropy(model(old), torch.stack([h[2] for h in self.hard]))
+        return each.mean() + 0.1 * len(self.ids) * again
 
 
 @scenario("records of the caller's, with an average that the loss reads", may_end="between steps")
@@ -250,19 +241,16 @@ def caller_records():
     return training_of(classifier(), loss=loss, after=after)
 
 
-@scenario("tensors swapped between two attributes")
-def swapped():
-    class Swapping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.now, self.then = torch.zeros(12), torch.ones(12)
+@scenario("tensors swapped between two attributes", of="layer")
+class Swapping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.now, self.then = torch.zeros(12), torch.ones(12)
 
-        def forward(self, x):
-            self.now, self.then = self.then, self.now
-            self.now.mul_(0.9).add_(0.1 * x.detach().mean(0))
-            return x + 0.1 * self.now - 0.05 * self.then
-
-    return training_of(classifier(Swapping()))
+    def forward(self, x):
+        self.now, self.then = self.then, self.now
+        self.now.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x + 0.1 * self.now - 0.05 * self.then
 
 
 @scenario("uncertainty weights of several losses, and a moving baseline")

@@ -44,17 +44,14 @@ def generator():
     return training_of(classifier(), loss=Loss())
 
 
-@scenario("iterator over a list, advanced in forward", must_say="rates")
-def iterator():
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rates = map(float, [n / 10 for n in range(1, 40)])
+@scenario("iterator over a list, advanced in forward", must_say="rates", of="layer")
+class WithRates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rates = map(float, [n / 10 for n in range(1, 40)])
 
-        def forward(self, x):
-            return x * (1 + next(self.rates))
-
-    return training_of(classifier(Layer()))
+    def forward(self, x):
+        return x * (1 + next(self.rates))
 
 
 @scenario("itertools.cycle in the loss's closure", must_say="signs")

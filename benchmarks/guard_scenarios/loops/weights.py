@@ -213,20 +213,17 @@ def gradient_set():
     return training_of(model, before=before)
 
 
-@scenario("tied weights")
-def tied():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = nn.Linear(WIDTH, WIDTH)
-            self.decoder = nn.Linear(WIDTH, WIDTH)
-            self.decoder.weight = self.encoder.weight
-            self.head = nn.Linear(WIDTH, NUM_CLASSES)
+@scenario("tied weights", of="model")
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(WIDTH, WIDTH)
+        self.decoder = nn.Linear(WIDTH, WIDTH)
+        self.decoder.weight = self.encoder.weight
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
 
-        def forward(self, x):
-            return self.head(self.decoder(torch.tanh(self.encoder(x))))
-
-    return training_of(Tied())
+    def forward(self, x):
+        return self.head(self.decoder(torch.tanh(self.encoder(x))))
 
 
 @scenario("frozen layers, thawed by the caller on the way", may_end=BETWEEN)

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 
 _ASKS_NOTHING = (
@@ -100,7 +100,7 @@ class Dataflow:
     """The tensors and their memory, kept so that an address means one tensor."""
 
 
-class DataflowRecorder(TorchDispatchMode):
+class DataflowRecorder(OperatorMode):
     """Record the operators of everything done while it is active.
 
     Tensors are told apart by their memory and their layout in it, since autograd gives what it has
@@ -108,7 +108,7 @@ class DataflowRecorder(TorchDispatchMode):
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.flow = Dataflow()
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._contents: dict[int, tuple[float, ...] | bytes | None] = {}
@@ -133,14 +133,7 @@ class DataflowRecorder(TorchDispatchMode):
         """Return whether a tensor was met."""
         return _key_of(_shape_of(tensor)) in self._numbers
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if func in _ASKS_NOTHING:
             return func(*args, **kwargs)
         is_backward = torch._C._current_graph_task_id() != -1

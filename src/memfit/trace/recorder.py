@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.scratch import HiddenMemory, Scratch
@@ -31,6 +30,7 @@ from memfit.trace.events import (
     Trace,
     trace_of_step,
 )
+from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
 from memfit.trace.shrunken import hold_whole_storage
@@ -59,7 +59,7 @@ class _Live:
 Owners = Callable[[], Iterable[Owned]]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(OperatorMode):
     """Record the allocations, frees and operators of everything done while it is active.
 
     Does not see memory that an operator takes and gives back inside its kernel, except where
@@ -94,14 +94,7 @@ class Recorder(TorchDispatchMode):
         super().__exit__(exc_type, exc, traceback)
         self._modules.__exit__(exc_type, exc, traceback)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if func is _DEVICE:
             return func(*args, **kwargs)  # asked so often that it is worth noting nothing
         if self.follows_engine:

@@ -12,6 +12,7 @@ import torch
 
 from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
+from memfit.trace.operators import tensors_in
 
 _ASKS_NOTHING = (
     torch.ops.prim.device.default,
@@ -225,15 +226,6 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 def _memory_of(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage() if tensor.layout is torch.strided else None
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested tuples and lists."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from tensors_in(value)
 
 
 def refs_in(values: Any) -> Iterator[Ref]:

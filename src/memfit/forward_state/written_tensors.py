@@ -9,6 +9,7 @@ import torch
 
 from memfit.forward_state.kept_tensors import KeptTensors
 from memfit.trace.modes import OperatorMode
+from memfit.trace.operators import changed_tensors, tensors_in
 
 _WRITTEN_UNSAID = ("running_mean", "running_var")
 """Arguments that normalisations write to, though their operators' schemas do not say so."""
@@ -74,10 +75,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[torch.Tensor]:
     """Yield the tensors that a call writes to."""
-    for position, argument in enumerate(func._schema.arguments):
-        alias = argument.alias_info
-        if (alias is None or not alias.is_write) and argument.name not in _WRITTEN_UNSAID:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        yield from (each for each in values if isinstance(each, torch.Tensor))
+    yield from changed_tensors(func, args, kwargs)
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name in _WRITTEN_UNSAID:
+            yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))

@@ -104,14 +104,9 @@ def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
-    yield from changed_tensors(func, args)
-    schema = func._schema
-    for argument in schema.arguments if kwargs and schema.is_mutable else ():
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if written and argument.name in kwargs:
-            yield from tensors_in(kwargs[argument.name])
+    yield from changed_tensors(func, args, kwargs)
     if "batch_norm" in operator_name(func):
-        yield from _running_statistics(schema, args, kwargs)
+        yield from _running_statistics(func._schema, args, kwargs)
 
 
 def _running_statistics(

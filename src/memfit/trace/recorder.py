@@ -7,7 +7,7 @@ up here; the events are replayed later under the rules of an allocator.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -45,6 +45,18 @@ class Owned:
     tensor: torch.Tensor
     category: Category
     module: str
+
+    @classmethod
+    def with_parameter(
+        cls, parameter: torch.Tensor, optimizer: torch.optim.Optimizer, module: str
+    ) -> Iterator[Self]:
+        """Yield a parameter, its gradient and its optimizer states."""
+        yield cls(parameter, Category.PARAMETERS, module)
+        if parameter.grad is not None:
+            yield cls(parameter.grad, Category.GRADIENTS, module)
+        for value in optimizer.state.get(parameter, {}).values():
+            if isinstance(value, torch.Tensor):
+                yield cls(value, Category.OPTIMIZER_STATE, module)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from torch import nn
 import memfit
 from memfit.errors import GIVEN_UP, LostContextError
 from memfit.observe.enforced_budget import BudgetExceededError
-from memfit.observe.out_of_memory import has_lost_context, is_out_of_memory
+from memfit.observe.out_of_memory import chain_of, has_lost_context, is_out_of_memory
 from memfit.watch.last_words import ErrorWords, Failure
 
 _MOST_CHARACTERS = 500
@@ -57,7 +57,7 @@ def describe_here(error: BaseException, *, step: int) -> ErrorWords:
 
 
 def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int) -> ErrorWords:
-    budget_error = next((e for e in _chain(error) if isinstance(e, BudgetExceededError)), None)
+    budget_error = _budget_error(error)
     child_signal, child_ids = _killed_children(error)
     return ErrorWords(
         failure=_failure(error),
@@ -78,13 +78,18 @@ def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int)
     )
 
 
+def _budget_error(error: BaseException) -> BudgetExceededError | None:
+    chain = chain_of(error, also_handled=True)
+    return next((each for each in chain if isinstance(each, BudgetExceededError)), None)
+
+
 def _failure(error: BaseException) -> Failure:
     if isinstance(error, KeyboardInterrupt):
         return Failure.INTERRUPTED
     if isinstance(error, LostContextError) or has_lost_context(error):
         return Failure.LOST_CONTEXT
     text = str(error)
-    if any(isinstance(each, BudgetExceededError) for each in _chain(error)):
+    if _budget_error(error):
         return Failure.BUDGET_EXCEEDED
     is_handed_on = _is_handed_on(error)
     if is_handed_on and BudgetExceededError.__name__ in text:
@@ -106,16 +111,6 @@ def _is_handed_on(error: BaseException) -> bool:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:_MOST_CHARACTERS] if lines else ""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from, or while it was handled."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

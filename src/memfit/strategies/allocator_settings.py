@@ -110,11 +110,7 @@ class AllocatorConf(Strategy):
             raise StrategyError(
                 self.name, f"torch did not take it ({reason}). {self._remedy()}."
             ) from error
-
-        def undo() -> None:
-            _tell(_completed(before, self.conf))
-
-        return undo
+        return lambda: _tell(_completed(before, self.conf))
 
     def _remedy(self) -> str:
         return f"Start the program with PYTORCH_ALLOC_CONF={self.conf} in its environment"

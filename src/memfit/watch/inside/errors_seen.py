@@ -18,9 +18,10 @@ from torch import nn
 
 import memfit
 from memfit.errors import GIVEN_UP, LostContextError
+from memfit.journal.records import Reason
 from memfit.observe.enforced_budget import BudgetExceededError
 from memfit.observe.out_of_memory import chain_of, has_lost_context, is_out_of_memory
-from memfit.watch.last_words import ErrorWords, Failure
+from memfit.watch.last_words import ErrorWords
 
 _MOST_CHARACTERS = 500
 _LIMITED_CARD = " allowed; "
@@ -83,24 +84,24 @@ def _budget_error(error: BaseException) -> BudgetExceededError | None:
     return next((each for each in chain if isinstance(each, BudgetExceededError)), None)
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException) -> Reason:
     if isinstance(error, KeyboardInterrupt):
-        return Failure.INTERRUPTED
+        return Reason.INTERRUPTED
     if isinstance(error, LostContextError) or has_lost_context(error):
-        return Failure.LOST_CONTEXT
+        return Reason.LOST_CONTEXT
     text = str(error)
     if _budget_error(error):
-        return Failure.BUDGET_EXCEEDED
+        return Reason.BUDGET_EXCEEDED
     is_handed_on = _is_handed_on(error)
     if is_handed_on and BudgetExceededError.__name__ in text:
-        return Failure.BUDGET_EXCEEDED
+        return Reason.BUDGET_EXCEEDED
     if (
         isinstance(error, GIVEN_UP)
         or is_out_of_memory(error)
         or (is_handed_on and "out of memory" in text.lower())
     ):
-        return Failure.BUDGET_EXCEEDED if _LIMITED_CARD in text else Failure.OUT_OF_MEMORY
-    return Failure.ERROR
+        return Reason.BUDGET_EXCEEDED if _LIMITED_CARD in text else Reason.OUT_OF_MEMORY
+    return Reason.ERROR
 
 
 def _is_handed_on(error: BaseException) -> bool:

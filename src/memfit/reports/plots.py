@@ -163,10 +163,10 @@ def style_axes(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def scale_bytes(axes: Axes, name: str, top_bytes: float, headroom: float) -> int:
+def scale_bytes(axes: Axes, name: str, top: float, headroom: float) -> int:
     """Have the vertical axis show bytes from zero, and return the bytes of its unit."""
-    unit_bytes, unit = axis_unit(int(top_bytes))
-    axes.set_ylim(0, headroom * top_bytes / unit_bytes)
+    unit_bytes, unit = axis_unit(int(top))
+    axes.set_ylim(0, headroom * top / unit_bytes)
     axes.set_ylabel(f"{name} ({unit})", color=MUTED, fontsize=9)
     return unit_bytes
 

@@ -11,7 +11,7 @@ from memfit.journal.folder import Journal
 from memfit.journal.records import LeakEvent, Reason, StepRecord
 from memfit.watch.ending import Seen, ending_of, leak_line, script_name
 from memfit.watch.host_killer import LastSample
-from memfit.watch.last_words import ErrorWords, Failure, LastWords
+from memfit.watch.last_words import ErrorWords, LastWords
 from memfit.watch.supervisor import CommandEnd
 
 SIGN = "oom_kill in /proc/vmstat grew from 3 to 4"
@@ -29,7 +29,7 @@ def end(exit_code=0, *, signal_number=None, received=(), resident_bytes=0) -> Co
     )
 
 
-def error(failure=Failure.ERROR, **fields) -> ErrorWords:
+def error(failure=Reason.ERROR, **fields) -> ErrorWords:
     known = {
         "failure": failure,
         "type_name": "SomeError",
@@ -76,7 +76,7 @@ def told(command_end, *all_words, events=(), **fields):
 
 
 def test_a_command_that_succeeds_is_done_even_if_it_caught_errors_on_the_way():
-    caught = error(Failure.OUT_OF_MEMORY, is_uncaught=False)
+    caught = error(Reason.OUT_OF_MEMORY, is_uncaught=False)
     ending = told(end(0), words(caught), events=(leak(),))
     assert ending.reason is Reason.DONE
     assert (ending.sentence, ending.remedy) == ("The command came to its end after 20 steps.", "")
@@ -85,16 +85,10 @@ def test_a_command_that_succeeds_is_done_even_if_it_caught_errors_on_the_way():
 
 
 @pytest.mark.parametrize(
-    ("failure", "reason"),
-    [
-        (Failure.BUDGET_EXCEEDED, Reason.BUDGET_EXCEEDED),
-        (Failure.OUT_OF_MEMORY, Reason.OUT_OF_MEMORY),
-        (Failure.LOST_CONTEXT, Reason.LOST_CONTEXT),
-        (Failure.ERROR, Reason.ERROR),
-    ],
+    "reason", [Reason.BUDGET_EXCEEDED, Reason.OUT_OF_MEMORY, Reason.LOST_CONTEXT, Reason.ERROR]
 )
-def test_the_kind_of_the_error_is_the_reason(failure, reason):
-    ending = told(end(1), words(error(failure, place="train.py:3", phase="forward")))
+def test_the_kind_of_the_error_is_the_reason(reason):
+    ending = told(end(1), words(error(reason, place="train.py:3", phase="forward")))
     assert (ending.reason, ending.ended_by) == (reason, reason.value)
     assert "in the forward of step 5, at train.py:3: it says why" in ending.sentence
     assert ending.remedy
@@ -102,22 +96,22 @@ def test_the_kind_of_the_error_is_the_reason(failure, reason):
 
 def test_of_several_ranks_the_memory_error_counts_not_the_lost_connection_before_it():
     lost = words(error(noted_at_seconds=9.0), rank=0)
-    out = words(error(Failure.OUT_OF_MEMORY, message="full"), rank=1, process_id=6)
+    out = words(error(Reason.OUT_OF_MEMORY, message="full"), rank=1, process_id=6)
     ending = told(end(1), lost, out)
     assert ending.reason is Reason.OUT_OF_MEMORY
     assert ending.evidence[0] == "rank 1, process 6 noted SomeError: full"
 
 
 def test_an_error_that_was_caught_counts_less_than_one_that_was_not():
-    caught = error(Failure.BUDGET_EXCEEDED, is_uncaught=False, noted_at_seconds=1.0)
+    caught = error(Reason.BUDGET_EXCEEDED, is_uncaught=False, noted_at_seconds=1.0)
     assert told(end(1), words(caught)).reason is Reason.BUDGET_EXCEEDED
-    uncaught = error(Failure.OUT_OF_MEMORY)
+    uncaught = error(Reason.OUT_OF_MEMORY)
     assert told(end(1), words(caught, uncaught)).reason is Reason.OUT_OF_MEMORY
 
 
 def test_what_a_parent_hands_on_counts_less_than_what_the_process_noted():
-    own = error(Failure.BUDGET_EXCEEDED, is_uncaught=False, message="own", wanted_bytes=3)
-    handed_on = error(Failure.BUDGET_EXCEEDED, is_handed_on=True, message="-- Process 0 ended")
+    own = error(Reason.BUDGET_EXCEEDED, is_uncaught=False, message="own", wanted_bytes=3)
+    handed_on = error(Reason.BUDGET_EXCEEDED, is_handed_on=True, message="-- Process 0 ended")
     ending = told(end(1), words(own), words(handed_on, rank=None, process_id=4))
     assert ending.evidence == ("rank 0, process 5 noted SomeError: own",)
 
@@ -134,7 +128,7 @@ def test_a_signal_that_does_not_ask_for_the_end_is_no_interruption():
 
 
 def test_memory_that_ran_out_before_an_interruption_stays_the_reason():
-    ending = told(end(1, received=(signal.SIGTERM,)), words(error(Failure.OUT_OF_MEMORY)))
+    ending = told(end(1, received=(signal.SIGTERM,)), words(error(Reason.OUT_OF_MEMORY)))
     assert ending.reason is Reason.OUT_OF_MEMORY
 
 
@@ -203,7 +197,7 @@ def test_a_rank_that_vanished_is_named_where_nobody_says_how():
 
 
 def over_budget(live_bytes, wanted_bytes):
-    return words(error(Failure.BUDGET_EXCEEDED, live_bytes=live_bytes, wanted_bytes=wanted_bytes))
+    return words(error(Reason.BUDGET_EXCEEDED, live_bytes=live_bytes, wanted_bytes=wanted_bytes))
 
 
 def test_a_leak_is_the_reason_if_there_was_room_without_it():
@@ -230,7 +224,7 @@ def test_a_leak_goes_on_after_it_was_found():
 @pytest.mark.parametrize(("total_bytes", "is_leak"), [(60 * MILLION, True), (MILLION, False)])
 def test_without_exact_figures_a_leak_must_have_taken_a_tenth(total_bytes, is_leak):
     found = leak(growth_bytes=1.0, total_bytes=total_bytes)
-    out = told(end(1), words(error(Failure.OUT_OF_MEMORY)), events=(found,))
+    out = told(end(1), words(error(Reason.OUT_OF_MEMORY)), events=(found,))
     killed = told(
         end(signal_number=signal.SIGKILL, resident_bytes=200 * MILLION),
         words(has_ended=False),

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from memfit.journal.folder import JournalWriter, read_journal
-from memfit.journal.records import RunFacts
+from memfit.journal.records import Reason, RunFacts
 from memfit.observe.enforced_budget import BudgetExceededError
 from memfit.observe.peaks import CpuPeaks, living_bytes
 from memfit.observe.processes import ResidentMemory
@@ -28,7 +28,7 @@ from memfit.watch.inside.process_record import ProcessRecord
 from memfit.watch.inside.rank_journal import RankJournal, RankTakenError
 from memfit.watch.inside.script_watch import ScriptWatch
 from memfit.watch.inside.step_ends import StepEnds, is_inside_own_step
-from memfit.watch.last_words import Failure, read_words, words_folder
+from memfit.watch.last_words import read_words, words_folder
 from memfit.watch.settings import WatchSettings, settings_from, watched_environment
 
 
@@ -236,7 +236,7 @@ def test_an_error_says_what_where_and_when():
     model = nn.Sequential(nn.Identity(), nn.ModuleDict({"block": Block()})["block"])
     with WatchedBudget(2 * MIB, lambda error: None):
         words = describe_error(error_of(lambda: model(torch.zeros(1, 3))), step=4, is_uncaught=True)
-    assert words.failure is Failure.BUDGET_EXCEEDED
+    assert words.failure is Reason.BUDGET_EXCEEDED
     assert (words.module, words.phase) == ("1 (Block)", "forward")
     assert words.operator == "aten.zeros.default"
     assert words.wanted_bytes == 12 * MIB
@@ -276,9 +276,9 @@ def test_errors_are_told_apart(error, failure):
 def test_the_error_of_a_child_that_torch_hands_on_is_known_by_its_text():
     handed_on = type("ProcessRaisedException", (Exception,), {})
     for text, failure in (
-        ("-- Process 0\nTraceback\nRuntimeError: CUDA out of memory.", Failure.OUT_OF_MEMORY),
-        ("-- Process 0\nmemfit.x.BudgetExceededError: over", Failure.BUDGET_EXCEEDED),
-        ("-- Process 0\nValueError: no", Failure.ERROR),
+        ("-- Process 0\nTraceback\nRuntimeError: CUDA out of memory.", Reason.OUT_OF_MEMORY),
+        ("-- Process 0\nmemfit.x.BudgetExceededError: over", Reason.BUDGET_EXCEEDED),
+        ("-- Process 0\nValueError: no", Reason.ERROR),
     ):
         words = describe_error(handed_on(text), step=0, is_uncaught=True)
         assert (words.failure, words.is_handed_on) == (failure, True)

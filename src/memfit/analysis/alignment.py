@@ -10,7 +10,8 @@ import torch
 
 from memfit.analysis.dataflow import Call, Dataflow, Ref
 from memfit.analysis.separability import Culprit
-from memfit.analysis.use import argument_names, operator_name, written_arguments
+from memfit.analysis.use import argument_names, operator_name
+from memfit.trace.operators import written_arguments
 
 _COPIES = frozenset({"clone", "contiguous", "_lazy_clone"})
 """What torch puts in where the layout of a tensor asks for it: sizes decide that, values do not."""

@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
+from memfit.trace.operators import tensors_in
 
 _ASKS_NOTHING = (
     torch.ops.prim.device.default,
@@ -100,7 +101,7 @@ class Dataflow:
     """The tensors and their memory, kept so that an address means one tensor."""
 
 
-class DataflowRecorder(TorchDispatchMode):
+class DataflowRecorder(OperatorMode):
     """Record the operators of everything done while it is active.
 
     Tensors are told apart by their memory and their layout in it, since autograd gives what it has
@@ -108,7 +109,7 @@ class DataflowRecorder(TorchDispatchMode):
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.flow = Dataflow()
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._contents: dict[int, tuple[float, ...] | bytes | None] = {}
@@ -133,14 +134,7 @@ class DataflowRecorder(TorchDispatchMode):
         """Return whether a tensor was met."""
         return _key_of(_shape_of(tensor)) in self._numbers
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if func in _ASKS_NOTHING:
             return func(*args, **kwargs)
         is_backward = torch._C._current_graph_task_id() != -1
@@ -232,15 +226,6 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 def _memory_of(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage() if tensor.layout is torch.strided else None
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested tuples and lists."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from tensors_in(value)
 
 
 def refs_in(values: Any) -> Iterator[Ref]:

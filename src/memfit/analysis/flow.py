@@ -18,8 +18,10 @@ samples, so FREE with ratio r is SUM with ratio r * N / M.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from memfit.analysis.separability import Culprit
 
@@ -115,6 +117,11 @@ class Flow:
         return next((dim for dim, axis in enumerate(self.axes) if axis is not None), None)
 
     @property
+    def is_zero(self) -> bool:
+        """Return whether all elements are zero."""
+        return self.is_uniform and self.value == 0.0
+
+    @property
     def is_own_position(self) -> bool:
         """Return whether each element is the number of its own sample."""
         return self.is_positions and self.stride == 1
@@ -137,6 +144,26 @@ class Flow:
 
 
 FREE = Flow(kind=Kind.FREE)
+
+
+def samples_along(axes: Iterable[Axis | None], *flows: Flow, **known: Any) -> Flow:
+    """Return what is made of some tensors, by its dimensions: EACH where one runs over samples."""
+    axes, is_drawn = tuple(axes), any(flow.is_drawn for flow in flows)
+    kind = Kind.EACH if any(axes) else Kind.FREE
+    return Flow(kind=kind, axes=axes, **{"is_drawn": is_drawn, **known})
+
+
+def sum_over_batch(num_dims: int, ratio: float, *flows: Flow) -> Flow:
+    """Return a sum over the batch that is made of some tensors."""
+    is_drawn = any(flow.is_drawn for flow in flows)
+    return Flow(kind=Kind.SUM, axes=(None,) * num_dims, ratio=ratio, is_drawn=is_drawn)
+
+
+def alike(one: Axis | None, other: Axis | None) -> bool:
+    """Return whether two dimensions run over the same samples, or both over none."""
+    if one is None or other is None:
+        return one is other
+    return one.matches(other)
 
 
 def is_one(ratio: float) -> bool:

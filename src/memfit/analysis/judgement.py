@@ -148,7 +148,7 @@ def _judged_gradients(followed: Followed, ends: Ends, sizes: Sizes) -> Separabil
         flow = followed.flows[number]
         if flow.problem is not None:
             found = _bad(flow, flow.problem, f"the gradient of {name}")
-        elif flow.is_uniform and flow.value == 0.0:
+        elif flow.is_zero:
             continue
         elif flow.kind in (Kind.EACH, Kind.ONE):
             found = not_known(f"the gradient of {name} has a dimension that counts samples.")

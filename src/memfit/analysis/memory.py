@@ -11,8 +11,8 @@ from memfit.analysis.use import (
     Use,
     argument_names,
     operator_name,
-    written_arguments,
 )
+from memfit.trace.operators import written_arguments
 
 _STATISTICS = ("running_mean", "running_var")
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from memfit.analysis.dataflow import Ref, refs_in
-from memfit.analysis.flow import Axis, Flow, Kind
+from memfit.analysis.flow import Axis, Flow, Kind, sum_over_batch
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 _VIEWS = frozenset({
@@ -197,18 +197,11 @@ def carried_back(use: Use) -> list[Flow] | None:
 
 
 def _of_sums(use: Use, gradients: Sequence[Flow], others: Sequence[Flow]) -> list[Flow]:
-    total = next(flow for flow in gradients if flow.kind is Kind.SUM)
+    known = next(flow for flow in gradients if flow.kind is Kind.SUM)
     is_alone = len(gradients) == 1 and all(flow.kind is Kind.FREE for flow in others)
     if not is_alone or use.call.func._schema.is_mutable:
         raise CoupledError(_TIMES_SUM)
-    found = []
-    for ref in use.call.results:
-        axes = (None,) * len(use.size_of(ref))
-        found.append(
-            Flow(kind=Kind.SUM, axes=axes, ratio=total.ratio,
-                 is_drawn=total.is_drawn)
-        )  # fmt: skip
-    return found
+    return [sum_over_batch(len(use.size_of(ref)), known.ratio, known) for ref in use.call.results]
 
 
 def _check_in_step(use: Use, gradient: Ref, ref: Ref) -> None:

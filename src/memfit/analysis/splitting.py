@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memfit.analysis.dataflow import Ref, tensors_in
+from memfit.analysis.dataflow import Ref
 from memfit.analysis.flow import Axes, Axis, Flow, Kind
 from memfit.analysis.use import NotFollowedError, Use
+from memfit.trace.operators import tensors_in
 
 _CUTS = (
     (2, ((0,), (1,))),

@@ -119,6 +119,10 @@ class Use:
         value = self.argument(name)
         return self._flow_of(value) if isinstance(value, Ref) else None
 
+    def known(self, *names: str) -> list[Flow]:
+        """List what is known of tensor arguments that the operator always has."""
+        return [self._flow_of(self.argument(name)) for name in names]
+
     def flow_of(self, ref: Ref) -> Flow:
         """Return what is known of a tensor."""
         return self._flow_of(ref)
@@ -183,16 +187,6 @@ def operator_name(func: Any) -> str:
     return str(func._schema.name).rpartition("::")[2]
 
 
-@cache
-def written_arguments(func: Any) -> tuple[int, ...]:
-    """Return the places of the arguments that an operator writes to."""
-    return tuple(
-        place
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
 def free(num_dims: int, ratio: float = 1.0) -> Flow:
     """Return a tensor that does not depend on the batch."""
     return Flow(kind=Kind.FREE, axes=(None,) * num_dims, ratio=ratio)
@@ -207,5 +201,4 @@ __all__ = [
     "argument_names",
     "free",
     "operator_name",
-    "written_arguments",
 ]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from memfit.trace.modes import OperatorMode
 
 _BOUNDS: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-4}
 _COARSEST_BOUND = 2e-2
@@ -38,28 +39,22 @@ def smallest_share_in(dtype: torch.dtype) -> float:
     return min(1.0, max(SMALLEST_SHARE, rounding / bound_in(dtype)))
 
 
-class PrecisionWatch(TorchDispatchMode):
+class PrecisionWatch(OperatorMode):
     """Note the lowest floating-point precision that operators compute in."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+        super().__init__()
         self.lowest = torch.float64
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel() > 1:
                 self.lowest = max(self.lowest, leaf.dtype, key=_roughness)
         return out
 
 
-class CastsKept(TorchDispatchMode):
+class CastsKept(OperatorMode):
     """Leave in fp64 what operators would cast from fp64 to a lower precision.
 
     A part of a step that insists on fp32, such as ``logits.float()``, is then compared in fp64 too.
@@ -67,17 +62,8 @@ class CastsKept(TorchDispatchMode):
     Limits: tensors that a step makes in a lower precision, not out of fp64, stay as they are.
     """
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        kwargs = dict(kwargs)
         asked = kwargs.get("dtype")
         if asked is not None and asked.is_floating_point and asked is not torch.float64:
             given = (each for each in args if isinstance(each, torch.Tensor))

@@ -32,6 +32,8 @@ _OPTIONAL_KEYS = ("compute_capability", "cuda_names")
 # Drivers and ECC move a card's memory by up to 7 %; cards that share a name differ by a third.
 _MEMORY_TOLERANCE_FRACTION = 0.1
 _ASSUMED_HOST_MEMORY_BYTES = 8 * GIB
+_ASSUMED = "Guess: this system does not tell its memory; pass a budget to replace it"
+_READ_HERE = "read from this machine: the host's memory or the container's limit"
 
 
 def device_names() -> tuple[str, ...]:
@@ -167,18 +169,8 @@ def _with_own_memory(device: Device) -> Device:
         return device
     found_bytes = host_memory_bytes()
     read_on = date.today().isoformat()
+    certainty, source = Certainty.EXACT, _READ_HERE
     if found_bytes is None:
-        memory = Fact(
-            value=_ASSUMED_HOST_MEMORY_BYTES,
-            source="Guess: this system does not tell its memory; pass a budget to replace it",
-            read_on=read_on,
-            certainty=Certainty.GUESS.value,
-        )
-    else:
-        memory = Fact(
-            value=found_bytes,
-            source="read from this machine: the host's memory or the container's limit",
-            read_on=read_on,
-            certainty=Certainty.EXACT.value,
-        )
+        found_bytes, certainty, source = _ASSUMED_HOST_MEMORY_BYTES, Certainty.GUESS, _ASSUMED
+    memory = Fact(value=found_bytes, source=source, read_on=read_on, certainty=certainty.value)
     return replace(device, facts={**device.facts, "memory_bytes": memory})

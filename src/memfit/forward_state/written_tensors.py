@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.forward_state.kept_tensors import KeptTensors
+from memfit.trace.modes import OperatorMode
+from memfit.trace.operators import changed_tensors, tensors_in
 
 _WRITTEN_UNSAID = ("running_mean", "running_var")
 """Arguments that normalisations write to, though their operators' schemas do not say so."""
 
 
-class WrittenTensors(TorchDispatchMode):
+class WrittenTensors(OperatorMode):
     """Copy each tensor of a set right before the first operator that writes to its memory.
 
     Writes through views, through ``.data`` and with ``out=`` are seen, as they are all operators;
@@ -29,7 +30,7 @@ class WrittenTensors(TorchDispatchMode):
     def __init__(
         self, tensors: Sequence[torch.Tensor], copied_before: Sequence[torch.Tensor] = ()
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+        super().__init__()
         self._tensors = tensors
         self._memories = [tensor.data for tensor in tensors]
         self._kept: list[KeptTensors] = []
@@ -41,14 +42,7 @@ class WrittenTensors(TorchDispatchMode):
         self.written: list[torch.Tensor] = []
         """Those that were written to."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         for written in _written(func, args, kwargs):
             storage = _storage(written)
             self.written += self._noted_only.pop(storage, ())
@@ -81,10 +75,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[torch.Tensor]:
     """Yield the tensors that a call writes to."""
-    for position, argument in enumerate(func._schema.arguments):
-        alias = argument.alias_info
-        if (alias is None or not alias.is_write) and argument.name not in _WRITTEN_UNSAID:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        yield from (each for each in values if isinstance(each, torch.Tensor))
+    yield from changed_tensors(func, args, kwargs)
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name in _WRITTEN_UNSAID:
+            yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))

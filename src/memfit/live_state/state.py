@@ -92,31 +92,12 @@ class LiveState:
         """
         with undisturbed():
             self._look()
-            parts = [
-                Part(
-                    watch=self._watch,
-                    copies=self._watch.copies,
-                    places=self._tensor_watch.places,
-                    tensors=self._tensor_watch.look(),
-                    values=Values.of(self._found),
-                )
-            ]
+            parts = [_part(self._watch, self._tensor_watch, self._found)]
             if self._found.postponed:
-                parts.append(self._postponed_part())
+                found = walk_on(self._scope, self._found)
+                parts.append(_part(Watch(found, {}), self._watched_tensors(found), found))
             randomness = GlobalRandomness.here(self._random)
             return Snapshot(parts, randomness, self._random)
-
-    def _postponed_part(self) -> Part:
-        found = walk_on(self._scope, self._found)
-        watch = Watch(found, {})
-        tensors = self._watched_tensors(found)
-        return Part(
-            watch=watch,
-            copies=watch.copies,
-            places=tensors.places,
-            tensors=tensors.look(),
-            values=Values.of(found),
-        )
 
     def _watched_tensors(self, found: Found) -> TensorWatch:
         return TensorWatch(found.tensors, with_grad=self._gradients, most_bytes=self._most_bytes)
@@ -160,3 +141,14 @@ def _code_of_class(owner: type) -> Iterator[CodeType]:
 
 
 _WRAPPED = ("__func__", "fget", "fset", "func", "__wrapped__")
+
+
+def _part(watch: Watch, tensors: TensorWatch, found: Found) -> Part:
+    """Keep a part of the state as it is."""
+    return Part(
+        watch=watch,
+        copies=watch.copies,
+        places=tensors.places,
+        tensors=tensors.look(),
+        values=Values.of(found),
+    )

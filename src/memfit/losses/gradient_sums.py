@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from memfit.trace.modes import FunctionMode
 
 _LINEAR = F.linear
 
@@ -68,21 +69,14 @@ class GradientSums:
         return self._sums.get(id(tensor))
 
 
-class _SummingLinears(TorchFunctionMode):
+class _SummingLinears(FunctionMode):
     """Replaces linear calls whose weight is one of the tensors that are summed for."""
 
     def __init__(self, tensors: Mapping[int, Tensor], sums: GradientSums) -> None:
         super().__init__()
         self._tensors, self._sums = tensors, sums
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is _LINEAR:
             rows, weight, bias = _arguments(*args, **kwargs)
             if self._takes(rows, weight):

@@ -124,12 +124,8 @@ def softmax_mean_of_parts(parts: Sequence[SoftmaxMean]) -> SoftmaxMean:
     Parts may have been computed apart, on several devices; they have to be on one device here.
     """
     log_sum_exp_BP = torch.stack([part.log_sum_exp for part in parts], dim=1)
-    weight_BP = torch.softmax(log_sum_exp_BP, dim=1)
-    stacked = (torch.stack(each, dim=1) for each in zip(*(p.means for p in parts), strict=True))
-    means = (
-        weighted_sum(weight_BP, value).reshape(len(value), *value.shape[2:]) for value in stacked
-    )
-    return SoftmaxMean(torch.logsumexp(log_sum_exp_BP, dim=1), tuple(means))
+    stacked = [torch.stack(each, dim=1) for each in zip(*(p.means for p in parts), strict=True)]
+    return _mean_of(log_sum_exp_BP, stacked)
 
 
 def _common_length(tensors: Sequence[Tensor], what: str) -> int:
@@ -156,6 +152,10 @@ def _at_once(
     prepared = members if prepare is None else prepare(*members)
     log_weight_BK, *values = terms(*prepared, *inputs)
     log_weight_BK = log_weight_BK.to(torch.promote_types(log_weight_BK.dtype, torch.float32))
+    return _mean_of(log_weight_BK, values)
+
+
+def _mean_of(log_weight_BK: Tensor, values: Sequence[Tensor]) -> SoftmaxMean:
     weight_BK = torch.softmax(log_weight_BK, dim=1)
     means = (
         weighted_sum(weight_BK, value).reshape(len(value), *value.shape[2:]) for value in values

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from_measured
@@ -22,6 +21,7 @@ from memfit.session.batches import BatchLayout, find_layout, real_batch
 from memfit.session.borrowing import borrowed_to_run
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Operation, Phase
+from memfit.trace.modes import OperatorMode
 from memfit.trace.operators import describe
 
 _NUM_STEPS = 3
@@ -82,22 +82,15 @@ def time_plans(
     return [statistics.median(found) for found in seconds]
 
 
-class _OperatorTimer(TorchDispatchMode):
+class _OperatorTimer(OperatorMode):
     """Time every operator by itself."""
 
     def __init__(self, device_kind: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's modes have no annotations
+        super().__init__()
         self._device_kind = device_kind
         self.timed: list[tuple[Operation, float]] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _wait_for(self._device_kind)
         started = time.perf_counter()
         out = func(*args, **kwargs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -45,13 +44,8 @@ class AllocatorWatch:
         self._profile.__enter__()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._profile.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *exc_info: object) -> None:
+        self._profile.__exit__(*exc_info)
 
     def highest_growth_bytes(self) -> int:
         """Return the highest sum of allocations less frees since the watch began."""

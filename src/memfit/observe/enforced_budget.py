@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from memfit.trace.modes import OperatorMode
 from memfit.units import format_bytes
 
 
@@ -26,7 +26,7 @@ class BudgetExceededError(torch.OutOfMemoryError):
         """Of the tensors beside it."""
 
 
-class EnforcedBudget(TorchDispatchMode):
+class EnforcedBudget(OperatorMode):
     """Raise ``torch.OutOfMemoryError`` at the operator that brings live tensors over a budget.
 
     Counts the storages of the tensors that it is shown and of those that operators return, until
@@ -36,7 +36,7 @@ class EnforcedBudget(TorchDispatchMode):
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
+        super().__init__()
         self.budget_bytes = budget_bytes
         self.live_bytes = 0
         self.highest_bytes = 0
@@ -47,16 +47,8 @@ class EnforcedBudget(TorchDispatchMode):
         for tensor in tensors:
             self._count(tensor)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Carry an operator out and count what it returns."""
-        del types
-        result = func(*args, **(kwargs or {}))
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
         before_bytes = self.live_bytes
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):

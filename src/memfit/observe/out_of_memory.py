@@ -51,11 +51,11 @@ def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
     return any(text in said for text in texts)
 
 
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from."""
+def chain_of(error: BaseException, *, also_handled: bool = False) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from; with ``also_handled``, or while handling."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
-        current = current.__cause__
+        current = current.__cause__ or (current.__context__ if also_handled else None)

@@ -24,6 +24,8 @@ from memfit.units import MIB
 # How far measured figures lie from predicted ones, 19 times out of 20: the readings of
 # docs/accuracy.md. Fragmentation differs by more than a tenth between identical runs there.
 _MARGINS = {"allocated": 0.02, "reserved": 0.15, "process": 0.15}
+_REPLAY = "replay of the recorded step, blocks rounded to 512 bytes"
+_WORKSPACES = "memfit/kernels/cuda/data/workspaces.toml"
 _SIMULATION = "simulation of the caching allocator (c10/cuda/CUDACachingAllocator.cpp)"
 _INTERPRETER_BYTES = 320 * MIB
 _GUESSED_SHARE = 0.02
@@ -163,33 +165,19 @@ def _recorded_terms(steady: Trace, peak_bytes: int) -> tuple[Term, ...]:
     scratch = sum(num_bytes for num_bytes, _ in hidden)
     certainties = {extra.certainty for _, extra in hidden}
     rounding = peak_bytes - tensors - workspaces - scratch
-    terms = (
-        Term(
-            name="tensors of the step",
-            num_bytes=tensors,
-            certainty=Certainty.EXACT,
-            source="replay of the recorded step, blocks rounded to 512 bytes",
-        ),
-        Term(
-            name="cuBLAS workspaces",
-            num_bytes=workspaces,
-            certainty=Certainty.TABLE,
-            source="memfit/kernels/cuda/data/workspaces.toml",
-        ),
-        Term(
-            name="kernel scratch",
-            num_bytes=scratch,
-            certainty=Certainty.GUESS if "guess" in certainties else Certainty.TABLE,
-            source="; ".join(sorted({extra.source for _, extra in hidden})) or "none at the peak",
-        ),
-        Term(
-            name="blocks larger than asked for",
-            num_bytes=rounding,
-            certainty=Certainty.TABLE,
-            source=_SIMULATION,
-        ),
+    guess = Certainty.GUESS if "guess" in certainties else Certainty.TABLE
+    sources = "; ".join(sorted({extra.source for _, extra in hidden})) or "none at the peak"
+    rows = (
+        ("tensors of the step", tensors, Certainty.EXACT, _REPLAY),
+        ("cuBLAS workspaces", workspaces, Certainty.TABLE, _WORKSPACES),
+        ("kernel scratch", scratch, guess, sources),
+        ("blocks larger than asked for", rounding, Certainty.TABLE, _SIMULATION),
     )
-    return tuple(term for term in terms if term.num_bytes)
+    return tuple(
+        Term(name=name, num_bytes=num_bytes, certainty=certainty, source=source)
+        for name, num_bytes, certainty, source in rows
+        if num_bytes
+    )
 
 
 def _intervals(

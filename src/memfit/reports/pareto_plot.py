@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memfit.figures import ConsideredPlan, ParetoPoint
 from memfit.planner.result.planning_result import PlanningResult
@@ -13,11 +13,13 @@ from memfit.units import format_bytes, format_seconds
 
 from .plan_rows import curve, plain_row, predicted
 from .plots import (
+    BLUE,
     BUDGET_IN_VIEW,
-    CATEGORY_COLOURS,
+    BUDGET_LINE,
     INK,
     LINE,
     MUTED,
+    RED,
     SURFACE,
     axis_unit,
     new_figure,
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Entry = ParetoPoint | ConsideredPlan
-_COLOUR = CATEGORY_COLOURS["parameters"]
-_CHOSEN_COLOUR = CATEGORY_COLOURS["saved activations"]
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -101,7 +101,7 @@ def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale) -> Non
     """Draw the trades, with the fastest that was recorded for each budget as a line behind them."""
     ordered = sorted(scale.place(point) for point in points if point.is_recorded)
     peaks, times = [place[0] for place in ordered], accumulate((p[1] for p in ordered), min)
-    axes.step(peaks, list(times), where="post", color=_COLOUR, linewidth=1.0, alpha=0.45, zorder=2)
+    axes.step(peaks, list(times), where="post", color=BLUE, linewidth=1.0, alpha=0.45, zorder=2)
     for is_recorded, label in ((True, "recorded"), (False, "estimated")):
         places = [
             scale.place(point)
@@ -113,8 +113,8 @@ def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale) -> Non
                 [place[0] for place in places],
                 [place[1] for place in places],
                 s=26,
-                facecolors=_COLOUR if is_recorded else SURFACE,
-                edgecolors=_COLOUR,
+                facecolors=BLUE if is_recorded else SURFACE,
+                edgecolors=BLUE,
                 linewidths=1.1,
                 label=label,
                 zorder=4 if is_recorded else 3,
@@ -122,7 +122,7 @@ def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale) -> Non
     for point in points:
         if point.is_chosen:
             label = f"chosen: {_figures(point)}"
-            _draw_marker(axes, scale.place(point), label, colour=_CHOSEN_COLOUR, diameter=9)
+            _draw_marker(axes, scale.place(point), label, colour=RED, diameter=9)
 
 
 def _draw_marker(
@@ -157,9 +157,8 @@ def _draw_budget(
     if not budget_bytes:
         return
     label = f"budget: {format_bytes(budget_bytes)}"
-    style: Any = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
     if budget_bytes <= BUDGET_IN_VIEW * max(entry.peak_bytes for entry in entries):
-        axes.axvline(budget_bytes / scale.unit_bytes, label=label, zorder=1, **style)
+        axes.axvline(budget_bytes / scale.unit_bytes, label=label, zorder=1, **BUDGET_LINE)
     else:
         axes.plot([], [], label=f"{label} (outside the picture)", linestyle="none")
 

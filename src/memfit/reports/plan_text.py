@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from memfit.figures import ConsideredPlan, ParetoPoint, RefusalKind
@@ -30,7 +30,18 @@ from .plan_rows import (
     with_chosen_time,
 )
 from .prediction_text import prediction_table
-from .terminal import INDENT, Bar, at_page_width, grid, section, yes_or_no
+from .terminal import (
+    INDENT,
+    Bar,
+    amount,
+    at_page_width,
+    dashed,
+    folded,
+    grid,
+    section,
+    word,
+    yes_or_no,
+)
 from .wording import change, instead_of, percent, plan_name
 
 _NAME_WIDTH = 46
@@ -66,21 +77,16 @@ def plan_report(plan: PlanningResult) -> RenderableType:
             Text.assemble((f"{', '.join(names)}: ", "bold"), reason)
             for reason, names in refused.items()
         ]
-        parts.append(section("Left out", _listed(sentences)))
+        parts.append(section("Left out", dashed(sentences)))
     if plan.notes:
-        parts.append(section("Good to know", _listed([Text(note) for note in plan.notes])))
+        parts.append(section("Good to know", dashed([Text(note) for note in plan.notes])))
     return at_page_width(*parts)
 
 
 def plan_table(considered: Sequence[ConsideredPlan]) -> RenderableType:
     """Show the considered plans that tell most, the chosen one marked, each with its reason."""
     chosen = considered_rows(considered)
-    table = grid(header=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("peak", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
-    table.add_column("plan", overflow="fold")
+    table = grid(word(), amount("peak"), amount("step"), word("fits"), folded("plan"))
     for row in chosen.rows:
         table.add_row(
             ">" if row.chosen else "",
@@ -117,7 +123,7 @@ def _curve_section(plan: PlanningResult, points: Sequence[ParetoPoint]) -> Rende
         sentences = [_budget_sentence(each) for each in larger_budgets(points, budget_bytes)]
         if points[0].is_chosen:
             sentences = ["No larger budget is known to make the step faster."]
-        parts.append(_listed([Text(sentence) for sentence in sentences]))
+        parts.append(dashed([Text(sentence) for sentence in sentences]))
     return Group(*parts)
 
 
@@ -125,14 +131,8 @@ def _curve_table(plan: PlanningResult, points: Sequence[ParetoPoint]) -> Table:
     """Show points of the trade, with a bar of each peak."""
     plain = plain_row(plan.considered)
     highest = max(point.peak_bytes for point in points)
-    table = grid(header=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("peak", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    if plain is not None:
-        table.add_column("to plain", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("known", no_wrap=True)
+    figures = ("peak", "step") if plain is None else ("peak", "step", "to plain")
+    table = grid(word(), *map(amount, figures), word(), word("known"))
     for point in points:
         to_plain = [] if plain is None else [change(point.step_seconds, plain.step_seconds)]
         table.add_row(
@@ -158,10 +158,7 @@ def _budget_sentence(larger: LargerBudget) -> str:
 
 def _ladder_table(plan: PlanningResult) -> Table:
     """Show ever smaller plans, with their time beside the chosen one's."""
-    table = grid(header=True)
-    for column in ("peak", "step", "to chosen"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("plan", overflow="fold")
+    table = grid(*map(amount, ("peak", "step", "to chosen")), folded("plan"))
     chosen = chosen_row(plan.considered)
     chosen_seconds = predicted(plan).step_seconds if chosen is None else chosen.step_seconds
     for rung in plan.ladder:
@@ -177,10 +174,7 @@ def _ladder_table(plan: PlanningResult) -> Table:
 
 def _approximation_table(plan: PlanningResult) -> Table:
     """Show what the chosen plan would take with each approximation, beside what it takes."""
-    table = grid(header=True)
-    table.add_column("with", no_wrap=True)
-    for column in ("peak", "to chosen", "step", "to chosen"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = grid(word("with"), *map(amount, ("peak", "to chosen", "step", "to chosen")))
     prediction = predicted(plan)
     for each in plan.approximations:
         table.add_row(
@@ -212,12 +206,8 @@ def _remedy_section(plan: PlanningResult) -> RenderableType:
 
 def _remedy_table(rows: Sequence[RemedyRow], whole_bytes: int) -> Table:
     """Show remedies, with their shares where the whole peak is known."""
-    table = grid()
-    table.add_column(no_wrap=True)
-    for _ in range(2 if whole_bytes else 1):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    shares = [amount()] if whole_bytes else []
+    table = grid(word(), amount(), *shares, word(), Column())
     for row in rows:
         share = [percent(row.most_bytes, whole_bytes)] if whole_bytes else []
         style = "" if row.state == "used" else "dim"
@@ -228,14 +218,4 @@ def _remedy_table(rows: Sequence[RemedyRow], whole_bytes: int) -> Table:
             Text(row.known, style="dim"),
             Text(row.state, style=style),
         )
-    return table
-
-
-def _listed(sentences: Sequence[Text]) -> RenderableType:
-    """Show sentences, each behind a dash."""
-    table = grid()
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for sentence in sentences:
-        table.add_row("-", sentence)
     return table

@@ -30,16 +30,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# "Bright" qualitative scheme, distinct under colour-vision deficiency.
+# "Bright" qualitative scheme, distinct under colour-vision deficiency; lines differ in their
+# dashes and markers in their shapes as well.
 # Source: Paul Tol, Colour Schemes, SRON/EPS/TN/09-002, issue 3.2, 2021-08-18.
+BLUE, CYAN, GREEN, YELLOW = "#4477aa", "#66ccee", "#228833", "#ccbb44"
+RED, PURPLE, GREY = "#ee6677", "#aa3377", "#bbbbbb"
 CATEGORY_COLOURS = {
-    Category.PARAMETERS.value: "#4477aa",
-    Category.BUFFERS.value: "#bbbbbb",
-    Category.OPTIMIZER_STATE.value: "#66ccee",
-    Category.GRADIENTS.value: "#228833",
-    Category.BATCH.value: "#aa3377",
-    Category.SAVED_ACTIVATIONS.value: "#ee6677",
-    Category.TEMPORARIES.value: "#ccbb44",
+    Category.PARAMETERS.value: BLUE,
+    Category.BUFFERS.value: GREY,
+    Category.OPTIMIZER_STATE.value: CYAN,
+    Category.GRADIENTS.value: GREEN,
+    Category.BATCH.value: PURPLE,
+    Category.SAVED_ACTIVATIONS.value: RED,
+    Category.TEMPORARIES.value: YELLOW,
 }
 OTHER_COLOUR = "#8c959f"
 
@@ -56,6 +59,7 @@ _CSS_VARIABLES = {
 }
 # Above this many points a step drawn as a slope looks the same and halves the file.
 _MAX_STEP_POINTS = 300
+BUDGET_LINE: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
 BUDGET_IN_VIEW = 1.6
 """A budget further above the peak would flatten a picture; the legend names it then."""
 _HEADROOM = 1.24
@@ -120,9 +124,8 @@ def timeline_figure(
         return _say_empty(figure, "No timeline was recorded.")
     top = max(max(timeline.allocated_bytes) for _, timeline in pairs) or 1
     shown_budget = budget_bytes if budget_bytes and budget_bytes <= BUDGET_IN_VIEW * top else None
-    unit_bytes, unit = axis_unit(max(top, shown_budget or 0))
     axes = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
-    axes[0].set_ylim(0, _HEADROOM * max(top, shown_budget or 0) / unit_bytes)
+    unit_bytes = scale_bytes(axes[0], "allocated", max(top, shown_budget or 0), _HEADROOM)
     for index, (name, timeline) in enumerate(pairs):
         style_axes(axes[index])
         _draw_panel(axes[index], timeline, name=name, unit_bytes=unit_bytes)
@@ -131,10 +134,7 @@ def timeline_figure(
             other_name, other = pairs[1 - index]
             _draw_other(axes[index], other, name=other_name, unit_bytes=unit_bytes)
         if shown_budget:
-            axes[index].axhline(
-                shown_budget / unit_bytes, color=INK, linewidth=1.1, linestyle=(0, (5, 3))
-            )
-    axes[0].set_ylabel(f"allocated ({unit})", color=MUTED, fontsize=9)
+            axes[index].axhline(shown_budget / unit_bytes, **BUDGET_LINE)
     _draw_legend(figure, [timeline for _, timeline in pairs], budget_bytes, shown_budget)
     return figure
 
@@ -161,6 +161,14 @@ def style_axes(axes: Axes) -> None:
     axes.tick_params(colors=MUTED, labelsize=8.5, length=0, pad=5)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def scale_bytes(axes: Axes, name: str, top: float, headroom: float) -> int:
+    """Have the vertical axis show bytes from zero, and return the bytes of its unit."""
+    unit_bytes, unit = axis_unit(int(top))
+    axes.set_ylim(0, headroom * top / unit_bytes)
+    axes.set_ylabel(f"{name} ({unit})", color=MUTED, fontsize=9)
+    return unit_bytes
 
 
 def _progress(timeline: Timeline) -> list[float]:
@@ -287,18 +295,19 @@ def _draw_legend(
         if name in found
     ]
     if budget_bytes:
-        note = "" if shown_budget else " (above the picture)"
-        style: Any = (0, (5, 3)) if shown_budget else "none"
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=INK,
-                linewidth=1.1,
-                linestyle=style,
-                label=f"budget {format_bytes(budget_bytes)}{note}",
-            )
-        )
+        style = BUDGET_LINE if shown_budget else {**BUDGET_LINE, "linestyle": "none"}
+        handles.append(Line2D([], [], label=budget_label(budget_bytes, shown_budget), **style))
+    draw_legend(figure, handles, handle_length=1.4)
+
+
+def budget_label(budget_bytes: int, shown_budget: int | None) -> str:
+    """Name a budget, and say where it is if it is not shown."""
+    note = "" if shown_budget else " (above the picture)"
+    return f"budget {format_bytes(budget_bytes)}{note}"
+
+
+def draw_legend(figure: Figure, handles: Sequence[Any], *, handle_length: float) -> None:
+    """Name what is drawn, below the panels."""
     figure.legend(
         handles=handles,
         loc="outside lower center",
@@ -306,7 +315,7 @@ def _draw_legend(
         frameon=False,
         fontsize=8.5,
         labelcolor=INK,
-        handlelength=1.4,
+        handlelength=handle_length,
         columnspacing=2.0,
     )
 
@@ -322,9 +331,8 @@ def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     if not names:
         return _say_empty(figure, "No metrics were recorded.")
     unit = "step" if "step" in metrics[0] else "epoch"
-    colours = (CATEGORY_COLOURS["saved activations"], CATEGORY_COLOURS["parameters"])
     panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for axes, name, colour in zip(panels, names, colours, strict=False):
+    for axes, name, colour in zip(panels, names, (RED, BLUE), strict=False):
         points = [
             (row.get(unit, number), row[name])
             for number, row in enumerate(metrics, start=1)

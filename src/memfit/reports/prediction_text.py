@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from memfit.figures import Certainty, Holder, Prediction, Term
@@ -17,10 +17,14 @@ from .terminal import (
     INDENT,
     PLAN_WIDTH,
     Bar,
+    amount,
     at_page_width,
     certainty_mark,
+    dashed,
+    folded,
     grid,
     section,
+    word,
 )
 from .wording import (
     advice_sentence,
@@ -69,7 +73,8 @@ def prediction_table(
     ]
     peak_bytes = prediction.peak_allocated_bytes
     if advice:
-        parts.append(section("What would change the answer", _advice(advice)))
+        sentences = (Text(advice_sentence(entry)) for entry in advice)
+        parts.append(section("What would change the answer", dashed(sentences)))
     if prediction.notes:
         parts.append(
             section("Good to know", Text("\n".join(f"- {each}." for each in prediction.notes)))
@@ -89,16 +94,6 @@ def prediction_table(
     return at_page_width(*parts)
 
 
-def _advice(advice: Sequence[Advice]) -> Table:
-    """Show pieces of advice, one wrapped sentence each."""
-    table = grid()
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for entry in advice:
-        table.add_row("-", Text(advice_sentence(entry)))
-    return table
-
-
 def _named_modules(by_module: Mapping[str, int]) -> dict[str, int]:
     """Return every module a name that can be shown."""
     return {module_name(module): num_bytes for module, num_bytes in by_module.items()}
@@ -106,11 +101,7 @@ def _named_modules(by_module: Mapping[str, int]) -> dict[str, int]:
 
 def _headline(prediction: Prediction) -> RenderableType:
     """Show the peaks and the step time, each with how it is known and its interval."""
-    table = grid()
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_column()
+    table = grid(Column(), Column(justify="right"), Column(), Column())
     certainty = certainty_mark(prediction.certainty)
     rows = [
         ("peak allocated", prediction.peak_allocated_bytes, certainty, "allocated"),
@@ -150,9 +141,7 @@ def _headline(prediction: Prediction) -> RenderableType:
 
 def _plan_rows(prediction: Prediction) -> Table:
     """Show the plan and its numerics, which are as long as they are."""
-    plan = Table.grid(padding=(0, 2, 0, 0))
-    plan.add_column(min_width=15)
-    plan.add_column(overflow="fold")
+    plan = Table.grid(Column(min_width=15), Column(overflow="fold"), padding=(0, 2, 0, 0))
     if prediction.batch_size is not None:
         name = plan_name(prediction.strategies)
         if len(name) > _PLAN_WIDTH:
@@ -173,11 +162,7 @@ def _fits_text(prediction: Prediction) -> Text:
 
 def _parts_table(parts: Sequence[tuple[str, int]], whole_bytes: int) -> Table:
     """Show parts of the peak with their share and a bar."""
-    table = grid()
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table = grid(word(), amount(), amount(), word())
     for name, num_bytes in parts:
         table.add_row(
             Text(shorten(name, _NAME_WIDTH)),
@@ -190,10 +175,7 @@ def _parts_table(parts: Sequence[tuple[str, int]], whole_bytes: int) -> Table:
 
 def _holders(holders: Sequence[Holder], top: int) -> Table:
     """Show the largest blocks that live at the peak, and below each where it comes from."""
-    table = grid(header=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("category", no_wrap=True)
-    table.add_column("module, operator, phase and line", no_wrap=True)
+    table = grid(amount("bytes"), word("category"), word("module, operator, phase and line"))
     for holder in sorted(holders, key=lambda holder: -holder.num_bytes)[:top]:
         where = Text(_block_name(holder))
         if origin := _origin(holder):
@@ -217,11 +199,7 @@ def _origin(holder: Holder) -> str:
 
 def _terms(terms: Sequence[Term]) -> Table:
     """Show the terms of a peak, each with how it is known and from where."""
-    table = grid(header=True)
-    table.add_column("term", max_width=26)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("known", no_wrap=True)
-    table.add_column("source", no_wrap=True)
+    table = grid(Column("term", max_width=26), amount("bytes"), word("known"), word("source"))
     for term in terms:
         table.add_row(
             Text(term.name),
@@ -252,13 +230,12 @@ def comparison_table(
         heading += f" on {next(iter(devices))}"
     if len(plans) == 1 and predictions[0].batch_size is not None:
         heading += f" ({next(iter(plans))})"
-    table = grid(header=True)
-    table.add_column("device" if len(plans) == 1 else "plan", overflow="fold")
-    for column in ("allocated", "reserved", "process"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
-    for column in ("step", "batch") if micro_batches else ("step",):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = grid(
+        folded("device" if len(plans) == 1 else "plan"),
+        *map(amount, ("allocated", "reserved", "process")),
+        word("fits"),
+        *map(amount, ("step", "batch") if micro_batches else ("step",)),
+    )
     for number, prediction in enumerate(predictions):
         name = Text(
             prediction.device

@@ -191,7 +191,7 @@ def read_report(folder: Path) -> RunReport:
     """
     _check_holds_run(folder)
     journals = read_ranks(folder)
-    told = {rank: _events(journal) for rank, journal in journals.items()}
+    told = {rank: journal.events for rank, journal in journals.items()}
     leaks = {rank: _leaks(journal) for rank, journal in journals.items()}
     out_of_memory = _once(_of_kind(OutOfMemoryEvent, told))
     first = journals[min(journals)]
@@ -245,10 +245,6 @@ def _check_holds_run(folder: Path) -> None:
         named = ", ".join(str(path) for path in runs[-_MOST_NAMED:])
         raise DataError(str(folder), f"it is not a run, but holds some: {named}. Name one.")
     raise DataError(str(folder), f"{NO_JOURNAL}.")
-
-
-def _events(journal: Journal) -> Sequence[Event]:
-    return journal.events
 
 
 def _leaks(journal: Journal) -> Sequence[LeakEvent]:

@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.journal.records import StepRecord
 from memfit.journal.timeline import kept_events
-from memfit.units import format_bytes
 
 from .plots import (
+    BLUE,
     BUDGET_IN_VIEW,
+    BUDGET_LINE,
+    CYAN,
+    GREEN,
     INK,
     LINE,
     MUTED,
-    axis_unit,
+    PURPLE,
+    RED,
+    YELLOW,
+    budget_label,
+    draw_legend,
     new_figure,
+    scale_bytes,
     style_axes,
     timeline_figure,
 )
@@ -27,18 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# "Bright" qualitative scheme, distinct under colour-vision deficiency; lines differ in their
-# dashes and markers in their shapes as well.
-# Source: Paul Tol, Colour Schemes, SRON/EPS/TN/09-002, issue 3.2, 2021-08-18.
-BLUE, CYAN, GREEN, YELLOW, RED, PURPLE = (
-    "#4477aa",
-    "#66ccee",
-    "#228833",
-    "#ccbb44",
-    "#ee6677",
-    "#aa3377",
-)
-_DASHED: Any = (0, (5, 3))
 _DOTTED: Any = (0, (4, 1.2))
 _STEPS = "steps-post"
 _HEADROOM = 1.22
@@ -131,10 +127,8 @@ def _draw_device(
     budget = report.budget_bytes
     shown_budget = budget if budget and budget <= BUDGET_IN_VIEW * top else None
     top = max(top, shown_budget or 0)
-    unit_bytes, unit = axis_unit(int(top))
     style_axes(axes)
-    axes.set_ylim(0, _HEADROOM * top / unit_bytes)
-    axes.set_ylabel(f"peak ({unit})", color=MUTED, fontsize=9)
+    unit_bytes = scale_bytes(axes, "peak", top, _HEADROOM)
     if predicted[0]:
         # A broad band stays visible under a measured line that lies on it.
         band = {"linewidth": 5.0, "alpha": 0.5, "solid_capstyle": "butt", "marker": ""}
@@ -145,14 +139,8 @@ def _draw_device(
     if allocated[0]:
         _line(axes, allocated, unit_bytes, color=BLUE, label="peak allocated")
     if budget:
-        note = "" if shown_budget else " (above the picture)"
-        axes.axhline(
-            (shown_budget or math.nan) / unit_bytes,
-            color=INK,
-            linewidth=1.1,
-            linestyle=_DASHED,
-            label=f"budget {format_bytes(budget)}{note}",
-        )
+        label = budget_label(budget, shown_budget)
+        axes.axhline((shown_budget or math.nan) / unit_bytes, label=label, **BUDGET_LINE)
 
 
 def _changes(steps: Sequence[StepRecord]) -> Points:
@@ -175,10 +163,8 @@ def _changes(steps: Sequence[StepRecord]) -> Points:
 def _draw_host(axes: Axes, steps: Sequence[StepRecord], max_points: int) -> None:
     host = _points(steps, lambda step: step.host_bytes, max_points)
     top = max(1.0, *host[1])
-    unit_bytes, unit = axis_unit(int(top))
     style_axes(axes)
-    axes.set_ylim(0, _HEADROOM * top / unit_bytes)
-    axes.set_ylabel(f"host ({unit})", color=MUTED, fontsize=9)
+    unit_bytes = scale_bytes(axes, "host", top, _HEADROOM)
     axes.set_title("Resident memory of the process", **_TITLE)
     _line(axes, host, unit_bytes, color=YELLOW, label="host")
 
@@ -220,21 +206,9 @@ def _draw_events(axes: Axes, report: RunReport, rank: int, *, with_labels: bool)
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    found = [axes.get_legend_handles_labels() for axes in panels]
-    handles = [handle for handles, _ in found for handle in handles]
-    labels = [label for _, labels in found for label in labels]
+    handles = [handle for axes in panels for handle in axes.get_legend_handles_labels()[0]]
     if handles:
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=min(4, len(handles)),
-            frameon=False,
-            fontsize=8.5,
-            labelcolor=INK,
-            handlelength=2.2,
-            columnspacing=2.0,
-        )
+        draw_legend(figure, handles, handle_length=2.2)
 
 
 def plan_figure(training: Training, *, max_points: int = 4000) -> Figure | None:
@@ -319,10 +293,8 @@ def _draw_bars(
     kinds: Sequence[tuple[str, str, Sequence[int | None]]],
 ) -> None:
     top = max(value or 0 for _, _, values in kinds for value in values)
-    unit_bytes, unit = axis_unit(top)
     style_axes(axes)
-    axes.set_ylim(0, 1.08 * top / unit_bytes)
-    axes.set_ylabel(f"highest ({unit})", color=MUTED, fontsize=9)
+    unit_bytes = scale_bytes(axes, "highest", top, 1.08)
     axes.set_xlabel("rank", color=MUTED, fontsize=9)
     for place, (label, colour, values) in enumerate(kinds):
         shift = (place - (len(kinds) - 1) / 2) * _BAR_WIDTH

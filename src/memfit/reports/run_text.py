@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from memfit.journal.records import LeakEvent, OutOfMemoryEvent, PlanClimbedEvent
@@ -15,7 +15,7 @@ from memfit.journal.sentences import drift_sentence, event_sentence
 
 from .run_contents import RunReport, Told
 from .run_wording import headline_cards, rank_row, verdict
-from .terminal import INDENT, at_page_width, grid, section
+from .terminal import INDENT, at_page_width, grid, section, word
 
 _STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "": "bold"}
 _MOST_LINES = 10
@@ -49,10 +49,7 @@ def run_summary(report: RunReport, files: Sequence[Path]) -> RenderableType:
 
 def _figures(report: RunReport) -> Table:
     """Return the headline numbers of the page, but for the first, which is the verdict."""
-    table = grid()
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(style="dim")
+    table = grid(Column(style="dim", no_wrap=True), word(), Column(style="dim"))
     for card in headline_cards(report)[1:]:
         notes = Text(", ".join(card.notes))
         table.add_row(card.label.lower(), Text(card.value, style=_STYLES[card.tone]), notes)
@@ -74,9 +71,8 @@ def _listed(lines: Sequence[str]) -> RenderableType:
 
 
 def _ranks(report: RunReport) -> Table:
-    table = grid(header=True)
-    for name in ("rank", "ended", "steps", "step", "allocated", "reserved", "host"):
-        table.add_column(name, justify="left" if name == "ended" else "right")
+    names = ("rank", "ended", "steps", "step", "allocated", "reserved", "host")
+    table = grid(*(Column(n, justify="left" if n == "ended" else "right") for n in names))
     for rank in report.ranks:
         table.add_row(*map(Text, rank_row(rank)[: len(table.columns)]))
     return table

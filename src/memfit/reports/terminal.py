@@ -6,13 +6,14 @@ No renderable prints; the caller gives it to its own console. Names from outside
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.measure import Measurement as CellMeasurement
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from memfit.figures import Certainty
@@ -40,16 +41,40 @@ class Bar:
         yield Text(mark * length, style="cyan")
 
 
-def grid(*, header: bool = False) -> Table:
+def grid(*columns: Column) -> Table:
     """Make a table without lines, at most as wide as the page minus its indent."""
     return Table(
+        *columns,
         box=None,
-        show_header=header,
+        show_header=any(column.header for column in columns),
         header_style="dim",
         padding=(0, 2, 0, 0),
         pad_edge=False,
         collapse_padding=True,
     )
+
+
+def word(header: str = "") -> Column:
+    """Return a column of words, which are not wrapped."""
+    return Column(header, no_wrap=True)
+
+
+def amount(header: str = "") -> Column:
+    """Return a column of figures."""
+    return Column(header, justify="right", no_wrap=True)
+
+
+def folded(header: str) -> Column:
+    """Return a column of names that are as long as they are."""
+    return Column(header, overflow="fold")
+
+
+def dashed(sentences: Iterable[Text]) -> Table:
+    """Show sentences, each behind a dash."""
+    table = grid(word(), Column())
+    for sentence in sentences:
+        table.add_row("-", sentence)
+    return table
 
 
 def section(title: str, body: RenderableType) -> RenderableType:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from memfit.figures import Measurement, Prediction
@@ -20,7 +20,7 @@ from .plan_text import plan_report as plan_report
 from .plan_text import plan_table as plan_table
 from .prediction_text import comparison_table as comparison_table
 from .prediction_text import prediction_table as prediction_table
-from .terminal import INDENT, at_page_width, grid, section
+from .terminal import INDENT, amount, at_page_width, grid, section
 from .wording import largest_first, plan_name, signed_error
 
 _Row = tuple[str, int | None, int | None]
@@ -59,10 +59,7 @@ def measurement_table(
 
 def _side_by_side(rows: Sequence[_Row]) -> Table:
     """Show measured bytes with the predicted ones beside them and the signed error."""
-    table = grid(header=True)
-    table.add_column("")
-    for column in ("measured", "predicted", "error"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = grid(Column(), *map(amount, ("measured", "predicted", "error")))
     for name, measured, predicted in rows:
         table.add_row(
             Text(name), _bytes(measured), _bytes(predicted), signed_error(predicted, measured)

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from .terminal import INDENT, PLAN_WIDTH, at_page_width, grid
+from .terminal import INDENT, PLAN_WIDTH, amount, at_page_width, folded, grid, word
 from .wording import plan_name
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 def proof_table(proof: Verifications) -> RenderableType:
     """Show each verified plan with its largest error, then notes."""
-    table = grid(header=True)
-    table.add_column("plan", overflow="fold")
-    for column in ("claims", "earned", "in"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("error", justify="right", no_wrap=True)
+    table = grid(folded("plan"), *map(word, ("claims", "earned", "in")), amount("error"))
     for found in proof.verifications:
         table.add_row(*_cells(found))
     heading = f"Two planned steps beside two plain ones, batch size {proof.batch_size:,}"

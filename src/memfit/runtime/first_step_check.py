@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -102,19 +103,12 @@ def _pass_of(split: AbstractSplitting) -> GradientPass:
     """Return a gradient pass that cuts batches as a strategy does, in the session's size."""
 
     def gradient_pass(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
-        before = session.gradient_pass
-        if session.updates_in_backward:  # it would leave no gradients to be compared
-            session.gradient_pass = accumulate_gradients
-        undo = _nothing
-        try:
-            undo = replace(split, micro_batch_size=session.micro_batch_size).apply(session)
+        with ExitStack() as undos:
+            undos.callback(setattr, session, "gradient_pass", session.gradient_pass)
+            if session.updates_in_backward:  # it would leave no gradients to be compared
+                session.gradient_pass = accumulate_gradients
+            own = replace(split, micro_batch_size=session.micro_batch_size)
+            undos.callback(own.apply(session))
             return session.gradient_pass(session, batch, enter_phase)
-        finally:
-            undo()
-            session.gradient_pass = before
 
     return gradient_pass
-
-
-def _nothing() -> None:
-    """Undo nothing."""

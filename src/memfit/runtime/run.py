@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -66,14 +65,9 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is not None:
-            self._observer.failed(exc)
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if error is not None:
+            self._observer.failed(error)
         self.close()
 
     @property

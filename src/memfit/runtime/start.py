@@ -15,12 +15,12 @@ from memfit.job import Job
 from memfit.listeners.protocol import StepListener
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
-from memfit.observe.starting import start_observing
+from memfit.observe.starting import rank_here, start_observing
 from memfit.runtime.data_parallel import GradientAverage, unwrapped
 from memfit.runtime.first_step_check import check_split
 from memfit.runtime.guard.attempts import Attempts
 from memfit.runtime.guard.guard import Guard, GuardSettings
-from memfit.runtime.guard.ranks import num_ranks_here, ranks_here
+from memfit.runtime.guard.ranks import ranks_here
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import Run
 from memfit.session.batches import find_layout
@@ -96,6 +96,6 @@ def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | Non
     model = unwrapped(session.model)
     is_wrapped = model is not session.model
     session.model = model
-    if not (is_wrapped or asked_for) or num_ranks_here() < 2:
+    if not (is_wrapped or asked_for) or rank_here()[1] < 2:
         return None
     return GradientAverage(session, broadcasts_buffers=is_wrapped)

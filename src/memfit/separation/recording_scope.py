@@ -16,6 +16,7 @@ from memfit.job import Job
 from memfit.live_state import LiveState
 from memfit.live_state.reading import contents_of
 from memfit.session.deterministic_draws import untouched_randomness
+from memfit.session.reachable import roots_of
 from memfit.session.session import Session
 
 
@@ -40,14 +41,7 @@ def no_gradients(*_: object) -> torch.Tensor:
 
 def watched(session: Session, job: Job) -> LiveState:
     """Watch what a recorded step may bind anew: content is fake, and not looked at."""
-    roots: dict[str, object] = {
-        "model": session.model,
-        "optimizer": session.optimizer,
-        "loss": job.loss,
-        "batch function": job.batch,
-        "model function": job.model,
-        "optimizer function": job.optimizer,
-    }
+    roots = roots_of(session, job)
     # Whether a fake tensor is given other memory (``p.data = ...``) is still looked at.
     real = [one for one in contents_of(LiveState(roots)) if not isinstance(one, FakeTensor)]
     return LiveState(roots, leave_out=real)

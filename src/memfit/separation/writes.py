@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.live_state.findings import Place
 from memfit.trace.events import Phase
+from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import line_of_caller
 from memfit.trace.operators import changed_tensors, draws, operator_name, tensors_in
 
@@ -37,7 +37,7 @@ class Draw:
     source_line: str
 
 
-class WriteNoter(TorchDispatchMode):
+class WriteNoter(OperatorMode):
     """Note writes to tensors that were there before, and draws of random numbers.
 
     Args:
@@ -45,7 +45,7 @@ class WriteNoter(TorchDispatchMode):
     """
 
     def __init__(self, generators: Iterable[tuple[Any, Place]] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+        super().__init__()
         self.phase = Phase.SETUP
         self.writes: list[Write] = []
         self.draws: list[Draw] = []
@@ -66,14 +66,7 @@ class WriteNoter(TorchDispatchMode):
                 self._places.setdefault(storage._cdata, place)
         self._optimizers = {one._cdata for tensor in optimizers for one in _storages(tensor)}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         out = func(*args, **kwargs)
         for tensor in _written(func, args, kwargs):
             self._note_write(tensor)
@@ -111,14 +104,9 @@ def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
-    yield from changed_tensors(func, args)
-    schema = func._schema
-    for argument in schema.arguments if kwargs and schema.is_mutable else ():
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if written and argument.name in kwargs:
-            yield from tensors_in(kwargs[argument.name])
+    yield from changed_tensors(func, args, kwargs)
     if "batch_norm" in operator_name(func):
-        yield from _running_statistics(schema, args, kwargs)
+        yield from _running_statistics(func._schema, args, kwargs)
 
 
 def _running_statistics(

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.trace.modes import OperatorMode
 
 _SHARE = 0.37
 """Where in its range a stilled draw lies; no special value of any distribution."""
 _Draw = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-class StilledRandomness(TorchDispatchMode):
+class StilledRandomness(OperatorMode):
     """Give every random draw a value that depends neither on its position nor on other draws.
 
     The same samples then give the same loss, however they are grouped. Masks that keep with
@@ -28,18 +29,11 @@ class StilledRandomness(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no annotations
+        super().__init__()
         self.num_draws = 0
         self.unstilled: set[str] = set()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")

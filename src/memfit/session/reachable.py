@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from memfit.job import Job
 from memfit.live_state import LiveState
 from memfit.live_state.tensor_watch import MOST_BYTES
 from memfit.session.session import Session
@@ -31,9 +32,9 @@ def live_state_of(
     return LiveState(roots, leave_out=left_out, gradients=gradients, most_bytes=most_bytes)
 
 
-def roots_of(session: Session) -> dict[str, object]:
-    """Name what a session's code is reached from."""
-    job = session.job
+def roots_of(session: Session, job: Job | None = None) -> dict[str, object]:
+    """Name what a session's code is reached from; another job may stand in for its own."""
+    job = job or session.job
     return {
         "model": session.model,
         "optimizer": session.optimizer,

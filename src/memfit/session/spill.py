@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from dataclasses import dataclass, field
+from typing import IO, Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -25,6 +26,14 @@ def no_room(what: str, num_bytes: int, written_bytes: int, error: OSError) -> Da
         f"{format_bytes(written_bytes)} ({error.strerror or error}). Needed is a disk with room "
         f"for the {what} of one step: set TMPDIR to a folder on one.",
     )
+
+
+def nameless_file(owner: object) -> IO[bytes]:
+    """Make a file that is gone when its owner is, or the process ends in whatever way."""
+    # Not closed by a with statement: it lives as long as its owner.
+    file: Any = tempfile.TemporaryFile(buffering=0, prefix="memfit-")  # noqa: SIM115
+    weakref.finalize(owner, file.close)
+    return file  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)

@@ -18,14 +18,7 @@ def owned_tensors(
 ) -> Iterator[Owned]:
     """Yield every tensor of a training whose purpose is known."""
     for name, parameter in model.named_parameters():
-        module = name.rpartition(".")[0]
-        yield Owned(parameter, Category.PARAMETERS, module)
-        if parameter.grad is not None:
-            yield Owned(parameter.grad, Category.GRADIENTS, module)
-        state = optimizer.state.get(parameter, {})
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                yield Owned(value, Category.OPTIMIZER_STATE, module)
+        yield from Owned.with_parameter(parameter, optimizer, name.rpartition(".")[0])
     for name, buffer in model.named_buffers():
         yield Owned(buffer, Category.BUFFERS, name.rpartition(".")[0])
     for leaf in tree_leaves(batch):

@@ -96,7 +96,7 @@ class AllocatorConf(Strategy):
         """
         before = "" if session.is_virtual else torch._C._accelerator_getAllocatorSettings()
         if session.is_virtual or before == self.conf:
-            return _do_nothing
+            return lambda: None
         if (other_bytes := _other_bytes(session.model)) > _TOLERATED_BYTES:
             raise StrategyError(
                 self.name,
@@ -110,11 +110,7 @@ class AllocatorConf(Strategy):
             raise StrategyError(
                 self.name, f"torch did not take it ({reason}). {self._remedy()}."
             ) from error
-
-        def undo() -> None:
-            _tell(_completed(before, self.conf))
-
-        return undo
+        return lambda: _tell(_completed(before, self.conf))
 
     def _remedy(self) -> str:
         return f"Start the program with PYTORCH_ALLOC_CONF={self.conf} in its environment"
@@ -144,7 +140,3 @@ def _other_bytes(model: torch.nn.Module) -> int:
     }
     own = sum(-(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES for num_bytes in storages.values())
     return torch.cuda.memory_allocated() - own
-
-
-def _do_nothing() -> None:
-    """Undo nothing."""

@@ -177,23 +177,17 @@ def _switch_model(name: str, model: Any) -> Undo:
     copies: dict[int, Any] = {}
     for part in parts_of(model):
         copy.deepcopy(part.config, copies)
-    swapped: list[tuple[nn.Module, str, Any]] = []
-    for module in model.modules():
-        for key, value in list(vars(module).items()):
-            if id(value) in copies and hasattr(type(value), "_attn_implementation"):
-                swapped.append((module, key, value))
-                setattr(module, key, copies[id(value)])
-    model.set_attn_implementation("sdpa")
-    refuse = partial(_refuse_if_asked, name)
-    handles = [part.register_forward_pre_hook(refuse, with_kwargs=True) for part in parts_of(model)]
-
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-        for module, key, value in swapped:
-            setattr(module, key, value)
-
-    return undo
+    with ExitStack() as undos:
+        for module in model.modules():
+            for key, value in list(vars(module).items()):
+                if id(value) in copies and hasattr(type(value), "_attn_implementation"):
+                    undos.callback(setattr, module, key, value)
+                    setattr(module, key, copies[id(value)])
+        model.set_attn_implementation("sdpa")
+        refuse = partial(_refuse_if_asked, name)
+        for part in parts_of(model):
+            undos.callback(part.register_forward_pre_hook(refuse, with_kwargs=True).remove)
+        return undos.pop_all().close
 
 
 def _refuse_if_asked(name: str, _module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:

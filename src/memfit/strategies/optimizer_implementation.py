@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -77,17 +78,12 @@ class OptimizerImplementation(Strategy):
     def apply(self, session: Session) -> Undo:
         """Set the flags of every parameter group."""
         wanted = _FLAGS[self.implementation]
-        before = []
-        for group in session.optimizer.param_groups:
-            known = {flag: value for flag, value in wanted.items() if flag in group}
-            before.append((group, {flag: group[flag] for flag in known}))
-            group.update(known)
-
-        def undo() -> None:
-            for group, flags in before:
-                group.update(flags)
-
-        return undo
+        with ExitStack() as undos:
+            for group in session.optimizer.param_groups:
+                known = {flag: value for flag, value in wanted.items() if flag in group}
+                undos.callback(group.update, {flag: group[flag] for flag in known})
+                group.update(known)
+            return undos.pop_all().close
 
 
 def _implementations(optimizer: torch.optim.Optimizer, device_type: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.trace.modes import OperatorMode
 
 _ADD = torch.ops.aten.add.Tensor
 _INDEX_PUT = torch.ops.aten.index_put.default
@@ -39,9 +40,9 @@ _WRAPPERS_OF_DISPATCH = ("eval_frame.py", "_compile.py")
 def is_in_place_accumulation(func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether this addition is autograd's own and would be done in place if unwatched.
 
-    To be called directly from a dispatch mode's ``__torch_dispatch__``.
+    To be called directly from ``_dispatch`` of an ``OperatorMode``.
     """
-    if func not in _IN_PLACE or not _comes_from_engine(sys._getframe(2)):
+    if func not in _IN_PLACE or not _comes_from_engine(sys._getframe(3)):
         return False
     if func is _INDEX_PUT:
         # With accumulation, autograd uses it for the gradient of indexing alone.
@@ -80,23 +81,17 @@ def _num_holders(args: tuple[Any, ...]) -> tuple[int, int]:
     return (count() if count else 0, torch._C._storage_Use_Count(storage._cdata))
 
 
-class _Probe(TorchDispatchMode):
+class _Probe(OperatorMode):
     """Count the holders of a gradient that nothing but the engine holds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: tuple[int, int] = (0, 0)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if func is _ADD:
             self.counts = max(self.counts, _num_holders(args))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from memfit.trace.events import Operation, Phase
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
 
 _DROPOUT_RATES = ("dropout_p", "dropout")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +79,26 @@ def draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-def changed_tensors(func: Any, args: tuple[Any, ...]) -> Iterable[torch.Tensor]:
-    """Yield the tensors that an operator changes in place."""
-    for position in _changed_arguments(func):
-        if position < len(args):
-            yield from tensors_in(args[position])
+def changed_tensors(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE
+) -> Iterable[torch.Tensor]:
+    """Yield the tensors that an operator changes in place, of the arguments that are given."""
+    for place in written_arguments(func):
+        if place < len(args):
+            yield from tensors_in(args[place])
+        elif kwargs:
+            yield from tensors_in(kwargs.get(func._schema.arguments[place].name))
 
 
 @functools.cache
-def _changed_arguments(func: Any) -> tuple[int, ...]:
-    """Return the positions of the arguments that an operator writes to."""
+def written_arguments(func: Any) -> tuple[int, ...]:
+    """Return the places of the arguments that an operator writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ()
     return tuple(
-        position
-        for position, argument in enumerate(schema.arguments)
+        place
+        for place, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 

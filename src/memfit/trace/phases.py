@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -12,7 +11,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memfit.trace.events import Category, Phase
+from memfit.trace.events import Phase
 from memfit.trace.recorder import Owned, Recorder
 
 
@@ -37,12 +36,7 @@ class StepFollower:
         ]
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for handle in self._handles:
             handle.remove()
 
@@ -51,18 +45,8 @@ class StepFollower:
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    yield from self._owned_with(parameter, optimizer)
-
-    def _owned_with(
-        self, parameter: torch.Tensor, optimizer: torch.optim.Optimizer
-    ) -> Iterable[Owned]:
-        module = self._recorder.module_of(parameter)
-        yield Owned(parameter, Category.PARAMETERS, module)
-        if parameter.grad is not None:
-            yield Owned(parameter.grad, Category.GRADIENTS, module)
-        for value in optimizer.state.get(parameter, {}).values():
-            if isinstance(value, torch.Tensor):
-                yield Owned(value, Category.OPTIMIZER_STATE, module)
+                    module = self._recorder.module_of(parameter)
+                    yield from Owned.with_parameter(parameter, optimizer, module)
 
     def _begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizers.setdefault(id(optimizer), optimizer)

@@ -7,12 +7,11 @@ up here; the events are replayed later under the rules of an allocator.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.scratch import HiddenMemory, Scratch
@@ -31,6 +30,7 @@ from memfit.trace.events import (
     Trace,
     trace_of_step,
 )
+from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
 from memfit.trace.shrunken import hold_whole_storage
@@ -46,6 +46,18 @@ class Owned:
     category: Category
     module: str
 
+    @classmethod
+    def with_parameter(
+        cls, parameter: torch.Tensor, optimizer: torch.optim.Optimizer, module: str
+    ) -> Iterator[Self]:
+        """Yield a parameter, its gradient and its optimizer states."""
+        yield cls(parameter, Category.PARAMETERS, module)
+        if parameter.grad is not None:
+            yield cls(parameter.grad, Category.GRADIENTS, module)
+        for value in optimizer.state.get(parameter, {}).values():
+            if isinstance(value, torch.Tensor):
+                yield cls(value, Category.OPTIMIZER_STATE, module)
+
 
 @dataclass(slots=True)
 class _Live:
@@ -59,7 +71,7 @@ class _Live:
 Owners = Callable[[], Iterable[Owned]]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(OperatorMode):
     """Record the allocations, frees and operators of everything done while it is active.
 
     Does not see memory that an operator takes and gives back inside its kernel, except where
@@ -94,14 +106,7 @@ class Recorder(TorchDispatchMode):
         super().__exit__(exc_type, exc, traceback)
         self._modules.__exit__(exc_type, exc, traceback)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if func is _DEVICE:
             return func(*args, **kwargs)  # asked so often that it is worth noting nothing
         if self.follows_engine:

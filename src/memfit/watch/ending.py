@@ -11,14 +11,10 @@ from memfit.journal.folder import Journal
 from memfit.journal.records import Ending, LeakEvent, Reason
 from memfit.units import format_bytes
 
-from .last_words import ErrorWords, Failure, LastWords
+from .last_words import ErrorWords, LastWords
 from .supervisor import CommandEnd
 
-_MEMORY_FAILURES: Mapping[Failure, Reason] = {
-    Failure.BUDGET_EXCEEDED: Reason.BUDGET_EXCEEDED,
-    Failure.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
-    Failure.LOST_CONTEXT: Reason.LOST_CONTEXT,
-}
+_OF_MEMORY = (Reason.BUDGET_EXCEEDED, Reason.OUT_OF_MEMORY, Reason.LOST_CONTEXT)
 _ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ACCOUNTABLE_FRACTION = 0.1
 """A leak that has taken less of the memory than this is not what it ran out by."""
@@ -116,7 +112,7 @@ def _memory_failure(seen: Seen) -> _Cause | None:
     if seen.end.exit_code == 0:
         return None
     errors = [(error, words) for words in seen.words for error in words.errors]
-    fatal = [each for each in errors if each[0].failure in _MEMORY_FAILURES]
+    fatal = [each for each in errors if each[0].failure in _OF_MEMORY]
     if not fatal:
         return None
     # One that the script caught may have been dealt with; one that it let pass was not. What a
@@ -125,7 +121,7 @@ def _memory_failure(seen: Seen) -> _Cause | None:
         fatal,
         key=lambda e: (e[0].is_handed_on, not e[0].is_uncaught, e[0].noted_at_seconds),
     )
-    reason = _MEMORY_FAILURES[error.failure]
+    reason = error.failure
     is_caught = not any(each.is_uncaught for each, _ in fatal)
     caught = ("the script caught the error, and ended with it",) if is_caught else ()
     return _Cause(

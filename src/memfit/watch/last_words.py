@@ -10,30 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from memfit.files import write_atomically
+from memfit.journal.records import Reason
 
 _FOLDER_NAME = ".watch"
-
-
-class Failure(StrEnum):
-    """What kind of error a process failed with."""
-
-    BUDGET_EXCEEDED = "budget-exceeded"
-    OUT_OF_MEMORY = "out-of-memory"
-    LOST_CONTEXT = "lost-context"
-    INTERRUPTED = "interrupted"
-    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorWords:
     """An error, and where it was raised."""
 
-    failure: Failure
+    failure: Reason
+    """What kind of error it is."""
     type_name: str
     message: str
     """The first line."""
@@ -116,7 +107,7 @@ def _words(row: dict[str, Any]) -> LastWords:
 def _error(row: dict[str, Any]) -> ErrorWords:
     child_ids = tuple(row["child_ids"])
     known = _known(ErrorWords, row)
-    return ErrorWords(**{**known, "failure": Failure(row["failure"]), "child_ids": child_ids})
+    return ErrorWords(**{**known, "failure": Reason(row["failure"]), "child_ids": child_ids})
 
 
 def _known(kind: type, row: dict[str, Any]) -> dict[str, Any]:

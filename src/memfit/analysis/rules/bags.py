@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memfit.analysis.flow import Axis, Flow, Kind
+from memfit.analysis.flow import Axis, Flow, Kind, samples_along, sum_over_batch
 from memfit.analysis.rules.indexing import plain_index
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
@@ -14,32 +14,23 @@ _OWN = Axis()
 
 def summed_in_bags(use: Use) -> list[Flow]:
     """Add up the rows of each sample, or take their mean or maximum."""
-    table, index = use.flow("weight"), use.flow("indices")
-    assert table is not None
-    assert index is not None
+    table, index = use.known("weight", "indices")
     if table.kind is not Kind.FREE or not table.is_plain or use.argument("include_last_offset"):
         raise NotFollowedError("gathers bags in a way that is not followed")
     _check_bags(use, index)
-    found = [Flow(kind=Kind.EACH, axes=(_OWN, None), is_drawn=index.is_drawn)]
-    for result in use.call.results[1:]:
-        axes = use.varying_axes(result)
-        kind = Kind.EACH if any(axes) else Kind.FREE
-        found.append(use.opaque(Flow(kind=kind, axes=axes, is_drawn=index.is_drawn)))
-    return found
+    made = Flow(kind=Kind.EACH, axes=(_OWN, None), is_drawn=index.is_drawn)
+    others = [samples_along(use.varying_axes(result), index) for result in use.call.results[1:]]
+    return [made, *map(use.opaque, others)]
 
 
 def summed_in_bags_back(use: Use) -> list[Flow]:
     """Add the gradients of bags to their table's."""
-    gradient, index = use.flow("grad"), use.flow("indices")
-    assert gradient is not None
-    assert index is not None
+    gradient, index = use.known("grad", "indices")
     _check_bags(use, index)
     axis = gradient.axes[0]
     if gradient.kind is not Kind.EACH or axis is None or not axis.matches(_OWN):
         raise CoupledError("brings samples together with other samples of the batch")
-    axes = (None,) * len(use.result_size())
-    is_drawn = gradient.is_drawn or index.is_drawn
-    return [Flow(kind=Kind.SUM, axes=axes, ratio=gradient.ratio, is_drawn=is_drawn)]
+    return [sum_over_batch(len(use.result_size()), gradient.ratio, gradient, index)]
 
 
 def _check_bags(use: Use, index: Flow) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axis, Flow, Kind, same_ratio
+from memfit.analysis.flow import Axis, Flow, Kind, same_ratio, sum_over_batch
 from memfit.analysis.rules.pointwise import any_pointwise, check_numbers, combined
 from memfit.analysis.use import CoupledError, Use
 
@@ -61,20 +61,16 @@ def _masked_sum(use: Use, condition: Flow, values: Sequence[Flow]) -> Flow:
     Raises:
         CoupledError: if the places depend on the batch, or it is no zeros that are put there.
     """
-    given = [flow for flow in values if not (flow.is_uniform and flow.value == 0.0)]
+    given = [flow for flow in values if not flow.is_zero]
     if condition.kind is not Kind.FREE or not condition.is_plain or len(given) != 1:
         raise CoupledError("chooses by, or among, sums over the batch")
-    total = given[0]
-    return Flow(
-        kind=Kind.SUM, axes=(None,) * len(use.result_size()), ratio=total.ratio,
-        is_drawn=total.is_drawn,
-    )  # fmt: skip
+    return sum_over_batch(len(use.result_size()), given[0].ratio, given[0])
 
 
 def _chosen(use: Use, condition: Flow, values: Sequence[Flow]) -> list[Flow]:
     if not condition.is_plain:
         raise CoupledError("chooses by values that depend on the batch size")
-    values = [flow for flow in values if not (flow.is_uniform and flow.value == 0.0)] or values
+    values = [flow for flow in values if not flow.is_zero] or values
     ratio = values[0].ratio
     if not all(same_ratio(flow.ratio, ratio) for flow in values):
         raise CoupledError("chooses among values of which only one changes with the batch size")

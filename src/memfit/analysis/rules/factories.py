@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isnan
 from typing import Any
 
-from memfit.analysis.flow import Axis, Flow, Kind, is_one
+from memfit.analysis.flow import Axis, Flow, Kind, is_one, samples_along
 from memfit.analysis.rules.pointwise import any_pointwise
 from memfit.analysis.use import CoupledError, Use
 
@@ -16,8 +16,7 @@ _SAFE_BYTES = 4
 
 
 def _made(use: Use, **known: Any) -> Flow:
-    axes = use.varying_axes(use.call.results[0])
-    return Flow(kind=Kind.EACH if any(axes) else Kind.FREE, axes=axes, **known)
+    return samples_along(use.varying_axes(use.call.results[0]), **known)
 
 
 def filled(use: Use) -> list[Flow]:

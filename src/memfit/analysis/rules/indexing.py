@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axes, Axis, Flow, Kind
+from memfit.analysis.flow import Axes, Axis, Flow, Kind, alike, samples_along, sum_over_batch
 from memfit.analysis.rules.products import product_of
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
@@ -33,8 +34,7 @@ def embedded(use: Use) -> list[Flow]:
     if index.is_positions:
         raise CoupledError("uses the positions of samples in the batch")
     axes = (*index.axes, *(None,) * (len(use.result_size()) - len(index.axes)))
-    kind = Kind.EACH if any(axes) else Kind.FREE
-    return [Flow(kind=kind, axes=axes, ratio=table.ratio, is_drawn=index.is_drawn)]
+    return [samples_along(axes, index, ratio=table.ratio)]
 
 
 def embedded_back(use: Use) -> list[Flow]:
@@ -46,15 +46,9 @@ def embedded_back(use: Use) -> list[Flow]:
     if gradient.kind is Kind.SUM and index.kind is not Kind.FREE:
         raise CoupledError("multiplies a sum over the batch by each sample")
     _check_rows(gradient, index)
-    kind = Kind.SUM if Kind.EACH in (gradient.kind, index.kind) else gradient.kind
-    return [
-        Flow(
-            kind=kind,
-            axes=(None,) * len(use.result_size()),
-            ratio=gradient.ratio,
-            is_drawn=gradient.is_drawn or index.is_drawn,
-        )
-    ]
+    found = sum_over_batch(len(use.result_size()), gradient.ratio, gradient, index)
+    is_sum = Kind.EACH in (gradient.kind, index.kind)
+    return [found if is_sum else replace(found, kind=gradient.kind)]
 
 
 def _check_rows(gradient: Flow, index: Flow) -> None:
@@ -65,18 +59,14 @@ def _check_rows(gradient: Flow, index: Flow) -> None:
     """
     if gradient.kind is not Kind.EACH and index.kind is not Kind.EACH:
         return
-    for one, other in zip(gradient.axes, index.axes, strict=False):
-        if (one is None) != (other is None) or (one and other and not one.matches(other)):
-            raise CoupledError("brings samples together with other samples of the batch")
-    if any(gradient.axes[len(index.axes) :]):
+    pairs = zip(gradient.axes, index.axes, strict=False)
+    if not all(starmap(alike, pairs)) or any(gradient.axes[len(index.axes) :]):
         raise CoupledError("brings samples together with other samples of the batch")
 
 
 def gathered(use: Use) -> list[Flow]:
     """Take elements along a dimension by number; all other dimensions keep their places."""
-    values, index = use.flow("self"), use.flow("index")
-    assert values is not None
-    assert index is not None
+    values, index = use.known("self", "index")
     plain_index(index)
     if values.kind is Kind.SUM and index.kind is Kind.FREE:
         return [replace(values, axes=index.axes)]
@@ -85,16 +75,7 @@ def gathered(use: Use) -> list[Flow]:
     dim = use.argument("dim") % max(1, len(values.axes))
     if values.axes[dim] is not None or (index.axes[dim] is not None and values.kind is Kind.EACH):
         raise CoupledError(_ACROSS)
-    axes = in_step(values, index, dim)
-    kind = Kind.EACH if any(axes) else Kind.FREE
-    return [
-        Flow(
-            kind=kind,
-            axes=axes,
-            ratio=values.ratio,
-            is_drawn=values.is_drawn or index.is_drawn,
-        )
-    ]
+    return [samples_along(in_step(values, index, dim), values, index, ratio=values.ratio)]
 
 
 def in_step(values: Flow, index: Flow, dim: int) -> Axes:
@@ -107,9 +88,7 @@ def in_step(values: Flow, index: Flow, dim: int) -> Axes:
     for place, (one, other) in enumerate(zip(values.axes, index.axes, strict=True)):
         if place == dim:
             found.append(other)
-        elif (one is None) != (other is None) or (
-            one is not None and other is not None and not one.matches(other)
-        ):
+        elif not alike(one, other):
             raise CoupledError("looks up by position in the batch")
         else:
             found.append(other if one is not None and one.wild else one)
@@ -118,9 +97,7 @@ def in_step(values: Flow, index: Flow, dim: int) -> Axes:
 
 def selected(use: Use) -> list[Flow]:
     """Take whole slices of a dimension by number."""
-    values, index = use.flow("self"), use.flow("index")
-    assert values is not None
-    assert index is not None
+    values, index = use.known("self", "index")
     plain_index(index)
     dim = use.argument("dim") % max(1, len(values.axes))
     if values.kind is Kind.SUM and index.kind is Kind.EACH:
@@ -159,8 +136,7 @@ def index_axes(use: Use, indices: list[Ref]) -> tuple[list[Axis | None], bool]:
 
 def indexed(use: Use) -> list[Flow]:
     """Look up by tensors of numbers (``x[rows, columns]``)."""
-    values, indices = use.flow("self"), use.argument("indices")
-    assert values is not None
+    (values,), indices = use.known("self"), use.argument("indices")
     given = [ref for ref in indices if isinstance(ref, Ref)]
     if any(use.shape_of(ref).dtype.is_floating_point or is_mask(use, ref) for ref in given):
         raise NotFollowedError("selects by a mask, so that shapes depend on values")
@@ -178,14 +154,9 @@ def indexed(use: Use) -> list[Flow]:
         raise CoupledError("compares samples of the batch with one another")
     where = place_of_indices(indices)
     found = (*rest[:where], *axes, *rest[where:])
-    is_drawn = values.is_drawn or any(use.flow_of(ref).is_drawn for ref in given)
     kind = Kind.EACH if any(found) else values.kind
-    return [
-        Flow(
-            kind=kind, axes=found, ratio=values.ratio,
-            is_drawn=is_drawn,
-        )
-    ]  # fmt: skip
+    made = samples_along(found, values, *map(use.flow_of, given), ratio=values.ratio)
+    return [replace(made, kind=kind)]
 
 
 def is_mask(use: Use, ref: Ref) -> bool:
@@ -242,8 +213,7 @@ def distances_back(use: Use) -> list[Flow]:
         raise CoupledError("multiplies a sum over the batch by each sample")
     result = use.call.results[0]
     if any(use.varying_axes(result)):
-        return [Flow(kind=Kind.EACH, axes=first.axes, ratio=gradient.ratio,
-                     is_drawn=gradient.is_drawn)]  # fmt: skip
+        return [replace(samples_along(first.axes, gradient, ratio=gradient.ratio), kind=Kind.EACH)]
     kind = Kind.SUM if Kind.EACH in (gradient.kind, second.kind) else Kind.FREE
     axes = (None,) * len(use.result_size())
     return [Flow(kind=kind, axes=axes, ratio=gradient.ratio)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memfit.analysis.flow import Axes, Axis, Flow, Kind, same_ratio
+from memfit.analysis.flow import Axes, Axis, Flow, Kind, same_ratio, samples_along
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 
@@ -28,13 +28,11 @@ def joined(use: Use) -> list[Flow]:
     if use.name == "stack":
         for row in rows:
             row.insert(dim, None)
-    axes = _joined_axes(rows, dim)
     return [
-        Flow(
-            kind=Kind.EACH if any(axes) else Kind.FREE,
-            axes=axes,
+        samples_along(
+            _joined_axes(rows, dim),
+            *flows,
             ratio=flows[0].ratio,
-            is_drawn=any(flow.is_drawn for flow in flows),
             sources=_joined_sources(flows),
             has_holes=any(flow.has_holes or flow.is_uniform for flow in flows),
         )

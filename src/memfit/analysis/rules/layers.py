@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axis, Flow, Kind
+from memfit.analysis.flow import Axis, Flow, Kind, samples_along, sum_over_batch
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 NOT_PLAIN = "applies a layer to values that depend on the batch size"
@@ -35,13 +35,9 @@ def check_weights(use: Use, *names: str) -> None:
 
 def _total(num_dims: int, gradient: Flow, *others: Flow) -> Flow:
     """Return the gradient of weights: a sum over the samples."""
-    kind = Kind.SUM if any(flow.kind is Kind.EACH for flow in (gradient, *others)) else Kind.FREE
-    return Flow(
-        kind=kind,
-        axes=(None,) * num_dims,
-        ratio=gradient.ratio,
-        is_drawn=any(flow.is_drawn for flow in (gradient, *others)),
-    )
+    found = sum_over_batch(num_dims, gradient.ratio, gradient, *others)
+    is_sum = any(flow.kind is Kind.EACH for flow in (gradient, *others))
+    return found if is_sum else replace(found, kind=Kind.FREE)
 
 
 def _results_of(use: Use, flows: Sequence[Flow]) -> list[Flow]:
@@ -239,12 +235,7 @@ def _with_leading(
     use: Use, result: Ref, axes: Sequence[Axis | None], flows: Sequence[Flow]
 ) -> Flow:
     size = use.size_of(result)
-    mine = (*axes, *(None,) * (len(size) - len(axes)))[: len(size)]
-    return Flow(
-        kind=Kind.EACH if any(mine) else Kind.FREE,
-        axes=mine,
-        is_drawn=any(flow.is_drawn for flow in flows),
-    )
+    return samples_along((*axes, *(None,) * (len(size) - len(axes)))[: len(size)], *flows)
 
 
 def searched(use: Use) -> list[Flow]:

@@ -17,8 +17,7 @@ _OWN = Axis()
 
 def taken(use: Use) -> list[Flow]:
     """Take each sample out of a batch."""
-    flow = use.flow("self")
-    assert flow is not None
+    (flow,) = use.known("self")
     axis = flow.axes[use.argument("dim") % len(flow.axes)]
     if flow.is_positions:
         raise CoupledError("uses the positions of samples in the batch")
@@ -63,7 +62,7 @@ def _each(flow: Flow, dim: int, axis: Axis, num_dims: int) -> Flow:
 def added_up(use: Use) -> list[Flow]:
     """Add up what belongs to one sample over all samples, and what belongs to none."""
     terms = [(ref, use.flow_of(ref)) for ref in use.tensors]
-    terms = [each for each in terms if not (each[1].is_uniform and each[1].value == 0.0)] or terms
+    terms = [each for each in terms if not each[1].is_zero] or terms
     if any(flow.is_opaque for _, flow in terms):
         raise NotFollowedError("adds up what only the backward of an operator knows")
     flows = [replace(flow, kind=Kind.SUM) if flow.kind is Kind.ONE else flow for _, flow in terms]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.analysis.flow import Flow, Kind
+from memfit.analysis.flow import Flow, Kind, samples_along, sum_over_batch
 from memfit.analysis.rules.pointwise import aligned, combined
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
@@ -20,12 +20,9 @@ _RAGGED = (
 
 def _total(use: Use, flow: Flow, num_dims: int, *, is_mean: bool) -> Flow:
     """Reduce what is known of each element to one number."""
-    shrink = use.sizes.shrink if is_mean else 1.0
-    axes = (None,) * num_dims
     if flow.kind is Kind.FREE:
-        return replace(flow, axes=axes)
-    ratio = flow.ratio * shrink
-    return Flow(kind=Kind.SUM, axes=axes, ratio=ratio, is_drawn=flow.is_drawn)
+        return replace(flow, axes=(None,) * num_dims)
+    return sum_over_batch(num_dims, flow.ratio * (use.sizes.shrink if is_mean else 1.0), flow)
 
 
 def elementwise(use: Use) -> list[Flow]:
@@ -43,10 +40,7 @@ def elementwise(use: Use) -> list[Flow]:
         raise NotFollowedError("compares tensors of different shapes")
     if any(flow.is_positions for flow in flows):
         raise CoupledError("uses the positions of samples in the batch")
-    axes = aligned(use, use.tensors, len(size))
-    is_drawn = any(flow.is_drawn for flow in flows)
-    kind = Kind.EACH if any(axes) else Kind.FREE
-    each = Flow(kind=kind, axes=axes, is_drawn=is_drawn)
+    each = samples_along(aligned(use, use.tensors, len(size)), *flows)
     return [_total(use, each, 0, is_mean=reduction == _MEAN)]
 
 
@@ -74,8 +68,7 @@ def _check_weights(use: Use, *, is_mean: bool) -> None:
         return
     if weight is not None:
         raise CoupledError(_RAGGED)
-    target = use.flow("target")
-    assert target is not None
+    (target,) = use.known("target")
     ignored = use.argument("ignore_index")
     if target.sources is None or (ignored >= 0 and not target.sources):
         raise CoupledError(_RAGGED)
@@ -84,9 +77,7 @@ def _check_weights(use: Use, *, is_mean: bool) -> None:
 
 def likelihood(use: Use) -> list[Flow]:
     """Take the log-likelihood of labels; gives the total weight as well."""
-    values, target = use.flow("self"), use.flow("target")
-    assert values is not None
-    assert target is not None
+    values, target = use.known("self", "target")
     if values.kind is not Kind.EACH or target.kind is not Kind.EACH:
         raise NotFollowedError("compares something that has no samples")
     if not values.is_plain or not _same_samples(values, target):
@@ -119,20 +110,13 @@ def likelihood_back(use: Use) -> list[Flow]:
     if gradient.kind is Kind.SUM or not values.is_plain:
         raise CoupledError("multiplies a sum over the batch by each sample")
     shrink = use.sizes.shrink if use.argument("reduction") == _MEAN else 1.0
-    return [
-        Flow(
-            kind=Kind.EACH,
-            axes=values.axes,
-            ratio=gradient.ratio * shrink,
-            is_drawn=values.is_drawn or gradient.is_drawn,
-        )
-    ]
+    found = samples_along(values.axes, values, gradient, ratio=gradient.ratio * shrink)
+    return [replace(found, kind=Kind.EACH)]
 
 
 def aligned_sequences(use: Use) -> list[Flow]:
     """Align labels with steps, for each sample (CTC): steps x samples x classes."""
-    values = use.flow("log_probs")
-    assert values is not None
+    (values,) = use.known("log_probs")
     dim = 1 if len(values.axes) == 3 else 0
     if values.kind is not Kind.EACH or values.batch_dim != dim or not values.is_plain:
         raise CoupledError("aligns labels over the samples")

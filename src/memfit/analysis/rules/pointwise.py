@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axes, Axis, Flow, Kind, is_one, same_ratio
+from memfit.analysis.flow import (
+    Axes,
+    Axis,
+    Flow,
+    Kind,
+    is_one,
+    same_ratio,
+    samples_along,
+    sum_over_batch,
+)
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 _DEGREES = {
@@ -67,13 +77,8 @@ def combined(use: Use, refs: Sequence[Ref], ratio: float) -> Flow:
     axes = aligned(use, refs, len(use.result_size()))
     if any(flow.is_positions for flow in flows) and any(axes):
         raise CoupledError("uses the positions of samples in the batch")
-    return Flow(
-        kind=Kind.EACH if any(axes) else Kind.FREE,
-        axes=axes,
-        ratio=ratio,
-        is_uniform=all(flow.is_uniform or _is_number(flow) for flow in flows),
-        is_drawn=any(flow.is_drawn for flow in flows),
-    )
+    is_uniform = all(flow.is_uniform or _is_number(flow) for flow in flows)
+    return samples_along(axes, *flows, ratio=ratio, is_uniform=is_uniform)
 
 
 def _is_number(flow: Flow) -> bool:
@@ -105,7 +110,7 @@ def gradient_of_pointwise(use: Use) -> list[Flow]:
     return any_pointwise(use)
 
 
-def times(use: Use, total: Flow, others: Sequence[Flow]) -> Flow:
+def times(use: Use, factor: Flow, others: Sequence[Flow]) -> Flow:
     """Multiply a sum by what does not depend on the batch.
 
     Raises:
@@ -113,22 +118,16 @@ def times(use: Use, total: Flow, others: Sequence[Flow]) -> Flow:
     """
     if any(flow.kind is not Kind.FREE for flow in others):
         raise CoupledError("multiplies a sum over the batch by something that depends on it")
-    ratio = total.ratio
-    for flow in others:
-        ratio *= flow.ratio
-    return replace(
-        total,
-        axes=(None,) * len(use.result_size()),
-        ratio=ratio,
-        is_uniform=False,
-    )
+    ratio = factor.ratio * prod(flow.ratio for flow in others)
+    axes = (None,) * len(use.result_size())
+    return replace(factor, axes=axes, ratio=ratio, is_uniform=False)
 
 
 def added(use: Use) -> list[Flow]:
     """Add tensors, all of which must change alike with the size of the batch."""
     if use.name.startswith("lerp"):
         return any_pointwise(use)
-    refs = [ref for ref in use.tensors if not _is_zero(use, ref)] or use.tensors[:1]
+    refs = [ref for ref in use.tensors if not use.flow_of(ref).is_zero] or use.tensors[:1]
     flows = [use.flow_of(ref) for ref in refs]
     if len(flows) == 1 and len(use.tensors) > 1:
         return [replace(_reshaped(use, flows[0], refs[0]), sources=None)]
@@ -159,12 +158,7 @@ def sum_of(use: Use, flows: Sequence[Flow]) -> Flow:
             "adds terms that change differently with the batch size, such as a sum over the "
             "batch and a term that belongs to no sample"
         )
-    return Flow(
-        kind=Kind.SUM,
-        axes=(None,) * len(use.result_size()),
-        ratio=ratios[0],
-        is_drawn=any(flow.is_drawn for flow in flows),
-    )
+    return sum_over_batch(len(use.result_size()), ratios[0], *flows)
 
 
 def multiplied(use: Use) -> list[Flow]:
@@ -245,12 +239,6 @@ def _reshaped(use: Use, flow: Flow, ref: Ref) -> Flow:
         return flow
     axes = (None,) * (num_dims - len(flow.axes)) + flow.axes
     return replace(flow, axes=axes)
-
-
-def _is_zero(use: Use, ref: Ref) -> bool:
-    """Return whether a tensor holds zeros alone, which change nothing when they are added."""
-    flow = use.flow_of(ref)
-    return flow.is_uniform and flow.value == 0.0
 
 
 def _numbers(use: Use) -> list[tuple[Any, Any, str]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axes, Axis, Flow, Kind
+from memfit.analysis.flow import Axes, Axis, Flow, Kind, sum_over_batch
 from memfit.analysis.rules.layers import NOT_PLAIN, check_same_samples, check_weights
 from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
@@ -109,7 +109,7 @@ def recurred_back(use: Use) -> list[Flow]:
         if any(use.varying_axes(result)):
             flow = Flow(kind=Kind.EACH, axes=_before_width(axis, extents), ratio=ratio)
         else:
-            flow = Flow(kind=Kind.SUM, axes=(None,) * len(extents), ratio=ratio)
+            flow = sum_over_batch(len(extents), ratio)
         results.append(flow)
     return results
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 from memfit.analysis.dataflow import Ref
-from memfit.analysis.flow import Axes, Axis, Flow, Kind, same_ratio
+from memfit.analysis.flow import (
+    Axes,
+    Axis,
+    Flow,
+    Kind,
+    alike,
+    same_ratio,
+    samples_along,
+    sum_over_batch,
+)
 from memfit.analysis.rules.indexing import (
     check_own_row,
     in_step,
@@ -24,13 +34,11 @@ from memfit.analysis.use import CoupledError, NotFollowedError, Use
 
 def scattered(use: Use) -> list[Flow]:
     """Write or add elements along a dimension by number."""
-    base, index = use.flow("self"), use.flow("index")
-    assert base is not None
-    assert index is not None
+    base, index = use.known("self", "index")
     source = use.flow("src") if use.has("src") else None
     dim = use.argument("dim") % max(1, len(base.axes))
     is_adding = "add" in use.name or not use.argument("reduce")
-    is_empty = base.is_uniform and base.value == 0.0 and is_adding
+    is_empty = base.is_zero and is_adding
     written = [base, index] if is_empty else [base, index, *([source] if source else [])]
     if any(flow.kind is Kind.SUM or not flow.is_plain for flow in written):
         raise CoupledError("writes sums over the batch by number")
@@ -43,15 +51,9 @@ def scattered(use: Use) -> list[Flow]:
     axes = in_step(base, index, dim)
     if source is not None and source.axes and not source.is_uniform:
         in_step(source, index, dim)
-    is_drawn = index.is_drawn or base.is_drawn or (source is not None and source.is_drawn)
-    kept = tuple(base.axes[place] if place == dim else axis for place, axis in enumerate(axes))
+    kept = (base.axes[place] if place == dim else axis for place, axis in enumerate(axes))
     scale = source or base
-    return [
-        Flow(
-            kind=Kind.EACH if any(kept) else Kind.FREE, axes=kept, is_drawn=is_drawn,
-            ratio=scale.ratio,
-        )
-    ]  # fmt: skip
+    return [samples_along(kept, index, base, scale, ratio=scale.ratio)]
 
 
 def _added_up(use: Use, base: Flow, index: Flow, what: tuple[int, Flow | None]) -> Flow:
@@ -65,26 +67,22 @@ def _added_up(use: Use, base: Flow, index: Flow, what: tuple[int, Flow | None]) 
         _check_alike(source, index)
     if not is_sum or index.axes[dim] is None:
         raise CoupledError("writes samples into something that has no samples")
-    total = Flow(
-        kind=Kind.SUM, axes=(None,) * len(base.axes), is_drawn=index.is_drawn,
-        ratio=scale.ratio,
-    )  # fmt: skip
-    if base.is_uniform and base.value == 0.0:
-        return total
-    return sum_of(use, [total, base])
+    return _added_to(use, base, sum_over_batch(len(base.axes), scale.ratio, index))
+
+
+def _added_to(use: Use, base: Flow, added: Flow) -> Flow:
+    """Add a sum to something; zeros change nothing."""
+    return added if base.is_zero else sum_of(use, [added, base])
 
 
 def _check_alike(one: Flow, other: Flow) -> None:
-    for axis, its in zip(one.axes, other.axes, strict=True):
-        if (axis is None) != (its is None) or (axis and its and not axis.matches(its)):
-            raise CoupledError("looks up by position in the batch")
+    if not all(starmap(alike, zip(one.axes, other.axes, strict=True))):
+        raise CoupledError("looks up by position in the batch")
 
 
 def put(use: Use) -> list[Flow]:
     """Write or add at places given by tensors of numbers."""
-    base, values = use.flow("self"), use.flow("values")
-    assert base is not None
-    assert values is not None
+    base, values = use.known("self", "values")
     indices = use.argument("indices")
     given = [ref for ref in indices if isinstance(ref, Ref)]
     if any(is_mask(use, ref) for ref in given):
@@ -129,7 +127,7 @@ def _check_lined_up(use: Use, values: Flow, target: list[Axis | None]) -> None:
 
 def _one_scale(base: Flow, values: Flow) -> Flow:
     """Write one tensor into another; both must change alike with the size of the batch."""
-    scale = values if base.is_uniform and base.value == 0.0 else base
+    scale = values if base.is_zero else base
     if not same_ratio(values.ratio, scale.ratio):
         raise CoupledError("joins values of which only one changes with the batch size")
     return Flow(
@@ -147,16 +145,13 @@ def _put_into_free(use: Use, base: Flow, values: Flow, target: list[Axis | None]
         _check_lined_up(use, values, target)
         if base.kind is Kind.SUM:
             return sum_of(use, [replace(values, kind=Kind.SUM, axes=base.axes), base])
-        total = Flow(kind=Kind.SUM, axes=base.axes, ratio=values.ratio, is_drawn=values.is_drawn)
-        is_zero = base.is_uniform and base.value == 0.0
-        return total if is_zero else sum_of(use, [total, base])
+        return _added_to(use, base, sum_over_batch(len(base.axes), values.ratio, values))
     if values.kind is Kind.EACH or (Kind.SUM in (base.kind, values.kind) and not is_sum):
         raise CoupledError("writes samples into something that has no samples")
     if Kind.SUM not in (base.kind, values.kind):
         return _one_scale(base, values)
-    is_zero = base.is_uniform and base.value == 0.0
-    total = replace(values, axes=base.axes, is_uniform=False, value=None)
-    return total if is_zero else sum_of(use, [total, base])
+    added = replace(values, axes=base.axes, is_uniform=False, value=None)
+    return _added_to(use, base, added)
 
 
 def index_added(use: Use) -> list[Flow]:
@@ -176,13 +171,7 @@ def index_added(use: Use) -> list[Flow]:
         raise CoupledError("writes samples into something that has no samples")
     if not source.axes[dim].matches(index.axes[0]) or use.argument("alpha") not in (None, 1):
         raise CoupledError("brings samples together with other samples of the batch")
-    total = Flow(
-        kind=Kind.SUM, axes=(None,) * len(base.axes), ratio=source.ratio,
-        is_drawn=source.is_drawn or index.is_drawn,
-    )  # fmt: skip
-    if base.is_uniform and base.value == 0.0:
-        return [total]
-    return [sum_of(use, [total, base])]
+    return [_added_to(use, base, sum_over_batch(len(base.axes), source.ratio, source, index))]
 
 
 def _added_to_own(use: Use, flows: tuple[Flow, Flow, Flow], dim: int) -> Flow:
@@ -192,10 +181,9 @@ def _added_to_own(use: Use, flows: tuple[Flow, Flow, Flow], dim: int) -> Flow:
         CoupledError: if rows are not added to their own sample.
     """
     base, index, source = flows
-    is_zero = base.is_uniform and base.value == 0.0
     axis, its = source.axes[dim], index.axes[0]
     is_own = axis is not None and its is not None and axis.matches(its)
-    if not (is_zero and is_own and lies_in_own_rows(base, dim, index)) or source.is_positions:
+    if not (base.is_zero and is_own and lies_in_own_rows(base, dim, index)) or source.is_positions:
         raise CoupledError("uses the positions of samples in the batch")
     if use.argument("alpha") not in (None, 1) or source.kind is not Kind.EACH:
         raise CoupledError("brings samples together with other samples of the batch")

@@ -11,12 +11,14 @@ from __future__ import annotations
 import sys
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
+
+from memfit.trace.modes import FunctionMode
 
 from .roots import is_user_file, user_line
 
@@ -26,21 +28,15 @@ _MOST_TENSORS = 20_000
 _MOST_OUTPUTS = 16
 
 
-class _TensorLines(TorchFunctionMode):
+class _TensorLines(FunctionMode):
     """Note the line of the program at which each tensor is made or added to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         if type(out) is torch.Tensor:
             self._note(out)
         elif type(out) in {tuple, list}:

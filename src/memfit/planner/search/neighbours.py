@@ -29,13 +29,13 @@ class Neighbours:
         if node.split == 0:
             yield from self._with_one_more(node)
         if self._may_split_further(node):
-            yield from self._split_once_more(node)
+            yield from self._smaller_pieces(node.strategies, node)
 
     def smaller(self, node: SearchNode) -> Iterator[SearchNode]:
         """Yield whatever could be smaller than a node by one strategy or one halving."""
         yield from self._with_one_more(node)
         if node.split < len(self._space.splits):
-            yield from self._split_once_more(node)
+            yield from self._smaller_pieces(node.strategies, node)
 
     def strongest(self) -> Iterator[SearchNode]:
         """Yield the last settings of everything that goes together, on the whole batch and split.
@@ -73,9 +73,6 @@ class Neighbours:
             present = [member for member in node.strategies if member in options]
             for option in _next_options(options, present):
                 yield from self._node((*others, option), node.split, node)
-
-    def _split_once_more(self, node: SearchNode) -> Iterator[SearchNode]:
-        yield from self._smaller_pieces(node.strategies, node)
 
     def _node(
         self, members: Sequence[Strategy], split: int, parent: SearchNode | None = None

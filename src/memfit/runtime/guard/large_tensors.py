@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
+from memfit.live_state.findings import is_plain
 from memfit.session.session import Session
-
-_UNCHANGEABLE = (float, int, bool, str, type(None))
 
 
 class LargeTensors:
@@ -89,15 +88,10 @@ def _tensors_in(held: Any, place: str = "") -> Iterable[tuple[str, torch.Tensor]
             yield from _tensors_in(value, f"{place}[{number}]")
 
 
-def _is_unchangeable(value: Any) -> bool:
-    kind = type(value)
-    return kind in _UNCHANGEABLE or (kind is tuple and all(map(_is_unchangeable, value)))
-
-
 def options_of(group: dict[str, Any]) -> dict[str, Any]:
     """Copy the settings of a group of parameters, such as its learning rate."""
     return {
-        name: value if _is_unchangeable(value) else copy.deepcopy(value)
+        name: value if is_plain(value) else copy.deepcopy(value)
         for name, value in group.items()
         if name != "params"
     }

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from memfit.errors import OtherRankError
 from memfit.observe.out_of_memory import chain_of
+from memfit.observe.starting import rank_here
 
 _PATIENCE = timedelta(minutes=30)
 """How long a rank waits for one that does something else, such as validating. A rank that has died
@@ -164,14 +165,7 @@ class JoinedRanks:
 
 def ranks_here() -> Ranks:
     """Return the ranks of torch's default process group, or this process alone."""
-    return JoinedRanks() if num_ranks_here() > 1 else Alone()
-
-
-def num_ranks_here() -> int:
-    """Count the ranks of torch's default process group; 1 without one."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    return 1
+    return JoinedRanks() if rank_here()[1] > 1 else Alone()
 
 
 def has_lost_peer(error: BaseException) -> bool:

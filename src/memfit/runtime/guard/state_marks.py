@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memfit.live_state.snapshot import undisturbed
+from memfit.trace.modes import OperatorMode
 from memfit.units import MIB
 
 Tensors = Mapping[str, torch.Tensor | None]
@@ -68,7 +68,7 @@ class Mark:
         return is_nan or math.isclose(now, self.norm, rel_tol=_NEAR)
 
 
-class PassedState(TorchDispatchMode):
+class PassedState(OperatorMode):
     """Look out, operator by operator, for a state in which a step was cut.
 
     An operator over many tensors may have been cut between two of them, so each tensor may be as
@@ -80,23 +80,14 @@ class PassedState(TorchDispatchMode):
     """
 
     def __init__(self, marks: Mapping[str, Mark], tensors: Callable[[], Tensors]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
+        super().__init__()
         self._marks = marks
         self._tensors = tensors
         self.was_passed = False
         self.others: tuple[str, ...] = (*marks,)
         """Tensors that never held what they should; the fewest of them at any time."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Carry an operator out, and look before and after it."""
-        del types
-        kwargs = kwargs or {}
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.was_passed:
             return func(*args, **kwargs)
         self.look()

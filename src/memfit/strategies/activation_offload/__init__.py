@@ -73,8 +73,7 @@ class ActivationOffload(AbstractOffload, AbstractBlockwise):
         offloading = _Offloading(session, self._storage(session), self.min_tensor_bytes)
         with ExitStack() as undos:
             undos.callback(offloading.close)
-            session.forward_contexts.append(offloading.begin_forward)
-            undos.callback(session.forward_contexts.remove, offloading.begin_forward)
+            undos.callback(session.wrap_forward(offloading.begin_forward))
             for name in self.block_names(facts):
                 block = session.model.get_submodule(name)
                 forward = partial(offloading.run, name, block.forward)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-import weakref
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import DataError
-from memfit.session.spill import Spill, no_room
+from memfit.session.spill import Spill, nameless_file, no_room
 from memfit.units import format_bytes
 
 Slot = tuple[int, int]
@@ -101,10 +100,7 @@ class SpillFile:
     def _opened(self) -> IO[bytes]:
         """Make the file at its first use."""
         if self._file is None:
-            # Not closed by a with statement: it lives as long as the strategy is applied.
-            file: Any = tempfile.TemporaryFile(buffering=0, prefix="memfit-")  # noqa: SIM115
-            weakref.finalize(self, file.close)
-            self._file = file
+            self._file = nameless_file(self)
         return self._file
 
 

@@ -16,7 +16,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memfit.errors import StrategyError
@@ -34,6 +33,7 @@ from memfit.strategies.linear_cross_entropy.logit_views import (
     view_of,
 )
 from memfit.strategies.linear_cross_entropy.noted_logits import note_head
+from memfit.trace.modes import FunctionMode
 from memfit.virtual.cuda.placement import device_told_to_cpp
 
 
@@ -44,21 +44,14 @@ def deferred_logits(num_rows: int) -> Iterator[None]:
         yield
 
 
-class _Deferral(TorchFunctionMode):
+class _Deferral(FunctionMode):
     """Puts off linear calls with many outputs."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__()
         self._num_rows = num_rows
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
         head = head_of(func, args, kwargs) if func in HEAD_CALLS else None

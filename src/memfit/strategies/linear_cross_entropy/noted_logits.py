@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -29,6 +28,7 @@ from memfit.strategies.linear_cross_entropy.logit_views import (
     head_of,
     view_of,
 )
+from memfit.trace.modes import FunctionMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,21 +78,14 @@ class _Known:
     origin: _Origin
 
 
-class _Following(TorchFunctionMode):
+class _Following(FunctionMode):
     """Follows logits from the layer that makes them to the loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known = WeakIdKeyDictionary()
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
         if func in HEAD_CALLS and head_of(func, args, kwargs) is not None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import abc
 import mmap
 import os
-import tempfile
-import weakref
 from typing import IO, Any, ClassVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memfit.session.spill import Spill, no_room
+from memfit.session.spill import Spill, nameless_file, no_room
 from memfit.units import MIB
 
 _FEWEST_MAPPED_BYTES = 256 * MIB
@@ -110,10 +108,7 @@ class MappedFile(HostMemory):
         """Take room on the disk, which must not be missing when it is written to; return where."""
         start = -(-self._end // _ALIGNMENT) * _ALIGNMENT
         if self._file is None:
-            # Not closed by a with statement: it lives as long as the tensors in it.
-            file: Any = tempfile.TemporaryFile(buffering=0, prefix="memfit-")  # noqa: SIM115
-            weakref.finalize(self, file.close)
-            self._file = file
+            self._file = nameless_file(self)
         if start + num_bytes > self._mapped_to:
             start = self._mapped_to
             self._map(max(num_bytes, start, _FEWEST_MAPPED_BYTES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -71,30 +72,20 @@ class PureBf16(Strategy):
     def apply(self, session: Session) -> Undo:
         """Convert parameters and optimizer states, cast inputs, and round updates."""
         before = {parameter: parameter.dtype for parameter in _parameters_to_convert(session.model)}
-        try:
+        with ExitStack() as undos:
+            undos.callback(_convert, session.optimizer, before)  # memory may run out half-way
             _convert(session.optimizer, dict.fromkeys(before, torch.bfloat16))
-        except BaseException:  # memory may run out half-way
-            _convert(session.optimizer, before)
-            raise
-        hook = session.model.register_forward_pre_hook(
-            _cast_arguments, with_kwargs=True, prepend=True
-        )
-        context = partial(torch.autocast, session.device_type, dtype=torch.bfloat16)
-        session.forward_contexts.append(context)
-        rounding = StochasticRounding(session.device_type)
-        session.stateful[_STATEFUL] = rounding
-        update_before = session.update
-        step = RoundedStep(rounding, _SLICE_ELEMENTS[session.device_type])
-        session.update = partial(_clip_and_step, step)
-
-        def undo() -> None:
-            session.update = update_before
-            del session.stateful[_STATEFUL]
-            session.forward_contexts.remove(context)
-            hook.remove()
-            _convert(session.optimizer, before)
-
-        return undo
+            hook = session.model.register_forward_pre_hook(
+                _cast_arguments, with_kwargs=True, prepend=True
+            )
+            undos.callback(hook.remove)
+            context = partial(torch.autocast, session.device_type, dtype=torch.bfloat16)
+            undos.callback(session.wrap_forward(context))
+            rounding = StochasticRounding(session.device_type)
+            step = RoundedStep(rounding, _SLICE_ELEMENTS[session.device_type])
+            stateful = {**session.stateful, _STATEFUL: rounding}
+            undos.callback(session.replace(update=partial(_clip_and_step, step), stateful=stateful))
+            return undos.pop_all().close
 
 
 def _clip_and_step(rounded: RoundedStep, session: Session) -> None:

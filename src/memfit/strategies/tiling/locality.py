@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memfit.strategies.tiling.locality_rules import (
@@ -28,6 +27,7 @@ from memfit.strategies.tiling.locality_rules import (
     rule_of,
     tensors_of,
 )
+from memfit.trace.modes import OperatorMode
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _MOST_VALUES = 16
@@ -80,7 +80,7 @@ def locality(
     return follower.judged(out)
 
 
-class _Follower(TorchDispatchMode):
+class _Follower(OperatorMode):
     """Follow the axes of positions from operator to operator."""
 
     def __init__(
@@ -105,18 +105,12 @@ class _Follower(TorchDispatchMode):
         labels = tuple((dim,) if dim in self._extents else () for dim in range(inputs.dim()))
         self._labels[id(inputs)] = (inputs, labels)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        arguments = _named(func, args, kwargs or {})
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        arguments = _named(func, args, kwargs)
         is_drawn = torch.Tag.nondeterministic_seeded in func.tags
         if is_drawn and arguments.get("generator") is not None:
             raise OwnGeneratorError
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         operands = tensors_of(arguments)
         self._refuse_changes(func, arguments)
         self._note_foreign(operands)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,18 +34,11 @@ class WatchedBudget(EnforcedBudget):
         self.highest_bytes = self.live_bytes
         return highest_bytes
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Carry an operator out and count what it returns."""
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.is_off:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super()._dispatch(func, args, kwargs)
         except BudgetExceededError as error:
             self._on_exceeded(error)
             raise

@@ -18,9 +18,10 @@ from torch import nn
 
 import memfit
 from memfit.errors import GIVEN_UP, LostContextError
+from memfit.journal.records import Reason
 from memfit.observe.enforced_budget import BudgetExceededError
-from memfit.observe.out_of_memory import has_lost_context, is_out_of_memory
-from memfit.watch.last_words import ErrorWords, Failure
+from memfit.observe.out_of_memory import chain_of, has_lost_context, is_out_of_memory
+from memfit.watch.last_words import ErrorWords
 
 _MOST_CHARACTERS = 500
 _LIMITED_CARD = " allowed; "
@@ -57,7 +58,7 @@ def describe_here(error: BaseException, *, step: int) -> ErrorWords:
 
 
 def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int) -> ErrorWords:
-    budget_error = next((e for e in _chain(error) if isinstance(e, BudgetExceededError)), None)
+    budget_error = _budget_error(error)
     child_signal, child_ids = _killed_children(error)
     return ErrorWords(
         failure=_failure(error),
@@ -78,24 +79,29 @@ def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int)
     )
 
 
-def _failure(error: BaseException) -> Failure:
+def _budget_error(error: BaseException) -> BudgetExceededError | None:
+    chain = chain_of(error, also_handled=True)
+    return next((each for each in chain if isinstance(each, BudgetExceededError)), None)
+
+
+def _failure(error: BaseException) -> Reason:
     if isinstance(error, KeyboardInterrupt):
-        return Failure.INTERRUPTED
+        return Reason.INTERRUPTED
     if isinstance(error, LostContextError) or has_lost_context(error):
-        return Failure.LOST_CONTEXT
+        return Reason.LOST_CONTEXT
     text = str(error)
-    if any(isinstance(each, BudgetExceededError) for each in _chain(error)):
-        return Failure.BUDGET_EXCEEDED
+    if _budget_error(error):
+        return Reason.BUDGET_EXCEEDED
     is_handed_on = _is_handed_on(error)
     if is_handed_on and BudgetExceededError.__name__ in text:
-        return Failure.BUDGET_EXCEEDED
+        return Reason.BUDGET_EXCEEDED
     if (
         isinstance(error, GIVEN_UP)
         or is_out_of_memory(error)
         or (is_handed_on and "out of memory" in text.lower())
     ):
-        return Failure.BUDGET_EXCEEDED if _LIMITED_CARD in text else Failure.OUT_OF_MEMORY
-    return Failure.ERROR
+        return Reason.BUDGET_EXCEEDED if _LIMITED_CARD in text else Reason.OUT_OF_MEMORY
+    return Reason.ERROR
 
 
 def _is_handed_on(error: BaseException) -> bool:
@@ -106,16 +112,6 @@ def _is_handed_on(error: BaseException) -> bool:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:_MOST_CHARACTERS] if lines else ""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from, or while it was handled."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

@@ -19,6 +19,7 @@ from memfit.journal.records import (
     Reason,
     RunFacts,
     StepRecord,
+    UnprovedPlanEvent,
 )
 from memfit.journal.sentences import event_sentence
 from memfit.units import format_bytes, format_seconds, in_unit_of
@@ -29,6 +30,7 @@ _STYLES: dict[type[Event], str] = {
     PlanClimbedEvent: "green",
     DriftEvent: "yellow",
     LeakEvent: "bold red",
+    UnprovedPlanEvent: "yellow",
 }
 _BACK_TO_AN_EMPTY_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 

@@ -1,23 +1,20 @@
-"""Promises that strategies make for particular models, and faults that verification must see."""
+"""Promises that strategies make for particular models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 import memfit
-from memfit import Plan, Total
+from memfit import Plan
 from memfit.errors import NotSeparableError, StrategyError
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies import build_strategy
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 
@@ -98,20 +95,9 @@ def test_checkpointing_updates_running_statistics_once(keep):
     assert [int(count) for count in counts] == [1] * 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "fragment"),
-    [
-        ((ActivationCheckpointing(blocks=("0-4",)),), "no module named '4'"),
-        ((ActivationCheckpointing(blocks=("1", "1.up")),), "1.up lies inside 1"),
-        (
-            (ActivationCheckpointing(blocks=("0-1",)), ActivationCheckpointing(blocks=("1",))),
-            "1 is named twice",
-        ),
-    ],
-    ids=["unknown", "nested", "twice"],
-)
-def test_blocks_that_cannot_be_checkpointed_are_refused(settings, fragment):
-    with pytest.raises(StrategyError, match=fragment):
+def test_a_block_that_two_strategies_name_is_refused():
+    settings = ActivationCheckpointing(blocks=("0-1",)), ActivationCheckpointing(blocks=("1",))
+    with pytest.raises(StrategyError, match="1 is named twice"):
         memfit.start(builders.residual(), plan_of(*settings))
 
 
@@ -140,22 +126,6 @@ def test_replay_updates_running_statistics_as_one_step_on_the_whole_batch_does()
         run.step(job.batch(job.batch_size))
     counts = [value for name, value in run.model.named_buffers() if "num_batches" in name]
     assert [int(count) for count in counts] == [3] * 4
-
-
-@pytest.mark.parametrize(
-    ("strategy", "job"),
-    [
-        (MicroBatching(micro_batch_size=3), builders.residual_with_dropout),
-        (
-            BatchNormReplay(micro_batch_size=3),
-            partial(builders.batch_normalised, rate=0.3),
-        ),
-    ],
-    ids=["micro-batching", "batchnorm-replay"],
-)
-def test_dropout_makes_micro_batches_same_in_law(strategy, job):
-    assert str(strategy.numerics_for(gather_facts(open_session(job())))) == "same-in-law"
-    assert memfit.verify(job(), plan_of(strategy)).numerics == "same-in-law"
 
 
 def test_replay_draws_the_same_dropout_masks_in_all_of_its_passes():
@@ -206,30 +176,6 @@ def test_a_streamed_loss_takes_less_memory_than_the_whole_one():
     assert streamed.peak_allocated_bytes < 0.7 * memfit.predict(job).peak_allocated_bytes
 
 
-# --- Planted faults ---
-
-
-@dataclass(frozen=True, kw_only=True)
-class EqualShares(MicroBatching):
-    """Weight the last micro-batch like the others, though it is smaller."""
-
-    def apply(self, session):
-        def gradient_pass(session, batch, enter_phase):
-            pieces = list(session.layout.split(batch, self.micro_batch_size))
-            loss = torch.zeros(())
-            for piece, _ in pieces:
-                value = session.loss_of(piece)
-                mean = value.sum / value.count if isinstance(value, Total) else value
-                part = mean / len(pieces)
-                enter_phase("backward")
-                part.backward()
-                loss = loss + part.detach()
-            return loss
-
-        before, session.gradient_pass = session.gradient_pass, gradient_pass
-        return lambda: setattr(session, "gradient_pass", before)
-
-
 @dataclass(frozen=True, kw_only=True)
 class AnyModel(MicroBatching):
     """Micro-batch a model whatever it has inside."""
@@ -238,71 +184,6 @@ class AnyModel(MicroBatching):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forgetful(ActivationCheckpointing):
-    """Recompute without the random state, and update running statistics again."""
-
-    def apply(self, session):
-        facts = gather_facts(session)
-        blocks = [session.model.get_submodule(name) for name in facts.block_levels[0]]
-        for block in blocks:
-            block.forward = partial(
-                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
-            )
-
-        def undo():
-            for block in blocks:
-                del block.forward
-
-        return undo
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstRowsOnly(MicroBatching):
-    """Leave out what does not fill a micro-batch."""
-
-    def apply(self, session):
-        whole = session.gradient_pass
-
-        def gradient_pass(session, batch, enter_phase):
-            size = self.micro_batch_size
-            rows = session.layout.num_samples(batch) // size * size
-            piece, _ = next(session.layout.split(batch, rows))
-            return whole(session, piece, enter_phase)
-
-        session.gradient_pass = gradient_pass
-        return lambda: setattr(session, "gradient_pass", whole)
-
-
-@pytest.mark.parametrize(
-    ("faulty", "job"),
-    [
-        (EqualShares(micro_batch_size=4), builders.residual),
-        (EqualShares(micro_batch_size=1), builders.ragged_tokens),
-        (FirstRowsOnly(micro_batch_size=3), builders.residual),
-        (Forgetful(), builders.residual_with_dropout),
-    ],
-    ids=["last-piece", "ragged-mean", "dropped-rows", "other-masks"],
-)
-def test_verification_sees_wrong_gradients(faulty, job):
-    found = memfit.verify(job(), plan_of(faulty))
-    assert found.gradient_error > 1e-6
-    assert found.largest_error > EXACT
-
-
 def test_a_run_refuses_other_statistics_whatever_a_strategy_says_of_itself():
     with pytest.raises(NotSeparableError, match="takes its statistics over the whole batch"):
         memfit.verify(builders.batch_normalised(), plan_of(AnyModel(micro_batch_size=5)))
-
-
-def test_verification_sees_running_statistics_updated_twice():
-    found = memfit.verify(builders.batch_normalised(), plan_of(Forgetful()))
-    assert found.gradient_error <= EXACT
-    assert found.buffer_error > 1e-6
-    assert found.largest_error == found.buffer_error
-
-
-def test_verification_passes_even_micro_batches_with_equal_shares():
-    """The planted fault shows only where the shares differ, so the suite needs uneven batches."""
-    found = memfit.verify(builders.residual(), plan_of(EqualShares(micro_batch_size=5)))
-    assert found.largest_error <= EXACT

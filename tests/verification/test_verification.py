@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memfit
-from memfit import Job, Plan
+from memfit import Job, Plan, Total
 from memfit.analysis.separability import PROVED
 from memfit.cli.main import main
 from memfit.comparison.relative_errors import relative_errors
@@ -108,20 +108,40 @@ class OneHeadUnmasked(Fault):
         return lambda: delattr(attention, "forward")
 
 
-class UnevenRestIgnored(Fault):
-    """Weight the last, smaller micro-batch like the others."""
+@dataclass(frozen=True, kw_only=True)
+class EqualShares(Fault):
+    """Weight micro-batches alike, though the last is smaller and each has other tokens."""
+
+    micro_batch_size: int
 
     def apply(self, session):
         def gradient_pass(session, batch, enter_phase):
-            pieces = list(session.layout.split(batch, 4))
+            pieces = list(session.layout.split(batch, self.micro_batch_size))
             losses = []
             for piece, _ in pieces:
-                losses.append(session.loss_of(piece) / len(pieces))
+                value = session.loss_of(piece)
+                mean = value.sum / value.count if isinstance(value, Total) else value
+                losses.append(mean / len(pieces))
                 losses[-1].backward()
             return sum(losses).detach()
 
         before, session.gradient_pass = session.gradient_pass, gradient_pass
         return lambda: setattr(session, "gradient_pass", before)
+
+
+class FirstRowsOnly(Fault):
+    """Leave out what does not fill a micro-batch."""
+
+    def apply(self, session):
+        whole = session.gradient_pass
+
+        def gradient_pass(session, batch, enter_phase):
+            rows = session.layout.num_samples(batch) // 3 * 3
+            piece, _ = next(session.layout.split(batch, rows))
+            return whole(session, piece, enter_phase)
+
+        session.gradient_pass = gradient_pass
+        return lambda: setattr(session, "gradient_pass", whole)
 
 
 class Attention(nn.Module):
@@ -165,7 +185,9 @@ def attending() -> Job:
 
 
 FAULTS = {
-    "last piece": (UnevenRestIgnored(), builders.residual, "gradient_error"),
+    "last piece": (EqualShares(micro_batch_size=4), builders.residual, "gradient_error"),
+    "ragged mean": (EqualShares(micro_batch_size=1), builders.ragged_tokens, "gradient_error"),
+    "dropped rows": (FirstRowsOnly(), builders.residual, "gradient_error"),
     "one head": (OneHeadUnmasked(), attending, "gradient_error"),
     "momentum": (ForgottenMomentum(), builders.residual, "parameter_error"),
     "masks not replayed": (UnreplayedMasks(), builders.residual_with_dropout, "slope_error"),
@@ -187,6 +209,7 @@ def test_statistics_updated_twice_break_the_promise():
 
     found = memfit.verify(builders.batch_normalised(), plan_of(Twice()))
     assert not found.keeps_promise
+    assert found.gradient_error <= EXACT < 1e-6 < found.buffer_error == found.largest_error
     assert found.worst.startswith("buffer ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
 import pytest
@@ -10,26 +11,22 @@ import torch
 import memfit
 from memfit import Plan
 from memfit.errors import NotSeparableError, StrategyError
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import build_strategy
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
+from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
-from . import builders
+from . import builders, entries_optimizer, entries_precision
+from .test_every_strategy import open_session
 
 EXACT = 1e-10
 
 
 def plan_of(*strategies) -> Plan:
     return Plan(strategies=strategies)
-
-
-def open_session(job, seed: int = 0):
-    torch.manual_seed(seed)
-    return open_plain_session(job, "cpu", find_layout(job))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +61,38 @@ def open_session(job, seed: int = 0):
 def test_strategies_together_are_as_exact_as_alone(job, strategies):
     plan = plan_of(*(build_strategy(name, settings) for name, settings in strategies))
     assert memfit.verify(job(), plan).largest_error <= EXACT
+
+
+OF_OPTIMIZERS = (*entries_optimizer.ENTRIES, *entries_precision.ENTRIES)
+CHECKPOINTED = [
+    *((job, (entry.settings[0],)) for entry in OF_OPTIMIZERS for job in entry.jobs[:3]),
+    (entries_optimizer.trained_by_adamw, (EightBitOptimizer(), OptimizerInBackward())),
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "strategies"),
+    [
+        pytest.param(*case, id=f"{plan_of(*case[1]).labels()[-1]}-{case[0].__name__}")
+        for case in CHECKPOINTED
+    ],
+)
+def test_a_checkpoint_goes_on_to_the_same_bits(job, strategies):
+    job, plan = job(), plan_of(*strategies)
+    with memfit.start(job, plan) as run, memfit.start(job, plan) as resumed:
+        batches = [job.batch(job.batch_size) for _ in range(3)]
+        run.step(batches[0])
+        run.step(batches[1])
+        file = io.BytesIO()
+        torch.save(run.state_dict(), file)
+        file.seek(0)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        for each in (run, resumed):
+            torch.manual_seed(3)
+            each.step(batches[2])
+        assert run.num_steps == resumed.num_steps == 3
+        for mine, other in zip(run.model.parameters(), resumed.model.parameters(), strict=True):
+            assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -22,9 +21,6 @@ from memfit.analysis.effects import Effect, EffectKind, Effects
 from memfit.analysis.judgement import judge_effects
 from memfit.analysis.separability import PROVED, Outcome
 from memfit.errors import StrategyError
-from memfit.forward_state import Before
-from memfit.forward_state.kept_tensors import KeptTensors
-from memfit.forward_state.random_draws import RandomPositions
 from memfit.prediction.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import open_plain_session
@@ -428,35 +424,6 @@ def test_copies_of_what_changes_are_predicted(block, strategy):
     plan = Plan(strategies=(strategy,))
     predicted = memfit.predict(job, plan=plan).peak_allocated_bytes
     assert memfit.measure(job, plan).peak_allocated_bytes == predicted
-
-
-FAULTS = {
-    "containers and attributes": (
-        patch.object(Before, "shown", lambda self: nullcontext()),
-        samples.Counting,
-    ),
-    "tensors": (patch.object(KeptTensors, "show", lambda self: None), samples.VectorQuantised),
-    "generators": (
-        patch.object(RandomPositions, "put_back", lambda self: None),
-        samples.PythonRandom,
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_seen(fault):
-    broken, block = FAULTS[fault]
-    job = job_of(lambda: in_a_row(block))
-    strategy = ActivationCheckpointing(blocks=("0", "1"))
-    assert largest_difference(job, strategy) <= EXACT
-    with broken:
-        assert largest_difference(job, strategy) > 1e-3
-
-
-def test_pieces_whose_state_is_not_put_back_are_seen():
-    job = job_of(lambda: in_a_row(samples.SpectralParametrized))
-    with patch.object(Before, "put_back", lambda self: None), pytest.raises(StrategyError):
-        largest_difference(job, MicroBatching(micro_batch_size=3))
 
 
 STATE = Effect(owner="model.0", name="state", kind=EffectKind.BINDING, depends_on_batch=True)

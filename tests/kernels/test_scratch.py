@@ -96,22 +96,6 @@ def test_convolutions_are_predicted_within_a_hundredth(channels, out, kernel, si
     assert abs(error_fraction(job)) < 0.01
 
 
-@NEEDS_AVX512
-def test_a_depthwise_convolution_is_predicted_within_a_hundredth():
-    def model():
-        layers = (nn.Conv2d(32, 32, 5, padding=2, groups=32), nn.GELU())
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-
-    assert abs(error_fraction(job_of(model, 32, 16, 16, batch_size=16))) < 0.01
-
-
-def test_a_convolution_of_one_image_is_predicted_within_a_hundredth():
-    def model():
-        return nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Tanh())
-
-    assert abs(error_fraction(job_of(model, 16, 32, 32, batch_size=1))) < 0.01
-
-
 class Attention(nn.Module):
     """Self-attention with torch's own kernel."""
 

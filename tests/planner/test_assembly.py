@@ -6,9 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.planner.test_jobs import contrastive
 from tests.zoo import planned_jobs as planner_jobs
-from tests.zoo.planned_jobs import reasons
 
 import memfit
 from memfit import Job, Plan
@@ -142,12 +140,6 @@ def test_there_is_no_safer_plan_where_nothing_smaller_can_be_made():
     )
     forbidden = ["optimizer-in-backward", "optimizer-implementation"]
     assert memfit.plan(single, forbid=forbidden).ladder == ()
-
-
-def test_no_safer_plan_cuts_a_batch_whose_samples_the_loss_couples():
-    plan = memfit.plan(contrastive(), forbid=["activation-checkpointing"])
-    assert not any("micro-batching" in label for row in plan.considered for label in row.strategies)
-    assert "sample" in reasons(plan)["micro-batching"]
 
 
 # --- Approximations ---

@@ -193,16 +193,12 @@ def test_means_over_samples_are_proved(job):
     assert found_in(job).outcome is Outcome.PROVED
 
 
-@pytest.mark.parametrize("job", COUPLED.values(), ids=COUPLED)
-def test_coupled_losses_are_not_proved(job):
-    found = found_in(job)
+@pytest.mark.parametrize("name", COUPLED)
+def test_coupled_losses_are_not_proved_and_but_for_one_refuted(name):
+    found = found_in(COUPLED[name])
     assert not found.is_settled
+    assert found.is_refuted or name == "an even number of samples"
     assert found.sentence.endswith(".")
-
-
-@pytest.mark.parametrize("name", [n for n in COUPLED if n != "an even number of samples"])
-def test_coupled_losses_are_refuted(name):
-    assert found_in(COUPLED[name]).is_refuted
 
 
 @pytest.mark.parametrize("job", NORMALISED.values(), ids=NORMALISED)

@@ -20,7 +20,7 @@ from torch import nn
 
 import memfit
 from memfit import Plan
-from memfit.errors import MemfitWarning, NotSeparableError, StrategyError
+from memfit.errors import MemfitWarning, NotSeparableError
 from memfit.strategies import build_strategy
 
 # --- Together with others ---
@@ -135,13 +135,6 @@ def test_autocast_is_the_same_inside(name, tolerance):
     assert found.keeps_promise
     alone = memfit.verify(job, Plan(strategies=(build_strategy(name, {}),)))
     assert found.gradient_error <= max(tolerance, 1.5 * alone.gradient_error)
-
-
-@pytest.mark.parametrize("other", ["micro-batching", "batchnorm-replay"])
-def test_what_cuts_batches_itself_is_refused_beside_it(other):
-    strategy = build_strategy(other, {"micro_batch_size": 2})
-    with pytest.raises(StrategyError, match="both decide how a batch is cut"):
-        memfit.start(job_of(Encoder), plan_of(4, others=(strategy,)))
 
 
 # --- Models of transformers ---

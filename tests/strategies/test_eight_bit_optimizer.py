@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import memfit
 from memfit import Job, Plan
-from memfit.errors import MissingExtraError, StrategyError
+from memfit.errors import MissingExtraError
 from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
 from memfit.observe.allocator_events import AllocatorWatch
 from memfit.runtime.run import open_plain_session
@@ -24,7 +23,6 @@ from memfit.session.batches import find_layout
 from memfit.strategies import eight_bit_optimizer
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
 WIDTH, HIDDEN = 64, 128
@@ -171,27 +169,6 @@ def test_what_an_update_takes_inside_is_known_but_for_single_numbers(
     assert 0 <= num_bytes_of_numbers <= 16
 
 
-@pytest.mark.parametrize("plan", [EIGHT_BIT, IN_BACKWARD], ids=["after", "in-backward"])
-@pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])
-def test_a_checkpoint_goes_on_to_the_same_bits(plan, optimizer):
-    job = job_with(optimizer)
-    whole = trained(job, plan, 5)
-    torch.manual_seed(0)
-    run = memfit.start(job, plan)
-    batches = [job.batch(job.batch_size) for _ in range(5)]
-    for batch in batches[:3]:
-        run.step(batch)
-    file = io.BytesIO()
-    torch.save(run.state_dict(), file)
-    file.seek(0)
-    resumed = memfit.start(job, plan)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    for batch in batches[3:]:
-        resumed.step(batch)
-    assert resumed.num_steps == 5
-    assert torch.equal(weights_of(whole), weights_of(resumed))
-
-
 def test_groups_keep_what_the_job_put_into_them():
     def groups(parameters):
         first, *others = parameters
@@ -324,12 +301,6 @@ def test_without_the_library_the_way_to_it_is_named(monkeypatch):
     session = open_plain_session(job, "cpu", find_layout(job))
     with pytest.raises(MissingExtraError, match="bitsandbytes"):
         EightBitOptimizer().apply(session)
-
-
-def test_a_choice_of_implementation_is_refused():
-    strategies = (EightBitOptimizer(), OptimizerImplementation(implementation="fused"))
-    with pytest.raises(StrategyError, match="one implementation, its own"):
-        memfit.start(job_with(ADAM), Plan(strategies=strategies))
 
 
 def test_the_library_is_first_imported_outside_recordings_and_quietly():

@@ -15,7 +15,6 @@ from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
-from memfit.strategies.compatibility import clash
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
@@ -117,19 +116,6 @@ def normalised_images() -> Job:
 def test_a_step_changes_the_parameters_as_the_plain_one_does(job, strategies):
     plain, planned = change_after_a_step(job), change_after_a_step(job, *strategies)
     assert float((planned - plain).norm() / plain.norm()) < CLOSE
-
-
-def test_the_gradients_after_a_gradient_pass_are_not_scaled():
-    job = job_of()
-    session = open_plain_session(job, "cpu", find_layout(job))
-    batch = batch_of(job)
-    session.gradient_pass(session, batch, lambda phase: None)
-    plain = [parameter.grad.clone() for parameter in session.model.parameters()]
-    session.optimizer.zero_grad()
-    Fp16().apply(session)
-    session.gradient_pass(session, batch, lambda phase: None)
-    for parameter, expected in zip(session.model.parameters(), plain, strict=True):
-        torch.testing.assert_close(parameter.grad, expected, rtol=CLOSE, atol=1e-3)
 
 
 @pytest.mark.parametrize("bad_row", [0, 4, 9])
@@ -235,8 +221,3 @@ def test_an_lstm_is_refused_on_the_cpu_alone():
     facts = gather_facts(open_plain_session(job, "cpu", find_layout(job)))
     assert Fp16().obstacle(dataclasses.replace(facts, device_type="cuda")) is None
     record(job, Plan(strategies=(Fp16(),)), device=load_device("a100-40gb"))
-
-
-@pytest.mark.parametrize("other", ["bf16", "pure-bf16", "optimizer-in-backward"])
-def test_it_is_not_combined_with_what_needs_another_scale_or_none(other):
-    assert clash(["fp16", other]) is not None

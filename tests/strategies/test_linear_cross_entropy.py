@@ -239,11 +239,6 @@ def test_a_step_without_logits_to_save_is_refused(job):
     assert "no logits to do without" in str(LinearCrossEntropy(num_rows=8).obstacle(facts))
 
 
-def test_at_least_one_row_is_needed():
-    with pytest.raises(ValueError, match="num_rows must be at least 1"):
-        LinearCrossEntropy(num_rows=0)
-
-
 def test_the_planner_finds_it():
     job = tokens_against(4096)
     plain = memfit.predict(job)

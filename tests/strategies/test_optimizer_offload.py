@@ -23,7 +23,7 @@ from memfit import Job, Plan
 from memfit.cost.operator_times import OperatorTimes
 from memfit.cost.transfers import DISK_BYTES_PER_SECOND
 from memfit.devices.catalogue import load_device
-from memfit.errors import DataError, StrategyError
+from memfit.errors import DataError
 from memfit.observe.enforced_budget import EnforcedBudget
 from memfit.prediction.recording import record
 from memfit.prediction.waiting import waited_seconds
@@ -31,12 +31,10 @@ from memfit.runtime.planned_steps import apply_strategies, undo_all
 from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout
 from memfit.strategies import (
-    EightBitOptimizer,
     Fp16,
     MicroBatching,
     OptimizerInBackward,
     OptimizerOffload,
-    PureBf16,
 )
 from memfit.strategies.fact_finding import gather_facts
 
@@ -356,22 +354,6 @@ def test_optimizers_without_states_to_move_are_refused(optimizer, reason):
     job = replace(residual(), optimizer=optimizer)
     session = open_plain_session(job, "cpu", find_layout(job))
     assert reason in str(EVERYTHING.obstacle(gather_facts(session)))
-
-
-@pytest.mark.parametrize("other", [EightBitOptimizer(), PureBf16()], ids=lambda other: other.name)
-def test_it_is_not_combined_with_other_kinds_of_states(other):
-    job = replace(residual(), optimizer=torch.optim.AdamW)
-    with pytest.raises(StrategyError, match="cannot be combined"):
-        memfit.start(job, Plan(strategies=(EVERYTHING, other)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [({"to": "moon"}, "host or disk"), ({"min_tensor_bytes": 0}, "at least 1")],
-)
-def test_impossible_settings_are_refused(settings, reason):
-    with pytest.raises(ValueError, match=reason):
-        OptimizerOffload(**settings)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Everything in bfloat16: what is converted, how updates are rounded, and what stays as it was."""
 
-import copy
 import dataclasses
 from importlib.util import find_spec
 
@@ -21,7 +20,6 @@ from memfit.strategies import pure_bf16
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
-from memfit.strategies.compatibility import clash
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
@@ -350,20 +348,6 @@ def test_dropout_masks_and_the_random_state_are_those_of_the_plain_run():
     assert torch.equal(*states)
 
 
-def test_a_checkpoint_goes_on_as_the_run_would():
-    job = job_of()
-    run = trained(job, PureBf16(), num_steps=3)
-    torch.manual_seed(9)
-    resumed = memfit.start(job, Plan(strategies=(PureBf16(),)), device="cpu")
-    resumed.load_state_dict(copy.deepcopy(run.state_dict()))
-    batch = job.batch(10)
-    for each in (run, resumed):
-        torch.manual_seed(3)
-        each.step(batch)
-    for mine, other in zip(run.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(mine, other)
-
-
 # --- Memory ---
 
 
@@ -457,8 +441,3 @@ def test_an_optimizer_with_a_hook_that_reads_gradients_is_refused():
 
     with pytest.raises(StrategyError, match="a hook before its step"):
         started(job_of(optimizer=hooked), PureBf16())
-
-
-@pytest.mark.parametrize("other", ["bf16", "fp16", "optimizer-in-backward"])
-def test_it_is_not_combined_with_another_precision_or_with_updates_in_backward(other):
-    assert clash(["pure-bf16", other]) is not None

@@ -321,11 +321,6 @@ def test_numerics_are_same_in_law_where_a_tiled_block_draws():
         assert str(Tiling(num_tiles=2, blocks=blocks).numerics_for(facts)) == numerics
 
 
-def test_fewer_than_two_tiles_are_refused():
-    with pytest.raises(ValueError, match="num_tiles must be at least 2"):
-        Tiling(num_tiles=1)
-
-
 # --- Memory ---
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.zoo.small_jobs import session_of
 
 import memfit
 from memfit import Plan
@@ -20,7 +21,6 @@ from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
 from . import builders, entries_optimizer, entries_precision
-from .test_every_strategy import open_session
 
 EXACT = 1e-10
 
@@ -160,7 +160,7 @@ def test_replay_updates_running_statistics_as_one_step_on_the_whole_batch_does()
 def test_replay_draws_the_same_dropout_masks_in_all_of_its_passes():
     """With fixed masks the gradient says how the loss changes along itself; else it does not."""
     job = builders.batch_normalised(rate=0.4)
-    session = open_session(job)
+    session = session_of(job)
     session.model.double()
     batch = tuple(part.double() for part in job.batch(job.batch_size))
     BatchNormReplay(micro_batch_size=3).apply(session)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.kernels.rules import cpu_scratch_bytes
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -24,13 +25,7 @@ def job_of(model, *shape: int, batch_size: int) -> Job:
         out = model(batch)
         return (out[0] if isinstance(out, tuple) else out).square().mean()
 
-    return Job(
-        model=model,
-        batch=lambda size: torch.randn(size, *shape),
-        loss=loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=batch_size,
-    )
+    return mean_square_job(model, *shape, batch_size=batch_size, loss=loss)
 
 
 def error_fraction(job: Job, *strategies) -> float:

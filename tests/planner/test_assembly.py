@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.zoo import planned_jobs as planner_jobs
+from tests.zoo.small_jobs import mean_square_job
 
 import memfit
 from memfit import Job, Plan
@@ -131,13 +132,7 @@ def test_a_step_that_takes_long_to_record_has_one_plan_in_reserve_at_most(transf
 
 
 def test_there_is_no_safer_plan_where_nothing_smaller_can_be_made():
-    single = Job(
-        model=lambda: torch.nn.Linear(256, 256, bias=False),
-        batch=lambda size: torch.randn(size, 256),
-        loss=planner_jobs.square_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=1,
-    )
+    single = mean_square_job(lambda: torch.nn.Linear(256, 256, bias=False), 256, batch_size=1)
     forbidden = ["optimizer-in-backward", "optimizer-implementation"]
     assert memfit.plan(single, forbid=forbidden).ladder == ()
 

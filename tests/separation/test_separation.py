@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conformance import builders
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 from memfit import Job, Total
@@ -285,11 +286,5 @@ def test_a_few_samples_that_refute_every_size_are_looked_at_once(monkeypatch):
 
 def test_a_model_copied_from_a_template_with_buffers_is_followed():
     template = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
-    job = Job(
-        model=lambda: copy.deepcopy(template),
-        batch=lambda size: torch.randn(size, 4),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=8,
-    )
+    job = mean_square_job(lambda: copy.deepcopy(template), 4, batch_size=8)
     assert Separation(job, find_layout(job)).of(4).is_proved

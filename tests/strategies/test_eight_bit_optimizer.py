@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from tests.conformance.builders import near_peak
+from tests.zoo.small_jobs import facts_of, session_of
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -18,11 +19,8 @@ from memfit import Job, Plan
 from memfit.errors import MissingExtraError
 from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
 from memfit.observe.allocator_events import AllocatorWatch
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import eight_bit_optimizer
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
 WIDTH, HIDDEN = 64, 128
@@ -237,9 +235,7 @@ def test_in_backward_a_weight_that_is_still_read_is_not_changed_silently():
 
 
 def obstacle(optimizer, dtype=torch.float32) -> str | None:
-    job = job_with(optimizer, dtype)
-    session = open_plain_session(job, "cpu", find_layout(job))
-    return EightBitOptimizer().obstacle(gather_facts(session))
+    return EightBitOptimizer().obstacle(facts_of(job_with(optimizer, dtype)))
 
 
 def scheduled(parameters):
@@ -297,10 +293,8 @@ def test_without_the_library_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setattr(eight_bit_optimizer, "find_spec", lambda name: None)
     monkeypatch.setattr(eight_bit_optimizer, "import_module", refuse)
     assert "pip install 'memfit[eight-bit]'" in obstacle(ADAM)
-    job = job_with(ADAM)
-    session = open_plain_session(job, "cpu", find_layout(job))
     with pytest.raises(MissingExtraError, match="bitsandbytes"):
-        EightBitOptimizer().apply(session)
+        EightBitOptimizer().apply(session_of(job_with(ADAM)))
 
 
 def test_the_library_is_first_imported_outside_recordings_and_quietly():

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.zoo.small_jobs import facts_of
 from torch import nn
 
 import memfit
@@ -11,11 +12,8 @@ from memfit import Job, Plan, Total
 from memfit.devices.catalogue import load_device
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
 
@@ -218,6 +216,5 @@ def test_an_lstm_is_refused_on_the_cpu_alone():
     job = job_of(Recurrent)
     with pytest.raises(StrategyError, match=r"an LSTM \(memory\) in float16 on the CPU"):
         started(job, Fp16())
-    facts = gather_facts(open_plain_session(job, "cpu", find_layout(job)))
-    assert Fp16().obstacle(dataclasses.replace(facts, device_type="cuda")) is None
+    assert Fp16().obstacle(dataclasses.replace(facts_of(job), device_type="cuda")) is None
     record(job, Plan(strategies=(Fp16(),)), device=load_device("a100-40gb"))

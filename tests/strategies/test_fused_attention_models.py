@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tests.conformance.builders import near_peak
 from tests.zoo.installed_transformers import part_of_transformers
+from tests.zoo.small_jobs import facts_of, session_of
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -17,10 +18,7 @@ import memfit
 from memfit import Job, Plan, Total
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fused_attention import AttentionToFuse, FusedAttention
 from memfit.strategies.micro_batching import MicroBatching
 
@@ -115,10 +113,6 @@ def job_of(name, config=None, **options):
     return job_for(lambda: model_of(name, config), **options)
 
 
-def session_of(job):
-    return open_plain_session(job, "cpu", find_layout(job))
-
-
 class _InDoubles(TorchFunctionMode):
     """Compute in float64 what a model computes in float32 whatever its own type is."""
 
@@ -201,7 +195,7 @@ class Around(nn.Module):
 def test_a_model_inside_a_bigger_module_is_found():
     config = config_of("bert")
     job = job_for(lambda: Around(model_of("bert", config)))
-    assert gather_facts(session_of(job)).of(AttentionToFuse).names == ("encoders.0",)
+    assert facts_of(job).of(AttentionToFuse).names == ("encoders.0",)
     assert memfit.verify(job, FUSED).largest_error <= EXACT
 
 
@@ -209,7 +203,7 @@ def test_a_model_inside_a_bigger_module_is_found():
 def test_dropout_of_attention_weights_makes_it_same_in_law(name):
     key = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "t5": "dropout_rate"}
     config = config_of(name, **{key.get(name, "attention_dropout"): 0.2})
-    facts = gather_facts(session_of(job_of(name, config)))
+    facts = facts_of(job_of(name, config))
     assert str(FusedAttention().numerics_for(facts)) == "same-in-law"
 
 
@@ -256,7 +250,7 @@ def test_a_model_built_meanwhile_from_the_same_configuration_stays_eager():
     ids=["eager", "sdpa", "default", "asked for weights"],
 )
 def test_only_eager_models_that_are_asked_for_no_weights_are_switched(options, is_offered):
-    facts = gather_facts(session_of(job_of("bert", config_of("bert", **options))))
+    facts = facts_of(job_of("bert", config_of("bert", **options)))
     assert (FusedAttention().obstacle(facts) is None) == is_offered
 
 
@@ -274,7 +268,7 @@ def test_a_model_without_sdpa_is_left_alone_but_not_what_is_inside_it():
             return self.inner(**inputs)
 
     job = job_for(lambda: Wrapper(config_of("bert")))
-    assert gather_facts(session_of(job)).of(AttentionToFuse).names == ("inner",)
+    assert facts_of(job).of(AttentionToFuse).names == ("inner",)
     assert memfit.verify(job, FUSED).largest_error <= EXACT
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conformance.builders import near_peak
+from tests.zoo.small_jobs import session_of
 from torch import nn
 
 import memfit
@@ -14,8 +15,6 @@ from memfit import Job, Plan
 from memfit.devices.catalogue import load_device
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import pure_bf16
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
@@ -304,7 +303,7 @@ def test_parameters_and_their_states_are_bfloat16_and_all_else_is_not():
 
 def test_undoing_gives_the_same_parameters_in_fp32_with_their_states():
     job = mixed_job()
-    session = open_plain_session(job, "cpu", find_layout(job))
+    session = session_of(job)
     parameters = dict(session.model.named_parameters())
     undo = PureBf16().apply(session)
     session.gradient_pass(session, job.batch(4), lambda phase: None)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.conformance.builders import CONVOLUTION_TOLERANCE, PEAK_TOLERANCE, near_peak
+from tests.zoo.small_jobs import facts_of, mean_square_job, session_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -14,8 +15,6 @@ from torch.utils.checkpoint import checkpoint
 import memfit
 from memfit import Job, Plan
 from memfit.errors import StrategyError
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.fact_finding import gather_facts
@@ -27,11 +26,6 @@ EXACT = 1e-12
 
 def plan_of(*strategies) -> Plan:
     return Plan(strategies=strategies)
-
-
-def open_session(job):
-    torch.manual_seed(0)
-    return open_plain_session(job, "cpu", find_layout(job))
 
 
 def mlp(width: int = 6, expansion: int = 4, rate: float = 0.0) -> nn.Sequential:
@@ -51,16 +45,6 @@ def chain() -> nn.Sequential:
 def over_time() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv1d(3, 5, 3, padding=3, dilation=3), nn.ReLU(), nn.Conv1d(5, 3, 5, padding=2)
-    )
-
-
-def mean_square_job(model, *shape: int, batch_size: int = 3) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: torch.randn(size, *shape),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=batch_size,
     )
 
 
@@ -302,7 +286,7 @@ def test_under_bf16_gradients_are_those_of_bf16_alone():
 
 
 def test_only_named_blocks_are_tiled_and_unknown_ones_refused():
-    session = open_session(stacked(rate=0.1))
+    session = session_of(stacked(rate=0.1))
     facts = gather_facts(session)
     found = facts.of(TileableBlocks)
     assert found.names == found.with_dropout == ("0.mlp", "1.mlp")
@@ -316,7 +300,7 @@ def test_only_named_blocks_are_tiled_and_unknown_ones_refused():
 
 def test_numerics_are_same_in_law_where_a_tiled_block_draws():
     own = TileableBlocks(names=("0.mlp", "1.mlp"), with_dropout=("0.mlp",))
-    facts = replace(gather_facts(open_session(stacked())), own=(own,))
+    facts = replace(facts_of(stacked()), own=(own,))
     for blocks, numerics in (((), "same-in-law"), (("1.mlp",), "exact")):
         assert str(Tiling(num_tiles=2, blocks=blocks).numerics_for(facts)) == numerics
 

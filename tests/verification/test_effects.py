@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.zoo import living_jobs
 from tests.zoo.living_jobs import bits_of, mean_square, rows
+from tests.zoo.small_jobs import session_of
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -19,9 +20,7 @@ from memfit.analysis.separability import PROVED
 from memfit.comparison.gradients import accumulate_gradients
 from memfit.comparison.split_comparison import compare_splits
 from memfit.errors import NothingToVerifyError, StrategyError
-from memfit.runtime.run import open_plain_session
 from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.micro_batching import MicroBatching
@@ -251,10 +250,6 @@ def test_a_living_model_is_verified_with_the_state_that_it_has():
 
 
 # --- Gradients of one batch in pieces of several sizes ---
-
-
-def session_of(job: Job):
-    return open_plain_session(job, "cpu", find_layout(job))
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(None, 1e-4), (torch.float64, 1e-10)])

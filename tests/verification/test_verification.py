@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conformance import builders
+from tests.zoo.small_jobs import facts_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +25,6 @@ from memfit.separation.separation import Separation
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
@@ -467,12 +467,7 @@ def test_the_command_takes_size_seed_and_precision(job_file, capsys):
 
 
 def test_each_strategy_is_offered_once():
-    job = builders.residual()
-    from memfit.runtime.run import open_plain_session
-    from memfit.session.batches import find_layout
-
-    facts = gather_facts(open_plain_session(job, "cpu", find_layout(job)), 0)
-    names = [strategy.name for strategy in applicable(facts)]
+    names = [strategy.name for strategy in applicable(facts_of(builders.residual()))]
     assert len(names) == len(set(names))
     assert "micro-batching" in names
     assert "batchnorm-replay" not in names

@@ -5,29 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conformance import builders
+from tests.separation.linear_jobs import found_in, job_with
 from torch import nn
 
-from memfit import Job, Total
+from memfit import Total
 from memfit.analysis.separability import Outcome
-from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 
 NUM_SAMPLES = 8
-
-
-def rows(size):
-    return torch.randn(size, 6), torch.randn(size, 6)
-
-
-def job_with(loss, batch=rows, model=lambda: nn.Linear(6, 6)):
-    return Job(
-        model=model, batch=batch, loss=loss, optimizer=builders.sgd, batch_size=NUM_SAMPLES
-    )  # fmt: skip
-
-
-def found_in(job, size=4):
-    return Separation(job, find_layout(job)).of(size)
 
 
 def error_of(model, batch, index):

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.conformance.builders import near_peak
+from tests.conformance.builders import near_peak, squared_error
 from tests.zoo.small_jobs import facts_of, session_of
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -36,16 +36,12 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.03)
 def job_with(optimizer, dtype=torch.float32) -> Job:
     """Return a regression with two weights of 8192 values and two small biases."""
 
-    def loss(model, batch):
-        inputs, targets = batch
-        return (model(inputs) - targets).square().mean()
-
     return Job(
         model=lambda: nn.Sequential(
             nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, WIDTH)
         ).to(dtype),
         batch=lambda size: (torch.randn(size, WIDTH).to(dtype), torch.randn(size, WIDTH).to(dtype)),
-        loss=loss,
+        loss=squared_error,
         optimizer=optimizer,
         batch_size=32,
     )

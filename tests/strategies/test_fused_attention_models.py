@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conformance.builders import near_peak
+from tests.zoo import small_transformers
 from tests.zoo.installed_transformers import part_of_transformers
 from tests.zoo.small_jobs import facts_of, session_of
+from tests.zoo.small_transformers import EACH_MODEL, model_of
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -27,62 +29,10 @@ pytest.importorskip("transformers")
 FUSED = Plan(strategies=(FusedAttention(),))
 EXACT = 1e-10
 VOCABULARY, TOKENS = 50, 10
-SMALL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-MODELS = {
-    "bert": (
-        "BertForMaskedLM",
-        "BertConfig",
-        {
-            **SIZES,
-            "num_attention_heads": 4,
-            "attention_probs_dropout_prob": 0.0,
-            "hidden_dropout_prob": 0.0,
-        },
-    ),
-    "gpt2": (
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {
-            "n_layer": 2,
-            "n_head": 4,
-            "n_embd": 32,
-            "n_positions": 512,
-            "attn_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "resid_pdrop": 0.0,
-        },
-    ),
-    "llama": (
-        "LlamaForCausalLM",
-        "LlamaConfig",
-        {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2},
-    ),
-    "t5": (
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {
-            "num_layers": 2,
-            "num_heads": 4,
-            "d_model": 32,
-            "d_ff": 64,
-            "d_kv": 8,
-            "dropout_rate": 0.0,
-            "decoder_start_token_id": 0,
-        },
-    ),
-}
-EACH_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
 def config_of(name, **options):
-    _, config_name, sizes = MODELS[name]
-    options = {"attn_implementation": "eager", **options}
-    return part_of_transformers(config_name)(**{**SMALL, **sizes, **options})
-
-
-def model_of(name, config):
-    return part_of_transformers(MODELS[name][0])(config).train()
+    return small_transformers.config_of(name, **{"attn_implementation": "eager", **options})
 
 
 def job_for(build, num_tokens=TOKENS, batch_size=4, **call):

@@ -9,7 +9,15 @@ from functools import partial
 import pytest
 import torch
 from tests.conformance.builders import near_peak
-from tests.strategies.optimizer_jobs import OPTIMIZERS, assert_same, tied_job, trained
+from tests.strategies.optimizer_jobs import (
+    OPTIMIZERS,
+    Foreign,
+    assert_same,
+    hooked_before,
+    tied_job,
+    trained,
+    with_own_step,
+)
 from tests.zoo.small_jobs import facts_of, mean_square_job
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -183,16 +191,6 @@ def test_a_weight_that_backward_still_reads_is_not_changed_silently(regression_j
         trained(replace(regression_job, loss=loss), IN_BACKWARD, num_steps=1)
 
 
-def lbfgs(parameters):
-    return torch.optim.LBFGS(parameters)
-
-
-def hooked_before(parameters):
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: None)
-    return optimizer
-
-
 def hooked_after(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     optimizer.register_step_post_hook(lambda *_: None)
@@ -205,16 +203,6 @@ def scheduled(parameters):
     return optimizer
 
 
-def with_own_step(parameters):
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    optimizer.step = lambda closure=None: None
-    return optimizer
-
-
-class Foreign(torch.optim.SGD):
-    """An optimizer from outside torch.optim."""
-
-
 def obstacle(job: Job) -> str | None:
     return OptimizerInBackward().obstacle(facts_of(job))
 
@@ -222,7 +210,7 @@ def obstacle(job: Job) -> str | None:
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (lbfgs, "LBFGS may need the gradients of all parameters at once"),
+        (torch.optim.LBFGS, "LBFGS may need the gradients of all parameters at once"),
         (partial(Foreign, lr=0.1), "Foreign may need"),
         (hooked_before, "has a hook before its step"),
         (with_own_step, "has a step function of its own"),

@@ -14,7 +14,7 @@ from tests.conformance.builders import near_peak, residual
 from tests.conformance.entries_optimizer import large_parameters
 from tests.runtime.guard_faults import build_job, ladder_of, same
 from tests.runtime.guard_faults import trained as trained_with_faults
-from tests.strategies.optimizer_jobs import OPTIMIZERS, tied_job, trained
+from tests.strategies.optimizer_jobs import OPTIMIZERS, Foreign, tied_job, trained, with_own_step
 from tests.zoo.small_jobs import facts_of, mean_square_job, session_of
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -320,16 +320,6 @@ def test_without_room_on_the_disk_the_run_ends_with_what_is_needed(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DataError, match=r"optimizer states cannot be written .*set TMPDIR"):
         trained(tied_job(), OFFLOADED)
-
-
-class Foreign(torch.optim.SGD):
-    """An optimizer from outside torch.optim."""
-
-
-def with_own_step(parameters):
-    optimizer = torch.optim.AdamW(parameters)
-    optimizer.step = lambda closure=None: None
-    return optimizer
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Everything in bfloat16: what is converted, how updates are rounded, and what stays as it was."""
 
 import dataclasses
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conformance.builders import near_peak
+from tests.conformance.builders import near_peak, squared_error
+from tests.strategies.optimizer_jobs import Foreign, hooked_before
 from tests.zoo.small_jobs import session_of
 from torch import nn
 
@@ -30,10 +32,6 @@ BF16 = torch.bfloat16
 
 def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
-
-
-def squared_error(model, batch):
-    return (model(batch[0]) - batch[1]).square().mean()
 
 
 def layers(width: int = 8) -> nn.Module:
@@ -416,27 +414,14 @@ def test_it_works_with_the_strategies_that_cut_a_step_up(job, other):
 # --- What is refused ---
 
 
-class Unknown(torch.optim.SGD):
-    """An optimizer from outside torch.optim."""
-
-
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (lambda parameters: Unknown(parameters, lr=0.1), "Unknown may need all parameters at once"),
+        (partial(Foreign, lr=0.1), "Foreign may need all parameters at once"),
         (torch.optim.LBFGS, "LBFGS may need all parameters at once"),
+        (hooked_before, "a hook before its step"),
     ],
 )
 def test_an_optimizer_that_may_look_at_all_parameters_is_refused(optimizer, reason):
     with pytest.raises(StrategyError, match=reason):
         started(job_of(optimizer=optimizer), PureBf16())
-
-
-def test_an_optimizer_with_a_hook_that_reads_gradients_is_refused():
-    def hooked(parameters):
-        optimizer = adamw(parameters)
-        optimizer.register_step_pre_hook(lambda *_args: None)
-        return optimizer
-
-    with pytest.raises(StrategyError, match="a hook before its step"):
-        started(job_of(optimizer=hooked), PureBf16())

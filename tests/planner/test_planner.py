@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.zoo.planned_jobs import reasons
+from tests.zoo.planned_jobs import MLP, reasons
 from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
@@ -17,20 +17,10 @@ from memfit.strategies.bf16 import Bf16
 from memfit.strategies.micro_batching import MicroBatching
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
 @pytest.fixture(scope="module")
 def job() -> Job:
     return mean_square_job(
-        lambda: nn.Sequential(*(Block(16) for _ in range(4))),
+        lambda: nn.Sequential(*(MLP(16) for _ in range(4))),
         20,
         16,
         batch_size=6,

@@ -53,17 +53,22 @@ def in_batch_negatives(width: int = 8, num_blocks: int = 2, batch_size: int = 10
     )
 
 
+def contrast_by_label(z, labels):
+    """Draw samples of a label together, and push all others apart."""
+    scores = z @ z.T / 0.3
+    itself = torch.eye(len(z), dtype=torch.bool)
+    logs = scores - scores.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    positives = (labels[:, None] == labels) & ~itself
+    return -((logs * positives).sum(1) / positives.sum(1).clamp(min=1)).mean()
+
+
 def supervised_contrastive(width: int = 8, num_blocks: int = 2, batch_size: int = 10) -> Job:
     """Contrast two views, given to the encoder at once, of samples with labels."""
 
     def loss(model, batch):
         first, second, labels = batch
         z = F.normalize(model(torch.cat([first, second])), dim=-1)
-        scores, labels = z @ z.T / 0.3, labels.repeat(2)
-        itself = torch.eye(len(z), dtype=torch.bool)
-        logs = scores - scores.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
-        positives = (labels[:, None] == labels) & ~itself
-        return -((logs * positives).sum(1) / positives.sum(1)).mean()
+        return contrast_by_label(z, labels.repeat(2))
 
     def batch(size):
         return torch.randn(size, width), torch.randn(size, width), torch.randint(0, 3, (size,))

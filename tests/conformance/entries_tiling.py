@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+from tests.zoo.planned_jobs import TransformerBlock
 from torch import nn
 
 from memfit import Job
@@ -33,29 +36,13 @@ class GatedMlp(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class TransformerBlock(nn.Module):
-    """Attention, which mixes tokens, and an MLP, which does not."""
-
-    def __init__(self, width: int, expansion: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.last_norm = nn.LayerNorm(width)
-        self.mlp = GatedMlp(width, expansion)
-
-    def forward(self, x):
-        query, key, value = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        x = x + F.scaled_dot_product_attention(query, key, value)
-        return x + self.mlp(self.last_norm(x))
-
-
 def transformer(
     width: int = 8, num_tokens: int = 9, batch_size: int = 6, expansion: int = 4
 ) -> Job:
     """Return transformer blocks whose MLPs can be tiled; 6 x 9 tokens fall into uneven tiles."""
-    shape = (num_tokens, width)
+    shape, mlp = (num_tokens, width), partial(GatedMlp, expansion=expansion)
     return Job(
-        model=lambda: nn.Sequential(*(TransformerBlock(width, expansion) for _ in range(2))),
+        model=lambda: nn.Sequential(*(TransformerBlock(width, mlp) for _ in range(2))),
         batch=lambda size: (torch.randn(size, *shape), torch.randn(size, *shape)),
         loss=squared_error,
         optimizer=sgd,

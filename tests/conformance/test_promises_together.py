@@ -139,13 +139,6 @@ def test_blocks_may_be_treated_differently():
     assert memfit.verify(job, plan).largest_error <= EXACT
 
 
-def test_what_is_kept_is_not_computed_again():
-    job = builders.large_residual()
-    whole = memfit.predict(job, plan=plan_of(ActivationCheckpointing()))
-    kept = memfit.predict(job, plan=plan_of(ActivationCheckpointing(keep=("addmm.0",))))
-    assert whole.num_flops > kept.num_flops == memfit.predict(job).num_flops
-
-
 def test_replay_updates_running_statistics_as_one_step_on_the_whole_batch_does():
     job = builders.batch_normalised()
     found = memfit.verify(job, plan_of(BatchNormReplay(micro_batch_size=3)))
@@ -183,20 +176,6 @@ def test_replay_draws_the_same_dropout_masks_in_all_of_its_passes():
                 parameter.add_(direction, alpha=sign * half_step)
         losses.append(float(loss_at_same_masks()))
     assert (losses[0] - losses[1]) / (2 * half_step) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 5, 6])
-def test_uneven_micro_batches_of_ragged_tokens_are_weighted_by_their_tokens(micro_batch_size):
-    plan = plan_of(MicroBatching(micro_batch_size=micro_batch_size))
-    assert memfit.verify(builders.ragged_tokens(), plan).largest_error <= EXACT
-
-
-def test_a_checkpointed_step_takes_less_memory_than_the_plain_one():
-    job = builders.large_residual()
-    checkpointed = memfit.predict(job, plan=plan_of(ActivationCheckpointing()))
-    plain = memfit.predict(job)
-    assert checkpointed.peak_allocated_bytes < plain.peak_allocated_bytes
-    assert checkpointed.num_flops > plain.num_flops
 
 
 def test_a_streamed_loss_takes_less_memory_than_the_whole_one():

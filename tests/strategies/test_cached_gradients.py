@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conformance.entries_cached_gradients import contrast_by_label
 from tests.zoo.coupled_jobs import (
     EXACT,
     WIDTH,
@@ -62,14 +63,6 @@ def unit_info_nce(queries, documents):
     return info_nce(15 * queries, documents)
 
 
-def supervised_contrastive(z, labels):
-    scores = z @ z.T / 0.3
-    itself = torch.eye(len(z), dtype=torch.bool)
-    logs = scores - scores.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
-    positives = (labels[:, None] == labels) & ~itself
-    return -((logs * positives).sum(1) / positives.sum(1).clamp(min=1)).mean()
-
-
 def batch_hard_triplet(z, labels):
     distances = (z[:, None] - z).square().sum(-1)
     same = labels[:, None] == labels
@@ -113,7 +106,7 @@ def simclr(model, batch):
     """Return both views to the model at once, so that a call has twice as many rows as the batch."""
     z = model(torch.cat(batch))
     labels = torch.arange(len(batch[0])).repeat(2)
-    return supervised_contrastive(z, labels)
+    return contrast_by_label(z, labels)
 
 
 def hardest(model, batch):
@@ -163,7 +156,7 @@ def segmenter():
 
 
 COUPLED = {
-    "supervised-contrastive": job_of(Encoder, of_labelled(supervised_contrastive), labelled),
+    "supervised-contrastive": job_of(Encoder, of_labelled(contrast_by_label), labelled),
     "info-nce": job_of(Encoder, of_views(unit_info_nce), two_views),
     "views-at-once": job_of(Encoder, simclr, two_views),
     "clip": job_of(TwoTowers, clip, images_and_texts),
@@ -210,7 +203,7 @@ def test_with_dropout_they_are_those_of_one_pass_with_the_same_masks(loss):
     """The reference runs the pieces one after the other with all that backward needs."""
     of_batch = {
         "info-nce": lambda z, batch: unit_info_nce(*z.chunk(2)),
-        "supervised-contrastive": lambda z, batch: supervised_contrastive(z, batch[1]),
+        "supervised-contrastive": lambda z, batch: contrast_by_label(z, batch[1]),
     }[loss]
 
     def inputs(batch):

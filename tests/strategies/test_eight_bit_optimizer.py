@@ -81,23 +81,6 @@ def test_the_first_step_knows_no_rounding_yet():
         assert difference(job, job, EIGHT_BIT, 1) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "changed"),
-    [
-        (ADAMW, {"lr": 0.011}),
-        (ADAMW, {"betas": (0.6, 0.95)}),
-        (ADAMW, {"betas": (0.8, 0.7)}),
-        (ADAMW, {"weight_decay": 0.9}),
-        (SGD, {"momentum": 0.85}),
-        (SGD, {"weight_decay": 0.2}),
-    ],
-)
-def test_every_setting_counts(optimizer, changed):
-    """A setting lost on the way to the 8-bit optimizer would go unseen, did it not show here."""
-    changed_job = job_with(partial(optimizer, **changed))
-    assert difference(job_with(optimizer), changed_job, EIGHT_BIT, 20) > 0.05
-
-
 def test_in_backward_the_same_updates_are_made():
     after, inside = (
         trained(job_with(ADAMW), plan, 5).state_dict() for plan in (EIGHT_BIT, IN_BACKWARD)

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 from tests.conformance.builders import near_peak
-from tests.zoo.planned_jobs import reasons
 from tests.zoo.small_jobs import facts_of, mean_square_job, session_of
 from torch import nn
 
 import memfit
 from memfit import Plan
 from memfit.errors import StrategyError
-from memfit.prediction.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.fused_attention import AttentionToFuse, FusedAttention, UncomputedWeights
 from memfit.strategies.micro_batching import MicroBatching
@@ -418,10 +416,3 @@ def test_together_with_others_it_is_as_exact_and_smaller_than_they_are_alone(oth
         alone = memfit.predict(LARGE, device=device, plan=Plan(strategies=others))
         planned = memfit.predict(LARGE, device=device, plan=together)
         assert planned.peak_allocated_bytes < alone.peak_allocated_bytes
-
-
-def test_a_plan_without_it_can_be_had():
-    job = job_of(Using)
-    plan = memfit.plan(job, forbid=["fused-attention"])
-    assert reasons(plan)["fused-attention"] == "it was forbidden."
-    assert record(job).facts.of(AttentionToFuse).names

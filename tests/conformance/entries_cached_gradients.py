@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from tests.zoo.small_jobs import regression_job
 from torch import nn
 
 from memfit import Job
@@ -44,13 +45,8 @@ def in_batch_negatives(width: int = 8, num_blocks: int = 2, batch_size: int = 10
         scores = model(*batch)
         return F.cross_entropy(scores, torch.arange(len(scores)))
 
-    return Job(
-        model=lambda: TwoTowers(width, num_blocks),
-        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
-        loss=loss,
-        optimizer=sgd,
-        batch_size=batch_size,
-    )
+    towers = lambda: TwoTowers(width, num_blocks)  # noqa: E731
+    return regression_job(towers, (width,), loss=loss, batch_size=batch_size)
 
 
 def contrast_by_label(z, labels):

@@ -55,12 +55,15 @@ def loss_of(mean: SoftmaxMean) -> Tensor:
     return (mean.log_sum_exp.square() + wide.exp().sum(1) * narrow + narrow.cos()).mean()
 
 
-def direct(pairs: Pairs, members: Tensor, samples: Tensor) -> Tensor:
+def loss_of_terms(weight: Tensor, wide: Tensor, narrow: Tensor) -> Tensor:
     """Write the definition down."""
-    weight, wide, narrow = pairs.terms(*pairs.prepare(members), samples)
     share = torch.softmax(weight, 1)
     wide = torch.einsum("bk,bkm->bm", share, wide)
     return loss_of(SoftmaxMean(torch.logsumexp(weight, 1), (wide, (share * narrow).sum(1))))
+
+
+def direct(pairs: Pairs, members: Tensor, samples: Tensor) -> Tensor:
+    return loss_of_terms(*pairs.terms(*pairs.prepare(members), samples))
 
 
 def streamed(pairs: Pairs, members: Tensor, samples: Tensor, **how: object) -> Tensor:
@@ -96,11 +99,8 @@ def test_random_draws_are_the_same_in_both_passes(chunk):
     torch.manual_seed(3)
     prepared = [pairs.prepare(part) for part in members.split(chunk)]
     whole = [torch.cat(each) for each in zip(*prepared, strict=True)]
-    weight, wide, narrow = pairs.terms(*whole, samples)
-    share = torch.softmax(weight, 1)
-    wide = torch.einsum("bk,bkm->bm", share, wide)
-    mean = SoftmaxMean(torch.logsumexp(weight, 1), (wide, (share * narrow).sum(1)))
-    assert_equal(found, gradients(loss_of(mean), pairs, members, samples))
+    expected = loss_of_terms(*pairs.terms(*whole, samples))
+    assert_equal(found, gradients(expected, pairs, members, samples))
     assert torch.equal(after, torch.rand(3)), "backward must leave the random state as it was"
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.strategies.fake_streams import FakeCuda
-from tests.zoo.small_jobs import session_of
+from tests.zoo.living_jobs import mean_square
+from tests.zoo.small_jobs import mean_square_job, session_of
 from torch import nn
 
 import memfit
@@ -47,17 +48,12 @@ class Block(nn.Module):
         return x + query * key * value * self.scale
 
 
-def job_of(width: int = WIDTH, num_blocks: int = 5, batch_size: int = 12, loss=None) -> Job:
-    def squared(model, batch):
-        return model(batch).square().mean()
+MOMENTUM = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
 
-    return Job(
-        model=lambda: nn.Sequential(*(Block(width) for _ in range(num_blocks))),
-        batch=lambda size: torch.randn(size, width),
-        loss=loss or squared,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
-        batch_size=batch_size,
-    )
+
+def job_of(width: int = WIDTH, num_blocks: int = 5, batch_size: int = 12, loss=mean_square) -> Job:
+    blocks = lambda: nn.Sequential(*(Block(width) for _ in range(num_blocks)))  # noqa: E731
+    return mean_square_job(blocks, width, batch_size=batch_size, loss=loss, optimizer=MOMENTUM)
 
 
 @dataclass(frozen=True, kw_only=True)

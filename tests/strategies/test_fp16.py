@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.zoo.small_jobs import facts_of
+from tests.zoo.small_jobs import facts_of, regression_job
 from torch import nn
 
 import memfit
@@ -42,15 +42,8 @@ def layers(width: int = 8) -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)))
 
 
-def job_of(model=layers, loss=squared_error, width: int = 8, clip=None, optimizer=sgd) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
-        loss=loss,
-        optimizer=optimizer,
-        batch_size=10,
-        clip_grad_norm=clip,
-    )
+def job_of(model=layers, loss=squared_error, clip=None, optimizer=sgd) -> Job:
+    return regression_job(model, (8,), loss=loss, optimizer=optimizer, clip=clip)
 
 
 def started(job: Job, *strategies) -> memfit.Run:

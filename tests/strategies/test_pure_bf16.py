@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.conformance.builders import near_peak, squared_error
 from tests.strategies.optimizer_jobs import Foreign, hooked_before
-from tests.zoo.small_jobs import session_of
+from tests.zoo.small_jobs import regression_job, session_of
 from torch import nn
 
 import memfit
@@ -40,13 +40,7 @@ def layers(width: int = 8) -> nn.Module:
 
 
 def job_of(model=layers, loss=squared_error, optimizer=adamw, width: int = 8) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
-        loss=loss,
-        optimizer=optimizer,
-        batch_size=10,
-    )
+    return regression_job(model, (width,), loss=loss, optimizer=optimizer)
 
 
 def started(job: Job, *strategies: Strategy) -> memfit.Run:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conformance import builders
-from tests.zoo.small_jobs import facts_of
+from tests.zoo.small_jobs import facts_of, regression_job
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -175,13 +175,7 @@ class Attending(nn.Module):
 
 
 def attending() -> Job:
-    return Job(
-        model=Attending,
-        batch=lambda size: (torch.randn(size, 5, 8), torch.randn(size, 5, 8)),
-        loss=builders.squared_error,
-        optimizer=builders.sgd,
-        batch_size=6,
-    )
+    return regression_job(Attending, (5, 8), batch_size=6)
 
 
 FAULTS = {

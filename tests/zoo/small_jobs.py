@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from tests.conformance import builders
+from tests.conformance.builders import squared_error
 from tests.zoo.living_jobs import mean_square
 from torch import nn
 
@@ -35,6 +37,28 @@ def mean_square_job(
         loss=loss,
         optimizer=optimizer,
         batch_size=batch_size,
+    )
+
+
+def regression_job(
+    model: Callable[[], nn.Module],
+    inputs: tuple[int, ...],
+    targets: tuple[int, ...] | None = None,
+    *,
+    batch_size: int = 10,
+    loss=squared_error,
+    optimizer=builders.sgd,
+    clip: float | None = None,
+) -> Job:
+    """Return a job of random inputs and targets of some shapes, which are alike unless given."""
+    targets = inputs if targets is None else targets
+    return Job(
+        model=model,
+        batch=lambda size: (torch.randn(size, *inputs), torch.randn(size, *targets)),
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=batch_size,
+        clip_grad_norm=clip,
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from tests.zoo.small_jobs import regression_job
 from torch import nn
 
 from memfit import Job, Total
 from memfit.strategies.fused_attention import FusedAttention
 
-from .builders import Entry, residual, sgd, squared_error
+from .builders import Entry, residual, sgd
 
 
 class AttentionBlock(nn.Module):
@@ -49,14 +50,8 @@ class CausalLanguageModel(nn.Module):
 
 def attention_blocks(width: int = 16, num_tokens: int = 7, batch_size: int = 6) -> Job:
     """Return blocks that attend to all tokens."""
-    shape = (num_tokens, width)
-    return Job(
-        model=lambda: nn.Sequential(*(AttentionBlock(width) for _ in range(3))),
-        batch=lambda size: (torch.randn(size, *shape), torch.randn(size, *shape)),
-        loss=squared_error,
-        optimizer=sgd,
-        batch_size=batch_size,
-    )
+    blocks = lambda: nn.Sequential(*(AttentionBlock(width) for _ in range(3)))  # noqa: E731
+    return regression_job(blocks, (num_tokens, width), batch_size=batch_size)
 
 
 def large_attention_blocks() -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from tests.zoo.small_jobs import regression_job
 from torch import nn
 
 from memfit import Job
@@ -44,13 +45,17 @@ def in_batch_negatives(width: int = 8, num_blocks: int = 2, batch_size: int = 10
         scores = model(*batch)
         return F.cross_entropy(scores, torch.arange(len(scores)))
 
-    return Job(
-        model=lambda: TwoTowers(width, num_blocks),
-        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
-        loss=loss,
-        optimizer=sgd,
-        batch_size=batch_size,
-    )
+    towers = lambda: TwoTowers(width, num_blocks)  # noqa: E731
+    return regression_job(towers, (width,), loss=loss, batch_size=batch_size)
+
+
+def contrast_by_label(z, labels):
+    """Draw samples of a label together, and push all others apart."""
+    scores = z @ z.T / 0.3
+    itself = torch.eye(len(z), dtype=torch.bool)
+    logs = scores - scores.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    positives = (labels[:, None] == labels) & ~itself
+    return -((logs * positives).sum(1) / positives.sum(1).clamp(min=1)).mean()
 
 
 def supervised_contrastive(width: int = 8, num_blocks: int = 2, batch_size: int = 10) -> Job:
@@ -59,11 +64,7 @@ def supervised_contrastive(width: int = 8, num_blocks: int = 2, batch_size: int 
     def loss(model, batch):
         first, second, labels = batch
         z = F.normalize(model(torch.cat([first, second])), dim=-1)
-        scores, labels = z @ z.T / 0.3, labels.repeat(2)
-        itself = torch.eye(len(z), dtype=torch.bool)
-        logs = scores - scores.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
-        positives = (labels[:, None] == labels) & ~itself
-        return -((logs * positives).sum(1) / positives.sum(1)).mean()
+        return contrast_by_label(z, labels.repeat(2))
 
     def batch(size):
         return torch.randn(size, width), torch.randn(size, width), torch.randint(0, 3, (size,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from tests.zoo.small_jobs import regression_job
 from torch import nn
 
 from memfit import Job
@@ -18,7 +19,6 @@ from .builders import (
     ragged_tokens,
     residual,
     residual_with_clipping,
-    squared_error,
 )
 
 
@@ -48,14 +48,7 @@ def batch_normalised(clip: float | None = None) -> Job:
         pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         return nn.Sequential(convolution, nn.BatchNorm2d(4), nn.Tanh(), pooled, nn.Linear(4, 4))
 
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, 4, 5, 5), torch.randn(size, 4)),
-        loss=squared_error,
-        optimizer=adamw,
-        batch_size=10,
-        clip_grad_norm=clip,
-    )
+    return regression_job(model, (4, 5, 5), (4,), optimizer=adamw, clip=clip)
 
 
 def batch_normalised_and_clipped() -> Job:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+
 import torch.nn.functional as F
+from tests.zoo.planned_jobs import TransformerBlock
+from tests.zoo.small_jobs import regression_job
 from torch import nn
 
 from memfit import Job
@@ -15,8 +18,6 @@ from .builders import (
     ragged_tokens,
     residual,
     samples_in_second_dimension,
-    sgd,
-    squared_error,
 )
 
 
@@ -33,34 +34,13 @@ class GatedMlp(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class TransformerBlock(nn.Module):
-    """Attention, which mixes tokens, and an MLP, which does not."""
-
-    def __init__(self, width: int, expansion: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.last_norm = nn.LayerNorm(width)
-        self.mlp = GatedMlp(width, expansion)
-
-    def forward(self, x):
-        query, key, value = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        x = x + F.scaled_dot_product_attention(query, key, value)
-        return x + self.mlp(self.last_norm(x))
-
-
 def transformer(
     width: int = 8, num_tokens: int = 9, batch_size: int = 6, expansion: int = 4
 ) -> Job:
     """Return transformer blocks whose MLPs can be tiled; 6 x 9 tokens fall into uneven tiles."""
-    shape = (num_tokens, width)
-    return Job(
-        model=lambda: nn.Sequential(*(TransformerBlock(width, expansion) for _ in range(2))),
-        batch=lambda size: (torch.randn(size, *shape), torch.randn(size, *shape)),
-        loss=squared_error,
-        optimizer=sgd,
-        batch_size=batch_size,
-    )
+    mlp = partial(GatedMlp, expansion=expansion)
+    blocks = lambda: nn.Sequential(*(TransformerBlock(width, mlp) for _ in range(2)))  # noqa: E731
+    return regression_job(blocks, (num_tokens, width), batch_size=batch_size)
 
 
 def large_transformer() -> Job:
@@ -81,13 +61,7 @@ def convolutional(channels: int = 3, side: int = 13, batch_size: int = 2) -> Job
         return nn.Sequential(chain, nn.MaxPool2d(2), nn.Flatten(1))
 
     size_out = channels * (side // 2) ** 2
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, channels, side, side), torch.randn(size, size_out)),
-        loss=squared_error,
-        optimizer=sgd,
-        batch_size=batch_size,
-    )
+    return regression_job(model, (channels, side, side), (size_out,), batch_size=batch_size)
 
 
 def over_time(num_steps: int = 23) -> Job:
@@ -101,13 +75,7 @@ def over_time(num_steps: int = 23) -> Job:
         ]
         return nn.Sequential(*layers, nn.Conv1d(4, 4, 1))
 
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, 4, num_steps), torch.randn(size, 4, num_steps)),
-        loss=squared_error,
-        optimizer=sgd,
-        batch_size=3,
-    )
+    return regression_job(model, (4, num_steps), batch_size=3)
 
 
 ENTRIES: tuple[Entry, ...] = (

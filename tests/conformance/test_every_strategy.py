@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.zoo.small_jobs import session_of
 
 import memfit
 from memfit import Plan
 from memfit.devices.catalogue import load_device
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import Seam
 
@@ -47,11 +46,6 @@ EACH_ENTRY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.s
 
 # The dictionaries in which torch keeps what a module consists of.
 KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
-
-
-def open_session(job):
-    torch.manual_seed(0)
-    return open_plain_session(job, "cpu", find_layout(job))
 
 
 def snapshot(session):
@@ -159,7 +153,7 @@ MAY_CHANGE = {
 
 @pytest.mark.parametrize(("entry", "setting"), CASES_HERE)
 def test_it_takes_hold_where_it_says(entry, setting):
-    session = open_session(entry.jobs[0]())
+    session = session_of(entry.jobs[0]())
     before = snapshot(session)
     undo = setting.apply(session)
     after = snapshot(session)
@@ -172,7 +166,7 @@ def test_it_takes_hold_where_it_says(entry, setting):
 
 @pytest.mark.parametrize(("entry", "setting"), CASES_HERE)
 def test_undo_puts_everything_back_as_it_was(entry, setting):
-    session = open_session(entry.jobs[0]())
+    session = session_of(entry.jobs[0]())
     before = snapshot(session)
     undo = setting.apply(session)
     assert not is_same(before, snapshot(session)), (
@@ -185,12 +179,12 @@ def test_undo_puts_everything_back_as_it_was(entry, setting):
 @pytest.mark.parametrize(("entry", "setting"), CASES_HERE)
 def test_undo_puts_everything_back_after_steps_under_it(entry, setting):
     job = entry.jobs[0]()
-    session = open_session(job)
+    session = session_of(job)
     undo = setting.apply(session)
     session.gradient_pass(session, job.batch(job.batch_size), lambda phase: None)
     session.update(session)
     undo()
-    fresh = snapshot(open_session(job))
+    fresh = snapshot(session_of(job))
     after = snapshot(session)
     for key in ("groups", "contexts", "micro_batch_size", "gradient_pass", "backward", "update"):
         assert after[key] == fresh[key]

@@ -39,18 +39,14 @@ def operation(num_flops: int = 0, moved_bytes: int = 0, dtype: str = "float32") 
     return Operation("mm", Phase.FORWARD, dtype, num_flops, moved_bytes)
 
 
-def test_an_operator_bound_by_arithmetic_takes_its_flops_over_the_rate():
-    seconds = operation_seconds(operation(num_flops=3 * 10**12, moved_bytes=10**6), device_of())
-    assert seconds == pytest.approx(3.0 + LAUNCH_SECONDS)
-
-
-def test_an_operator_bound_by_traffic_takes_its_bytes_over_the_bandwidth():
-    seconds = operation_seconds(operation(num_flops=10**6, moved_bytes=2 * 10**10), device_of())
-    assert seconds == pytest.approx(2.0 + LAUNCH_SECONDS)
-
-
-def test_an_operator_that_does_nothing_takes_its_launch():
-    assert operation_seconds(operation(), device_of()) == pytest.approx(LAUNCH_SECONDS)
+@pytest.mark.parametrize(
+    ("num_flops", "moved_bytes", "bound_seconds"),
+    [(3 * 10**12, 10**6, 3.0), (10**6, 2 * 10**10, 2.0), (0, 0, 0.0)],
+    ids=["arithmetic", "traffic", "nothing"],
+)
+def test_an_operator_takes_its_launch_and_what_bounds_it(num_flops, moved_bytes, bound_seconds):
+    seconds = operation_seconds(operation(num_flops, moved_bytes), device_of())
+    assert seconds == pytest.approx(bound_seconds + LAUNCH_SECONDS)
 
 
 def test_each_dtype_has_its_own_rate_and_float32_stands_in_for_the_unknown():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from tests.zoo import modules_with_effects as samples
 from tests.zoo.modules_with_effects import DRAWING, NEVER_BATCH, ON_BATCH, REFUSED, Block
+from tests.zoo.small_jobs import mean_square_job, session_of
 from torch import nn
 
 import memfit
@@ -22,9 +22,6 @@ from memfit.analysis.effects import Effect, EffectKind, Effects
 from memfit.analysis.judgement import judge_effects
 from memfit.analysis.separability import PROVED, Outcome
 from memfit.errors import StrategyError
-from memfit.forward_state import Before
-from memfit.forward_state.kept_tensors import KeptTensors
-from memfit.forward_state.random_draws import RandomPositions
 from memfit.prediction.recording import record
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import open_plain_session
@@ -74,15 +71,7 @@ def nested(block: Callable[[int], nn.Module]) -> nn.Module:
 
 
 def job_of(model: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> Job:
-    return Job(
-        model=lambda: model().to(dtype),
-        batch=lambda size: torch.randn(size, WIDTH, dtype=dtype),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(
-            [parameter for parameter in parameters if parameter.requires_grad], lr=0.1
-        ),
-        batch_size=BATCH_SIZE,
-    )
+    return mean_square_job(lambda: model().to(dtype), WIDTH, dtype=dtype, batch_size=BATCH_SIZE)
 
 
 def sow() -> None:
@@ -260,7 +249,7 @@ on_pieces = pytest.mark.parametrize(
 @on_pieces
 def test_what_depends_on_the_batch_is_refused_before_anything_runs(block, strategy, build, owner):
     job = job_of(lambda: build(block))
-    session = open_plain_session(job, "cpu", find_layout(job))
+    session = session_of(job)
     if block is samples.InstanceNormalised and build is in_a_row:
         assert strategy.numerics_for(gather_facts(session)) is Numerics.UNPROVED
         return
@@ -273,7 +262,7 @@ def test_what_depends_on_the_batch_is_refused_before_anything_runs(block, strate
 @pytest.mark.usefixtures("overlooked")
 def test_what_depends_on_the_batch_is_an_error_before_any_update(block, strategy, build, owner):
     job = job_of(lambda: build(block))
-    session = open_plain_session(job, "cpu", find_layout(job))
+    session = session_of(job)
     steps = PlannedSteps(session, Plan(strategies=(strategy,)))
     before = [parameter.detach().clone() for parameter in session.model.parameters()]
     with pytest.raises(StrategyError, match=rf"leaves {owner}\.({CHANGED[block.__name__]}) in"):
@@ -355,7 +344,7 @@ class Large(Block):
 
 def test_a_large_tensor_that_changes_late_is_an_error_once_and_right_from_then_on():
     job = job_of(lambda: nn.Sequential(Large(WIDTH)))
-    session = open_plain_session(job, "cpu", find_layout(job))
+    session = session_of(job)
     steps = PlannedSteps(session, Plan(strategies=(ActivationCheckpointing(blocks=("0",)),)))
     batch = job.batch(BATCH_SIZE)
     for _ in range(2):
@@ -388,7 +377,7 @@ def test_hooks_that_come_later_are_seen():
     found = []
     for strategies in ((), (ActivationCheckpointing(blocks=("0", "1")),)):
         sow()
-        session = open_plain_session(job, "cpu", find_layout(job))
+        session = session_of(job)
         steps = PlannedSteps(session, Plan(strategies=strategies))
         batch = torch.ones(BATCH_SIZE, WIDTH, dtype=torch.float64)
         steps.attempt(batch)
@@ -418,45 +407,10 @@ def test_copies_of_what_changes_are_predicted(block, strategy):
         def __init__(self, width):
             super().__init__(64 * width)
 
-    job = Job(
-        model=lambda: nn.Sequential(Wide(1), Wide(1)),
-        batch=lambda size: torch.randn(size, 64),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=64,
-    )
+    job = mean_square_job(lambda: nn.Sequential(Wide(1), Wide(1)), 64, batch_size=64)
     plan = Plan(strategies=(strategy,))
     predicted = memfit.predict(job, plan=plan).peak_allocated_bytes
     assert memfit.measure(job, plan).peak_allocated_bytes == predicted
-
-
-FAULTS = {
-    "containers and attributes": (
-        patch.object(Before, "shown", lambda self: nullcontext()),
-        samples.Counting,
-    ),
-    "tensors": (patch.object(KeptTensors, "show", lambda self: None), samples.VectorQuantised),
-    "generators": (
-        patch.object(RandomPositions, "put_back", lambda self: None),
-        samples.PythonRandom,
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_seen(fault):
-    broken, block = FAULTS[fault]
-    job = job_of(lambda: in_a_row(block))
-    strategy = ActivationCheckpointing(blocks=("0", "1"))
-    assert largest_difference(job, strategy) <= EXACT
-    with broken:
-        assert largest_difference(job, strategy) > 1e-3
-
-
-def test_pieces_whose_state_is_not_put_back_are_seen():
-    job = job_of(lambda: in_a_row(samples.SpectralParametrized))
-    with patch.object(Before, "put_back", lambda self: None), pytest.raises(StrategyError):
-        largest_difference(job, MicroBatching(micro_batch_size=3))
 
 
 STATE = Effect(owner="model.0", name="state", kind=EffectKind.BINDING, depends_on_batch=True)

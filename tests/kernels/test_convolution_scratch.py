@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 from tests.kernels.rules import cpu_scratch_bytes, taken_bytes
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
-from memfit import Job
 
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 pytestmark = pytest.mark.skipif(not HAS_AVX512, reason="the rules were read off AVX-512")
@@ -173,13 +173,7 @@ def test_a_job_with_a_narrow_or_strided_convolution_is_predicted_within_a_thousa
         return nn.Sequential(nn.Conv2d(sizes[0], sizes[0], 1), model())
 
     for make in (model, wide_model):
-        job = Job(
-            model=make,
-            batch=lambda size: torch.randn(size, sizes[0], side, side),
-            loss=loss,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            batch_size=8,
-        )
+        job = mean_square_job(make, sizes[0], side, side, batch_size=8, loss=loss)
         measured = memfit.measure(job)
         error_fraction = measured.predicted_peak_bytes / measured.peak_allocated_bytes - 1
         assert abs(error_fraction) < 0.001

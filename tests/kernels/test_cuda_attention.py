@@ -48,136 +48,97 @@ def chosen(call: AttentionCall = CALL, **changes: object) -> str:
     return choose_attention(replace(call, **changes))
 
 
-@pytest.mark.parametrize("card", [A100, A10, L4, RTX_5090])
-def test_half_precision_without_a_mask_is_flash_from_ampere_on(card):
-    assert chosen(capability=card) == "flash"
+def heads_of(dim: int) -> dict[str, int]:
+    return {"head_dim": dim, "value_head_dim": dim}
 
 
-@pytest.mark.parametrize("card", [H100, B200])
-def test_hopper_and_data_centre_blackwell_prefer_cudnn_from_2_11_on(card):
-    assert chosen(capability=card, torch_version=(2, 10)) == "flash"
-    assert chosen(capability=card, torch_version=(2, 11)) == "cudnn"
+HEADS_OF_SMALL_CARDS = [
+    ("flash", heads_of(192) | {"dropout": 0.1}),
+    ("efficient", heads_of(200)),
+    ("efficient", heads_of(224)),
+    ("flash", heads_of(256)),
+    ("efficient", heads_of(256) | {"dropout": 0.1}),
+    ("efficient", heads_of(264)),
+]
+CHOICES = [
+    # Half precision without a mask is flash from Ampere on, and the decomposition before.
+    *(("flash", CALL, {"capability": card}) for card in (A100, A10, L4, RTX_5090, THOR)),
+    ("math", CALL, {"capability": T4}),
+    ("efficient", CALL, {"capability": T4, "dtype": "float16"}),
+    # Hopper and data-centre Blackwell prefer cuDNN from 2.11 on; older than the table is as 2.5.
+    *(("flash", CALL, {"capability": card, "torch_version": (2, 10)}) for card in (H100, B200)),
+    *(("cudnn", CALL, {"capability": card, "torch_version": (2, 11)}) for card in (H100, B200)),
+    ("flash", CALL, {"capability": H100, "torch_version": (2, 4)}),
+    # float32 is memory-efficient, float64 the decomposition.
+    *(("efficient", CALL, {"capability": card, "dtype": "float32"}) for card in (T4, A100, H100)),
+    ("math", CALL, {"dtype": "float64"}),
+    # A mask turns flash away, and one with a gradient cuDNN as well.
+    ("efficient", MASKED, {}),
+    ("efficient", MASKED, {"capability": RTX_5090}),
+    ("cudnn", MASKED, {"capability": H100}),
+    ("efficient", MASKED, {"capability": H100, "mask_requires_grad": True}),
+    # So do a causal mask over unequal lengths, and head dimensions that differ.
+    ("efficient", CALL, {"query_length": 512}),
+    ("efficient", CALL, {"head_dim": 96, "value_head_dim": 64}),
+    # The flash backward of small cards has gaps in its head dimensions; its forward has none.
+    *(
+        (backend, CALL, {"capability": card, **changes})
+        for card in (L4, RTX_5090)
+        for backend, changes in HEADS_OF_SMALL_CARDS
+    ),
+    ("flash", CALL, {"capability": L4, **heads_of(200), "requires_grad": False}),
+    # Flash pads odd head dimensions, the efficient kernel does not.
+    ("flash", CALL, heads_of(60)),
+    ("math", MASKED, heads_of(60)),
+    ("efficient", CALL, {"dtype": "float32", **heads_of(60)}),
+    ("math", CALL, {"dtype": "float32", **heads_of(62)}),
+    # Grouped heads take flash or cuDNN, but not the efficient kernel before 2.14.
+    ("flash", GROUPED, {}),
+    ("cudnn", GROUPED, {"capability": H100}),
+    ("math", GROUPED, {"is_causal": False, "has_mask": True}),
+    ("efficient", GROUPED, {"is_causal": False, "has_mask": True, "torch_version": (2, 14)}),
+    # Heads that do not divide, or are unequal without the flag, are left to the decomposition.
+    ("math", GROUPED, {"key_heads": 5}),
+    ("math", GROUPED, {"enable_gqa": False}),
+    # One key head is broadcast, and unbatched inputs are fused, from 2.14 on.
+    ("math", CALL, {"key_heads": 1}),
+    ("flash", CALL, {"key_heads": 1, "torch_version": (2, 14)}),
+    ("math", CALL, {"num_dims": 3}),
+    ("flash", CALL, {"num_dims": 3, "torch_version": (2, 14)}),
+    # Inputs with a stride in the last dimension are left to the decomposition.
+    ("math", CALL, {"has_unit_stride": False}),
+    ("flash", CALL, {"has_unit_stride": False, **heads_of(1)}),
+    # A dropout between sixteenths turns cuDNN away from 2.12 on.
+    ("cudnn", CALL, {"capability": H100, "torch_version": (2, 11), "dropout": 0.1}),
+    ("flash", CALL, {"capability": H100, "torch_version": (2, 12), "dropout": 0.1}),
+    ("cudnn", CALL, {"capability": H100, "torch_version": (2, 11), "dropout": 0.125}),
+    ("cudnn", CALL, {"capability": H100, "torch_version": (2, 12), "dropout": 0.125}),
+    # cuDNN takes no single key, and no dropout on a single query.
+    ("flash", CALL, {"capability": H100, "is_causal": False, "key_length": 1}),
+    ("cudnn", CALL, {"capability": H100, "is_causal": False, "query_length": 1}),
+    ("flash", CALL, {"capability": H100, "is_causal": False, "query_length": 1, "dropout": 0.5}),
+    (
+        "flash",
+        CALL,
+        {"capability": B200, "is_causal": False, "query_length": 1, "torch_version": (2, 14)},
+    ),
+    # Empty sequences are left to the decomposition.
+    ("math", CALL, {"query_length": 0, "key_length": 0}),
+    # What the user disables is passed over.
+    ("efficient", CALL, {"flash_enabled": False}),
+    ("math", CALL, {"flash_enabled": False, "efficient_enabled": False}),
+    (
+        "cudnn",
+        CALL,
+        {"flash_enabled": False, "efficient_enabled": False, "math_enabled": False},
+    ),
+    ("flash", CALL, {"capability": H100, "cudnn_enabled": False}),
+]
 
 
-def test_thor_and_consumer_blackwell_do_not_prefer_cudnn():
-    assert chosen(capability=THOR) == "flash"
-    assert chosen(MASKED, capability=RTX_5090) == "efficient"
-
-
-def test_bfloat16_on_turing_is_the_decomposition():
-    assert chosen(capability=T4) == "math"
-
-
-def test_float16_and_float32_on_turing_are_memory_efficient():
-    assert chosen(capability=T4, dtype="float16") == "efficient"
-    assert chosen(capability=T4, dtype="float32") == "efficient"
-
-
-def test_float32_is_memory_efficient_and_float64_the_decomposition():
-    assert chosen(dtype="float32") == "efficient"
-    assert chosen(capability=H100, dtype="float32") == "efficient"
-    assert chosen(dtype="float64") == "math"
-
-
-def test_a_mask_turns_flash_away():
-    assert chosen(MASKED) == "efficient"
-    assert chosen(MASKED, capability=H100) == "cudnn"
-
-
-def test_a_mask_with_a_gradient_turns_cudnn_away():
-    assert chosen(MASKED, capability=H100, mask_requires_grad=True) == "efficient"
-
-
-def test_a_causal_mask_over_unequal_lengths_turns_flash_away():
-    assert chosen(query_length=512) == "efficient"
-
-
-def test_mixed_head_dimensions_turn_flash_away():
-    assert chosen(head_dim=96, value_head_dim=64) == "efficient"
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "dropout", "backend"),
-    [
-        (192, 0.1, "flash"),
-        (200, 0.0, "efficient"),
-        (224, 0.0, "efficient"),
-        (256, 0.0, "flash"),
-        (256, 0.1, "efficient"),
-        (264, 0.0, "efficient"),
-    ],
-)
-def test_the_flash_backward_of_small_cards_has_gaps_in_its_head_dimensions(
-    head_dim, dropout, backend
-):
-    call = replace(CALL, head_dim=head_dim, value_head_dim=head_dim, dropout=dropout)
-    assert chosen(call, capability=L4) == backend
-    assert chosen(call, capability=RTX_5090) == backend
-
-
-def test_a_small_card_takes_any_flash_head_dimension_without_gradients():
-    assert chosen(capability=L4, head_dim=200, value_head_dim=200, requires_grad=False) == "flash"
-
-
-def test_flash_pads_odd_head_dimensions_but_the_efficient_kernel_does_not():
-    assert chosen(head_dim=60, value_head_dim=60) == "flash"
-    assert chosen(MASKED, head_dim=60, value_head_dim=60) == "math"
-    assert chosen(dtype="float32", head_dim=60, value_head_dim=60) == "efficient"
-    assert chosen(dtype="float32", head_dim=62, value_head_dim=62) == "math"
-
-
-@pytest.mark.parametrize(
-    ("card", "dtype", "alignment"),
-    [
-        (A100, "float16", 8),
-        (A100, "float32", 4),
-        (T4, "float16", 8),
-        (T4, "float32", 1),
-        ((6, 1), "float16", 1),
-    ],
-)
-def test_the_efficient_kernel_aligns_head_dimensions_to_128_bits_where_it_uses_tensor_cores(
-    card, dtype, alignment
-):
-    assert efficient_alignment(card, dtype) == alignment
-
-
-def test_grouped_heads_take_flash_or_cudnn_but_not_the_efficient_kernel_before_2_14():
-    assert chosen(GROUPED) == "flash"
-    assert chosen(GROUPED, capability=H100) == "cudnn"
-    masked = replace(GROUPED, is_causal=False, has_mask=True)
-    assert chosen(masked) == "math"
-    assert chosen(masked, torch_version=(2, 14)) == "efficient"
-
-
-def test_heads_that_do_not_divide_are_left_to_the_decomposition():
-    assert chosen(GROUPED, key_heads=5) == "math"
-
-
-def test_unequal_heads_without_the_flag_are_left_to_the_decomposition():
-    assert chosen(GROUPED, enable_gqa=False) == "math"
-
-
-def test_one_key_head_is_broadcast_from_2_14_on():
-    call = replace(CALL, key_heads=1)
-    assert chosen(call) == "math"
-    assert chosen(call, torch_version=(2, 14)) == "flash"
-
-
-def test_unbatched_inputs_can_be_fused_from_2_14_on():
-    assert chosen(num_dims=3) == "math"
-    assert chosen(num_dims=3, torch_version=(2, 14)) == "flash"
-
-
-def test_inputs_with_a_stride_in_the_last_dimension_are_left_to_the_decomposition():
-    assert chosen(has_unit_stride=False) == "math"
-    assert chosen(has_unit_stride=False, head_dim=1, value_head_dim=1) == "flash"
-
-
-@pytest.mark.parametrize(("version", "backend"), [((2, 11), "cudnn"), ((2, 12), "flash")])
-def test_a_dropout_between_sixteenths_turns_cudnn_away_from_2_12_on(version, backend):
-    assert chosen(capability=H100, torch_version=version, dropout=0.1) == backend
-    assert chosen(capability=H100, torch_version=version, dropout=0.125) == "cudnn"
+@pytest.mark.parametrize(("backend", "call", "changes"), CHOICES)
+def test_the_kernel_of_a_call_is_the_one_that_torch_chooses(backend, call, changes):
+    assert chosen(call, **changes) == backend
 
 
 @pytest.mark.parametrize(
@@ -196,32 +157,25 @@ def test_cudnn_takes_the_head_dimensions_of_its_version(version, dims, requires_
     assert chosen(capability=H100, torch_version=version, **changes) == backend
 
 
-def test_cudnn_takes_no_single_key_and_no_dropout_on_a_single_query():
-    one = replace(CALL, capability=H100, is_causal=False)
-    assert chosen(one, key_length=1) == "flash"
-    assert chosen(one, query_length=1) == "cudnn"
-    assert chosen(one, query_length=1, dropout=0.5) == "flash"
-    assert chosen(one, query_length=1, capability=B200, torch_version=(2, 14)) == "flash"
-
-
-def test_empty_sequences_are_left_to_the_decomposition():
-    assert chosen(query_length=0, key_length=0) == "math"
-
-
-def test_what_the_user_disables_is_passed_over():
-    assert chosen(flash_enabled=False) == "efficient"
-    assert chosen(flash_enabled=False, efficient_enabled=False) == "math"
-    assert chosen(flash_enabled=False, efficient_enabled=False, math_enabled=False) == "cudnn"
-    assert chosen(capability=H100, cudnn_enabled=False) == "flash"
+@pytest.mark.parametrize(
+    ("card", "dtype", "alignment"),
+    [
+        (A100, "float16", 8),
+        (A100, "float32", 4),
+        (T4, "float16", 8),
+        (T4, "float32", 1),
+        ((6, 1), "float16", 1),
+    ],
+)
+def test_the_efficient_kernel_aligns_head_dimensions_to_128_bits_where_it_uses_tensor_cores(
+    card, dtype, alignment
+):
+    assert efficient_alignment(card, dtype) == alignment
 
 
 def test_nothing_that_fits_is_an_error_with_a_remedy():
     with pytest.raises(RecordingError, match=r"enabled are flash\. Enable SDPBackend\.MATH"):
         chosen(dtype="float32", efficient_enabled=False, cudnn_enabled=False, math_enabled=False)
-
-
-def test_versions_older_than_the_table_take_its_first_line():
-    assert chosen(capability=H100, torch_version=(2, 4)) == "flash"
 
 
 def forward(backend: str, call: AttentionCall = CALL) -> Scratch:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.virtual.steps import training
 from torch import nn
 
 from memfit.devices.catalogue import load_device
@@ -17,20 +18,10 @@ from memfit.units import MIB
 DEFAULT = 8_519_680
 
 
-def setup_linear():
-    model = nn.Linear(64, 64).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step():
-        optimizer.zero_grad()
-        model(torch.zeros(8, 64, device="cuda")).sum().backward()
-        optimizer.step()
-
-    return step
-
-
 def workspaces(device, version=(2, 13)) -> list[int]:
-    recording = record_steps(setup_linear, device, torch_version=version)
+    recording = record_steps(
+        training(lambda: nn.Linear(64, 64), 8, 64), device, torch_version=version
+    )
     kept = recording.history.allocations
     return [a.num_bytes for a in kept if a.category is Category.WORKSPACES]
 

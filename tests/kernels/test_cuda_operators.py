@@ -53,7 +53,6 @@ def test_an_interval_never_leaves_its_figure_out() -> None:
 
 def test_operators_without_a_rule_are_told_from_those_that_take_nothing() -> None:
     assert CUDA_OPERATORS.find(torch.ops.aten.relu.default) is None
-    assert scratch("cat", [tensor(3)]).blocks == ()
     index = tensor(3, dtype=torch.int64)
     assert scratch("scatter_add_", tensor(3), 0, index, tensor(3)).certainty == "exact"
 
@@ -61,72 +60,110 @@ def test_operators_without_a_rule_are_told_from_those_that_take_nothing() -> Non
 # --- reductions ---------------------------------------------------------------------------------
 
 
-def test_the_sum_over_rows_stages_a_number_per_thread_of_every_block() -> None:
-    # 4 outputs per thread; blocks of 32 x 4 threads; 24 of them across. A T4 holds 40 x 8 = 320
-    # such blocks, so ceil(320 / 24) = 14 share a row: 3072 x 14 x (32 x 4) numbers of 4 bytes.
-    found = scratch("sum", tensor(2048, 3072, dtype=torch.bfloat16), [0], card=T4)
-    assert found.blocks == (3072 * 14 * 32 * 4 * 4, 24 * 4)
-    assert (found.num_bytes, found.certainty) == (22_020_192, "exact")
+def of(operator: str, *args: Any, **how: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    return operator, args, how
 
 
-def test_a_card_with_more_multiprocessors_shares_among_more_blocks() -> None:
-    # 132 x 16 = 2112 blocks at once, 32 across: 66 share a row.
-    found = scratch("sum", tensor(8192, 4096, dtype=torch.bfloat16), [0], True)
-    assert found.blocks == (4096 * 66 * 128 * 4, 32 * 4)
+BF16, INDICES = torch.bfloat16, tensor(5000, dtype=torch.int64)
+IMAGE, SHARED = tensor(8192, 4096), (4096 * 66 * 128 * 4, 32 * 4)
+GROUPED, SCALE = tensor(2, 8, 4, 4, dtype=torch.float16), tensor(8)
+GROUPS = (2, 8, 16, 2)
+BLOCKS = [
+    (of("cat", [tensor(3)]), ()),
+    # A sum over rows stages a number per thread of every block. 4 outputs per thread; blocks of
+    # 32 x 4 threads; 24 of them across. A T4 holds 40 x 8 = 320 such blocks, so
+    # ceil(320 / 24) = 14 share a row: 3072 x 14 x (32 x 4) numbers of 4 bytes.
+    (of("sum", tensor(2048, 3072, dtype=BF16), [0], card=T4), (22_020_192 - 24 * 4, 24 * 4)),
+    # A larger card shares among more: 132 x 16 = 2112 blocks at once, 32 across: 66 share a row.
+    (of("sum", tensor(8192, 4096, dtype=BF16), [0], True), SHARED),
+    # The sum of everything stages one number per block. 2^24 / 512 threads = 32,768 values each;
+    # 132 x 4 = 528 blocks at once share one output.
+    (of("sum", tensor(2**24)), (528 * 4, 4)),
+    (of("mean", tensor(2**12, 2**12)), (528 * 4, 4)),
+    # Sums along short or many rows stage nothing.
+    (of("sum", tensor(4, 100), [1]), ()),
+    (of("sum", tensor(4096, 1024), [-1]), ()),
+    (of("sum", tensor(0, 8), [0]), ()),
+    # Dimensions that follow in memory are reduced as one.
+    (of("sum", IMAGE, [0]), SHARED),
+    (of("sum", tensor(8192, 1, 4096), [0, 1]), SHARED),
+    (of("sum", IMAGE.t(), [1]), SHARED),
+    # Outputs in odd numbers are not worked on four at a time. 512 threads: 32 wide, 16 high;
+    # ceil(4095 / 32) = 128 across; 132 x 4 = 528 at once: 5 share, but 8192 / 16 = 512 values per
+    # thread leave at least ceil(512 / 256) = 2.
+    (of("sum", tensor(8192, 4095), [0]), (4095 * 5 * 32 * 4, 128 * 4)),
+    # Outputs in twos are worked on two at a time. 256 threads: 32 wide, 8 high;
+    # ceil(2049 / 32) = 65 across; 132 x 8 = 1056 at once: 17 share.
+    (of("sum", tensor(8192, 4098), [0]), (4098 * 17 * 64 * 4, 65 * 4)),
+    # Rows wider than the card are not shared. 320 blocks fill a T4; each still shares its rows
+    # with 3 others: 4096 / 4 / 256.
+    (of("sum", tensor(4096, 320 * 128), [0], card=T4), (320 * 128 * 4 * 128 * 4, 320 * 4)),
+    (of("sum", tensor(4096, 321 * 128), [0], card=T4), ()),
+    # Norms read their dimension from the third argument.
+    (of("linalg_vector_norm", IMAGE, 2, [0]), SHARED),
+    (of("amax", IMAGE, dim=0), SHARED),
+    # Expanded values are copied before they are put.
+    (
+        of("index_put", tensor(1000, 8), [INDICES], tensor(1, 8).expand(5000, 8), accumulate=True),
+        (5000 * 8 * 4, *[40_000] * 4, radix_sort_bytes(5000, 8, 8, 10)),
+    ),
+    # Rows up to 4096 long are sorted without buffers, others by how many there are.
+    (of("sort", tensor(64, 4096), -1), ()),
+    (of("sort", tensor(5000), -1), (40_000, radix_sort_bytes(5000, 4, 8, 32))),
+    (
+        of("sort", tensor(3, 5000), -1),
+        (120_000, 120_000, 60_000, radix_sort_bytes(15_000, 4, 8, 32)),
+    ),
+    (of("sort", tensor(128, 5000), -1), (5_120_000, 7_680_000)),
+    (of("sort", tensor(5000, 3), stable=True, dim=1), ()),
+    # Scans need storage in one dimension only.
+    (of("cumsum", tensor(4, 1000), 1), ()),
+    (of("cumsum", tensor(19_200), 0), (16 * (10 + 32),)),
+    # Drawing with replacement normalises and sums up.
+    (of("multinomial", tensor(4, 1000), 5, True), (16_000, 16_000)),
+    (of("multinomial", tensor(4, 1000), 5), (16_000,)),
+    # Group norm keeps fp32 numbers per channel and group.
+    (
+        of(
+            "native_group_norm_backward",
+            *(GROUPED, GROUPED, tensor(2, 2), tensor(2, 2), SCALE, *GROUPS, [True] * 3),
+        ),
+        (64, 64, 64, 16, 16),
+    ),
+    (of("native_group_norm", GROUPED, SCALE, SCALE, *GROUPS, 1e-5), (64, 64)),
+    (of("native_group_norm", GROUPED, None, None, *GROUPS, 1e-5), ()),
+    # Products copy what cuBLAS cannot read.
+    (of("mm", tensor(6, 8), tensor(8, 10)), ()),
+    (of("mm", tensor(8, 6).t(), tensor(8, 10)[:, :4]), ()),
+    (of("addmm", tensor(10), tensor(6, 1).expand(6, 8), tensor(8, 10)), (6 * 8 * 4,)),
+    (of("bmm", tensor(2, 6, 16)[..., ::2], tensor(2, 8, 3)), (2 * 6 * 8 * 4,)),
+    # Softmax copies what is not contiguous.
+    (of("_softmax", tensor(4, 8).t(), 1, False), (128,)),
+    (of("_log_softmax_backward_data", tensor(4, 8), tensor(4, 8), 1, torch.float32), ()),
+    # Norms of lists keep a number per part of the largest.
+    (of("_foreach_norm", [tensor(65_537), tensor(10)]), (2 * 2 * 4,)),
+]
 
 
-def test_the_sum_of_everything_stages_one_number_per_block() -> None:
-    # 2^24 / 512 threads = 32,768 values each; 132 x 4 = 528 blocks at once share one output.
-    assert scratch("sum", tensor(2**24)).blocks == (528 * 4, 4)
-    assert scratch("mean", tensor(2**12, 2**12)).blocks == (528 * 4, 4)
+@pytest.mark.parametrize(("call", "blocks"), BLOCKS, ids=lambda value: str(value[0:1]))
+def test_an_operator_takes_what_its_kernel_in_torch_takes(call: Any, blocks: Any) -> None:
+    operator, args, how = call
+    assert scratch(operator, *args, **how).blocks == blocks
 
 
-def test_sums_along_short_or_many_rows_stage_nothing() -> None:
-    assert scratch("sum", tensor(4, 100), [1]).blocks == ()
-    assert scratch("sum", tensor(4096, 1024), [-1]).blocks == ()
-    assert scratch("sum", tensor(0, 8), [0]).blocks == ()
+def test_a_sort_along_another_dimension_than_the_last_copies() -> None:
+    assert scratch("sort", tensor(5000, 3), stable=False, dim=0).blocks[0] == 5000 * 3 * 4
 
 
-def test_dimensions_that_follow_in_memory_are_reduced_as_one() -> None:
-    image = tensor(8192, 1, 4096)
-    assert scratch("sum", image, [0, 1]).blocks == scratch("sum", tensor(8192, 4096), [0]).blocks
-    turned = tensor(8192, 4096).t()
-    assert scratch("sum", turned, [1]).blocks == scratch("sum", tensor(8192, 4096), [0]).blocks
-
-
-def test_outputs_in_odd_numbers_are_not_worked_on_four_at_a_time() -> None:
-    # 512 threads: 32 wide, 16 high; ceil(4095 / 32) = 128 across; 132 x 4 = 528 at once: 5 share,
-    # but 8192 / 16 = 512 values per thread leave at least ceil(512 / 256) = 2.
-    assert scratch("sum", tensor(8192, 4095), [0]).blocks == (4095 * 5 * 32 * 4, 128 * 4)
-
-
-def test_outputs_in_twos_are_worked_on_two_at_a_time() -> None:
-    # 256 threads: 32 wide, 8 high; ceil(2049 / 32) = 65 across; 132 x 8 = 1056 at once: 17 share.
-    assert scratch("sum", tensor(8192, 4098), [0]).blocks == (4098 * 17 * 64 * 4, 65 * 4)
-
-
-def test_rows_wider_than_the_card_are_not_shared() -> None:
-    # 320 blocks fill a T4; each still shares its rows with 3 others: 4096 / 4 / 256.
-    full = scratch("sum", tensor(4096, 320 * 128), [0], card=T4)
-    assert full.blocks == (320 * 128 * 4 * 128 * 4, 320 * 4)
-    assert scratch("sum", tensor(4096, 321 * 128), [0], card=T4).blocks == ()
-
-
-def test_norms_read_their_dimension_from_the_third_argument() -> None:
-    image = tensor(8192, 4096)
-    expected = scratch("sum", image, [0]).blocks
-    assert scratch("linalg_vector_norm", image, 2, [0]).blocks == expected
-    assert scratch("amax", image, dim=0).blocks == expected
+def test_what_cannot_be_known_is_a_guess() -> None:
+    assert scratch("sum", tensor(2**24)).certainty == "exact"
+    assert scratch("sum", tensor(2**15, 2**15), [0]).certainty == "guess"  # past 32 bits
 
 
 def test_without_the_number_of_multiprocessors_a_sum_is_a_guess() -> None:
     found = scratch("sum", tensor(2**24), card=UNKNOWN)
     assert (found.certainty, found.low_bytes) == ("guess", 0)
     assert found.high_bytes == 2 * found.num_bytes > 0
-
-
-def test_tensors_past_32_bit_are_guessed() -> None:
-    assert scratch("sum", tensor(2**15, 2**15), [0]).certainty == "guess"
 
 
 def test_a_log_sum_exp_keeps_exponentials_and_largest_values_while_it_adds_up() -> None:
@@ -144,15 +181,12 @@ def embedding(count: int, rows: int, width: int, card: Card = H100) -> Scratch:
     return scratch("embedding_dense_backward", *args, card=card, out=tensor(rows, width))
 
 
-def test_few_indices_are_added_up_in_place() -> None:
-    assert embedding(3072, 1000, 16).blocks == ()
-
-
 def test_many_indices_are_sorted_and_summed_in_parts_of_ten() -> None:
     # 4096 indices of 8 bytes: sorted, order, starts of runs; 1000 runs; 409 + 1000 parts.
     parts = 409 + 1000
     kept = 3 * 4096 * 8 + 2 * 8 + 2 * 1000 * 8 + parts * 8
     assert embedding(4096, 1000, 16).num_bytes == kept + parts * 16 * 4
+    assert embedding(3072, 1000, 16).blocks == ()  # few are added up in place
 
 
 def test_the_sort_of_a_thin_embedding_peaks_before_the_gradient_exists() -> None:
@@ -185,44 +219,9 @@ def test_accumulating_index_put_sorts_four_arrays_of_indices() -> None:
     assert scratch("_index_put_impl_", table, indices, values, False).blocks == ()
 
 
-def test_expanded_values_are_copied_before_they_are_put() -> None:
-    indices = [tensor(5000, dtype=torch.int64)]
-    values = tensor(1, 8).expand(5000, 8)
-    found = scratch("index_put", tensor(1000, 8), indices, values, accumulate=True)
-    assert found.blocks[0] == 5000 * 8 * 4
-
-
 def test_masks_have_no_rule_since_their_count_depends_on_data() -> None:
     args = (tensor(10), [tensor(10, dtype=torch.bool)], tensor(1), True)
     assert cuda_scratch("index_put_", *args, card=H100) is None
-
-
-def test_rows_up_to_4096_long_are_sorted_without_buffers() -> None:
-    assert scratch("sort", tensor(64, 4096), -1).blocks == ()
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((5000,), (40_000, radix_sort_bytes(5000, 4, 8, 32))),
-        ((3, 5000), (120_000, 120_000, 60_000, radix_sort_bytes(15_000, 4, 8, 32))),
-        ((128, 5000), (5_120_000, 7_680_000)),
-    ],
-)
-def test_long_rows_are_sorted_by_how_many_there_are(
-    shape: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
-    assert scratch("sort", tensor(*shape), -1).blocks == expected
-
-
-def test_a_sort_along_another_dimension_than_the_last_copies() -> None:
-    assert scratch("sort", tensor(5000, 3), stable=False, dim=0).blocks[0] == 5000 * 3 * 4
-    assert scratch("sort", tensor(5000, 3), stable=True, dim=1).blocks == ()
-
-
-def test_scans_need_storage_in_one_dimension_only() -> None:
-    assert scratch("cumsum", tensor(4, 1000), 1).blocks == ()
-    assert scratch("cumsum", tensor(19_200), 0).blocks == (16 * (10 + 32),)
 
 
 def test_the_rest_of_the_index_kernels_give_intervals() -> None:
@@ -239,11 +238,6 @@ def test_the_rest_of_the_index_kernels_give_intervals() -> None:
         assert found.low_bytes <= found.num_bytes <= found.high_bytes, operator
         assert found.num_bytes > 0, operator
         assert found.certainty != "exact", operator
-
-
-def test_drawing_with_replacement_normalises_and_sums_up() -> None:
-    assert scratch("multinomial", tensor(4, 1000), 5, True).blocks == (16_000, 16_000)
-    assert scratch("multinomial", tensor(4, 1000), 5).blocks == (16_000,)
 
 
 # --- normalisation, products, lists -------------------------------------------------------------
@@ -269,15 +263,6 @@ def test_layer_norm_of_fewer_or_longer_rows_takes_nothing() -> None:
         assert scratch("native_layer_norm_backward", *args).blocks == ()
 
 
-def test_group_norm_keeps_fp32_numbers_per_channel_and_group() -> None:
-    image, scale = tensor(2, 8, 4, 4, dtype=torch.float16), tensor(8)
-    args = (image, image, tensor(2, 2), tensor(2, 2), scale, 2, 8, 16, 2, [True] * 3)
-    assert scratch("native_group_norm_backward", *args).blocks == (64, 64, 64, 16, 16)
-    forward = scratch("native_group_norm", image, scale, scale, 2, 8, 16, 2, 1e-5)
-    assert forward.blocks == (64, 64)
-    assert scratch("native_group_norm", image, None, None, 2, 8, 16, 2, 1e-5).blocks == ()
-
-
 def test_batch_norm_stages_partial_sums_where_channels_lie_next_to_each_other() -> None:
     # 65,536 rows: blocks of 32 x 16 threads, 16 rows each; the grid is cut at 128.
     rows = tensor(65_536, 64)
@@ -298,27 +283,6 @@ def test_cudnn_batch_norm_copies_a_gradient_laid_out_otherwise() -> None:
     assert scratch("cudnn_batch_norm_backward", image, image, *rest).high_bytes == 0
     forward = (tensor(8), *[None] * 3, True, 0.1, 1e-5)
     assert scratch("cudnn_batch_norm", grad, *forward).high_bytes == 2**20
-
-
-def test_products_copy_what_cublas_cannot_read() -> None:
-    left, right = tensor(6, 8), tensor(8, 10)
-    assert scratch("mm", left, right).blocks == ()
-    assert scratch("mm", tensor(8, 6).t(), right[:, :4]).blocks == ()
-    assert scratch("addmm", tensor(10), tensor(6, 1).expand(6, 8), right).blocks == (6 * 8 * 4,)
-    assert scratch("bmm", tensor(2, 6, 16)[..., ::2], tensor(2, 8, 3)).blocks == (2 * 6 * 8 * 4,)
-
-
-def test_softmax_copies_what_is_not_contiguous() -> None:
-    assert scratch("_softmax", tensor(4, 8).t(), 1, False).blocks == (128,)
-    assert (
-        scratch("_log_softmax_backward_data", tensor(4, 8), tensor(4, 8), 1, torch.float32).blocks
-        == ()
-    )
-
-
-def test_norms_of_lists_keep_a_number_per_part_of_the_largest() -> None:
-    found = scratch("_foreach_norm", [tensor(65_537), tensor(10)])
-    assert found.blocks == (2 * 2 * 4,)
 
 
 # --- convolutions -------------------------------------------------------------------------------

@@ -10,50 +10,40 @@ from memfit.kernels.cuda.workspaces import (
     cublas_workspace,
     cublas_workspace_bytes,
     lt_workspace_bytes,
-    parse_workspace_config,
     uses_lt,
 )
 from memfit.units import MIB
 
 DEFAULT = 8_519_680
 LARGE = 32 * MIB
+MATRIX_AND_ACTIVATION = {"operator": "aten::_addmm_activation", "bias_shape": (512, 3072)}
 LINEAR = {"left_shape": (512, 768), "right_shape": (768, 3072), "bias_shape": (3072,)}
 
 
 @pytest.mark.parametrize(
-    ("capability", "version", "num_bytes"),
+    ("capability", "version", "config", "num_bytes"),
     [
-        ((7, 5), (2, 11), DEFAULT),
-        ((8, 9), (2, 14), DEFAULT),
-        ((9, 0), (2, 6), LARGE),
-        ((9, 0), (2, 13), LARGE),
-        ((10, 0), (2, 11), DEFAULT),
-        ((10, 0), (2, 12), LARGE),
-        ((12, 0), (2, 13), LARGE),
-        ((11, 0), (2, 13), DEFAULT),
-        ((11, 0), (2, 14), LARGE),
+        ((7, 5), (2, 11), None, DEFAULT),
+        ((8, 9), (2, 14), None, DEFAULT),
+        # 32 MiB on the cards that its version names.
+        ((9, 0), (2, 6), None, LARGE),
+        ((9, 0), (2, 13), None, LARGE),
+        ((10, 0), (2, 11), None, DEFAULT),
+        ((10, 0), (2, 12), None, LARGE),
+        ((12, 0), (2, 13), None, LARGE),
+        ((11, 0), (2, 13), None, DEFAULT),
+        ((11, 0), (2, 14), None, LARGE),
+        # The documented default, a small one, nothing, and what cannot be read.
+        ((9, 0), (2, 13), ":4096:2:16:8", DEFAULT),
+        ((9, 0), (2, 13), ":16:8", 128 * 1024),
+        ((8, 0), (2, 13), ":0:0", 0),
+        ((8, 0), (2, 13), "4 MiB", DEFAULT),
     ],
 )
-def test_cublas_gets_32_mib_on_the_cards_its_version_names(capability, version, num_bytes):
-    assert cublas_workspace_bytes(capability, version) == num_bytes
-
-
-def test_the_documented_default_configuration_equals_the_default():
-    assert parse_workspace_config(":4096:2:16:8") == DEFAULT
-    assert cublas_workspace_bytes((9, 0), (2, 13), ":4096:2:16:8") == DEFAULT
-
-
-def test_a_small_configuration_is_taken_at_its_word():
-    assert cublas_workspace_bytes((9, 0), (2, 13), ":16:8") == 128 * 1024
-
-
-def test_a_configuration_that_cannot_be_read_leaves_the_default():
-    assert parse_workspace_config("4 MiB") is None
-    assert cublas_workspace_bytes((8, 0), (2, 13), "4 MiB") == DEFAULT
-
-
-def test_a_zero_configuration_takes_nothing():
-    assert cublas_workspace_bytes((8, 0), (2, 13), ":0:0") == 0
+def test_cublas_gets_what_its_version_or_the_configuration_says(
+    capability, version, config, num_bytes
+):
+    assert cublas_workspace_bytes(capability, version, config) == num_bytes
 
 
 def test_workspaces_are_temporaries_from_2_15_on():
@@ -92,45 +82,27 @@ def test_every_figure_names_its_source(capability, minor):
         assert "pytorch" in workspace.source
 
 
-def test_a_linear_layer_with_a_bias_goes_through_lt():
-    assert uses_lt((2, 13), Product(operator="aten::addmm", dtype="bfloat16", **LINEAR))
-
-
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("version", "change", "is_lt", "why"),
     [
-        ({"operator": "aten::mm"}, "no bias"),
-        ({"beta": 0.5}, "a scaled bias"),
-        ({"dtype": "complex64"}, "a dtype that cuBLASLt lacks"),
-        ({"bias_shape": (512, 3072)}, "a whole matrix"),
-        ({"bias_shape": (1,)}, "a broadcast number"),
-        ({"is_bias_contiguous": False}, "a bias with holes"),
-        ({"is_in_place": True}, "a result that is the bias"),
-        ({"right_shape": (768, 1), "bias_shape": (1,)}, "one column"),
-        ({"left_shape": (1, 768)}, "one row"),
+        ((2, 13), {"dtype": "bfloat16"}, True, "a linear layer with a bias"),
+        ((2, 13), {"operator": "aten::mm"}, False, "no bias"),
+        ((2, 13), {"beta": 0.5}, False, "a scaled bias"),
+        ((2, 13), {"dtype": "complex64"}, False, "a dtype that cuBLASLt lacks"),
+        ((2, 13), {"bias_shape": (512, 3072)}, False, "a whole matrix"),
+        ((2, 13), {"bias_shape": (1,)}, False, "a broadcast number"),
+        ((2, 13), {"is_bias_contiguous": False}, False, "a bias with holes"),
+        ((2, 13), {"is_in_place": True}, False, "a result that is the bias"),
+        ((2, 13), {"right_shape": (768, 1), "bias_shape": (1,)}, False, "one column"),
+        ((2, 13), {"left_shape": (1, 768)}, False, "one row"),
+        ((2, 9), {"left_shape": (1, 768)}, True, "one row was no obstacle before"),
+        ((2, 9), {"bias_shape": (1, 3072)}, False, "leading ones"),
+        ((2, 10), {"bias_shape": (1, 3072)}, True, "leading ones are fused"),
+        ((2, 11), MATRIX_AND_ACTIVATION, True, "a matrix, with an activation"),
+        ((2, 10), MATRIX_AND_ACTIVATION, False, "a matrix, with an activation"),
+        ((2, 13), {"operator": "aten::_scaled_mm"}, True, "a scaled product"),
     ],
 )
-def test_what_lt_does_not_take_goes_through_cublas(change, why):
+def test_linear_layers_go_through_lt_as_far_as_it_takes_them(version, change, is_lt, why):
     product = Product(**{"operator": "aten::addmm", "dtype": "float32", **LINEAR, **change})
-    assert not uses_lt((2, 13), product), why
-
-
-def test_a_bias_with_leading_ones_is_fused_from_2_10_on():
-    product = Product(operator="aten::addmm", **{**LINEAR, "bias_shape": (1, 3072)})
-    assert not uses_lt((2, 9), product)
-    assert uses_lt((2, 10), product)
-
-
-def test_a_single_row_was_no_obstacle_before_2_10():
-    product = Product(operator="aten::addmm", **{**LINEAR, "left_shape": (1, 768)})
-    assert uses_lt((2, 9), product)
-
-
-def test_a_matrix_bias_goes_through_lt_only_with_an_activation():
-    product = Product(operator="aten::_addmm_activation", **{**LINEAR, "bias_shape": (512, 3072)})
-    assert uses_lt((2, 11), product)
-    assert not uses_lt((2, 10), product)
-
-
-def test_scaled_products_always_go_through_lt():
-    assert uses_lt((2, 13), Product(operator="aten::_scaled_mm"))
+    assert uses_lt(version, product) == is_lt, why

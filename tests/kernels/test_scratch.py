@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.kernels.rules import cpu_scratch_bytes
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -24,13 +25,7 @@ def job_of(model, *shape: int, batch_size: int) -> Job:
         out = model(batch)
         return (out[0] if isinstance(out, tuple) else out).square().mean()
 
-    return Job(
-        model=model,
-        batch=lambda size: torch.randn(size, *shape),
-        loss=loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=batch_size,
-    )
+    return mean_square_job(model, *shape, batch_size=batch_size, loss=loss)
 
 
 def error_fraction(job: Job, *strategies) -> float:
@@ -94,22 +89,6 @@ def test_convolutions_are_predicted_within_a_hundredth(channels, out, kernel, si
     batch = job.batch
     job = replace(job, batch=lambda size: batch(size).contiguous(memory_format=memory_format))
     assert abs(error_fraction(job)) < 0.01
-
-
-@NEEDS_AVX512
-def test_a_depthwise_convolution_is_predicted_within_a_hundredth():
-    def model():
-        layers = (nn.Conv2d(32, 32, 5, padding=2, groups=32), nn.GELU())
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-
-    assert abs(error_fraction(job_of(model, 32, 16, 16, batch_size=16))) < 0.01
-
-
-def test_a_convolution_of_one_image_is_predicted_within_a_hundredth():
-    def model():
-        return nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Tanh())
-
-    assert abs(error_fraction(job_of(model, 16, 32, 32, batch_size=1))) < 0.01
 
 
 class Attention(nn.Module):

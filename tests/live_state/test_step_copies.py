@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -60,7 +61,7 @@ def test_the_bytes_of_a_batch_are_those_of_its_tensors(batch: Any, num_bytes: in
     assert bytes_in(batch) == num_bytes
 
 
-DRAWS = {
+NUMPYS_DRAWS = {
     "nothing": lambda: None,
     "uniform": lambda: np.random.rand(),
     "one normal": lambda: np.random.randn(),
@@ -68,25 +69,6 @@ DRAWS = {
     "seeded": lambda: np.random.seed(3),
     "shuffled": lambda: np.random.shuffle([1, 2, 3]),
 }
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_whatever_was_drawn_from_numpy_its_state_is_the_one_read(seed: int) -> None:
-    reader, draw = RandomSourcesReader(), random.Random(seed)
-    before = reader.here()
-    try:
-        for _ in range(30):
-            DRAWS[draw.choice([*DRAWS])]()
-            assert str(reader.here().numpy) == str(np.random.get_state())
-            kept = reader.here()
-            wanted = np.random.randn(3)
-            if draw.random() < 0.5:
-                kept.put_back("cpu")
-                assert (np.random.randn(3) == wanted).all()
-    finally:
-        before.put_back("cpu")
-
-
 PYTHONS_DRAWS = {
     "nothing": lambda: None,
     "uniform": lambda: random.random(),
@@ -99,18 +81,28 @@ PYTHONS_DRAWS = {
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_was_drawn_from_pythons_generator_its_state_is_the_one_read(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("draws", "state_read", "state", "normal"),
+    [
+        (NUMPYS_DRAWS, lambda kept: str(kept.numpy), lambda: str(np.random.get_state()), np.random.randn),
+        (PYTHONS_DRAWS, lambda kept: kept.python, random.getstate, random.gauss),
+    ],
+    ids=["numpy", "python"],
+)  # fmt: skip
+def test_whatever_was_drawn_its_state_is_the_one_read(
+    draws: Any, state_read: Any, state: Any, normal: Any, seed: int
+) -> None:
     reader, draw = RandomSourcesReader(), random.Random(seed)
     before = reader.here()
     try:
         for _ in range(50):
-            PYTHONS_DRAWS[draw.choice([*PYTHONS_DRAWS])]()
+            draws[draw.choice([*draws])]()
             kept = reader.here()
-            assert kept.python == random.getstate()
-            wanted = [random.gauss(0, 1) for _ in range(3)]
+            assert state_read(kept) == state()
+            wanted = [normal() for _ in range(3)]
             if draw.random() < 0.5:
                 kept.put_back("cpu")
-                assert [random.gauss(0, 1) for _ in range(3)] == wanted
+                assert [normal() for _ in range(3)] == wanted
     finally:
         before.put_back("cpu")
 
@@ -131,30 +123,29 @@ def test_a_generator_in_the_place_of_pythons_is_read_as_it_is(
     assert reader.here().python == own.getstate()
 
 
-def test_a_normal_value_that_was_drawn_in_advance_is_part_of_the_state() -> None:
-    reader = RandomSourcesReader()
-    np.random.seed(0)
-    np.random.randn()  # and one more, which lies ready
-    ready = reader.here()
-    np.random.randn()  # that one: the generator itself does not move
-    used = reader.here()
-    wanted = np.random.randn()
-    used.put_back("cpu")
-    assert np.random.randn() == wanted
-    assert str(ready.numpy) != str(used.numpy)
-
-
-def test_a_normal_value_that_python_drew_in_advance_is_part_of_the_state() -> None:
+@pytest.mark.parametrize(
+    ("seed", "normal", "state_read"),
+    [
+        (np.random.seed, np.random.randn, lambda kept: str(kept.numpy)),
+        (random.seed, random.gauss, lambda kept: kept.python),
+    ],
+    ids=["numpy", "python"],
+)
+def test_a_normal_value_that_was_drawn_in_advance_is_part_of_the_state(
+    seed: Any, normal: Any, state_read: Any
+) -> None:
     reader = RandomSourcesReader()
     before = reader.here()
-    random.seed(0)
-    random.gauss(0, 1)  # and one more, which lies ready
+    seed(0)
+    normal()  # and one more, which lies ready
     ready = reader.here()
-    wanted = random.gauss(0, 1)  # that one: the generator itself does not move
+    first = normal()  # that one: the generator itself does not move
     used = reader.here()
-    assert ready.python != used.python
-    ready.put_back("cpu")
-    assert random.gauss(0, 1) == wanted
+    second = normal()
+    assert state_read(ready) != state_read(used)
+    for kept, wanted in ((used, second), (ready, first)):
+        kept.put_back("cpu")
+        assert normal() == wanted
     before.put_back("cpu")
 
 
@@ -239,13 +230,7 @@ def test_random_states_that_are_kept_within_a_step_are_part_of_its_peak() -> Non
         return value
 
     def peaks(function: Any) -> tuple[int, int | None]:
-        job = memfit.Job(
-            model=lambda: nn.Linear(8, 8),
-            batch=lambda size: torch.randn(size, 8),
-            loss=function,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            batch_size=4,
-        )
+        job = mean_square_job(lambda: nn.Linear(8, 8), 8, loss=function)
         measured = memfit.measure(job).peak_allocated_bytes
         return memfit.predict(job).peak_allocated_bytes, measured
 

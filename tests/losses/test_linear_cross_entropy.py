@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from tests.losses.largest_tensor import LargestTensor
 
 from memfit.errors import JobError
 from memfit.losses import linear_cross_entropy
@@ -166,19 +165,6 @@ def test_bfloat16_parameters_have_their_gradients_added_up_in_float32():
     expected = torch.autograd.grad(whole(exact, labels), exact[1])[0]
     assert found.dtype is torch.bfloat16
     assert (found - expected).norm() < 1e-2 * expected.norm()
-
-
-class LargestTensor(TorchDispatchMode):
-    """Note the largest tensor that any operator gives."""
-
-    num_elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.num_elements = max(self.num_elements, leaf.numel())
-        return out
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.planner.test_jobs import contrastive
 from tests.zoo import planned_jobs as planner_jobs
-from tests.zoo.planned_jobs import reasons
+from tests.zoo.small_jobs import mean_square_job
 
 import memfit
 from memfit import Job, Plan
@@ -133,21 +132,9 @@ def test_a_step_that_takes_long_to_record_has_one_plan_in_reserve_at_most(transf
 
 
 def test_there_is_no_safer_plan_where_nothing_smaller_can_be_made():
-    single = Job(
-        model=lambda: torch.nn.Linear(256, 256, bias=False),
-        batch=lambda size: torch.randn(size, 256),
-        loss=planner_jobs.square_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=1,
-    )
+    single = mean_square_job(lambda: torch.nn.Linear(256, 256, bias=False), 256, batch_size=1)
     forbidden = ["optimizer-in-backward", "optimizer-implementation"]
     assert memfit.plan(single, forbid=forbidden).ladder == ()
-
-
-def test_no_safer_plan_cuts_a_batch_whose_samples_the_loss_couples():
-    plan = memfit.plan(contrastive(), forbid=["activation-checkpointing"])
-    assert not any("micro-batching" in label for row in plan.considered for label in row.strategies)
-    assert "sample" in reasons(plan)["micro-batching"]
 
 
 # --- Approximations ---

@@ -136,14 +136,6 @@ def test_budgets_that_are_named_are_met_exactly(chain, budgets_bytes):
         assert min(fitting, default=None) == (best and best.seconds)
 
 
-@given(chains(), st.integers(0, 300), st.integers(0, 100))
-def test_a_larger_budget_is_never_slower(chain, budget_bytes, more_bytes):
-    tight, wide = fastest(chain, budget_bytes), fastest(chain, budget_bytes + more_bytes)
-    if tight is not None:
-        assert wide is not None
-        assert wide.seconds <= tight.seconds
-
-
 def test_of_equally_fast_assignments_the_one_that_saves_less_is_taken():
     options = tuple(
         Option(recomputes=n > 0, keep=(), saved_bytes=saved, unneeded_bytes=0, seconds=0.0)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from tests.zoo import planned_jobs as planner_jobs
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 from memfit import Job
@@ -138,12 +139,11 @@ def test_of_plain_blocks_every_estimate_holds_to_a_thousandth():
 
 
 def test_what_a_forward_takes_for_a_moment_it_takes_again_when_recomputed():
-    job = Job(
-        model=lambda: nn.Sequential(*(Wasteful(256) for _ in range(4))),
-        batch=lambda size: torch.randn(size, 256),
-        loss=planner_jobs.square_loss,
-        optimizer=planner_jobs.sgd,
+    job = mean_square_job(
+        lambda: nn.Sequential(*(Wasteful(256) for _ in range(4))),
+        256,
         batch_size=512,
+        optimizer=planner_jobs.sgd,
     )
     found = Tried(job)
     chain = found.chain()

@@ -6,10 +6,10 @@ import io
 from dataclasses import replace
 
 import pytest
-import torch
 from rich.console import Console
 from tests.zoo import planned_jobs as planner_jobs
 from tests.zoo.planned_jobs import reasons
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -41,12 +41,12 @@ class Stubborn(nn.Sequential):
 
 def stubborn() -> Job:
     """Return a job that can be recorded as it is, and in no micro-batches."""
-    return Job(
-        model=lambda: Stubborn(*(planner_jobs.MLP(64) for _ in range(3))),
-        batch=lambda size: torch.randn(size, 32, 64),
-        loss=planner_jobs.square_loss,
-        optimizer=planner_jobs.sgd,
+    return mean_square_job(
+        lambda: Stubborn(*(planner_jobs.MLP(64) for _ in range(3))),
+        32,
+        64,
         batch_size=8,
+        optimizer=planner_jobs.sgd,
     )
 
 

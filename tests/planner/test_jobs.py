@@ -14,19 +14,6 @@ from memfit import Job, Plan
 from memfit.errors import NoPlanFitsError, StrategyError
 
 
-class Encoder(nn.Module):
-    """Blocks of two layers."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(MLP(width) for _ in range(3))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def contrastive_loss(model, batch):
     first, second = (F.normalize(model(part), dim=-1) for part in batch)
     scores = first @ second.T
@@ -36,7 +23,7 @@ def contrastive_loss(model, batch):
 def contrastive() -> Job:
     """Return a job whose loss couples samples, and whose model is called twice."""
     return Job(
-        model=lambda: Encoder(32),
+        model=lambda: nn.Sequential(*(MLP(32) for _ in range(3))),
         batch=lambda size: (torch.randn(size, 32), torch.randn(size, 32)),
         loss=contrastive_loss,
         optimizer=planner_jobs.sgd,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tests.zoo import planned_jobs as planner_jobs
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -28,18 +27,8 @@ class Noisy(nn.Module):
         return x + torch.tanh(self.second(hidden) * torch.rand_like(hidden))
 
 
-def job_of(model) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: torch.randn(size, 16),
-        loss=planner_jobs.square_loss,
-        optimizer=planner_jobs.sgd,
-        batch_size=64,
-    )
-
-
 def noisy() -> Job:
-    return job_of(lambda: nn.Sequential(*(Noisy(16) for _ in range(3))))
+    return mean_square_job(lambda: nn.Sequential(*(Noisy(16) for _ in range(3))), 16, batch_size=64)
 
 
 def refinements_of(job: Job, device: str = "cpu"):
@@ -91,7 +80,7 @@ def test_blocks_that_share_a_weight_may_keep_results_under_autocast(keep):
             block.up.weight = blocks[0].up.weight
         return blocks
 
-    job = replace(job_of(model), batch_size=16)
+    job = mean_square_job(model, 16, batch_size=16)
     plain = memfit.verify(job, Plan(strategies=(Bf16(),)), dtype=torch.float32)
     kept = Plan(strategies=(ActivationCheckpointing(blocks=("0-2",), keep=keep), Bf16()))
     found = memfit.verify(job, kept, dtype=torch.float32)

@@ -80,11 +80,6 @@ def test_of_equal_trades_the_one_with_more_use_for_backward_is_kept():
     assert undominated(trades) == [Trade(3, 2.0, 1, ("b",))]
 
 
-def test_what_cannot_be_kept_is_always_computed_again():
-    items = items_of([(None, 0, 4.0), (10, 0, 2.0)])
-    assert curve(frontier(items)) == [(0, 6.0), (10, 4.0)]
-
-
 def test_many_operators_give_few_trades_that_reach_from_nothing_to_all():
     items = items_of([(2**i, 0, float(3**i)) for i in range(20)])
     found = frontier(items)

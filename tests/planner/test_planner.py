@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.zoo.planned_jobs import reasons
+from tests.zoo.planned_jobs import MLP, reasons
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -16,24 +17,14 @@ from memfit.strategies.bf16 import Bf16
 from memfit.strategies.micro_batching import MicroBatching
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
 @pytest.fixture(scope="module")
 def job() -> Job:
-    return Job(
-        model=lambda: nn.Sequential(*(Block(16) for _ in range(4))),
-        batch=lambda size: torch.randn(size, 20, 16),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    return mean_square_job(
+        lambda: nn.Sequential(*(MLP(16) for _ in range(4))),
+        20,
+        16,
         batch_size=6,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
     )
 
 
@@ -185,12 +176,8 @@ def test_progress_is_told_of_every_recording(job, plain_bytes):
 
 @pytest.mark.parametrize("fraction", [0.5, 0.8, 0.95, 1.0])
 def test_whatever_the_budget_the_plan_that_is_given_fits(fraction):
-    small = Job(
-        model=lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)),
-        batch=lambda size: torch.randn(size, 8),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=64,
+    small = mean_square_job(
+        lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)), 8, batch_size=64
     )
     budget_bytes = int(fraction * memfit.predict(small).peak_allocated_bytes)
     plan = memfit.plan(small, budget=budget_bytes)

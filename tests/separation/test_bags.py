@@ -5,25 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conformance import builders
+from tests.separation.linear_jobs import found_in as found_in_job
+from tests.separation.linear_jobs import job_with
 from torch import nn
-
-from memfit import Job
-from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 
 NUM_TOKENS, WIDTH = 6, 5
 
 
 def found_in(loss):
-    job = Job(
-        model=lambda: nn.Embedding(11, WIDTH),
-        batch=lambda size: torch.randint(0, 11, (size, NUM_TOKENS)),
-        loss=loss,
-        optimizer=builders.sgd,
-        batch_size=8,
-    )
-    return Separation(job, find_layout(job)).of(4)
+    batch = lambda size: torch.randint(0, 11, (size, NUM_TOKENS))  # noqa: E731
+    return found_in_job(job_with(loss, batch, lambda: nn.Embedding(11, WIDTH)))
 
 
 def added(owner, base=torch.zeros, scale=1):

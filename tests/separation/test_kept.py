@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conformance import builders
+from tests.separation.linear_jobs import found_in, job_with, separation_of
 from torch import nn
 
 import memfit
-from memfit import Job
-from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 
 
 class Keeping(nn.Module):
@@ -22,18 +19,8 @@ class Keeping(nn.Module):
         self.all = []
 
 
-def rows(size):
-    return torch.randn(size, 6), torch.randn(size, 6)
-
-
-def job_with(loss, last=None):
-    return Job(
-        model=lambda: Keeping(last), batch=rows, loss=loss, optimizer=builders.sgd, batch_size=8
-    )  # fmt: skip
-
-
-def found_in(job):
-    return Separation(job, find_layout(job)).of(4)
+def kept_job(loss, last=None):
+    return job_with(loss, model=lambda: Keeping(last))
 
 
 def error_of(model, batch):
@@ -98,7 +85,7 @@ def reads_it_first(model, batch):
 @pytest.mark.parametrize("loss", [noted, noted_and_used, part_of_the_loss])
 @pytest.mark.parametrize("last", [None, torch.zeros(6)])
 def test_what_is_kept_and_never_read_keeps_a_step_separable(loss, last):
-    found = found_in(job_with(loss, last))
+    found = found_in(kept_job(loss, last))
     assert found.is_proved, found.sentence
     assert found.overwritten == ("model.last",)
 
@@ -116,11 +103,11 @@ def test_what_is_kept_and_never_read_keeps_a_step_separable(loss, last):
     ],
 )
 def test_what_a_later_step_reads_is_not_proved(loss, last):
-    assert not found_in(job_with(loss, last)).is_proved
+    assert not found_in(kept_job(loss, last)).is_proved
 
 
 def test_a_plan_says_what_is_left_in_attributes():
-    plan = memfit.plan(job_with(noted), budget="1GiB", require=["micro-batching"])
+    plan = memfit.plan(kept_job(noted), budget="1GiB", require=["micro-batching"])
     assert plan.reasons[0].endswith(
         "; model.last will hold what one piece leaves there, which no step reads."
     )
@@ -158,8 +145,8 @@ def pairs_against_pairs(model, batch):
 
 @pytest.mark.parametrize("loss", [distances, neighbours_on_top])
 def test_pairs_of_neighbours_stay_together_in_pieces_of_even_size_alone(loss):
-    job = job_with(loss)
-    separation = Separation(job, find_layout(job))
+    job = kept_job(loss)
+    separation = separation_of(job)
     assert separation.of(2).is_proved
     assert separation.of(4).is_proved
     assert not separation.of(1).is_proved
@@ -169,7 +156,7 @@ def test_pairs_of_neighbours_stay_together_in_pieces_of_even_size_alone(loss):
 
 @pytest.mark.parametrize("loss", [neighbours_of_neighbours, halves, fours, pairs_against_pairs])
 def test_other_neighbours_are_not_proved(loss):
-    job = job_with(loss)
-    separation = Separation(job, find_layout(job))
+    job = kept_job(loss)
+    separation = separation_of(job)
     assert not separation.of(2).is_proved
     assert not separation.of(4).is_proved

@@ -5,29 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conformance import builders
+from tests.separation.linear_jobs import found_in, job_with
 from torch import nn
 
-from memfit import Job, Total
+from memfit import Total
 from memfit.analysis.separability import Outcome
-from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 
 NUM_SAMPLES = 8
-
-
-def rows(size):
-    return torch.randn(size, 6), torch.randn(size, 6)
-
-
-def job_with(loss, batch=rows, model=lambda: nn.Linear(6, 6)):
-    return Job(
-        model=model, batch=batch, loss=loss, optimizer=builders.sgd, batch_size=NUM_SAMPLES
-    )  # fmt: skip
-
-
-def found_in(job, size=4):
-    return Separation(job, find_layout(job)).of(size)
 
 
 def error_of(model, batch, index):
@@ -162,6 +146,11 @@ def sum_of_all(model, batch):
 
 def one_of_them(model, batch):
     return torch.stack([error_of(model, batch, i) for i in range(len(batch[0]))])[0]
+
+
+def first_of_them(model, batch):
+    losses = [error_of(model, batch, i) for i in range(len(batch[0]))]
+    return losses[0]
 
 
 def hardest(model, batch):
@@ -319,7 +308,7 @@ COUPLED |= {
     for each in (
         looks_back, looks_back_in_order, without_the_last, without_the_last_in_place,
         weighted_by_place, weighted_by_positions, other_for_the_first, squared_sum, sum_of_all,
-        one_of_them, hardest, in_reverse, against_another_target, counted_twice, less_the_mean,
+        one_of_them, first_of_them, hardest, in_reverse, against_another_target, counted_twice, less_the_mean,
         against_the_batch, kept_within, written_later, first_through_memory, in_place_for_the_first,
         written_to_the_batch, view_of_what_is_written, columns_by_place,
         rows_of_a_table, gradient_by_the_batch_size, drawn_once_each, mixed_order_of_gradients,
@@ -359,14 +348,6 @@ def test_a_loop_of_a_fixed_length_behind_a_branch_stays_refuted():
         return error
 
     assert found_in(job_with(loss)).is_refuted
-
-
-def test_a_loop_that_ends_in_one_of_its_rounds_is_not_proved():
-    def loss(model, batch):
-        losses = [error_of(model, batch, i) for i in range(len(batch[0]))]
-        return losses[0]
-
-    assert not found_in(job_with(loss)).is_proved
 
 
 def test_a_sum_over_a_loop_is_no_mean():

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conformance import builders
-from torch import nn
+from tests.separation.linear_jobs import job_with, separation_of
 
 import memfit
-from memfit import Job
-from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 
 _LIBRARY = torch.library.Library("memfit_tests", "DEF")
 
@@ -44,34 +40,29 @@ MIXING = {
 }
 
 
-def job_with(operation):
-    return Job(
-        model=lambda: nn.Linear(6, 6),
-        batch=lambda size: (torch.randn(size, 6), torch.randn(size, 6)),
-        loss=lambda model, batch: (model(operation(batch[0])) - batch[1]).square().mean(),
-        optimizer=builders.sgd,
-        batch_size=24,
-    )
+def job_of(operation):
+    loss = lambda model, batch: (model(operation(batch[0])) - batch[1]).square().mean()  # noqa: E731
+    return job_with(loss, batch_size=24)
 
 
-def found_in(job):
-    return Separation(job, find_layout(job)).of(8)
+def found_in(operation):
+    return separation_of(job_of(operation)).of(8)
 
 
 def test_a_proof_names_the_operators_that_were_only_tried():
-    found = found_in(job_with(APART))
+    found = found_in(APART)
     assert found.is_proved
     assert found.tried == ("apart",)
-    assert found_in(job_with(torch.tanh)).tried == ()
+    assert found_in(torch.tanh).tried == ()
 
 
 @pytest.mark.parametrize("what", MIXING)
 def test_operators_that_mix_samples_now_and_then_are_found_out(what):
-    assert not found_in(job_with(MIXING[what])).is_proved
+    assert not found_in(MIXING[what]).is_proved
 
 
 def test_a_plan_says_which_operators_were_only_tried():
-    job = job_with(APART)
+    job = job_of(APART)
     found = memfit.plan(job, budget="1GiB", require=["micro-batching"])
     assert found.reasons[0].endswith(
         "proved from the recorded step (but for apart, of which it is not proved, only tried on "

@@ -31,6 +31,22 @@ OPTIMIZERS = {
 }
 
 
+class Foreign(torch.optim.SGD):
+    """An optimizer from outside torch.optim."""
+
+
+def with_own_step(parameters):
+    optimizer = torch.optim.AdamW(parameters)
+    optimizer.step = lambda closure=None: None
+    return optimizer
+
+
+def hooked_before(parameters):
+    optimizer = torch.optim.AdamW(parameters)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
 class Tied(nn.Module):
     """A weight that is used twice, and another one in between."""
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -20,15 +21,7 @@ def two_blocks() -> nn.Module:
 
 
 def job_of(model) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: torch.randn(size, 8),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(
-            [each for each in parameters if each.requires_grad], lr=0.1
-        ),
-        batch_size=4,
-    )
+    return mean_square_job(model, 8, batch_size=4)
 
 
 def dispatched(tmp_path, device_map, *, frozen=()) -> nn.Module:

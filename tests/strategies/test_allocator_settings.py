@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.zoo.small_jobs import session_of
 
 import memfit
 from memfit import Plan
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import build_strategy
 from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.units import MIB
@@ -23,7 +22,7 @@ GROWING = AllocatorConf(conf="expandable_segments:True")
 @pytest.fixture
 def gpu_session(regression_job, monkeypatch):
     """Return a session that takes itself to be on a GPU, on which nothing else lies."""
-    session = open_plain_session(regression_job, "cpu", find_layout(regression_job))
+    session = session_of(regression_job)
     session.device_type = "cuda"
     calls = []
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
@@ -54,7 +53,7 @@ def test_what_was_set_before_is_replaced_and_put_back(gpu_session, monkeypatch):
 
 
 def test_torch_itself_takes_the_texts(regression_job, monkeypatch):
-    session = open_plain_session(regression_job, "cpu", find_layout(regression_job))
+    session = session_of(regression_job)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     before = torch._C._accelerator_getAllocatorSettings()
     undo = GROWING.apply(session)

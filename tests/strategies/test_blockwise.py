@@ -6,23 +6,16 @@ from dataclasses import replace
 
 import pytest
 from tests.conformance import builders
+from tests.zoo.small_jobs import facts_of
 from torch import nn
 
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.session.forwards import replace_forward
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
-from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.facts import JobFacts
 
 EACH = pytest.mark.parametrize(
     "strategy", [ActivationCheckpointing(), ActivationOffload(to="disk")], ids=lambda s: s.name
 )
-
-
-def facts_of(job) -> JobFacts:
-    return gather_facts(open_plain_session(job, "cpu", find_layout(job)))
 
 
 @EACH

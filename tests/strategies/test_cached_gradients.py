@@ -5,16 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conformance.entries_cached_gradients import contrast_by_label
+from tests.zoo.coupled_jobs import (
+    EXACT,
+    WIDTH,
+    assert_exact,
+    info_nce,
+    job_of,
+    plan_of,
+    samples,
+    two_views,
+    whitened,
+    whitening,
+)
 from torch import nn
 
 import memfit
 from memfit import Job, Plan
-from memfit.errors import NothingToVerifyError, StrategyError
-from memfit.strategies.cached_gradients import CachedGradients
-from memfit.strategies.micro_batching import MicroBatching
-
-EXACT = 1e-10
-WIDTH = 12
+from memfit.errors import NothingToVerifyError
 
 
 class Encoder(nn.Module):
@@ -31,39 +39,17 @@ class Encoder(nn.Module):
 
 
 class Sequences(nn.Module):
-    """A transformer over steps, without dropout unless asked for, and an average over steps."""
+    """A transformer over steps, and an average over steps."""
 
-    def __init__(self, rate: float = 0.0, *, batch_first: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(
-            WIDTH, 2, 24, dropout=rate, batch_first=batch_first, norm_first=True
+            WIDTH, 2, 24, dropout=0.0, batch_first=True, norm_first=True
         )
         self.head = nn.Linear(WIDTH, 6)
-        self.steps = 1 if batch_first else 0
 
     def forward(self, x):
-        return self.head(self.layer(x).mean(dim=self.steps))
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def job_of(model, batch, loss, batch_size: int = 14) -> Job:
-    return Job(model=model, batch=batch, loss=loss, optimizer=sgd, batch_size=batch_size)
-
-
-def plan_of(size: int = 4, *representations: str, others=()) -> Plan:
-    cut = CachedGradients(micro_batch_size=size, representations=representations)
-    return Plan(strategies=(*others, cut))
-
-
-def samples(size: int):
-    return torch.randn(size, WIDTH)
-
-
-def two_views(size: int):
-    return torch.randn(size, WIDTH), torch.randn(size, WIDTH)
+        return self.head(self.layer(x).mean(dim=1))
 
 
 def labelled(size: int):
@@ -73,16 +59,8 @@ def labelled(size: int):
 # --- Losses, each of which couples the samples of a batch ---
 
 
-def info_nce(queries, documents):
-    return F.cross_entropy(queries @ documents.T / 0.2, torch.arange(len(queries)))
-
-
-def supervised_contrastive(z, labels):
-    scores = z @ z.T / 0.3
-    itself = torch.eye(len(z), dtype=torch.bool)
-    logs = scores - scores.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
-    positives = (labels[:, None] == labels) & ~itself
-    return -((logs * positives).sum(1) / positives.sum(1).clamp(min=1)).mean()
+def unit_info_nce(queries, documents):
+    return info_nce(15 * queries, documents)
 
 
 def batch_hard_triplet(z, labels):
@@ -128,7 +106,7 @@ def simclr(model, batch):
     """Return both views to the model at once, so that a call has twice as many rows as the batch."""
     z = model(torch.cat(batch))
     labels = torch.arange(len(batch[0])).repeat(2)
-    return supervised_contrastive(z, labels)
+    return contrast_by_label(z, labels)
 
 
 def hardest(model, batch):
@@ -178,16 +156,16 @@ def segmenter():
 
 
 COUPLED = {
-    "supervised-contrastive": job_of(Encoder, labelled, of_labelled(supervised_contrastive)),
-    "info-nce": job_of(Encoder, two_views, of_views(info_nce)),
-    "views-at-once": job_of(Encoder, two_views, simclr),
-    "clip": job_of(TwoTowers, images_and_texts, clip),
-    "batch-hard-triplet": job_of(Encoder, labelled, of_labelled(batch_hard_triplet)),
-    "barlow-twins": job_of(Encoder, two_views, of_views(barlow_twins)),
-    "vicreg": job_of(Encoder, two_views, of_views(vicreg)),
-    "hardest-quarter": job_of(Encoder, labelled, hardest),
-    "dice": job_of(segmenter, images_and_masks, dice),
-    "mmd": job_of(Encoder, two_views, of_views(mmd)),
+    "supervised-contrastive": job_of(Encoder, of_labelled(contrast_by_label), labelled),
+    "info-nce": job_of(Encoder, of_views(unit_info_nce), two_views),
+    "views-at-once": job_of(Encoder, simclr, two_views),
+    "clip": job_of(TwoTowers, clip, images_and_texts),
+    "batch-hard-triplet": job_of(Encoder, of_labelled(batch_hard_triplet), labelled),
+    "barlow-twins": job_of(Encoder, of_views(barlow_twins), two_views),
+    "vicreg": job_of(Encoder, of_views(vicreg), two_views),
+    "hardest-quarter": job_of(Encoder, hardest, labelled),
+    "dice": job_of(segmenter, dice, images_and_masks),
+    "mmd": job_of(Encoder, of_views(mmd), two_views),
 }
 
 
@@ -197,24 +175,6 @@ def test_gradients_are_those_of_the_whole_batch(job, size):
     found = memfit.verify(job, plan_of(size))
     assert found.numerics == found.earned == "exact"
     assert found.largest_error <= EXACT
-
-
-@pytest.mark.parametrize("name", ["info-nce", "clip", "dice", "views-at-once"])
-def test_the_losses_do_couple_samples(name):
-    """Micro-batches of the same losses train something else, so the tests above could fail."""
-    job = COUPLED[name]
-    with pytest.raises(StrategyError, match="couples the samples of a batch"):
-        memfit.start(job, Plan(strategies=(MicroBatching(micro_batch_size=7),)))
-    torch.manual_seed(0)
-    model, batch = job.model(), job.batch(job.batch_size)
-    halves = [tuple(part.chunk(2)[number] for part in batch) for number in (0, 1)]
-    whole = gradients_of(model, job.loss(model, batch))
-    pieces = gradients_of(model, sum(job.loss(model, half) for half in halves) / 2)
-    assert float((whole - pieces).norm() / whole.norm()) > 1e-3
-
-
-def gradients_of(model, loss) -> torch.Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*model.parameters()])])
 
 
 def step_of(job: Job, plan: Plan, batch, seed: int = 3) -> dict[str, torch.Tensor]:
@@ -242,8 +202,8 @@ def doubled(model):
 def test_with_dropout_they_are_those_of_one_pass_with_the_same_masks(loss):
     """The reference runs the pieces one after the other with all that backward needs."""
     of_batch = {
-        "info-nce": lambda z, batch: info_nce(*z.chunk(2)),
-        "supervised-contrastive": lambda z, batch: supervised_contrastive(z, batch[1]),
+        "info-nce": lambda z, batch: unit_info_nce(*z.chunk(2)),
+        "supervised-contrastive": lambda z, batch: contrast_by_label(z, batch[1]),
     }[loss]
 
     def inputs(batch):
@@ -258,22 +218,9 @@ def test_with_dropout_they_are_those_of_one_pass_with_the_same_masks(loss):
     batch_of = two_views if loss == "info-nce" else labelled
     batch = tuple(part.double() if part.is_floating_point() else part for part in batch_of(17))
     model = doubled(lambda: Encoder(rate=0.4))
-    cut = step_of(job_of(model, batch_of, planned, 17), plan_of(5), batch)
-    expected = step_of(job_of(model, batch_of, reference, 17), Plan(), batch)
+    cut = step_of(job_of(model, planned, batch_of, 17), plan_of(5), batch)
+    expected = step_of(job_of(model, reference, batch_of, 17), Plan(), batch)
     assert_same(cut, expected, 1e-12)
-
-
-def test_dropout_makes_it_same_in_law():
-    job = job_of(lambda: Sequences(rate=0.3), lambda n: torch.randn(n, 5, WIDTH), whitened)
-    found = memfit.verify(job, plan_of(3))
-    assert found.numerics == found.earned == "same-in-law"
-    assert found.stilled_error <= EXACT
-    assert found.slope_error <= 1e-4
-
-
-def whitened(model, batch):
-    z = model(batch)
-    return (z.T @ z / len(z) - torch.eye(z.shape[1])).square().sum()
 
 
 @pytest.mark.filterwarnings("ignore:cached-gradients.* could not be proved")
@@ -302,12 +249,12 @@ def test_masks_from_elsewhere_are_drawn_again(source):
     def at(plan, loss):
         random.seed(1)
         np.random.seed(1)
-        job = job_of(doubled(Masked), samples, loss)
+        job = job_of(doubled(Masked), loss)
         return step_of(job, plan, torch.randn(14, WIDTH, generator=fixed()).double())
 
     def in_one_pass(model, batch):
         z = torch.cat([model(piece) for piece in batch.split(4)])
-        return (z.T @ z / len(z) - torch.eye(z.shape[1])).square().sum()
+        return whitening(z)
 
     assert_same(at(plan_of(4, ""), whitened), at(Plan(), in_one_pass), 1e-12)
 
@@ -343,12 +290,12 @@ def test_arguments_and_results_may_be_nested_and_hold_other_things():
         assert found["none"] is None
         assert found["table"].shape == (3,)
         assert found["steps"].shape == (1, len(batch["a"]), 6)
-        return info_nce(*found["pair"]) + found["steps"].std(1).sum()
+        return unit_info_nce(*found["pair"]) + found["steps"].std(1).sum()
 
     def batch(size):
         return {"a": samples(size), "b": samples(size), "mask": torch.rand(size, 1)}
 
-    assert memfit.verify(job_of(Nested, batch, loss), plan_of(4, "")).largest_error <= EXACT
+    assert_exact(job_of(Nested, loss, batch), plan_of(4, ""))
 
 
 def test_results_may_be_dataclasses():
@@ -373,16 +320,9 @@ def test_results_may_be_dataclasses():
         found = model(batch)
         assert type(found) is Encoded
         assert found.width == 6
-        return whitened(lambda z: z, found.z) + found.norm.std()
+        return whitening(found.z) + found.norm.std()
 
-    assert memfit.verify(job_of(Model, samples, loss), plan_of(5)).largest_error <= EXACT
-
-
-def test_samples_may_lie_in_the_second_dimension():
-    job = job_of(
-        lambda: Sequences(batch_first=False), lambda n: torch.randn(5, n, WIDTH), whitened, 10
-    )
-    assert memfit.verify(job, plan_of(3)).largest_error <= EXACT
+    assert_exact(job_of(Model, loss), plan_of(5))
 
 
 def test_an_lstm_is_cut_too():
@@ -394,9 +334,9 @@ def test_an_lstm_is_cut_too():
         def forward(self, x):
             return self.cells(x)[0][:, -1]
 
-    job = job_of(Recurrent, lambda n: torch.randn(n, 5, WIDTH), whitened)
+    job = job_of(Recurrent, whitened, lambda n: torch.randn(n, 5, WIDTH))
     for name in ("", "cells"):
-        assert memfit.verify(job, plan_of(4, name)).largest_error <= EXACT
+        assert_exact(job, plan_of(4, name))
 
 
 def test_a_batch_no_larger_than_a_piece_is_left_as_it_is():
@@ -409,6 +349,6 @@ def test_a_batch_no_larger_than_a_piece_is_left_as_it_is():
 def test_a_batch_larger_than_the_job_s_stays_whole():
     job = COUPLED["info-nce"]
     batch = tuple(part.double() for part in two_views(31))
-    double = job_of(doubled(Encoder), two_views, job.loss)
-    larger = job_of(doubled(Encoder), two_views, job.loss, 31)
+    double = job_of(doubled(Encoder), job.loss, two_views)
+    larger = job_of(doubled(Encoder), job.loss, two_views, 31)
     assert_same(step_of(double, plan_of(4), batch), step_of(larger, Plan(), batch))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conformance.entries_cached_gradients import contrast_by_label
 from tests.runtime.guard_faults import OutOfMemoryAt
 from tests.zoo.coupled_jobs import EXACT, WIDTH, info_nce, plan_of
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -43,12 +46,7 @@ class Tower(nn.Module):
 
 def supervised_contrastive(encode, batch):
     ids, labels = batch
-    z = encode(ids)
-    scores = z @ z.T / 0.3
-    itself = torch.eye(len(z), dtype=torch.bool)
-    logs = scores - scores.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
-    positives = (labels[:, None] == labels) & ~itself
-    return -((logs * positives).sum(1) / positives.sum(1).clamp(min=1)).mean()
+    return contrast_by_label(encode(ids), labels)
 
 
 def in_batch_negatives(encode, batch):
@@ -88,13 +86,7 @@ def in_one_pass(job: Job, size: int) -> Job:
 
         return job.loss(encode, batch)
 
-    return Job(
-        model=job.model,
-        batch=job.batch,
-        loss=loss,
-        optimizer=job.optimizer,
-        batch_size=job.batch_size,
-    )
+    return replace(job, loss=loss)
 
 
 def trained(run, job: Job, before_step=lambda number: None) -> list[torch.Tensor]:
@@ -204,12 +196,12 @@ class Scores(nn.Module):
 
 
 def test_a_coupled_loss_without_representations_has_no_rungs():
-    job = Job(
-        model=Scores,
-        batch=lambda size: torch.randn(size, WIDTH, dtype=torch.float64),
-        loss=lambda model, batch: model(batch),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    job = mean_square_job(
+        Scores,
+        WIDTH,
         batch_size=BATCH_SIZE,
+        loss=lambda model, batch: model(batch),
+        dtype=torch.float64,
     )
     with memfit.start(job, Plan(), guard=True) as run:
         before = run.model.weight.detach().clone()

@@ -16,11 +16,12 @@ from tests.zoo.coupled_jobs import (
     whitening,
 )
 from tests.zoo.installed_transformers import part_of_transformers
+from tests.zoo.small_transformers import config_of
 from torch import nn
 
 import memfit
 from memfit import Plan
-from memfit.errors import MemfitWarning, NotSeparableError, StrategyError
+from memfit.errors import MemfitWarning, NotSeparableError
 from memfit.strategies import build_strategy
 
 # --- Together with others ---
@@ -137,28 +138,12 @@ def test_autocast_is_the_same_inside(name, tolerance):
     assert found.gradient_error <= max(tolerance, 1.5 * alone.gradient_error)
 
 
-@pytest.mark.parametrize("other", ["micro-batching", "batchnorm-replay"])
-def test_what_cuts_batches_itself_is_refused_beside_it(other):
-    strategy = build_strategy(other, {"micro_batch_size": 2})
-    with pytest.raises(StrategyError, match="both decide how a batch is cut"):
-        memfit.start(job_of(Encoder), plan_of(4, others=(strategy,)))
-
-
 # --- Models of transformers ---
 
 
-def bert(rate: float = 0.0):
-    config = part_of_transformers("BertConfig")(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        hidden_dropout_prob=rate,
-        attention_probs_dropout_prob=rate,
-    )
-    return part_of_transformers("BertModel")(config)
+def bert(rate: float):
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), rate)
+    return part_of_transformers("BertModel")(config_of("bert", **rates))
 
 
 def texts(size: int):
@@ -190,15 +175,11 @@ def test_bert_encodes_queries_and_documents_in_pieces(rate):
 
 
 def test_a_decoder_that_would_keep_a_cache_is_an_encoder_like_any_other():
-    config = part_of_transformers("GPT2Config")(
-        vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=16
-    )
-
     def loss(model, batch):
         sides = (model(**batch[side]).last_hidden_state[:, -1] for side in batch)
         return info_nce(*sides)
 
-    job = job_of(lambda: part_of_transformers("GPT2Model")(config), loss, texts, 10)
+    job = job_of(lambda: part_of_transformers("GPT2Model")(config_of("gpt2")), loss, texts, 10)
     found = memfit.verify(job, plan_of(3))
     assert found.keeps_promise
     assert found.deciding_error <= EXACT

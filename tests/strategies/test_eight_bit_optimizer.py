@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,21 +9,18 @@ from functools import partial
 
 import pytest
 import torch
-from tests.conformance.builders import near_peak
+from tests.conformance.builders import near_peak, squared_error
+from tests.zoo.small_jobs import facts_of, session_of
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import memfit
 from memfit import Job, Plan
-from memfit.errors import MissingExtraError, StrategyError
+from memfit.errors import MissingExtraError
 from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
 from memfit.observe.allocator_events import AllocatorWatch
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import eight_bit_optimizer
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
-from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
 WIDTH, HIDDEN = 64, 128
@@ -40,16 +36,12 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.03)
 def job_with(optimizer, dtype=torch.float32) -> Job:
     """Return a regression with two weights of 8192 values and two small biases."""
 
-    def loss(model, batch):
-        inputs, targets = batch
-        return (model(inputs) - targets).square().mean()
-
     return Job(
         model=lambda: nn.Sequential(
             nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, WIDTH)
         ).to(dtype),
         batch=lambda size: (torch.randn(size, WIDTH).to(dtype), torch.randn(size, WIDTH).to(dtype)),
-        loss=loss,
+        loss=squared_error,
         optimizer=optimizer,
         batch_size=32,
     )
@@ -87,23 +79,6 @@ def test_the_first_step_knows_no_rounding_yet():
     for optimizer in (ADAM, ADAMW, SGD):
         job = job_with(optimizer)
         assert difference(job, job, EIGHT_BIT, 1) < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "changed"),
-    [
-        (ADAMW, {"lr": 0.011}),
-        (ADAMW, {"betas": (0.6, 0.95)}),
-        (ADAMW, {"betas": (0.8, 0.7)}),
-        (ADAMW, {"weight_decay": 0.9}),
-        (SGD, {"momentum": 0.85}),
-        (SGD, {"weight_decay": 0.2}),
-    ],
-)
-def test_every_setting_counts(optimizer, changed):
-    """A setting lost on the way to the 8-bit optimizer would go unseen, did it not show here."""
-    changed_job = job_with(partial(optimizer, **changed))
-    assert difference(job_with(optimizer), changed_job, EIGHT_BIT, 20) > 0.05
 
 
 def test_in_backward_the_same_updates_are_made():
@@ -169,27 +144,6 @@ def test_what_an_update_takes_inside_is_known_but_for_single_numbers(
     predicted = rule(g=parameter.grad, state2=state.get("state2"), **decay)
     num_bytes_of_numbers = watch.highest_growth_bytes() - predicted
     assert 0 <= num_bytes_of_numbers <= 16
-
-
-@pytest.mark.parametrize("plan", [EIGHT_BIT, IN_BACKWARD], ids=["after", "in-backward"])
-@pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])
-def test_a_checkpoint_goes_on_to_the_same_bits(plan, optimizer):
-    job = job_with(optimizer)
-    whole = trained(job, plan, 5)
-    torch.manual_seed(0)
-    run = memfit.start(job, plan)
-    batches = [job.batch(job.batch_size) for _ in range(5)]
-    for batch in batches[:3]:
-        run.step(batch)
-    file = io.BytesIO()
-    torch.save(run.state_dict(), file)
-    file.seek(0)
-    resumed = memfit.start(job, plan)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    for batch in batches[3:]:
-        resumed.step(batch)
-    assert resumed.num_steps == 5
-    assert torch.equal(weights_of(whole), weights_of(resumed))
 
 
 def test_groups_keep_what_the_job_put_into_them():
@@ -260,9 +214,7 @@ def test_in_backward_a_weight_that_is_still_read_is_not_changed_silently():
 
 
 def obstacle(optimizer, dtype=torch.float32) -> str | None:
-    job = job_with(optimizer, dtype)
-    session = open_plain_session(job, "cpu", find_layout(job))
-    return EightBitOptimizer().obstacle(gather_facts(session))
+    return EightBitOptimizer().obstacle(facts_of(job_with(optimizer, dtype)))
 
 
 def scheduled(parameters):
@@ -320,16 +272,8 @@ def test_without_the_library_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setattr(eight_bit_optimizer, "find_spec", lambda name: None)
     monkeypatch.setattr(eight_bit_optimizer, "import_module", refuse)
     assert "pip install 'memfit[eight-bit]'" in obstacle(ADAM)
-    job = job_with(ADAM)
-    session = open_plain_session(job, "cpu", find_layout(job))
     with pytest.raises(MissingExtraError, match="bitsandbytes"):
-        EightBitOptimizer().apply(session)
-
-
-def test_a_choice_of_implementation_is_refused():
-    strategies = (EightBitOptimizer(), OptimizerImplementation(implementation="fused"))
-    with pytest.raises(StrategyError, match="one implementation, its own"):
-        memfit.start(job_with(ADAM), Plan(strategies=strategies))
+        EightBitOptimizer().apply(session_of(job_with(ADAM)))
 
 
 def test_the_library_is_first_imported_outside_recordings_and_quietly():

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.zoo.small_jobs import facts_of, regression_job
 from torch import nn
 
 import memfit
@@ -11,12 +12,8 @@ from memfit import Job, Plan, Total
 from memfit.devices.catalogue import load_device
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
-from memfit.strategies.compatibility import clash
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
 
@@ -45,15 +42,8 @@ def layers(width: int = 8) -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)))
 
 
-def job_of(model=layers, loss=squared_error, width: int = 8, clip=None, optimizer=sgd) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
-        loss=loss,
-        optimizer=optimizer,
-        batch_size=10,
-        clip_grad_norm=clip,
-    )
+def job_of(model=layers, loss=squared_error, clip=None, optimizer=sgd) -> Job:
+    return regression_job(model, (8,), loss=loss, optimizer=optimizer, clip=clip)
 
 
 def started(job: Job, *strategies) -> memfit.Run:
@@ -117,19 +107,6 @@ def normalised_images() -> Job:
 def test_a_step_changes_the_parameters_as_the_plain_one_does(job, strategies):
     plain, planned = change_after_a_step(job), change_after_a_step(job, *strategies)
     assert float((planned - plain).norm() / plain.norm()) < CLOSE
-
-
-def test_the_gradients_after_a_gradient_pass_are_not_scaled():
-    job = job_of()
-    session = open_plain_session(job, "cpu", find_layout(job))
-    batch = batch_of(job)
-    session.gradient_pass(session, batch, lambda phase: None)
-    plain = [parameter.grad.clone() for parameter in session.model.parameters()]
-    session.optimizer.zero_grad()
-    Fp16().apply(session)
-    session.gradient_pass(session, batch, lambda phase: None)
-    for parameter, expected in zip(session.model.parameters(), plain, strict=True):
-        torch.testing.assert_close(parameter.grad, expected, rtol=CLOSE, atol=1e-3)
 
 
 @pytest.mark.parametrize("bad_row", [0, 4, 9])
@@ -232,11 +209,5 @@ def test_an_lstm_is_refused_on_the_cpu_alone():
     job = job_of(Recurrent)
     with pytest.raises(StrategyError, match=r"an LSTM \(memory\) in float16 on the CPU"):
         started(job, Fp16())
-    facts = gather_facts(open_plain_session(job, "cpu", find_layout(job)))
-    assert Fp16().obstacle(dataclasses.replace(facts, device_type="cuda")) is None
+    assert Fp16().obstacle(dataclasses.replace(facts_of(job), device_type="cuda")) is None
     record(job, Plan(strategies=(Fp16(),)), device=load_device("a100-40gb"))
-
-
-@pytest.mark.parametrize("other", ["bf16", "pure-bf16", "optimizer-in-backward"])
-def test_it_is_not_combined_with_what_needs_another_scale_or_none(other):
-    assert clash(["fp16", other]) is not None

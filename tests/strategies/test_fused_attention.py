@@ -6,24 +6,20 @@ import copy
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from tests.conformance.builders import near_peak
-from tests.zoo.planned_jobs import reasons
+from tests.zoo.small_jobs import facts_of, mean_square_job, session_of
 from torch import nn
 
 import memfit
-from memfit import Job, Plan
+from memfit import Plan
 from memfit.errors import StrategyError
-from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fused_attention import AttentionToFuse, FusedAttention, UncomputedWeights
 from memfit.strategies.micro_batching import MicroBatching
 
@@ -32,22 +28,15 @@ FUSED = Plan(strategies=(FusedAttention(),))
 EXACT = 1e-10
 
 
-def session_of(model):
-    job = Job(
-        model=lambda: model,
-        batch=lambda size: torch.randn(size, 3),
-        loss=lambda model, batch: batch.mean(),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        batch_size=2,
-    )
-    return open_plain_session(job, "cpu", find_layout(job))
-
-
 def fused(model):
     """Return a copy of a model with the strategy applied."""
     model = copy.deepcopy(model)
-    FusedAttention().apply(session_of(model))
+    FusedAttention().apply(session_of(mean_square_job(lambda: model, 3)))
     return model
+
+
+def facts_of_model(model):
+    return facts_of(mean_square_job(lambda: model, 3))
 
 
 def explicit(**options):
@@ -287,11 +276,9 @@ class UnlessNone(Looking):
 
 
 def job_of(block, num_tokens=9, batch_size=4, num_blocks=3, width=32):
-    return Job(
-        model=lambda: nn.Sequential(*(block() for _ in range(num_blocks))),
-        batch=lambda size: torch.randn(size, num_tokens, width),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
+    return mean_square_job(
+        lambda: nn.Sequential(*(block() for _ in range(num_blocks))),
+        *(num_tokens, width),
         batch_size=batch_size,
     )
 
@@ -318,10 +305,6 @@ def test_a_step_that_keeps_the_weights_can_be_fused_and_verify_says_what_it_lack
 
 
 # --- which layers ---------------------------------------------------------------------------------
-
-
-def facts_of(model):
-    return gather_facts(session_of(model))
 
 
 class WithWeights(nn.TransformerEncoderLayer):
@@ -356,7 +339,7 @@ class Renamed(nn.MultiheadAttention):
     ids=["none", "encoder", "decoder", "own forward", "itself", "overridden", "two"],
 )
 def test_layers_that_may_compute_weights_are_found(model, names):
-    facts = facts_of(model)
+    facts = facts_of_model(model)
     assert facts.of(AttentionToFuse).names == names
     assert (FusedAttention().obstacle(facts) is None) == bool(names)
 
@@ -364,7 +347,7 @@ def test_layers_that_may_compute_weights_are_found(model, names):
 def test_a_forward_of_the_users_own_is_left_alone():
     model = nn.Sequential(nn.MultiheadAttention(8, 2))
     model[0].forward = lambda x: x
-    assert facts_of(model).of(AttentionToFuse).names == ()
+    assert facts_of_model(model).of(AttentionToFuse).names == ()
 
 
 @pytest.mark.parametrize(
@@ -380,8 +363,8 @@ def test_only_dropout_of_the_weights_may_draw_other_masks(rate, hidden_rate, num
 
 def test_a_layer_that_is_not_training_draws_nothing():
     model = nn.Sequential(nn.MultiheadAttention(8, 2, dropout=0.5))
-    assert facts_of(model).of(AttentionToFuse).may_drop
-    assert not facts_of(model.eval()).of(AttentionToFuse).may_drop
+    assert facts_of_model(model).of(AttentionToFuse).may_drop
+    assert not facts_of_model(model.eval()).of(AttentionToFuse).may_drop
 
 
 def test_transformers_is_not_imported():
@@ -433,54 +416,3 @@ def test_together_with_others_it_is_as_exact_and_smaller_than_they_are_alone(oth
         alone = memfit.predict(LARGE, device=device, plan=Plan(strategies=others))
         planned = memfit.predict(LARGE, device=device, plan=together)
         assert planned.peak_allocated_bytes < alone.peak_allocated_bytes
-
-
-def test_a_plan_without_it_can_be_had():
-    job = job_of(Using)
-    plan = memfit.plan(job, forbid=["fused-attention"])
-    assert reasons(plan)["fused-attention"] == "it was forbidden."
-    assert record(job).facts.of(AttentionToFuse).names
-
-
-# --- planted fault --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneHeadUnmasked(FusedAttention):
-    """Forget the mask of the first head."""
-
-    def apply(self, session):
-        undo = super().apply(session)
-        layers = [part for part in session.model.modules() if hasattr(part, "out_proj")]
-        right = [layer.forward for layer in layers]
-        for layer, forward in zip(layers, right, strict=True):
-            layer.forward = partial(self.unmasked, forward, layer.num_heads)
-
-        def undo_both():
-            for layer, forward in zip(layers, right, strict=True):
-                layer.forward = forward
-            undo()
-
-        return undo_both
-
-    @staticmethod
-    def unmasked(forward, num_heads, x, *args, attn_mask):
-        per_head = attn_mask.repeat(x.shape[0] * num_heads, 1, 1)
-        per_head[::num_heads] = False
-        return forward(x, *args, attn_mask=per_head)
-
-
-class Causal(Block):
-    """Attend to earlier tokens."""
-
-    def forward(self, x):
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        return x + self.attention(x, x, x, attn_mask=later)[0]
-
-
-def test_verification_sees_one_head_without_its_mask():
-    job = job_of(Causal)
-    assert memfit.verify(job, FUSED).largest_error <= EXACT
-    found = memfit.verify(job, Plan(strategies=(OneHeadUnmasked(),)))
-    assert found.loss_error > 1e-4
-    assert found.gradient_error > 1e-3

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.conformance.builders import near_peak
+from tests.zoo import small_transformers
 from tests.zoo.installed_transformers import part_of_transformers
+from tests.zoo.small_jobs import facts_of, session_of
+from tests.zoo.small_transformers import EACH_MODEL, model_of
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -19,10 +20,7 @@ import memfit
 from memfit import Job, Plan, Total
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fused_attention import AttentionToFuse, FusedAttention
 from memfit.strategies.micro_batching import MicroBatching
 
@@ -31,62 +29,10 @@ pytest.importorskip("transformers")
 FUSED = Plan(strategies=(FusedAttention(),))
 EXACT = 1e-10
 VOCABULARY, TOKENS = 50, 10
-SMALL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-MODELS = {
-    "bert": (
-        "BertForMaskedLM",
-        "BertConfig",
-        {
-            **SIZES,
-            "num_attention_heads": 4,
-            "attention_probs_dropout_prob": 0.0,
-            "hidden_dropout_prob": 0.0,
-        },
-    ),
-    "gpt2": (
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {
-            "n_layer": 2,
-            "n_head": 4,
-            "n_embd": 32,
-            "n_positions": 512,
-            "attn_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "resid_pdrop": 0.0,
-        },
-    ),
-    "llama": (
-        "LlamaForCausalLM",
-        "LlamaConfig",
-        {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2},
-    ),
-    "t5": (
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {
-            "num_layers": 2,
-            "num_heads": 4,
-            "d_model": 32,
-            "d_ff": 64,
-            "d_kv": 8,
-            "dropout_rate": 0.0,
-            "decoder_start_token_id": 0,
-        },
-    ),
-}
-EACH_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
 def config_of(name, **options):
-    _, config_name, sizes = MODELS[name]
-    options = {"attn_implementation": "eager", **options}
-    return part_of_transformers(config_name)(**{**SMALL, **sizes, **options})
-
-
-def model_of(name, config):
-    return part_of_transformers(MODELS[name][0])(config).train()
+    return small_transformers.config_of(name, **{"attn_implementation": "eager", **options})
 
 
 def job_for(build, num_tokens=TOKENS, batch_size=4, **call):
@@ -115,10 +61,6 @@ def job_for(build, num_tokens=TOKENS, batch_size=4, **call):
 def job_of(name, config=None, **options):
     config = config or config_of(name)
     return job_for(lambda: model_of(name, config), **options)
-
-
-def session_of(job):
-    return open_plain_session(job, "cpu", find_layout(job))
 
 
 class _InDoubles(TorchFunctionMode):
@@ -203,7 +145,7 @@ class Around(nn.Module):
 def test_a_model_inside_a_bigger_module_is_found():
     config = config_of("bert")
     job = job_for(lambda: Around(model_of("bert", config)))
-    assert gather_facts(session_of(job)).of(AttentionToFuse).names == ("encoders.0",)
+    assert facts_of(job).of(AttentionToFuse).names == ("encoders.0",)
     assert memfit.verify(job, FUSED).largest_error <= EXACT
 
 
@@ -211,7 +153,7 @@ def test_a_model_inside_a_bigger_module_is_found():
 def test_dropout_of_attention_weights_makes_it_same_in_law(name):
     key = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "t5": "dropout_rate"}
     config = config_of(name, **{key.get(name, "attention_dropout"): 0.2})
-    facts = gather_facts(session_of(job_of(name, config)))
+    facts = facts_of(job_of(name, config))
     assert str(FusedAttention().numerics_for(facts)) == "same-in-law"
 
 
@@ -258,7 +200,7 @@ def test_a_model_built_meanwhile_from_the_same_configuration_stays_eager():
     ids=["eager", "sdpa", "default", "asked for weights"],
 )
 def test_only_eager_models_that_are_asked_for_no_weights_are_switched(options, is_offered):
-    facts = gather_facts(session_of(job_of("bert", config_of("bert", **options))))
+    facts = facts_of(job_of("bert", config_of("bert", **options)))
     assert (FusedAttention().obstacle(facts) is None) == is_offered
 
 
@@ -276,7 +218,7 @@ def test_a_model_without_sdpa_is_left_alone_but_not_what_is_inside_it():
             return self.inner(**inputs)
 
     job = job_for(lambda: Wrapper(config_of("bert")))
-    assert gather_facts(session_of(job)).of(AttentionToFuse).names == ("inner",)
+    assert facts_of(job).of(AttentionToFuse).names == ("inner",)
     assert memfit.verify(job, FUSED).largest_error <= EXACT
 
 
@@ -311,46 +253,3 @@ def test_less_is_stored_on_a_virtual_gpu(name):
     plain = memfit.predict(job, device="a100-40gb")
     planned = memfit.predict(job, device="a100-40gb", plan=FUSED)
     assert planned.peak_allocated_bytes < plain.peak_allocated_bytes
-
-
-# --- planted fault --------------------------------------------------------------------------------
-
-
-@contextmanager
-def first_head_unmasked() -> Iterator[None]:
-    """Have transformers' sdpa forget the mask of the first head."""
-    library = pytest.importorskip("transformers.modeling_utils")
-    functions = library.ALL_ATTENTION_FUNCTIONS
-    right = functions["sdpa"]
-
-    def wrong(module, query, key, value, attention_mask, **options):
-        mask = attention_mask.repeat(1, query.shape[1], 1, 1)
-        mask[:, 0] = True
-        return right(module, query, key, value, mask, **options)
-
-    functions["sdpa"] = wrong
-    try:
-        yield
-    finally:
-        functions["sdpa"] = right
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneHeadUnmasked(FusedAttention):
-    """Forget the mask of the first head."""
-
-    def apply(self, session):
-        session.forward_contexts.append(first_head_unmasked)
-        undo = super().apply(session)
-
-        def undo_both():
-            session.forward_contexts.remove(first_head_unmasked)
-            undo()
-
-        return undo_both
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_verification_sees_one_head_without_its_mask(name):
-    found = memfit.verify(job_of(name), Plan(strategies=(OneHeadUnmasked(),)))
-    assert found.gradient_error > 1e-3

@@ -9,7 +9,16 @@ from functools import partial
 import pytest
 import torch
 from tests.conformance.builders import near_peak
-from tests.strategies.optimizer_jobs import OPTIMIZERS, assert_same, tied_job, trained
+from tests.strategies.optimizer_jobs import (
+    OPTIMIZERS,
+    Foreign,
+    assert_same,
+    hooked_before,
+    tied_job,
+    trained,
+    with_own_step,
+)
+from tests.zoo.small_jobs import facts_of, mean_square_job
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.checkpoint import checkpoint
@@ -17,9 +26,6 @@ from torch.utils.checkpoint import checkpoint
 import memfit
 from memfit import Job, Plan
 from memfit.errors import StrategyError
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
@@ -91,12 +97,11 @@ def test_what_begins_to_train_later_is_trained(regression_job):
 
 def test_gradients_of_all_parameters_never_live_at_once():
     width, num_layers = 128, 8
-    job = Job(
-        model=lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(num_layers))),
-        batch=lambda size: torch.randn(size, width),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, fused=True),
+    job = mean_square_job(
+        lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(num_layers))),
+        width,
         batch_size=2,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, fused=True),
     )
     plain, planned = memfit.predict(job), memfit.predict(job, plan=IN_BACKWARD)
     layer_bytes = (width + 1) * width * 4
@@ -186,16 +191,6 @@ def test_a_weight_that_backward_still_reads_is_not_changed_silently(regression_j
         trained(replace(regression_job, loss=loss), IN_BACKWARD, num_steps=1)
 
 
-def lbfgs(parameters):
-    return torch.optim.LBFGS(parameters)
-
-
-def hooked_before(parameters):
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: None)
-    return optimizer
-
-
 def hooked_after(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     optimizer.register_step_post_hook(lambda *_: None)
@@ -208,25 +203,14 @@ def scheduled(parameters):
     return optimizer
 
 
-def with_own_step(parameters):
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    optimizer.step = lambda closure=None: None
-    return optimizer
-
-
-class Foreign(torch.optim.SGD):
-    """An optimizer from outside torch.optim."""
-
-
 def obstacle(job: Job) -> str | None:
-    session = open_plain_session(job, "cpu", find_layout(job))
-    return OptimizerInBackward().obstacle(gather_facts(session))
+    return OptimizerInBackward().obstacle(facts_of(job))
 
 
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (lbfgs, "LBFGS may need the gradients of all parameters at once"),
+        (torch.optim.LBFGS, "LBFGS may need the gradients of all parameters at once"),
         (partial(Foreign, lr=0.1), "Foreign may need"),
         (hooked_before, "has a hook before its step"),
         (with_own_step, "has a step function of its own"),

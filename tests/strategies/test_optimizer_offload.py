@@ -14,7 +14,8 @@ from tests.conformance.builders import near_peak, residual
 from tests.conformance.entries_optimizer import large_parameters
 from tests.runtime.guard_faults import build_job, ladder_of, same
 from tests.runtime.guard_faults import trained as trained_with_faults
-from tests.strategies.optimizer_jobs import OPTIMIZERS, tied_job, trained
+from tests.strategies.optimizer_jobs import OPTIMIZERS, Foreign, tied_job, trained, with_own_step
+from tests.zoo.small_jobs import facts_of, mean_square_job, session_of
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -23,22 +24,17 @@ from memfit import Job, Plan
 from memfit.cost.operator_times import OperatorTimes
 from memfit.cost.transfers import DISK_BYTES_PER_SECOND
 from memfit.devices.catalogue import load_device
-from memfit.errors import DataError, StrategyError
+from memfit.errors import DataError
 from memfit.observe.enforced_budget import EnforcedBudget
 from memfit.prediction.recording import record
 from memfit.prediction.waiting import waited_seconds
 from memfit.runtime.planned_steps import apply_strategies, undo_all
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import (
-    EightBitOptimizer,
     Fp16,
     MicroBatching,
     OptimizerInBackward,
     OptimizerOffload,
-    PureBf16,
 )
-from memfit.strategies.fact_finding import gather_facts
 
 EVERYTHING = OptimizerOffload(to="disk", min_tensor_bytes=1)
 OFFLOADED = Plan(strategies=(EVERYTHING,))
@@ -106,13 +102,8 @@ def half_frozen_job() -> Job:
 
 
 def channels_last_job() -> Job:
-    return Job(
-        model=lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last),
-        batch=lambda size: torch.randn(size, 3, 6, 6),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=partial(torch.optim.AdamW, lr=0.1),
-        batch_size=4,
-    )
+    model = lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # noqa: E731
+    return mean_square_job(model, 3, 6, 6, optimizer=partial(torch.optim.AdamW, lr=0.1))
 
 
 def clipped_job() -> Job:
@@ -206,7 +197,7 @@ def test_checkpoints_are_those_of_the_optimizer_and_go_on_either_way():
 def test_what_is_loaded_takes_no_memory_of_the_device_before_the_next_step():
     job = tied_job()
     saved = copy.deepcopy(trained(job, Plan()).optimizer.state_dict())
-    session = open_plain_session(job, "cpu", find_layout(job))
+    session = session_of(job)
     (undo,) = apply_strategies(session, OFFLOADED.strategies)
     session.optimizer.load_state_dict(saved)
     states = states_of(session.optimizer)
@@ -306,7 +297,7 @@ def test_a_loop_of_its_own_trains_the_same_and_gets_its_optimizer_back(with_clos
 
 def test_a_plan_that_follows_another_finds_the_states_on_the_host():
     job = tied_job()
-    session = open_plain_session(job, "cpu", find_layout(job))
+    session = session_of(job)
     undos = apply_strategies(session, OFFLOADED.strategies)
     session.gradient_pass(session, job.batch(8), lambda phase: None)
     session.update(session)
@@ -331,16 +322,6 @@ def test_without_room_on_the_disk_the_run_ends_with_what_is_needed(monkeypatch):
         trained(tied_job(), OFFLOADED)
 
 
-class Foreign(torch.optim.SGD):
-    """An optimizer from outside torch.optim."""
-
-
-def with_own_step(parameters):
-    optimizer = torch.optim.AdamW(parameters)
-    optimizer.step = lambda closure=None: None
-    return optimizer
-
-
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
@@ -354,24 +335,7 @@ def with_own_step(parameters):
 )
 def test_optimizers_without_states_to_move_are_refused(optimizer, reason):
     job = replace(residual(), optimizer=optimizer)
-    session = open_plain_session(job, "cpu", find_layout(job))
-    assert reason in str(EVERYTHING.obstacle(gather_facts(session)))
-
-
-@pytest.mark.parametrize("other", [EightBitOptimizer(), PureBf16()], ids=lambda other: other.name)
-def test_it_is_not_combined_with_other_kinds_of_states(other):
-    job = replace(residual(), optimizer=torch.optim.AdamW)
-    with pytest.raises(StrategyError, match="cannot be combined"):
-        memfit.start(job, Plan(strategies=(EVERYTHING, other)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [({"to": "moon"}, "host or disk"), ({"min_tensor_bytes": 0}, "at least 1")],
-)
-def test_impossible_settings_are_refused(settings, reason):
-    with pytest.raises(ValueError, match=reason):
-        OptimizerOffload(**settings)
+    assert reason in str(EVERYTHING.obstacle(facts_of(job)))
 
 
 @pytest.mark.slow

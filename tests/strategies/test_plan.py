@@ -15,7 +15,7 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
-from memfit.strategies.compatibility import RULES
+from memfit.strategies.compatibility import RULES, clash
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.loss_chunking import LossChunking, StreamableCandidates
 from memfit.strategies.micro_batching import MicroBatching
@@ -40,12 +40,6 @@ def facts() -> JobFacts:
         block_levels=(),
         optimizer="SGD",
     )
-
-
-def test_a_saved_plan_loads_as_it_was(tmp_path):
-    plan = Plan(strategies=STRATEGIES, numerics=Numerics.APPROXIMATE)
-    plan.save(tmp_path / "plan.yaml")
-    assert Plan.load(tmp_path / "plan.yaml") == plan
 
 
 def test_the_plan_that_does_nothing_can_be_saved_too(tmp_path):
@@ -171,9 +165,17 @@ def test_a_strategy_is_found_by_its_name_and_near_names_are_offered():
         strategy_class("zzz")
 
 
-def test_every_name_is_there_once():
-    names = [strategy.name for strategy in CATALOGUE]
-    assert len(names) == len(set(names))
+CLASHES = {
+    "fp16": ["bf16", "pure-bf16", "optimizer-in-backward"],
+    "pure-bf16": ["bf16", "optimizer-in-backward", "optimizer-offload"],
+    "eight-bit-optimizer": ["optimizer-implementation", "optimizer-offload"],
+    "cached-gradients": ["micro-batching", "batchnorm-replay"],
+}
+
+
+@pytest.mark.parametrize(("one", "other"), [(a, b) for a in CLASHES for b in CLASHES[a]])
+def test_strategies_that_contradict_each_other_are_not_combined(one, other):
+    assert clash([one, other]) is not None
 
 
 def test_compatibility_rules_name_two_strategies_that_exist_once_and_with_a_reason():
@@ -195,6 +197,12 @@ def test_compatibility_rules_name_two_strategies_that_exist_once_and_with_a_reas
         ("loss-chunking", {"num_candidates": 0}, "at least 1, not 0"),
         ("batchnorm-replay", {"micro_batch_size": -2}, "at least 1, not -2"),
         ("optimizer-implementation", {"implementation": "gpu"}, "one of fused, foreach, loop"),
+        ("activation-offload", {"to": "tape"}, "must be"),
+        ("activation-offload", {"min_tensor_bytes": 0}, "must be"),
+        ("optimizer-offload", {"to": "moon"}, "host or disk"),
+        ("optimizer-offload", {"min_tensor_bytes": 0}, "at least 1"),
+        ("tiling", {"num_tiles": 1}, "num_tiles must be at least 2"),
+        ("linear-cross-entropy", {"num_rows": 0}, "num_rows must be at least 1"),
     ],
 )
 def test_an_impossible_setting_is_refused_with_what_is_possible(name, settings, reason):

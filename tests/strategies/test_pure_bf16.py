@@ -1,13 +1,15 @@
 """Everything in bfloat16: what is converted, how updates are rounded, and what stays as it was."""
 
-import copy
 import dataclasses
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conformance.builders import near_peak
+from tests.conformance.builders import near_peak, squared_error
+from tests.strategies.optimizer_jobs import Foreign, hooked_before
+from tests.zoo.small_jobs import regression_job, session_of
 from torch import nn
 
 import memfit
@@ -15,13 +17,10 @@ from memfit import Job, Plan
 from memfit.devices.catalogue import load_device
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.runtime.run import open_plain_session
-from memfit.session.batches import find_layout
 from memfit.strategies import pure_bf16
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
-from memfit.strategies.compatibility import clash
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
@@ -35,23 +34,13 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
 
 
-def squared_error(model, batch):
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
 def layers(width: int = 8) -> nn.Module:
     blocks = [nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5), nn.Tanh()) for _ in range(3)]
     return nn.Sequential(*blocks)
 
 
 def job_of(model=layers, loss=squared_error, optimizer=adamw, width: int = 8) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
-        loss=loss,
-        optimizer=optimizer,
-        batch_size=10,
-    )
+    return regression_job(model, (width,), loss=loss, optimizer=optimizer)
 
 
 def started(job: Job, *strategies: Strategy) -> memfit.Run:
@@ -306,7 +295,7 @@ def test_parameters_and_their_states_are_bfloat16_and_all_else_is_not():
 
 def test_undoing_gives_the_same_parameters_in_fp32_with_their_states():
     job = mixed_job()
-    session = open_plain_session(job, "cpu", find_layout(job))
+    session = session_of(job)
     parameters = dict(session.model.named_parameters())
     undo = PureBf16().apply(session)
     session.gradient_pass(session, job.batch(4), lambda phase: None)
@@ -348,20 +337,6 @@ def test_dropout_masks_and_the_random_state_are_those_of_the_plain_run():
         trained(job_of(), *strategies, num_steps=3)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
-
-
-def test_a_checkpoint_goes_on_as_the_run_would():
-    job = job_of()
-    run = trained(job, PureBf16(), num_steps=3)
-    torch.manual_seed(9)
-    resumed = memfit.start(job, Plan(strategies=(PureBf16(),)), device="cpu")
-    resumed.load_state_dict(copy.deepcopy(run.state_dict()))
-    batch = job.batch(10)
-    for each in (run, resumed):
-        torch.manual_seed(3)
-        each.step(batch)
-    for mine, other in zip(run.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(mine, other)
 
 
 # --- Memory ---
@@ -433,32 +408,14 @@ def test_it_works_with_the_strategies_that_cut_a_step_up(job, other):
 # --- What is refused ---
 
 
-class Unknown(torch.optim.SGD):
-    """An optimizer from outside torch.optim."""
-
-
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (lambda parameters: Unknown(parameters, lr=0.1), "Unknown may need all parameters at once"),
+        (partial(Foreign, lr=0.1), "Foreign may need all parameters at once"),
         (torch.optim.LBFGS, "LBFGS may need all parameters at once"),
+        (hooked_before, "a hook before its step"),
     ],
 )
 def test_an_optimizer_that_may_look_at_all_parameters_is_refused(optimizer, reason):
     with pytest.raises(StrategyError, match=reason):
         started(job_of(optimizer=optimizer), PureBf16())
-
-
-def test_an_optimizer_with_a_hook_that_reads_gradients_is_refused():
-    def hooked(parameters):
-        optimizer = adamw(parameters)
-        optimizer.register_step_pre_hook(lambda *_args: None)
-        return optimizer
-
-    with pytest.raises(StrategyError, match="a hook before its step"):
-        started(job_of(optimizer=hooked), PureBf16())
-
-
-@pytest.mark.parametrize("other", ["bf16", "fp16", "optimizer-in-backward"])
-def test_it_is_not_combined_with_another_precision_or_with_updates_in_backward(other):
-    assert clash(["pure-bf16", other]) is not None

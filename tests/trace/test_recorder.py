@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -32,14 +35,8 @@ def final_bytes(trace) -> int:
     return sum(delta for _, delta in trace.deltas())
 
 
-def job_of(model, *, width: int = 16, batch_size: int = 6, lr: float = 0.1) -> Job:
-    return Job(
-        model=model,
-        batch=lambda size: torch.randn(size, width),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr),
-        batch_size=batch_size,
-    )
+def job_of(model, *, width: int = 16, batch_size: int = 6) -> Job:
+    return mean_square_job(model, width, batch_size=batch_size)
 
 
 class ResidualBlock(nn.Module):
@@ -229,14 +226,8 @@ class Classifier(nn.Module):
 
 
 def adam_job() -> Job:
-    job = job_of(Classifier, batch_size=32)
-    return Job(
-        model=job.model,
-        batch=job.batch,
-        loss=job.loss,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        batch_size=job.batch_size,
-    )
+    optimizer = partial(torch.optim.Adam, lr=0.1)
+    return mean_square_job(Classifier, 16, batch_size=32, optimizer=optimizer)
 
 
 def bytes_by_category(trace, phase: Phase) -> dict[Category, int]:
@@ -376,12 +367,11 @@ def test_questions_about_a_tensor_are_no_operations():
 )
 def test_the_gradient_of_a_selection_is_filled_in_place(select):
     width = 512
-    job = Job(
-        model=lambda: nn.Linear(width, width),
-        batch=lambda size: torch.ones(size, width),
-        loss=lambda model, batch: select(model(batch)).sum(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    job = mean_square_job(
+        lambda: nn.Linear(width, width),
+        width,
         batch_size=64,
+        loss=lambda model, batch: select(model(batch)).sum(),
     )
     blocks = [
         block

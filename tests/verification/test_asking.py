@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.zoo import living_jobs
 from tests.zoo.living_jobs import ALL, Living, bits_of
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
@@ -70,18 +72,11 @@ def test_predicting_leaves_everything_as_it_was(build):
 
 
 @EACH
-def test_measuring_leaves_everything_as_it_was(build):
+@pytest.mark.parametrize("ask", [memfit.measure, memfit.verify])
+def test_measuring_and_verifying_leave_everything_as_it_was(build, ask):
     living = build()
     before = bits_of(living)
-    memfit.measure(living.job, plan_for(build, living))
-    assert bits_of(living) == before
-
-
-@EACH
-def test_verifying_leaves_everything_as_it_was(build):
-    living = build()
-    before = bits_of(living)
-    memfit.verify(living.job, plan_for(build, living))
+    ask(living.job, plan_for(build, living))
     assert bits_of(living) == before
 
 
@@ -142,13 +137,7 @@ def test_a_recording_that_fails_leaves_everything_as_it_was():
         model.seen = value.item()
         return value
 
-    job = memfit.Job(
-        model=living.job.model,
-        batch=living.job.batch,
-        loss=loss,
-        optimizer=living.job.optimizer,
-        batch_size=8,
-    )
+    job = replace(living.job, loss=loss)
     before = bits_of(living)
     with pytest.raises(RecordingError):
         memfit.predict(job, plan=in_pieces(living))
@@ -184,25 +173,14 @@ def test_living_objects_are_measured_with_their_own_memory(build):
 
 def test_a_loss_that_uses_the_living_model_itself_is_recorded_with_it():
     living = living_jobs.perceptron()
-    job = memfit.Job(
-        model=living.job.model,
-        batch=living.job.batch,
-        loss=lambda _, batch: living.model(batch).square().mean(),
-        optimizer=living.job.optimizer,
-        batch_size=8,
-    )
+    job = replace(living.job, loss=lambda _, batch: living.model(batch).square().mean())
     assert memfit.predict(job).by_category == memfit.predict(living.job).by_category
 
 
 def test_a_new_optimizer_over_a_living_model_leaves_it_as_it_was():
     living = living_jobs.hooked()
-    job = memfit.Job(
-        model=living.job.model,
-        batch=living.job.batch,
-        loss=living.job.loss,
-        optimizer=lambda _: torch.optim.AdamW([{"params": living.model[2].parameters()}]),
-        batch_size=8,
-    )
+    groups = [{"params": living.model[2].parameters()}]
+    job = replace(living.job, optimizer=lambda _: torch.optim.AdamW(groups))
     before = bits_of(living)
     memfit.predict(job)
     memfit.measure(job)
@@ -217,13 +195,7 @@ def test_a_model_that_is_built_once_and_kept_is_not_kept_fake():
             kept.append(nn.Linear(4, 2))
         return kept[0]
 
-    job = memfit.Job(
-        model=model,
-        batch=lambda size: torch.randn(size, 4),
-        loss=living_jobs.mean_square,
-        optimizer=living_jobs.adam,
-        batch_size=4,
-    )
+    job = mean_square_job(model, 4, optimizer=living_jobs.adam)
     first = memfit.predict(job)
     assert kept == []
     assert memfit.predict(job).peak_allocated_bytes == first.peak_allocated_bytes

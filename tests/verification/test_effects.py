@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import pytest
 import torch
 from tests.zoo import living_jobs
-from tests.zoo.living_jobs import bits_of, mean_square, rows
+from tests.zoo.living_jobs import bits_of, mean_square
+from tests.zoo.small_jobs import mean_square_job, session_of
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -19,9 +21,7 @@ from memfit.analysis.separability import PROVED
 from memfit.comparison.gradients import accumulate_gradients
 from memfit.comparison.split_comparison import compare_splits
 from memfit.errors import NothingToVerifyError, StrategyError
-from memfit.runtime.run import open_plain_session
 from memfit.separation.separation import Separation
-from memfit.session.batches import find_layout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.micro_batching import MicroBatching
@@ -31,14 +31,11 @@ from memfit.verification import proof
 IN_PIECES = Plan(strategies=(MicroBatching(micro_batch_size=3),))
 
 
-def job_of(build, loss=mean_square, batch=None, batch_size=8) -> Job:
-    return Job(
-        model=build,
-        batch=batch or rows(6),
-        loss=loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
-        batch_size=batch_size,
-    )
+MOMENTUM = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+
+
+def job_of(build, loss=mean_square) -> Job:
+    return mean_square_job(build, 6, batch_size=8, loss=loss, optimizer=MOMENTUM)
 
 
 def clamped() -> nn.Module:
@@ -253,10 +250,6 @@ def test_a_living_model_is_verified_with_the_state_that_it_has():
 # --- Gradients of one batch in pieces of several sizes ---
 
 
-def session_of(job: Job):
-    return open_plain_session(job, "cpu", find_layout(job))
-
-
 @pytest.mark.parametrize(("dtype", "bound"), [(None, 1e-4), (torch.float64, 1e-10)])
 def test_splits_of_a_mean_agree_in_any_precision(dtype, bound):
     living = living_jobs.perceptron()
@@ -337,6 +330,6 @@ def test_draws_are_stilled_when_splits_are_compared():
 
 
 def test_one_size_compares_nothing():
-    job = replace(job_of(lambda: nn.Linear(6, 2)))
+    job = job_of(lambda: nn.Linear(6, 2))
     with pytest.raises(ValueError, match="At least two different sizes"):
         compare_splits(session_of(job), job.batch(8), [8, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -11,11 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conformance import builders
+from tests.zoo.small_jobs import facts_of, regression_job
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memfit
-from memfit import Job, Plan
+from memfit import Job, Plan, Total
 from memfit.analysis.separability import PROVED
 from memfit.cli.main import main
 from memfit.comparison.relative_errors import relative_errors
@@ -24,7 +26,6 @@ from memfit.separation.separation import Separation
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
-from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
@@ -108,20 +109,40 @@ class OneHeadUnmasked(Fault):
         return lambda: delattr(attention, "forward")
 
 
-class UnevenRestIgnored(Fault):
-    """Weight the last, smaller micro-batch like the others."""
+@dataclass(frozen=True, kw_only=True)
+class EqualShares(Fault):
+    """Weight micro-batches alike, though the last is smaller and each has other tokens."""
+
+    micro_batch_size: int
 
     def apply(self, session):
         def gradient_pass(session, batch, enter_phase):
-            pieces = list(session.layout.split(batch, 4))
+            pieces = list(session.layout.split(batch, self.micro_batch_size))
             losses = []
             for piece, _ in pieces:
-                losses.append(session.loss_of(piece) / len(pieces))
+                value = session.loss_of(piece)
+                mean = value.sum / value.count if isinstance(value, Total) else value
+                losses.append(mean / len(pieces))
                 losses[-1].backward()
             return sum(losses).detach()
 
         before, session.gradient_pass = session.gradient_pass, gradient_pass
         return lambda: setattr(session, "gradient_pass", before)
+
+
+class FirstRowsOnly(Fault):
+    """Leave out what does not fill a micro-batch."""
+
+    def apply(self, session):
+        whole = session.gradient_pass
+
+        def gradient_pass(session, batch, enter_phase):
+            rows = session.layout.num_samples(batch) // 3 * 3
+            piece, _ = next(session.layout.split(batch, rows))
+            return whole(session, piece, enter_phase)
+
+        session.gradient_pass = gradient_pass
+        return lambda: setattr(session, "gradient_pass", whole)
 
 
 class Attention(nn.Module):
@@ -155,17 +176,13 @@ class Attending(nn.Module):
 
 
 def attending() -> Job:
-    return Job(
-        model=Attending,
-        batch=lambda size: (torch.randn(size, 5, 8), torch.randn(size, 5, 8)),
-        loss=builders.squared_error,
-        optimizer=builders.sgd,
-        batch_size=6,
-    )
+    return regression_job(Attending, (5, 8), batch_size=6)
 
 
 FAULTS = {
-    "last piece": (UnevenRestIgnored(), builders.residual, "gradient_error"),
+    "last piece": (EqualShares(micro_batch_size=4), builders.residual, "gradient_error"),
+    "ragged mean": (EqualShares(micro_batch_size=1), builders.ragged_tokens, "gradient_error"),
+    "dropped rows": (FirstRowsOnly(), builders.residual, "gradient_error"),
     "one head": (OneHeadUnmasked(), attending, "gradient_error"),
     "momentum": (ForgottenMomentum(), builders.residual, "parameter_error"),
     "masks not replayed": (UnreplayedMasks(), builders.residual_with_dropout, "slope_error"),
@@ -177,7 +194,8 @@ def test_faults_break_the_promise(fault, job, field):
     found = memfit.verify(job(), plan_of(fault))
     assert not found.keeps_promise
     assert getattr(found, field) > 1e-6
-    with pytest.raises(PromiseBrokenError, match=f"fault claims {fault.numerics} and is "):
+    expected = re.escape(f"{fault.label()} claims {fault.numerics} and is ")
+    with pytest.raises(PromiseBrokenError, match=expected):
         verify_each(job(), plan_of(fault)).check()
 
 
@@ -187,6 +205,7 @@ def test_statistics_updated_twice_break_the_promise():
 
     found = memfit.verify(builders.batch_normalised(), plan_of(Twice()))
     assert not found.keeps_promise
+    assert found.gradient_error <= EXACT < 1e-6 < found.buffer_error == found.largest_error
     assert found.worst.startswith("buffer ")
 
 
@@ -444,12 +463,7 @@ def test_the_command_takes_size_seed_and_precision(job_file, capsys):
 
 
 def test_each_strategy_is_offered_once():
-    job = builders.residual()
-    from memfit.runtime.run import open_plain_session
-    from memfit.session.batches import find_layout
-
-    facts = gather_facts(open_plain_session(job, "cpu", find_layout(job)), 0)
-    names = [strategy.name for strategy in applicable(facts)]
+    names = [strategy.name for strategy in applicable(facts_of(builders.residual()))]
     assert len(names) == len(set(names))
     assert "micro-batching" in names
     assert "batchnorm-replay" not in names

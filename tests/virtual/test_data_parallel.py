@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.virtual.steps import training
 from torch import nn
 
 from memfit.devices.catalogue import load_device
@@ -14,20 +15,11 @@ WIDTH = 1024
 
 
 def recorded(wrap):
-    def setup():
+    def model():
         torch.distributed.init_process_group("nccl")
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)).cuda()
-        model = wrap(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return wrap(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)).cuda())
 
-        def step():
-            optimizer.zero_grad()
-            model(torch.zeros(2, WIDTH, device="cuda")).sum().backward()
-            optimizer.step()
-
-        return step
-
-    return record_steps(setup, load_device("a100-40gb"))
+    return record_steps(training(model, 2, WIDTH), load_device("a100-40gb"))
 
 
 def bucket_bytes(recording) -> list[int]:

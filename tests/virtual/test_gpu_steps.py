@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.virtual.steps import FLOAT, on_card, recorded, sizes
+from tests.virtual.steps import FLOAT, on_card, recorded, sizes, training
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -53,19 +53,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(("make", "num_states", "num_most"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimizer_takes_what_its_implementation_on_cuda_takes(make, num_states, num_most):
-    def setup():
-        model = nn.Linear(100, 10).cuda()
-        batch = on_card(4, 100)
-        optimizer = make(model.parameters())
-
-        def step():
-            model(batch).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    steady = recorded(setup)
+    steady = recorded(training(lambda: nn.Linear(100, 10), 4, 100, optimizer=make))
     assert sum(sizes(steady, category=Category.OPTIMIZER_STATE)) == num_states * FLOAT
     live = most = 0
     for index, num_bytes in steady.deltas():
@@ -113,18 +101,12 @@ def test_an_optimizer_that_decides_by_values_is_refused():
 WIDTH, HIDDEN, BATCH = 16, 64, 4
 
 
-def training(body, optimizer=torch.optim.AdamW):
-    def setup():
-        model = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH)).cuda()
-        batch = on_card(BATCH, WIDTH)
-        steps = optimizer(model.parameters())
+def perceptron():
+    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH))
 
-        def step():
-            body(model, batch, steps)
 
-        return step
-
-    return setup
+def steps_of(body, optimizer=torch.optim.AdamW):
+    return training(perceptron, BATCH, WIDTH, body=body, optimizer=optimizer)
 
 
 def plain(model, batch, optimizer):
@@ -138,7 +120,7 @@ TRAINED = (2 * WIDTH * HIDDEN + WIDTH + HIDDEN) * FLOAT
 
 
 def test_phases_and_categories_are_found_without_being_told():
-    steady = recorded(training(plain))
+    steady = recorded(steps_of(plain))
     assert sum(sizes(steady, category=Category.PARAMETERS)) == TRAINED
     assert sum(sizes(steady, category=Category.OPTIMIZER_STATE)) == 2 * TRAINED
     gradients = [a for a in steady.allocations if a.category is Category.GRADIENTS]
@@ -152,7 +134,7 @@ def test_phases_and_categories_are_found_without_being_told():
 
 
 def test_allocations_name_their_module_and_the_line_of_code_in_backward_too():
-    steady = recorded(training(plain))
+    steady = recorded(steps_of(plain))
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.endswith("# marked: loss"))
     line = f"virtual/{Path(__file__).name}:{number}"
@@ -203,8 +185,8 @@ def test_gradients_stay_from_one_micro_batch_to_the_next():
         optimizer.step()
         optimizer.zero_grad()
 
-    twice = recorded(training(accumulate, torch.optim.Adagrad))
-    alone = recorded(training(once, torch.optim.Adagrad))
+    twice = recorded(steps_of(accumulate, torch.optim.Adagrad))
+    alone = recorded(steps_of(once, torch.optim.Adagrad))
     assert sum(sizes(twice, category=Category.GRADIENTS)) == TRAINED
     # The second pass makes its gradients anew, and they are added to the first ones.
     made = (sum(sizes(trace, "mm", Phase.BACKWARD)) for trace in (twice, alone))
@@ -220,7 +202,7 @@ def test_a_checkpointed_block_is_computed_again_in_backward(use_reentrant):
         optimizer.zero_grad()
         batch.grad = None
 
-    steady = recorded(training(step))
+    steady = recorded(steps_of(step))
     hidden = BATCH * HIDDEN * FLOAT
     assert sizes(steady, "gelu", Phase.FORWARD, Category.SAVED_ACTIVATIONS) == []
     assert sizes(steady, "gelu", Phase.BACKWARD, Category.SAVED_ACTIVATIONS) == [hidden]

@@ -7,6 +7,8 @@ import tracemalloc
 
 import pytest
 import torch
+from tests.zoo.living_jobs import mean_square
+from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -16,17 +18,8 @@ from memfit.errors import RecordingError
 from memfit.virtual.tensors import ValuesNeededError, as_virtual, virtual_tensors
 
 
-def job_of(model, loss=None) -> Job:
-    def mean_square(model, batch):
-        return model(batch).square().mean()
-
-    return Job(
-        model=model,
-        batch=lambda size: torch.randn(size, 8, 6, 6),
-        loss=loss or mean_square,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=4,
-    )
+def job_of(model, loss=mean_square) -> Job:
+    return mean_square_job(model, 8, 6, 6, loss=loss)
 
 
 def test_tensors_made_inside_have_shapes_and_no_memory():
@@ -161,13 +154,8 @@ def test_buffers_that_share_memory_share_it_in_a_copy():
     assert type(template.table) is torch.Tensor
 
 
-def test_predicting_leaves_the_random_state_alone():
+@pytest.mark.parametrize("ask", [memfit.predict, memfit.measure])
+def test_asking_leaves_the_random_state_alone(ask):
     before = torch.get_rng_state()
-    memfit.predict(job_of(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_measuring_leaves_the_random_state_alone():
-    before = torch.get_rng_state()
-    memfit.measure(job_of(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))))
+    ask(job_of(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))))
     assert torch.equal(torch.get_rng_state(), before)

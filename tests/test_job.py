@@ -173,6 +173,10 @@ def test_a_batch_size_that_is_no_positive_whole_number_is_refused(regression_job
 
 # --- What the functions give ---
 
+each_act = pytest.mark.parametrize(
+    "act", [memfit.predict, memfit.plan, memfit.measure], ids=lambda act: act.__name__
+)
+
 NOT_SCALAR = {
     "vector": (lambda model, batch: model(batch[0]), r"a tensor of shape \(10, 4\)"),
     "float": (lambda model, batch: 0.5, "a float"),
@@ -184,7 +188,7 @@ NOT_SCALAR = {
 
 
 @pytest.mark.parametrize("name", NOT_SCALAR)
-@pytest.mark.parametrize("act", [memfit.predict, memfit.measure], ids=lambda act: act.__name__)
+@each_act
 def test_a_loss_that_is_no_scalar_is_named_with_a_remedy(regression_job, name, act):
     loss, found = NOT_SCALAR[name]
     with pytest.raises(LossNotScalarError, match=found) as caught:
@@ -217,9 +221,12 @@ def fail(*_args):
 
 
 @pytest.mark.parametrize("function", ["model", "batch", "optimizer", "loss"])
-def test_a_function_that_fails_is_named_with_its_reason_and_signature(regression_job, function):
+@each_act
+def test_a_function_that_fails_is_named_with_its_reason_and_signature(
+    regression_job, function, act
+):
     with pytest.raises(JobFunctionError, match="OSError: the file is gone") as caught:
-        memfit.predict(replace(regression_job, **{function: fail}))
+        act(replace(regression_job, **{function: fail}))
     assert f"The job's {function} failed" in str(caught.value)
     assert expected_signature(function) in str(caught.value)
 
@@ -227,13 +234,14 @@ def test_a_function_that_fails_is_named_with_its_reason_and_signature(regression
 @pytest.mark.parametrize(
     ("function", "value", "found"),
     [
-        ("model", lambda: torch.zeros(3), "a Tensor"),
+        ("model", lambda: None, "a NoneType"),
         ("optimizer", lambda parameters: None, "a NoneType"),
     ],
 )
-def test_a_function_that_gives_something_else_is_named(regression_job, function, value, found):
+@each_act
+def test_a_function_that_gives_something_else_is_named(regression_job, function, value, found, act):
     with pytest.raises(JobFunctionError, match=f"it returned {found}"):
-        memfit.start(replace(regression_job, **{function: value}))
+        act(replace(regression_job, **{function: value}))
 
 
 def test_a_step_that_looks_at_values_is_refused_with_another_way(regression_job):

@@ -160,7 +160,7 @@ def calibrate(*words, cards=(H200,), card=None):
     command = CalibrateCommand(lambda: machine_with(*cards), open_card)
     text = io.StringIO()
     console = Console(file=text, width=80, highlight=False)
-    args = command_parser(command).parse_args(words)
+    args = command_parser("calibrate", command).parse_args(words)
     assert isinstance(args, argparse.Namespace)
     return command.run(args, console), text.getvalue(), opened
 

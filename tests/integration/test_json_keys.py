@@ -84,4 +84,4 @@ def test_the_names_in_json_are_those_that_are_listed(command, tmp_path, capfd):
 
 def test_every_command_is_listed_but_the_one_that_needs_a_card():
     listed = {words.partition(" ")[0] for words in json.loads(KEYS_FILE.read_text())}
-    assert {command.name for command in COMMANDS} - {"calibrate"} == listed
+    assert COMMANDS.keys() - {"calibrate"} == listed

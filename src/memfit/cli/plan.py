@@ -30,8 +30,6 @@ class PlanCommand:
     steps. The exit code is 3 when no plan fits; the message names the smallest peak.
     """
 
-    name = "plan"
-    summary = "find the fastest exact way to fit a budget"
     example = "memfit plan examples/transformer.py:job --budget 220MiB --save plan.yaml"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

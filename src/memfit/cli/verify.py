@@ -27,8 +27,6 @@ class VerifyCommand:
     smaller, and the output says so. The exit code is 1 if a plan earns less than it claims.
     """
 
-    name = "verify"
-    summary = "prove on the job itself that a plan keeps the results"
     example = "memfit verify examples/ragged_tokens.py:job"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

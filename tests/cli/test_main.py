@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tests.zoo.processes import run_python
+from tests.zoo.processes import imports_after, run_python
 
 import memfit.cli
 from memfit.cli import doctor
@@ -23,8 +23,6 @@ from memfit.cli.main import COMMANDS, load_command, main
 from memfit.devices.detect import CudaDevice, Host
 from memfit.errors import NoPlanFitsError, UsageError
 from memfit.units import GIB
-
-HEAVY = ("torch", "numpy", "rich")
 
 
 class Probe:
@@ -68,33 +66,21 @@ def fail_with(error: BaseException):
     return action
 
 
-def heavy_modules_after(code: str) -> set[str]:
-    """Return the heavy modules that are imported once the code has run."""
-    report = f"import sys; print('HEAVY', *[m for m in {HEAVY} if m in sys.modules])"
-    done = run_python("-c", f"{code}\n{report}")
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split()[1:])
-
-
 HELP = "from memfit.cli.main import main; main(['--help'])"
 
 
-def test_help_imports_neither_torch_nor_rich():
-    assert heavy_modules_after(HELP) == set()
-
-
-def test_the_check_for_heavy_imports_can_fail():
-    assert "rich" in heavy_modules_after(f"import rich\n{HELP}")
-
-
-def test_listing_devices_does_not_import_torch():
-    code = "from memfit.cli.main import main; main(['devices', '--json'])"
-    assert "torch" not in heavy_modules_after(code)
-
-
-def test_the_help_of_a_command_imports_no_torch():
-    code = "from memfit.cli.main import main; main(['doctor', '--help'])"
-    assert heavy_modules_after(code) == set()
+@pytest.mark.parametrize(
+    ("code", "imported"),
+    [
+        (HELP, set()),
+        (HELP.replace("--help", "doctor', '--help"), set()),
+        (HELP.replace("--help", "devices', '--json"), {"rich"}),
+        (f"import numpy\n{HELP}", {"numpy"}),  # the check can fail
+    ],
+    ids=["help", "help of a command", "devices", "numpy"],
+)
+def test_torch_stays_out_until_it_is_needed(code, imported):
+    assert imports_after(code, "torch", "numpy", "rich") == imported
 
 
 def test_help_lists_every_command_with_its_summary(capsys):

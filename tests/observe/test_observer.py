@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from tests.reports.run_samples import LEAK
 from tests.runtime.guard_faults import BATCH_SIZE, OutOfMemoryAt, build_job
+from tests.zoo.processes import run_python
 
 import memfit
 from memfit import GuardSettings, Plan
@@ -112,7 +111,7 @@ if not child:
 os.waitpid(child, 0)
 """
     )
-    subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, check=True)
+    run_python(str(script), cwd=tmp_path, check=True)
     fine, ending = (read_journal(tmp_path / name).ending for name in ("fine", "fails"))
     assert fine is not None
     assert ending is not None

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 from tests.reports import run_samples
 from tests.reports.run_samples import FACTS, LEAK, PLANS, SMALL_LEAK, make_steps, write_run
+from tests.zoo.processes import environment
 
-import memfit
 from memfit import Plan
 from memfit.cli.main import main
 from memfit.errors import DataError
@@ -200,8 +200,7 @@ for step in itertools.count(1):
 
 def test_a_process_that_is_killed_leaves_a_journal_that_is_shown(tmp_path):
     words = [sys.executable, "-c", ENDLESS, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(memfit.__path__[0]).parent)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"going\n"
         going = read_report(tmp_path)

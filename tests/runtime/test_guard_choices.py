@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from tests.runtime.guard_faults import (
     same,
     trained,
 )
+from tests.zoo.processes import run_python
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -437,9 +436,7 @@ job = memfit.Job(
 memfit.start(job).step(job.batch(4))
 """
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_python(str(script), cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     assert "lost the context of its card" in done.stderr
     assert list(tmp_path.glob("emergency-*.pt"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from tests.workloads.training import press_ctrl_c_in_step, train_workload
+from tests.zoo.processes import run_python
 
 from memfit.errors import MemfitError, NoPlanFitsError, UsageError
 from memfit_workloads import workload_names
@@ -168,14 +168,8 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path, words, what):
 
 def run_command(*words: object, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *(launcher if ranks else []), "-m", "memfit", "train", "wpo-sgm"]
-    return subprocess.run(
-        [*command, *SMALL, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    command = [*(launcher if ranks else []), "-m", "memfit", "train", "wpo-sgm"]
+    return run_python(*command, *SMALL, *map(str, words))
 
 
 @pytest.mark.slow

@@ -21,7 +21,17 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **own, **more}
 
 
-def run_python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_python(
+    *words: str, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run Python to its end and keep what it writes; options are those of ``subprocess.run``."""
     known = {"env": environment(), "capture_output": True, "text": True, "timeout": TIMEOUT_SECONDS}
-    return subprocess.run([sys.executable, *words], check=False, **{**known, **options})
+    return subprocess.run([sys.executable, *words], check=check, **{**known, **options})
+
+
+def imports_after(code: str, *modules: str) -> set[str]:
+    """Return which of some modules a fresh Python has imported once it has run the code."""
+    report = f"import sys; print('IMPORTED', *[m for m in {modules} if m in sys.modules])"
+    done = run_python("-c", f"{code}\n{report}")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])

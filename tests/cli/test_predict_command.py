@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from tests.zoo.predictions import make_prediction
+from tests.zoo.terminal import rendered
 
 from memfit import predict_step
 from memfit.cli.main import main
 from memfit.errors import JobFunctionError, RecordingError, StepBuilderError
-from memfit.figures import Certainty, Holder, Interval, Prediction
+from memfit.figures import Certainty, Holder, Interval
 from memfit.job import BuildsJobError, Job, StepBuilder, load_target
 from memfit.prediction.advice import Advice, LargestMicroBatch, Topic
 from memfit.prediction.predict import predict
@@ -316,18 +316,14 @@ def _line_of(text: str) -> int:
 
 # --- How it is shown ---
 
-ON_CARD = Prediction(
+ON_CARD = make_prediction(
+    10 * GIB,
     device="t4",
     batch_size=None,
-    peak_allocated_bytes=10 * GIB,
     peak_reserved_bytes=12 * GIB,
     process_bytes=13 * GIB,
     first_step_peak_bytes=9 * GIB,
     step_seconds=0.5,
-    by_category={"parameters": 10 * GIB},
-    by_module={"encoder": 10 * GIB},
-    strategies=(),
-    numerics="exact",
     certainty=Certainty.TABLE,
     intervals={
         "allocated": Interval(low_bytes=1000 * MIB, high_bytes=11 * GIB),
@@ -352,10 +348,7 @@ ON_CARD = Prediction(
 
 
 def shown(renderable: Any) -> str:
-    file = io.StringIO()
-    Console(file=file, width=80, color_system=None).print(renderable)
-    assert max(len(line) for line in file.getvalue().splitlines()) <= 80
-    return " ".join(file.getvalue().split())
+    return " ".join(rendered(renderable).split())
 
 
 def test_a_prediction_on_a_card_is_shown_with_intervals_and_places() -> None:

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.zoo.predictions import make_prediction
 from torch import nn
 
 import memfit
 from memfit import Job, Plan
-from memfit.figures import Certainty, Interval, Prediction
+from memfit.figures import Interval, Prediction
 from memfit.observe import drift as drift_module
 from memfit.observe.drift import PASSING, PASSING_WITHOUT_GRADIENTS, DriftWatch
 from memfit.session.storages import owned_bytes
@@ -172,19 +173,10 @@ def test_activations_that_are_larger_than_planned_are_what_passes_in_a_step(pred
 
 # --- Made-up figures ---
 
-PREDICTED = Prediction(
-    device="cpu",
-    batch_size=4,
-    peak_allocated_bytes=100 * MIB,
-    peak_reserved_bytes=100 * MIB,
-    process_bytes=100 * MIB,
+PREDICTED = make_prediction(
+    100 * MIB,
     first_step_peak_bytes=80 * MIB,
-    step_seconds=1.0,
     by_category={"parameters": 20 * MIB, "batch": 4 * MIB, "saved activations": 76 * MIB},
-    by_module={},
-    strategies=(),
-    numerics="exact",
-    certainty=Certainty.EXACT,
 )
 
 

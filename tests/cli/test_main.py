@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tests.zoo.machines import machine_with
 from tests.zoo.processes import imports_after, run_python
 
 import memfit.cli
@@ -20,7 +20,7 @@ from memfit.cli import doctor
 from memfit.cli.command import write_json
 from memfit.cli.doctor import Status
 from memfit.cli.main import COMMANDS, load_command, main
-from memfit.devices.detect import CudaDevice, Host
+from memfit.devices.detect import CudaDevice
 from memfit.errors import NoPlanFitsError, UsageError
 from memfit.units import GIB
 
@@ -245,25 +245,13 @@ def test_one_device_is_shown_with_whole_sources_dates_and_certainties(capsys, mo
     assert re.search(r"launch_seconds +5 us", shown)
 
 
-def machine(**changes) -> Host:
-    good = Host(
-        python_version="3.11.0",
-        torch_version="2.11.0+cpu",
-        torch_problem=None,
-        num_cpus=2,
-        memory_bytes=8 * GIB,
-        cuda_devices=(),
-    )
-    return replace(good, **changes)
-
-
 @pytest.fixture
 def on_machine(monkeypatch):
     """Let the doctor see a machine of the test's making."""
     monkeypatch.setattr(doctor, "_extension_folders", tuple)
 
     def choose(**changes) -> None:
-        monkeypatch.setattr("memfit.devices.detect.host", lambda: machine(**changes))
+        monkeypatch.setattr("memfit.devices.detect.host", lambda: machine_with(**changes))
 
     return choose
 
@@ -299,7 +287,7 @@ def test_the_doctor_names_cuda_devices_by_their_name_in_the_catalogue():
         CudaDevice(name="NVIDIA H200", memory_bytes=int(139.8 * GIB)),
         CudaDevice(name="Unheard Of 9000", memory_bytes=GIB),
     )
-    known, unknown = doctor.check_cuda_devices(machine(cuda_devices=cards))
+    known, unknown = doctor.check_cuda_devices(machine_with(*cards))
     assert (known.status, unknown.status) == (Status.OK, Status.WARNING)
     assert "h200" in known.found
     assert unknown.remedy
@@ -361,4 +349,4 @@ def test_little_disk_space_is_a_warning(monkeypatch, tmp_path):
 
 
 def test_memory_that_cannot_be_read_is_a_warning():
-    assert doctor.check_memory(machine(memory_bytes=None)).status is Status.WARNING
+    assert doctor.check_memory(machine_with(memory_bytes=None)).status is Status.WARNING

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from tests.zoo.machines import machine_with
 
 from memfit.cli.calibrate import CalibrateCommand
 from memfit.cli.devices import format_fact
@@ -30,7 +31,7 @@ from memfit.devices.calibration import (
     write_calibration,
 )
 from memfit.devices.catalogue import catalogue_name, catalogued_device, load_device
-from memfit.devices.detect import CudaDevice, Host
+from memfit.devices.detect import CudaDevice
 from memfit.devices.measuring import STAGES, measure_card
 from memfit.devices.occupancy import ManagedCard
 from memfit.errors import DataError, DeviceUnavailableError, UnknownDeviceError, UsageError
@@ -126,17 +127,6 @@ def timed(seconds):
 
     work.seconds = seconds
     return work
-
-
-def machine_with(*cards):
-    return Host(
-        python_version="3.12.0",
-        torch_version="2.11.0",
-        torch_problem=None,
-        num_cpus=2,
-        memory_bytes=8 * GIB,
-        cuda_devices=cards,
-    )
 
 
 H200 = CudaDevice(name="NVIDIA H200", memory_bytes=H200_BYTES)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.zoo.machines import machine_with
 
 from memfit.devices import catalogue, detect
 from memfit.devices.catalogue import (
@@ -23,7 +24,7 @@ from memfit.devices.catalogue import (
     load_device,
     parse_device,
 )
-from memfit.devices.detect import CudaDevice, Host, host, host_memory_bytes
+from memfit.devices.detect import CudaDevice, host, host_memory_bytes
 from memfit.errors import DataError, UnknownDeviceError
 from memfit.units import GIB
 
@@ -47,17 +48,6 @@ EXPECTED_NAMES = (
 
 def data_text(name: str) -> str:
     return (resources.files("memfit.devices") / "data" / f"{name}.toml").read_text("utf-8")
-
-
-def machine_with(*cuda_devices: CudaDevice) -> Host:
-    return Host(
-        python_version="3.11.0",
-        torch_version="2.11.0",
-        torch_problem=None,
-        num_cpus=2,
-        memory_bytes=8 * GIB,
-        cuda_devices=cuda_devices,
-    )
 
 
 @pytest.fixture

@@ -79,12 +79,14 @@ def test_a_run_that_cannot_go_on_says_so_and_one_that_goes_on_is_not_over(tmp_pa
     ends = []
     for goes_on in (False, True):
         folder = tmp_path / str(goes_on)
-        run = memfit.start(job, plan, folder=folder)
-        with OutOfMemoryAt(name="log_softmax_backward"), pytest.raises(OutOfMemoryAfterAllError):
-            run.step(job.batch(BATCH_SIZE))
-        if goes_on:
-            run.step(job.batch(BATCH_SIZE))
-        run.close()
+        with memfit.start(job, plan, folder=folder) as run:
+            with (
+                OutOfMemoryAt(name="log_softmax_backward"),
+                pytest.raises(OutOfMemoryAfterAllError),
+            ):
+                run.step(job.batch(BATCH_SIZE))
+            if goes_on:
+                run.step(job.batch(BATCH_SIZE))
         ends.append(read_journal(folder).ending)
     assert [end.reason for end in ends if end] == [Reason.OUT_OF_MEMORY, Reason.DONE]
     assert [end.exit_code for end in ends if end] == [4, 0]
@@ -192,7 +194,9 @@ class Finder:
         """Find nothing more."""
 
 
-def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> None:
+@pytest.fixture
+def made(monkeypatch: Any) -> list[Finder]:
+    """Return the finders that are made from now on."""
     made: list[Finder] = []
 
     def make(on_leak: Any, **settings: Any) -> Finder:
@@ -200,24 +204,27 @@ def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> 
         return made[-1]
 
     monkeypatch.setattr("memfit.observe.observer.LeakFinder", make)
+    return made
+
+
+def test_leaks_are_looked_for_only_where_that_is_asked_for(made: list[Finder]) -> None:
     job = build_job(batch_norm=False)
     memfit.start(job).close()
     assert made == []
     listener, told = Listener(), []
-    run = memfit.start(job, find_leaks=True, listeners=[listener])
-    run.listen(told.append)
-    batch = job.batch(BATCH_SIZE)
-    num_bytes = BATCH_SIZE * (6 * 4 + 8)
-    run.step(batch)
-    with pytest.warns(MemfitWarning, match="grows"):
-        run.evaluate(batch)
-    run.close()
+    with memfit.start(job, find_leaks=True, listeners=[listener]) as run:
+        run.listen(told.append)
+        batch = job.batch(BATCH_SIZE)
+        num_bytes = BATCH_SIZE * (6 * 4 + 8)
+        run.step(batch)
+        with pytest.warns(MemfitWarning, match="grows"):
+            run.evaluate(batch)
     assert made[0].boundaries == [("train", 1, num_bytes), ("evaluation", 1, num_bytes)]
     assert told == [LEAK]
 
 
+@pytest.mark.usefixtures("made")
 def test_a_finder_that_gives_up_is_no_all_clear(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memfit.observe.observer.LeakFinder", Finder)
     monkeypatch.setattr(Finder, "failure", "TypeError: unreadable")
     job = build_job(batch_norm=False)
     with memfit.start(job, find_leaks=True) as run:
@@ -243,15 +250,8 @@ def test_a_guarded_run_below_a_watch_tells_it_what_the_guard_did(
 
 @pytest.mark.filterwarnings("ignore:Leak, found")
 def test_callbacks_of_an_ordinary_loop_get_what_a_run_gets(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, made: list[Finder]
 ) -> None:
-    made: list[Finder] = []
-
-    def make(on_leak: Any, **settings: Any) -> Finder:
-        made.append(Finder(on_leak, **settings))
-        return made[-1]
-
-    monkeypatch.setattr("memfit.observe.observer.LeakFinder", make)
     job = build_job(batch_norm=False)
     batches = [job.batch(BATCH_SIZE) for _ in range(5)]
     with memfit.start(job, folder=tmp_path / "run", find_leaks=True) as run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,7 +20,6 @@ from .checkpoint_files import (
     refuse_other_run,
     save_checkpoint,
 )
-from .loop import plain_state
 from .system import System
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ class EpochSystem(System):
     def checkpoint(self) -> dict[str, Any]:
         """Return all that an exact continuation needs."""
         run_state = self.run.state_dict()
-        state = plain_state(self.state)
+        state = asdict(self.state)
         own_name = {"best_score": f"best_{self.score}"}
         return {
             "epoch": state["epoch"],

@@ -178,20 +178,21 @@ def test_an_unexpected_error_is_one_line_that_names_it_and_the_way_on(run_probe,
     assert shown.count("\n") == 1
 
 
-def test_debug_shows_the_traceback(run_probe, capsys):
-    assert run_probe(fail_with(ZeroDivisionError("a bug")), "--debug") == 1
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_the_environment_can_ask_for_tracebacks(run_probe, capsys, monkeypatch):
-    monkeypatch.setenv("MEMFIT_DEBUG", "1")
-    assert run_probe(fail_with(UsageError("wrong"))) == 2
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_debug_after_two_dashes_belongs_to_another_program(run_probe, capsys):
-    run_probe(fail_with(ZeroDivisionError("a bug")), "--", "--debug")
-    assert "Traceback" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "environment", "is_shown"),
+    [
+        (["--debug"], {}, True),
+        ([], {"MEMFIT_DEBUG": "1"}, True),
+        (["--", "--debug"], {}, False),  # it belongs to another program
+    ],
+)
+def test_a_traceback_is_shown_where_it_is_wanted(
+    run_probe, capsys, monkeypatch, words, environment, is_shown
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run_probe(fail_with(UsageError("wrong")), *words) == 2
+    assert ("Traceback" in capsys.readouterr().err) == is_shown
 
 
 def test_an_interrupt_gives_exit_code_130_without_words(run_probe, capsys):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from tests.zoo.run_records import CLIMBED, DRIFT, ENDING, FACTS, LEAK, OUT_OF_MEMORY, STEP
+from tests.zoo.run_records import CLIMBED, DRIFT, ENDING, FACTS, LEAK, OUT_OF_MEMORY, STEP, Noting
 
 from memfit.errors import MissingExtraError
 from memfit.journal.folder import read_journal, read_ranks
@@ -26,23 +26,6 @@ from memfit.listeners.weights_and_biases import WandbListener
 from memfit.units import GIB
 
 BARE = StepRecord(step=1, time_seconds=0.5, step_seconds=0.4)
-
-
-class Noting:
-    """Note what is heard."""
-
-    def __init__(self, fails_at: str = "") -> None:
-        self.heard: list[tuple[str, object]] = []
-        self._fails_at = fails_at
-
-    def __getattr__(self, name):
-        def hear(value):
-            self.heard.append((name, value))
-            if name == self._fails_at:
-                raise OSError("disk full")
-
-        return hear
-
 
 # --- The collection ---
 

@@ -11,6 +11,7 @@ import torch
 from tests.reports.run_samples import LEAK
 from tests.runtime.guard_faults import BATCH_SIZE, OutOfMemoryAt, build_job
 from tests.zoo.processes import run_python
+from tests.zoo.run_records import Noting
 
 import memfit
 from memfit import GuardSettings, Plan
@@ -121,34 +122,15 @@ os.waitpid(child, 0)
     assert ending.sentence == "no more data"
 
 
-class Listener:
-    """Remember what is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
-
-    def begin(self, facts: Any) -> None:
-        self.told.append(("begin", facts))
-
-    def step(self, record: Any) -> None:
-        self.told.append(("step", record))
-
-    def event(self, event: Any) -> None:
-        self.told.append(("event", event))
-
-    def end(self, ending: Any) -> None:
-        self.told.append(("end", ending))
-
-
 def test_listeners_hear_everything_in_order() -> None:
     job = build_job(batch_norm=False)
-    listener = Listener()
+    listener = Noting()
     settings = GuardSettings(climb_after_steps=1)
     with memfit.start(job, listeners=[listener], guard=settings) as run:
         with OutOfMemoryAt(name="log_softmax_backward", most=1):
             run.step(job.batch(BATCH_SIZE))
         run.step(job.batch(BATCH_SIZE))
-    words = [word for word, _ in listener.told]
+    words = [word for word, _ in listener.heard]
     assert words == ["begin", "event", "step", "event", "step", "end"]
 
 
@@ -211,7 +193,7 @@ def test_leaks_are_looked_for_only_where_that_is_asked_for(made: list[Finder]) -
     job = build_job(batch_norm=False)
     memfit.start(job).close()
     assert made == []
-    listener, told = Listener(), []
+    listener, told = Noting(), []
     with memfit.start(job, find_leaks=True, listeners=[listener]) as run:
         run.listen(told.append)
         batch = job.batch(BATCH_SIZE)

@@ -1,4 +1,4 @@
-"""Made-up records of a run: its facts, a step, an event of each kind, and its ending."""
+"""Made-up records of a run (facts, a step, an event of each kind, its end), and who hears them."""
 
 from __future__ import annotations
 
@@ -41,3 +41,19 @@ ENDING = Ending(
     reason=Reason.LEAK, ended_by="out-of-memory", exit_code=1, sentence="It leaked.", remedy="Stop.",
     leaks=(LEAK,),
 )  # fmt: skip
+
+
+class Noting:
+    """Listen, note what is heard, and perhaps fail."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.heard: list[tuple[str, object]] = []
+        self._fails_at = fails_at
+
+    def __getattr__(self, name):
+        def hear(value):
+            self.heard.append((name, value))
+            if name == self._fails_at:
+                raise OSError("disk full")
+
+        return hear

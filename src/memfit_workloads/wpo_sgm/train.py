@@ -32,7 +32,7 @@ from .job import build_job, sizes_for
 from .memory_estimate import estimate_lines
 from .memory_plan import evaluation_chunk, plan_training
 from .model import KernelMixture
-from .results import drawn_pictures, final_metrics, result_lines, training_log
+from .results import drawn_pictures, final_metrics, result_lines
 from .sampling import draw
 from .schedules import build_schedule, follows_validation
 from .settings import TrainingSettings
@@ -362,9 +362,10 @@ class WpoSgmTraining(System):
         return whole.to(trained.centres.device)
 
     def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
-        """Write the result, and a log of what was said."""
+        """Write the result, and a log of every validation and of what was said at the end."""
         self.folder.write_json(_RESULT, result)
-        self.folder.write("training.log", training_log(self.state.history, lines))
+        log = [*map(json.dumps, self.state.history), *lines]
+        self.folder.write("training.log", "\n".join(log) + "\n")
 
 
 def _own(centres: Tensor, ranks: Ranks) -> Tensor:

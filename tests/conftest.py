@@ -1,15 +1,17 @@
-"""What holds for every test, and small jobs that many share."""
+"""What holds for every test, and what many share."""
 
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tests import seconds
 from torch import nn
 
 from memfit import Job
+from memfit.cli.main import main
 from memfit.runtime.guard import step_log
 
 # Constants that `memfit calibrate` has stored on this machine must not change what tests see.
@@ -89,6 +92,34 @@ def regression_job() -> Job:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         batch_size=10,
     )
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return a function that runs a command in this process and reads its JSON."""
+
+    def run(*words: str, exit_code: int = 0) -> Any:
+        assert main([*words, "--json"]) == exit_code
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        return json.loads(shown.out)
+
+    return run
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs a command that must fail, and gives its one line."""
+
+    def run(*words: str, exit_code: int = 1) -> str:
+        assert main(words) == exit_code
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        (line,) = shown.err.splitlines()
+        assert line.startswith("memfit: error: ")
+        return line
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.zoo.job_files import LINEAR_JOB as SOURCE
 from torch import nn
 
 import memfit
@@ -22,19 +23,6 @@ from memfit.errors import (
 )
 from memfit.job import expected_signature, load_job
 from memfit.session.batches import find_layout
-
-SOURCE = """
-import torch
-from memfit import Job
-
-job = Job(
-    model=lambda: torch.nn.Linear(4, 1),
-    batch=lambda size: torch.randn(size, 4),
-    loss=lambda model, batch: model(batch).square().mean(),
-    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    batch_size=3,
-)
-"""
 
 
 @pytest.fixture
@@ -54,22 +42,22 @@ def job_file(tmp_path):
 
 def test_a_job_is_loaded_by_file_and_name(job_file):
     job = load_job(f"{job_file(SOURCE)}:job")
-    assert job.batch_size == 3
+    assert job.batch_size == 8
     assert isinstance(job.model(), nn.Linear)
 
 
 def test_the_name_may_be_left_out_where_there_is_one_job(job_file):
-    assert load_job(job_file(SOURCE)).batch_size == 3
+    assert load_job(job_file(SOURCE)).batch_size == 8
 
 
 def test_a_name_may_be_a_function_that_builds_the_job(job_file):
     path = job_file(SOURCE + "\ndef build():\n    return job\n")
-    assert load_job(f"{path}:build").batch_size == 3
+    assert load_job(f"{path}:build").batch_size == 8
 
 
 def test_a_job_file_may_import_what_lies_beside_it(job_file):
     job_file("batch_size = 5\n", "its_neighbour.py")
-    path = job_file("from its_neighbour import batch_size\n" + SOURCE.replace("=3", "=batch_size"))
+    path = job_file("from its_neighbour import batch_size\n" + SOURCE.replace("=8", "=batch_size"))
     before = list(sys.path)
     assert load_job(path).batch_size == 5
     assert sys.path == before
@@ -90,46 +78,28 @@ def test_a_missing_file_is_named(reference, error, fragments, tmp_path, monkeypa
     assert all(fragment in str(caught.value) for fragment in fragments)
 
 
-def test_a_missing_name_is_answered_with_the_jobs_that_are_there(job_file):
-    path = job_file(SOURCE + "\nother = job\n")
-    with pytest.raises(JobNameError, match=r"named 'jobs'\. The jobs there: job, other"):
-        load_job(f"{path}:jobs")
-
-
-def test_without_a_name_several_jobs_are_listed(job_file):
-    with pytest.raises(JobNameError, match="The jobs there: job, other"):
-        load_job(job_file(SOURCE + "\nother = job\n"))
-
-
-def test_a_file_without_jobs_is_told_apart(job_file):
-    with pytest.raises(JobNameError, match=r"holds no memfit\.Job at all"):
-        load_job(f"{job_file('x = 1')}:x")
-
-
-def test_a_syntax_error_is_named_with_its_line(job_file):
-    with pytest.raises(JobFileError, match=r"SyntaxError.*\(line 3\)") as caught:
-        load_job(job_file("x = 1\n\ndef f(:\n"))
-    assert "my_job.py" in str(caught.value)
-
-
-def test_an_error_while_importing_is_named_with_the_line_of_the_job_file(job_file):
-    with pytest.raises(JobFileError, match=r"ZeroDivisionError: .*\(line 2\)"):
-        load_job(job_file("import json\nx = 1 / 0\n"))
-
-
-def test_a_missing_package_of_a_job_file_is_named(job_file):
-    with pytest.raises(JobFileError, match=r"ModuleNotFoundError: .*no_such_package"):
-        load_job(job_file("import no_such_package\n"))
+@pytest.mark.parametrize(
+    ("source", "name", "error", "message"),
+    [
+        (f"{SOURCE}\nother = job\n", ":jobs", JobNameError, r"named 'jobs'\. .*: job, other"),
+        (f"{SOURCE}\nother = job\n", "", JobNameError, "The jobs there: job, other"),
+        ("x = 1", ":x", JobNameError, r"holds no memfit\.Job at all"),
+        ("x = 1\n\ndef f(:\n", "", JobFileError, r"my_job\.py.*SyntaxError.*\(line 3\)"),
+        ("import json\nx = 1 / 0\n", "", JobFileError, r"ZeroDivisionError: .*\(line 2\)"),
+        ("import no_such_package\n", "", JobFileError, "ModuleNotFoundError: .*no_such_package"),
+        (SOURCE.replace("=8", "=0"), "", JobError, "whole number of at least 1, not 0"),
+    ],
+)
+def test_a_file_without_the_job_that_is_asked_for_is_refused(
+    job_file, source, name, error, message
+):
+    with pytest.raises(error, match=message):
+        load_job(f"{job_file(source)}{name}")
 
 
 def test_a_file_that_is_not_python_is_refused(job_file):
     with pytest.raises(JobFileError, match="not a Python file"):
         load_job(job_file("model: 1\n", "job.yaml"))
-
-
-def test_a_job_that_is_wrongly_described_in_its_file_keeps_its_own_message(job_file):
-    with pytest.raises(JobError, match="batch_size must be a whole number of at least 1, not 0"):
-        load_job(job_file(SOURCE.replace("=3", "=0")))
 
 
 # --- Fields ---
@@ -173,6 +143,10 @@ def test_a_batch_size_that_is_no_positive_whole_number_is_refused(regression_job
 
 # --- What the functions give ---
 
+each_act = pytest.mark.parametrize(
+    "act", [memfit.predict, memfit.plan, memfit.measure], ids=lambda act: act.__name__
+)
+
 NOT_SCALAR = {
     "vector": (lambda model, batch: model(batch[0]), r"a tensor of shape \(10, 4\)"),
     "float": (lambda model, batch: 0.5, "a float"),
@@ -184,7 +158,7 @@ NOT_SCALAR = {
 
 
 @pytest.mark.parametrize("name", NOT_SCALAR)
-@pytest.mark.parametrize("act", [memfit.predict, memfit.measure], ids=lambda act: act.__name__)
+@each_act
 def test_a_loss_that_is_no_scalar_is_named_with_a_remedy(regression_job, name, act):
     loss, found = NOT_SCALAR[name]
     with pytest.raises(LossNotScalarError, match=found) as caught:
@@ -217,9 +191,12 @@ def fail(*_args):
 
 
 @pytest.mark.parametrize("function", ["model", "batch", "optimizer", "loss"])
-def test_a_function_that_fails_is_named_with_its_reason_and_signature(regression_job, function):
+@each_act
+def test_a_function_that_fails_is_named_with_its_reason_and_signature(
+    regression_job, function, act
+):
     with pytest.raises(JobFunctionError, match="OSError: the file is gone") as caught:
-        memfit.predict(replace(regression_job, **{function: fail}))
+        act(replace(regression_job, **{function: fail}))
     assert f"The job's {function} failed" in str(caught.value)
     assert expected_signature(function) in str(caught.value)
 
@@ -227,13 +204,14 @@ def test_a_function_that_fails_is_named_with_its_reason_and_signature(regression
 @pytest.mark.parametrize(
     ("function", "value", "found"),
     [
-        ("model", lambda: torch.zeros(3), "a Tensor"),
+        ("model", lambda: None, "a NoneType"),
         ("optimizer", lambda parameters: None, "a NoneType"),
     ],
 )
-def test_a_function_that_gives_something_else_is_named(regression_job, function, value, found):
+@each_act
+def test_a_function_that_gives_something_else_is_named(regression_job, function, value, found, act):
     with pytest.raises(JobFunctionError, match=f"it returned {found}"):
-        memfit.start(replace(regression_job, **{function: value}))
+        act(replace(regression_job, **{function: value}))
 
 
 def test_a_step_that_looks_at_values_is_refused_with_another_way(regression_job):

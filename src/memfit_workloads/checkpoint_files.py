@@ -7,9 +7,9 @@ values only, so that reading one cannot run code.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,14 +18,6 @@ from memfit.files import replace_atomically
 
 INTERRUPTED = "checkpoint_interrupted.pt"
 _REMEDY = "Give another checkpoint, or --resume-from-checkpoint auto for the newest whole one."
-
-
-class FoundCheckpoint(NamedTuple):
-    """A checkpoint that could be read, and the files that could not be."""
-
-    path: Path
-    content: dict[str, Any]
-    unreadable: list[str]
 
 
 def save_checkpoint(path: Path, content: dict[str, Any] | torch.Tensor) -> None:
@@ -53,32 +45,6 @@ def read_checkpoint(path: Path, system: str, needed: Sequence[str]) -> dict[str,
         raise DataError(str(path), reason)
     found: dict[str, Any] = content
     return found
-
-
-def newest_of(
-    folder: Path,
-    load: Callable[[Path], dict[str, Any]],
-    progress_of: Callable[[dict[str, Any]], Any],
-) -> FoundCheckpoint:
-    """Find the checkpoint that got furthest among those that can be read.
-
-    Raises:
-        DataError: if there is none.
-    """
-    best: FoundCheckpoint | None = None
-    unreadable: list[str] = []
-    for path in sorted(folder.glob("checkpoint_*.pt")):
-        try:
-            content = load(path)
-        except DataError as error:
-            unreadable.append(str(error))
-            continue
-        if best is None or progress_of(content) > progress_of(best.content):
-            best = FoundCheckpoint(path, content, unreadable)
-    if best is None:
-        reason = f"no checkpoint there can be read. {' '.join(unreadable)}".rstrip()
-        raise DataError(str(folder), f"{reason} Leave --resume-from-checkpoint out to start anew.")
-    return best
 
 
 def refuse_other_run(

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from memfit.errors import DataError
+
 from .checkpoint_files import (
     INTERRUPTED,
-    FoundCheckpoint,
-    newest_of,
     random_state,
     read_checkpoint,
     refuse_other_run,
     save_checkpoint,
 )
-from .loop import plain_state
 from .system import System
 
 if TYPE_CHECKING:
@@ -30,6 +29,14 @@ if TYPE_CHECKING:
 
 BEST, FINAL, HISTORY = "best_model.pt", "final_model.pt", "training_history.json"
 _NEEDED = ("epoch", "model_state_dict", "optimizer_state_dict", "model_config", "metrics")
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint that could be read, and the files that could not be."""
+
+    path: Path
+    content: dict[str, Any]
+    unreadable: list[str]
 
 
 @dataclass(slots=True)
@@ -201,7 +208,7 @@ class EpochSystem(System):
     def checkpoint(self) -> dict[str, Any]:
         """Return all that an exact continuation needs."""
         run_state = self.run.state_dict()
-        state = plain_state(self.state)
+        state = asdict(self.state)
         own_name = {"best_score": f"best_{self.score}"}
         return {
             "epoch": state["epoch"],
@@ -290,7 +297,20 @@ def newest_checkpoint(folder: Path, title: str) -> FoundCheckpoint:
     Raises:
         DataError: if there is none.
     """
-    return newest_of(folder, lambda path: load_checkpoint(path, title), progress_of)
+    best: FoundCheckpoint | None = None
+    unreadable: list[str] = []
+    for path in sorted(folder.glob("checkpoint_*.pt")):
+        try:
+            content = load_checkpoint(path, title)
+        except DataError as error:
+            unreadable.append(str(error))
+            continue
+        if best is None or progress_of(content) > progress_of(best.content):
+            best = FoundCheckpoint(path, content, unreadable)
+    if best is None:
+        reason = f"no checkpoint there can be read. {' '.join(unreadable)}".rstrip()
+        raise DataError(str(folder), f"{reason} Leave --resume-from-checkpoint out to start anew.")
+    return best
 
 
 def progress_of(checkpoint: dict[str, Any]) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -71,31 +72,28 @@ def whole(lowest: int) -> Callable[[str], int]:
     return read
 
 
-def positive(text: str) -> float:
-    """Read a number above 0."""
-    value = _number(text)
-    if not 0.0 < value < float("inf"):
-        msg = f"{text!r} is no number above 0"
-        raise argparse.ArgumentTypeError(msg)
-    return value
+def _number(is_good: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    """Make a reader of finite numbers of which something is true."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not is_good(value):
+            msg = f"{text!r} is no number {what}"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return read
 
 
-def not_negative(text: str) -> float:
-    """Read a number of at least 0."""
-    value = _number(text)
-    if not 0.0 <= value < float("inf"):
-        msg = f"{text!r} is no number of at least 0"
-        raise argparse.ArgumentTypeError(msg)
-    return value
-
-
-def fraction(text: str) -> float:
-    """Read a number from 0 to below 1."""
-    value = _number(text)
-    if not 0.0 <= value < 1.0:
-        msg = f"{text!r} is no number from 0 to below 1"
-        raise argparse.ArgumentTypeError(msg)
-    return value
+positive = _number(lambda value: value > 0, "above 0")
+"""Reads a number above 0."""
+not_negative = _number(lambda value: value >= 0, "of at least 0")
+"""Reads a number of at least 0."""
+fraction = _number(lambda value: 0 <= value < 1, "from 0 to below 1")
+"""Reads a number from 0 to below 1."""
 
 
 def size(text: str) -> int:
@@ -104,10 +102,3 @@ def size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

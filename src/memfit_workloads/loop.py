@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,14 +48,6 @@ def resume(system: System, checkpoint: dict[str, Any]) -> None:
     )
     system.resumed(checkpoint)
     restore_random_state(checkpoint["random_state"])
-
-
-def plain_state(state: Any) -> dict[str, Any]:
-    """Return the fields of a training state, its lists as they are now."""
-    values = {field.name: getattr(state, field.name) for field in fields(state)}
-    return {
-        name: list(value) if isinstance(value, list) else value for name, value in values.items()
-    }
 
 
 def _step(system: System) -> None:

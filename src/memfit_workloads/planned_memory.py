@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from memfit import Plan, Prediction
     from memfit.figures import ConsideredPlan
+    from memfit.strategies.base import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,15 @@ class PlannedMemory:
         return self.plan.considered if isinstance(self.plan, memfit.PlanningResult) else ()
 
 
-def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:
+def plan_memory(
+    job: Job, settings: MemorySettings, strategies: Sequence[Strategy] | None = None
+) -> PlannedMemory:
     """Predict the job as it is, and find or read the plan that it is trained under.
+
+    Args:
+        job: what is trained.
+        settings: how much memory it may take, and by which means.
+        strategies: what the plan is, where it is to be neither found nor read.
 
     Raises:
         NoPlanFitsError: if no plan keeps the step inside the budget.
@@ -63,7 +71,9 @@ def plan_memory(job: Job, settings: MemorySettings) -> PlannedMemory:
     run_device, device = devices(settings.device)
     plain = memfit.predict(job, device=device)
     budget_bytes = settings.budget_beside(plain.bounded_bytes())
-    if settings.plan_file is not None:
+    if strategies is not None:
+        plan = memfit.Plan(strategies=tuple(strategies), device=device)
+    elif settings.plan_file is not None:
         plan = memfit.Plan.load(settings.plan_file)
     else:
         plan = memfit.plan(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,39 +78,26 @@ class Ranks:
             dist.barrier()
 
 
-class JoinedRanks(AbstractContextManager[Ranks]):
+@contextmanager
+def joined_ranks(device: str | None) -> Iterator[Ranks]:
     """Join the processes that torchrun started; alone without it.
 
     An error in one rank ends its process, which the others notice at their next exchange, and
     torchrun at once.
     """
-
-    def __init__(self, device: str | None) -> None:
-        self._device = device
-
-    def __enter__(self) -> Ranks:
-        if not is_a_rank():
-            return Ranks()
-        use_cuda = self._device != "cpu" and torch.cuda.is_available()
-        if use_cuda:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
-        return Ranks(rank=dist.get_rank(), num_ranks=dist.get_world_size(), group=AllRanks())
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not dist.is_initialized():
-            return
-        rank, num_ranks = dist.get_rank(), dist.get_world_size()
-        if exc is None:
-            dist.destroy_process_group()
-            return
-        if isinstance(exc, Exception):
-            raise _named(exc, rank, num_ranks) from exc
+    if not is_a_rank():
+        yield Ranks()
+        return
+    use_cuda = device != "cpu" and torch.cuda.is_available()
+    if use_cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
+    ranks = Ranks(rank=dist.get_rank(), num_ranks=dist.get_world_size(), group=AllRanks())
+    try:
+        yield ranks
+    except Exception as error:
+        raise _named(error, ranks.rank, ranks.num_ranks) from error
+    dist.destroy_process_group()
 
 
 def is_a_rank() -> bool:

@@ -37,6 +37,15 @@ def taken(allocator: CachingAllocator) -> list[int]:
     ]
 
 
+def cache(allocator: CachingAllocator, *sizes_mib: int) -> list[int]:
+    """Allocate blocks, then free them all; return where they are."""
+    blocks = [allocator.allocate(size * MIB) for size in sizes_mib]
+    addresses = [block.address for block in blocks]
+    for block in blocks:
+        allocator.free(block)
+    return addresses
+
+
 @pytest.mark.parametrize(
     ("divisions", "num_bytes", "expected"),
     [
@@ -128,10 +137,7 @@ def test_small_requests_never_take_from_the_large_pool() -> None:
 
 def test_the_smallest_free_block_that_is_large_enough_is_taken() -> None:
     allocator = CachingAllocator()
-    blocks = [allocator.allocate(size * MIB) for size in (60, 40, 50)]
-    addresses = [block.address for block in blocks]
-    for block in blocks:
-        allocator.free(block)
+    addresses = cache(allocator, 60, 40, 50)
 
     assert allocator.allocate(39 * MIB + 1).address == addresses[1]
     assert allocator.allocate(39 * MIB + 1).address == addresses[2]
@@ -248,34 +254,19 @@ def test_an_unsplittable_block_is_reused_whole_within_20_mib(cached_mib, is_reus
     assert taken(allocator) == ([cached_mib] if is_reused else [cached_mib, 50])
 
 
-def test_one_large_enough_unsplittable_block_is_given_back_before_all_are() -> None:
-    allocator = oversize(capacity_bytes=130 * MIB)
-    blocks = [allocator.allocate(size * MIB) for size in (80, 42)]
-    for block in blocks:
-        allocator.free(block)
-    allocator.allocate(50 * MIB)
+@pytest.mark.parametrize(
+    ("capacity_mib", "cached_mib", "wanted_mib", "given_back_mib", "num_retries"),
+    [(130, (80, 42), 50, [80], 0), (150, (50, 40, 44), 90, [50, 44], 0), (100, (40, 30), 80, [40, 30], 1)],
+    ids=["one that is large enough", "several from the largest on", "too few, so all the cache"],
+)  # fmt: skip
+def test_unsplittable_blocks_are_given_back_before_all_the_cache_is(
+    capacity_mib, cached_mib, wanted_mib, given_back_mib, num_retries
+) -> None:
+    allocator = oversize(capacity_mib * MIB)
+    cache(allocator, *cached_mib)
+    allocator.allocate(wanted_mib * MIB)
 
-    assert (given_back(allocator), allocator.num_retries) == ([80], 0)
-
-
-def test_several_unsplittable_blocks_are_given_back_from_the_largest_on() -> None:
-    allocator = oversize(capacity_bytes=150 * MIB)
-    blocks = [allocator.allocate(size * MIB) for size in (50, 40, 44)]
-    for block in blocks:
-        allocator.free(block)
-    allocator.allocate(90 * MIB)
-
-    assert (given_back(allocator), allocator.num_retries) == ([50, 44], 0)
-
-
-def test_too_few_unsplittable_blocks_are_followed_by_all_the_cache() -> None:
-    allocator = oversize(capacity_bytes=100 * MIB)
-    blocks = [allocator.allocate(size * MIB) for size in (40, 30)]
-    for block in blocks:
-        allocator.free(block)
-    allocator.allocate(80 * MIB)
-
-    assert (given_back(allocator), allocator.num_retries) == ([40, 30], 1)
+    assert (given_back(allocator), allocator.num_retries) == (given_back_mib, num_retries)
 
 
 # --- memory fraction and garbage collection ---
@@ -296,12 +287,18 @@ def test_a_memory_fraction_needs_a_capacity() -> None:
         CachingAllocator(AllocatorSettings(per_process_memory_fraction=0.5))
 
 
-def collecting(threshold: float) -> CachingAllocator:
-    """Return an allocator that may hold 500 MiB, with four cached or used large segments.
-
-    Searches: 60, 62, 64 are the first three; 60 is freed then (age 0); 66 is the fourth, 62 is
-    freed then. Reserved: 252 MiB.
-    """
+@pytest.mark.parametrize(
+    ("threshold", "collected_mib"),
+    [
+        (0.6, []),
+        (0.4, [60]),  # above 200 MiB: 52 too many; ages 2 and 1, of which 2 is above the average
+        (0.38, [60, 62]),  # above 190 MiB: 62 too many, 60 are not enough
+    ],
+)
+def test_blocks_are_collected_from_the_oldest_until_the_threshold_is_kept(
+    threshold, collected_mib
+) -> None:
+    """Searches: 60, 62, 64 are the first three, 66 the fourth; 60 is freed before, 62 after it."""
     allocator = CachingAllocator(
         AllocatorSettings(per_process_memory_fraction=0.5, garbage_collection_threshold=threshold),
         capacity_bytes=1000 * MIB,
@@ -310,29 +307,10 @@ def collecting(threshold: float) -> CachingAllocator:
     allocator.free(first)
     allocator.allocate(66 * MIB)
     allocator.free(second)
-    return allocator
+    allocator.allocate(70 * MIB)  # the fifth search, at 252 MiB reserved
 
-
-def test_blocks_older_than_the_average_are_collected_first() -> None:
-    allocator = collecting(threshold=0.4)  # above 200 MiB: 52 MiB too many
-    allocator.allocate(70 * MIB)  # search 5: ages 2 and 1, average 1.5
-
-    assert given_back(allocator) == [60]
-    assert allocator.reserved_bytes == (252 - 60 + 70) * MIB
-
-
-def test_collection_goes_on_until_the_threshold_is_kept() -> None:
-    allocator = collecting(threshold=0.38)  # above 190 MiB: 62 MiB too many, 60 are not enough
-    allocator.allocate(70 * MIB)
-
-    assert given_back(allocator) == [60, 62]
-
-
-def test_nothing_is_collected_below_the_threshold() -> None:
-    allocator = collecting(threshold=0.6)
-    allocator.allocate(70 * MIB)
-
-    assert given_back(allocator) == []
+    assert given_back(allocator) == collected_mib
+    assert allocator.reserved_bytes == (252 + 70 - sum(collected_mib)) * MIB
 
 
 def test_without_a_fraction_the_threshold_does_nothing() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from tests.zoo.predictions import make_prediction
+from tests.zoo.terminal import rendered
 
 from memfit import predict_step
 from memfit.cli.main import main
 from memfit.errors import JobFunctionError, RecordingError, StepBuilderError
-from memfit.figures import Certainty, Holder, Interval, Prediction
+from memfit.figures import Certainty, Holder, Interval
 from memfit.job import BuildsJobError, Job, StepBuilder, load_target
 from memfit.prediction.advice import Advice, LargestMicroBatch, Topic
 from memfit.prediction.predict import predict
@@ -109,31 +108,6 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return lambda name: f"{path}:{name}"
 
 
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Return a function that predicts and reads the JSON."""
-
-    def run(*words: str, exit_code: int = 0) -> Any:
-        assert main(["predict", *words, "--json"]) == exit_code
-        shown = capsys.readouterr()
-        assert shown.err == ""
-        return json.loads(shown.out)
-
-    return run
-
-
-@pytest.fixture
-def refuse(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that predicts in vain, and gives the one line."""
-
-    def run(*words: str, exit_code: int = 1) -> str:
-        assert main(["predict", *words]) == exit_code
-        (line,) = capsys.readouterr().err.splitlines()
-        return line.removeprefix("memfit: error: ")
-
-    return run
-
-
 # --- What is loaded ---
 
 
@@ -175,15 +149,11 @@ def test_what_builds_no_step_is_refused_with_the_reason(script, name: str, reaso
     assert reason in str(caught.value)
 
 
-def test_a_name_that_is_not_there_is_refused_with_the_jobs(refuse, script) -> None:
-    assert "The jobs there: job, with_batch_norm, with_weights" in refuse(script("jop"))
-
-
 # --- What is answered ---
 
 
 def test_a_script_for_cuda_is_predicted_as_it_is(ask, script) -> None:
-    found = ask(script("build"), "--device", "t4")
+    found = ask("predict", script("build"), "--device", "t4")
 
     assert found["batch_size"] is None
     assert found["by_category"]["parameters"] >= 512 * 512 * 4
@@ -209,22 +179,25 @@ def test_python_and_the_command_agree_about_the_allocator(ask, script, name: str
     words = [script(name), "--device", "t4"]
 
     assert usual < large
-    assert ask(*words)["peak_reserved_bytes"] == usual
-    assert ask(*words, "--allocator", "large_segment_size_mb:64")["peak_reserved_bytes"] == large
+    assert ask("predict", *words)["peak_reserved_bytes"] == usual
+    assert (
+        ask("predict", *words, "--allocator", "large_segment_size_mb:64")["peak_reserved_bytes"]
+        == large
+    )
 
 
 def test_a_function_that_gives_a_job_is_predicted_as_that_job(ask, script) -> None:
-    by_function = ask(script("make_job"), "--device", "t4")
+    by_function = ask("predict", script("make_job"), "--device", "t4")
 
     assert by_function["batch_size"] == 4096
-    by_name = ask(script("job"), "--device", "t4")
+    by_name = ask("predict", script("job"), "--device", "t4")
     assert by_function["peak_allocated_bytes"] == by_name["peak_allocated_bytes"]
 
 
 def test_every_device_gets_a_recording_of_its_own(ask, script) -> None:
     devices = ("t4", "a100-40gb", "cpu")
     words = [word for name in devices for word in ("--device", name)]
-    found = ask(script("job"), *words)
+    found = ask("predict", script("job"), *words)
 
     job = load_target(script("job"))
     assert [entry["device"] for entry in found] == list(devices)
@@ -236,8 +209,8 @@ def test_every_device_gets_a_recording_of_its_own(ask, script) -> None:
 
 def test_a_comparison_names_the_largest_micro_batch_that_fits(ask, script) -> None:
     words = [script("job"), "--device", "t4", "--device", "cpu", "--budget-of", "allocated"]
-    plain = ask(*words)[0]["peak_allocated_bytes"]
-    on_card, on_cpu = ask(*words, "--budget", str(int(0.93 * plain)))
+    plain = ask("predict", *words)[0]["peak_allocated_bytes"]
+    on_card, on_cpu = ask("predict", *words, "--budget", str(int(0.93 * plain)))
 
     assert (on_card["fits"], on_cpu["fits"]) == (False, True)
     assert 0 < on_card["largest_micro_batch_size"] < 4096 == on_cpu["largest_micro_batch_size"]
@@ -245,7 +218,7 @@ def test_a_comparison_names_the_largest_micro_batch_that_fits(ask, script) -> No
 
 def test_a_comparison_says_why_there_is_no_micro_batch(ask, script) -> None:
     words = ["--device", "t4", "--device", "cpu", "--budget", "100KiB"]
-    found = ask(script("with_batch_norm"), *words, exit_code=3)
+    found = ask("predict", script("with_batch_norm"), *words, exit_code=3)
 
     assert [entry["largest_micro_batch_size"] for entry in found] == [None, None]
     assert "batch normalisation" in found[0]["largest_micro_batch_reason"]
@@ -253,7 +226,10 @@ def test_a_comparison_says_why_there_is_no_micro_batch(ask, script) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 14])
 def test_as_many_blocks_are_named_as_are_asked_for(ask, script, count: int) -> None:
-    assert len(ask(script("job"), "--device", "t4", "--top", str(count))["largest"]) == count
+    assert (
+        len(ask("predict", script("job"), "--device", "t4", "--top", str(count))["largest"])
+        == count
+    )
 
 
 def test_a_page_and_a_picture_are_written(script, tmp_path: Path, capsys) -> None:
@@ -279,7 +255,7 @@ def test_a_page_and_a_picture_are_written(script, tmp_path: Path, capsys) -> Non
 def test_a_plan_is_refused_for_a_step_of_ones_own(refuse, script, tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("memfit_plan: 1\nstrategies: []\n")
-    line = refuse(script("build"), "--device", "t4", "--plan", str(plan), exit_code=2)
+    line = refuse("predict", script("build"), "--device", "t4", "--plan", str(plan), exit_code=2)
 
     assert "--plan changes how memfit runs a memfit.Job" in line
 
@@ -293,32 +269,32 @@ def test_a_plan_is_refused_for_a_step_of_ones_own(refuse, script, tmp_path: Path
     ],
 )
 def test_words_that_make_no_sense_are_refused(refuse, script, words, fragment) -> None:
-    assert fragment in refuse(script("job"), *words, exit_code=2)
+    assert fragment in refuse("predict", script("job"), *words, exit_code=2)
 
 
 def test_code_that_leaves_the_gpu_empty_is_refused(refuse, script) -> None:
-    line = refuse(script("on_cpu"), "--device", "t4")
+    line = refuse("predict", script("on_cpu"), "--device", "t4")
 
     assert "nothing was placed on the GPU" in line
     assert ".cuda()" in line
 
 
 def test_code_for_cuda_is_told_to_name_a_gpu(refuse, script) -> None:
-    line = refuse(script("build"))
+    line = refuse("predict", script("build"))
 
     assert "script.py, line 7" in line
     assert "Name the GPU" in line
 
 
 def test_code_that_looks_at_values_is_named_with_its_line(refuse, script) -> None:
-    line = refuse(script("looks_at_values"), "--device", "t4")
+    line = refuse("predict", script("looks_at_values"), "--device", "t4")
 
     assert "depends on the values of tensors" in line
     assert f"script.py, line {_line_of('if scores.sum() > 0:')}" in line
 
 
 def test_code_that_fails_is_named_with_its_line(refuse, script) -> None:
-    line = refuse(script("fails"), "--device", "t4")
+    line = refuse("predict", script("fails"), "--device", "t4")
 
     assert f"ValueError: it is broken (script.py, line {_line_of('it is broken')})." in line
 
@@ -340,18 +316,14 @@ def _line_of(text: str) -> int:
 
 # --- How it is shown ---
 
-ON_CARD = Prediction(
+ON_CARD = make_prediction(
+    10 * GIB,
     device="t4",
     batch_size=None,
-    peak_allocated_bytes=10 * GIB,
     peak_reserved_bytes=12 * GIB,
     process_bytes=13 * GIB,
     first_step_peak_bytes=9 * GIB,
     step_seconds=0.5,
-    by_category={"parameters": 10 * GIB},
-    by_module={"encoder": 10 * GIB},
-    strategies=(),
-    numerics="exact",
     certainty=Certainty.TABLE,
     intervals={
         "allocated": Interval(low_bytes=1000 * MIB, high_bytes=11 * GIB),
@@ -376,10 +348,7 @@ ON_CARD = Prediction(
 
 
 def shown(renderable: Any) -> str:
-    file = io.StringIO()
-    Console(file=file, width=80, color_system=None).print(renderable)
-    assert max(len(line) for line in file.getvalue().splitlines()) <= 80
-    return " ".join(file.getvalue().split())
+    return " ".join(rendered(renderable).split())
 
 
 def test_a_prediction_on_a_card_is_shown_with_intervals_and_places() -> None:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from tests.zoo.machines import machine_with
 
 from memfit.cli.calibrate import CalibrateCommand
 from memfit.cli.devices import format_fact
@@ -30,7 +31,7 @@ from memfit.devices.calibration import (
     write_calibration,
 )
 from memfit.devices.catalogue import catalogue_name, catalogued_device, load_device
-from memfit.devices.detect import CudaDevice, Host
+from memfit.devices.detect import CudaDevice
 from memfit.devices.measuring import STAGES, measure_card
 from memfit.devices.occupancy import ManagedCard
 from memfit.errors import DataError, DeviceUnavailableError, UnknownDeviceError, UsageError
@@ -128,17 +129,6 @@ def timed(seconds):
     return work
 
 
-def machine_with(*cards):
-    return Host(
-        python_version="3.12.0",
-        torch_version="2.11.0",
-        torch_problem=None,
-        num_cpus=2,
-        memory_bytes=8 * GIB,
-        cuda_devices=cards,
-    )
-
-
 H200 = CudaDevice(name="NVIDIA H200", memory_bytes=H200_BYTES)
 T4 = CudaDevice(name="Tesla T4", memory_bytes=T4_BYTES)
 
@@ -160,7 +150,7 @@ def calibrate(*words, cards=(H200,), card=None):
     command = CalibrateCommand(lambda: machine_with(*cards), open_card)
     text = io.StringIO()
     console = Console(file=text, width=80, highlight=False)
-    args = command_parser(command).parse_args(words)
+    args = command_parser("calibrate", command).parse_args(words)
     assert isinstance(args, argparse.Namespace)
     return command.run(args, console), text.getvalue(), opened
 

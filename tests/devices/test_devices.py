@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.zoo.machines import machine_with
 
 from memfit.devices import catalogue, detect
 from memfit.devices.catalogue import (
@@ -23,7 +24,7 @@ from memfit.devices.catalogue import (
     load_device,
     parse_device,
 )
-from memfit.devices.detect import CudaDevice, Host, host, host_memory_bytes
+from memfit.devices.detect import CudaDevice, host, host_memory_bytes
 from memfit.errors import DataError, UnknownDeviceError
 from memfit.units import GIB
 
@@ -47,17 +48,6 @@ EXPECTED_NAMES = (
 
 def data_text(name: str) -> str:
     return (resources.files("memfit.devices") / "data" / f"{name}.toml").read_text("utf-8")
-
-
-def machine_with(*cuda_devices: CudaDevice) -> Host:
-    return Host(
-        python_version="3.11.0",
-        torch_version="2.11.0",
-        torch_problem=None,
-        num_cpus=2,
-        memory_bytes=8 * GIB,
-        cuda_devices=cuda_devices,
-    )
 
 
 @pytest.fixture
@@ -172,15 +162,12 @@ def test_a_malformed_file_is_refused_with_what_is_wrong(old, new, message):
         parse_device("t4", text.replace(old, new, 1))
 
 
-def test_a_missing_figure_is_refused():
+def test_figures_that_are_missing_are_refused():
+    with pytest.raises(DataError, match="must be a table"):
+        parse_device("x", 'title = "X"\nkind = "cuda"\nfacts = 3\n')
     text = re.sub(r"\[facts\.launch_seconds\].*?(?=\n\[)", "", data_text("t4"), flags=re.DOTALL)
     with pytest.raises(DataError, match="facts lacks launch_seconds"):
         parse_device("t4", text)
-
-
-def test_facts_that_are_no_table_are_refused():
-    with pytest.raises(DataError, match="must be a table"):
-        parse_device("x", 'title = "X"\nkind = "cuda"\nfacts = 3\n')
 
 
 def test_the_cpu_has_the_memory_of_this_machine():
@@ -198,28 +185,24 @@ def test_a_system_that_does_not_tell_its_memory_gives_a_guess(monkeypatch):
     assert "budget" in memory.source
 
 
-def test_a_container_limit_below_the_physical_memory_counts(monkeypatch, tmp_path):
-    limit = tmp_path / "memory.max"
-    limit.write_text(f"{GIB // 2}\n")
-    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", (limit, tmp_path / "absent"))
-    assert host_memory_bytes() == GIB // 2
+@pytest.mark.parametrize(
+    ("limit", "memory_bytes"),
+    [(f"{4096**2 // 2}\n", 4096**2 // 2), ("max\n", 4096**2), (None, None)],
+    ids=["container", "container without a limit", "no such setting"],
+)
+def test_the_memory_is_that_of_the_machine_or_of_its_container(
+    monkeypatch, tmp_path, limit, memory_bytes
+):
+    def pages(_: str) -> int:
+        if limit is None:
+            raise ValueError
+        return 4096
 
-
-def test_a_container_without_a_limit_leaves_the_physical_memory(monkeypatch, tmp_path):
-    limit = tmp_path / "memory.max"
-    limit.write_text("max\n")
-    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", (limit,))
-    monkeypatch.setattr(os, "sysconf", lambda _: 4096, raising=False)
-    assert host_memory_bytes() == 4096 * 4096
-
-
-def test_memory_is_unknown_where_the_system_has_no_such_setting(monkeypatch):
-    def refuse(_: str) -> int:
-        raise ValueError
-
-    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", ())
-    monkeypatch.setattr(os, "sysconf", refuse, raising=False)
-    assert host_memory_bytes() is None
+    (tmp_path / "memory.max").write_text(limit or "max\n")
+    files = (tmp_path / "absent", tmp_path / "memory.max")
+    monkeypatch.setattr(detect, "_CONTAINER_LIMIT_FILES", files)
+    monkeypatch.setattr(os, "sysconf", pages, raising=False)
+    assert host_memory_bytes() == memory_bytes
 
 
 def test_a_cuda_device_is_matched_by_its_exact_name():

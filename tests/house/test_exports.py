@@ -1,11 +1,10 @@
 """The public names: sorted, resolvable, documented, and lazy."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.zoo.processes import imports_after
 
 import memfit
 
@@ -22,22 +21,6 @@ def typed_names(source: str) -> set[str]:
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-
-
-def torch_is_imported_by(code: str) -> bool:
-    """Run code in a fresh interpreter and say whether torch was imported."""
-    probe = f"{code}\nimport sys; sys.exit(42 if 'torch' in sys.modules else 0)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False)
-    assert done.returncode in {0, 42}, done.stderr.decode()
-    return done.returncode == 42
-
-
-HELP = """
-import contextlib, io
-from memfit.cli.main import main
-with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-    main(["--help"])
-"""
 
 
 def test_the_list_of_public_names_is_sorted_and_without_repeats() -> None:
@@ -66,13 +49,8 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
         memfit.no_such_name  # noqa: B018 - the access is the test
 
 
-@pytest.mark.parametrize("code", ["import memfit", HELP], ids=["import", "help"])
-def test_torch_stays_out_until_it_is_needed(code: str) -> None:
-    assert not torch_is_imported_by(code)
-
-
-def test_the_probe_for_torch_can_fail() -> None:
-    assert torch_is_imported_by("import sys; sys.modules['torch'] = sys")
+def test_torch_stays_out_until_it_is_needed() -> None:
+    assert imports_after("import memfit", "torch") == set()
 
 
 def test_names_under_type_checking_are_read() -> None:

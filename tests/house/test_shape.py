@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -24,6 +25,7 @@ EXCEPTIONS: dict[str, str] = {
 }
 
 
+@cache
 def imports_of_the_sources() -> dict[str, set[str]]:
     """Return what each module imports when it runs; types that it only names are left out."""
     graph = grimp.build_graph(

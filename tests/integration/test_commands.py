@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.zoo.processes import run_python
 
-import memfit
 from memfit.cli.main import main
-
-SOURCE_FOLDER = Path(memfit.__path__[0]).parent
 
 JOB = """
 import torch
@@ -67,47 +62,6 @@ def job(tmp_path) -> str:
     return f"{path}:job"
 
 
-@pytest.fixture
-def ask(capsys):
-    """Return a function that runs a command in this process and reads its JSON."""
-
-    def run(*words: str, exit_code: int = 0):
-        assert main([*words, "--json"]) == exit_code
-        shown = capsys.readouterr()
-        assert shown.err == ""
-        return json.loads(shown.out)
-
-    return run
-
-
-@pytest.fixture
-def refuse(capsys):
-    """Return a function that runs a command that must fail, and gives its one line."""
-
-    def run(*words: str, exit_code: int) -> str:
-        assert main(list(words)) == exit_code
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        (line,) = shown.err.splitlines()
-        assert line.startswith("memfit: error: ")
-        return line
-
-    return run
-
-
-def run_memfit(*words: str, **options) -> subprocess.CompletedProcess[str]:
-    """Run memfit as its users do, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "memfit", *words],
-        env={**os.environ, "PYTHONPATH": str(SOURCE_FOLDER), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **options,
-    )
-
-
 # --- What is given ---
 
 
@@ -140,7 +94,7 @@ def test_several_devices_are_predicted_in_one_go(ask, job):
     assert [entry["certainty"] == "exact" for entry in found] == [False, False, True]
 
 
-def test_a_plan_has_the_documented_fields_and_says_what_else_was_tried(ask, job):
+def test_a_plan_has_the_documented_fields_and_carries_what_lies_around_it(ask, job):
     plain = ask("predict", job)["peak_allocated_bytes"]
     found = ask("plan", job, "--budget", str(int(0.8 * plain)))
     assert {name: type(found[name]) for name in STABLE} == STABLE
@@ -150,14 +104,6 @@ def test_a_plan_has_the_documented_fields_and_says_what_else_was_tried(ask, job)
     assert sum(entry["chosen"] for entry in found["considered"]) == 1
     assert {entry["strategy"] for entry in found["refused"]} >= {"bf16", "loss-chunking"}
     assert all(entry["reason"] for entry in found["refused"])
-
-
-def test_a_plan_carries_what_lies_around_it(ask, job):
-    plain = ask("predict", job)["peak_allocated_bytes"]
-    found = ask("plan", job, "--budget", str(int(0.8 * plain)))
-    assert [set(point) for point in found["pareto"][:1]] == [
-        {"strategies", "peak_bytes", "step_seconds", "is_recorded", "is_chosen"}
-    ]
     assert [p["peak_bytes"] for p in found["pareto"] if p["is_chosen"]] == [
         found["peak_allocated_bytes"]
     ]
@@ -166,11 +112,7 @@ def test_a_plan_carries_what_lies_around_it(ask, job):
     assert rung["numerics"] == "exact"
     assert rung["prediction"]["peak_allocated_bytes"] < found["peak_allocated_bytes"]
     assert {entry["strategy"] for entry in found["remedies"]} >= {"micro-batching", "bf16"}
-    assert {frozenset(entry) for entry in found["remedies"]} == {
-        frozenset({"strategy", "most_bytes", "is_recorded", "state"})
-    }
     assert {entry["allow"] for entry in found["approximations"]} >= {"bf16", "pure-bf16"}
-    assert set(found["approximations"][0]) == {"allow", "strategies", "peak_bytes", "step_seconds"}
     assert found["notes"] == []
     assert (found["host_bytes"], found["disk_bytes"]) == (0, 0)
 
@@ -221,11 +163,8 @@ def test_a_saved_plan_is_predicted_and_measured_as_it_was_planned(ask, job, tmp_
     )
 
 
-def test_what_is_allowed_may_be_chosen_and_is_marked(ask, job):
-    found = ask("plan", job, "--require", "bf16")
-    assert found["numerics"] == "approximate"
-    refused = {entry["strategy"] for entry in ask("plan", job, "--allow", "bf16")["refused"]}
-    assert "bf16" not in refused
+def test_what_is_required_is_chosen_and_its_numerics_are_marked(ask, job):
+    assert ask("plan", job, "--require", "bf16")["numerics"] == "approximate"
 
 
 @pytest.mark.parametrize("words", [["predict"], ["plan", "--budget", "1GiB"], ["measure"]])
@@ -239,7 +178,7 @@ def test_tables_for_people_name_the_peak_and_fit_the_terminal(words, job, capsys
 
 
 def test_the_program_predicts_and_measures_without_a_word_on_standard_error(job):
-    done = run_memfit("measure", job, "--json")
+    done = run_python("-m", "memfit", "measure", job, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["predicted_peak_bytes"] == found["peak_allocated_bytes"]
@@ -247,61 +186,38 @@ def test_the_program_predicts_and_measures_without_a_word_on_standard_error(job)
 
 # --- What is refused ---
 
-
-def test_no_plan_fits_names_the_smallest_peak_and_what_holds_it_in_a_process_of_its_own(job):
-    done = run_memfit("plan", job, "--budget", "10KiB")
-    assert (done.returncode, done.stdout) == (3, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(
-        "memfit: error: No plan fits the budget of 10.0 KiB. The smallest peak reached is"
-    )
-    assert "parameters" in line
-    assert "--allow bf16" in line
-
-
-COMMANDS = ("predict", "plan", "measure")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_missing_job_file_is_named(refuse, command):
-    line = refuse(command, "no_such.py:job", exit_code=1)
-    assert "no_such.py: there is no such file" in line
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_missing_job_is_named_with_those_that_are_there(refuse, command, job):
-    line = refuse(command, job.replace(":job", ":jop"), exit_code=1)
-    assert "no memfit.Job named 'jop'. The jobs there: job" in line
+BATCH_NORM_PLAN = "memfit_plan: 1\nstrategies: [{name: batchnorm-replay, micro_batch_size: 2}]\n"
+REFUSED = [
+    *((f"{command} no_such.py:job", 1, "no_such.py: there is no such file")
+      for command in ("predict", "plan", "measure")),
+    *((f"{command} my_job.py:jop", 1, "no memfit.Job named 'jop'. The jobs there: job")
+      for command in ("predict", "plan", "measure")),
+    *((f"{command} my_job.py:job --plan absent.yaml", 1, "Cannot read the plan file absent.yaml")
+      for command in ("predict", "measure")),
+    *((f"{command} my_job.py:job --plan plan.yaml", 1, "the model has no batch normalisation")
+      for command in ("predict", "measure")),
+    *((f"{command} my_job.py:job --device rtx-3060", 2, "rtx-3060-12gb")
+      for command in ("predict", "plan")),
+    *((f"{command} my_job.py:job --budget {budget}", 2, "budget")
+      for command in ("predict", "plan") for budget in ("much", "0", "0GiB")),
+    *((f"plan my_job.py:job {option} much", 2, "is not a size")
+      for option in ("--host-memory", "--disk")),
+    *((f"plan my_job.py:job {option} bf-16", 2, "Nearest: bf16")
+      for option in ("--allow", "--require", "--forbid")),
+    ("plan my_job.py:job --require batchnorm-replay", 1, "the model has no batch normalisation"),
+    ("plan my_job.py:job --device a100-40gb --measure", 1, "a100-40gb is not in this machine"),
+    ("measure my_job.py:job --device a100-40gb", 1, "a100-40gb is not in this machine"),
+    ("plan my_job.py:job --save my_job.py/plan.yaml", 1, "File exists: 'my_job.py'"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["predict", "plan"])
-def test_an_unknown_device_is_named_with_near_ones(refuse, command, job):
-    line = refuse(command, job, "--device", "rtx-3060", exit_code=2)
-    assert "No device named 'rtx-3060'" in line
-    assert "rtx-3060-12gb" in line
-
-
-def test_a_device_that_is_not_here_cannot_be_measured(refuse, job):
-    line = refuse("measure", job, "--device", "a100-40gb", exit_code=1)
-    assert "a100-40gb is not in this machine" in line
-    assert "--device cpu" in line
-
-
-@pytest.mark.parametrize("command", ["predict", "plan"])
-@pytest.mark.parametrize("budget", ["much", "0", "12 parsecs", "0GiB"])
-def test_a_budget_that_is_no_size_is_refused(refuse, command, budget, job):
-    line = refuse(command, job, "--budget", budget, exit_code=2)
-    assert "budget" in line
-
-
-@pytest.mark.parametrize("option", ["--host-memory", "--disk"])
-def test_room_that_is_no_size_is_refused(refuse, option, job):
-    assert "is not a size" in refuse("plan", job, option, "much", exit_code=2)
-
-
-def test_plans_are_not_measured_for_a_device_that_is_not_here(refuse, job):
-    line = refuse("plan", job, "--device", "a100-40gb", "--measure", exit_code=1)
-    assert "a100-40gb is not in this machine" in line
+@pytest.mark.parametrize(("words", "exit_code", "fragment"), REFUSED)
+def test_a_fault_is_one_line_with_its_exit_code(
+    refuse, job, tmp_path, monkeypatch, words, exit_code, fragment
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(BATCH_NORM_PLAN)
+    assert fragment in refuse(*words.split(), exit_code=exit_code)
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_search(refuse, tmp_path, monkeypatch):
@@ -310,119 +226,3 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_search(refuse, tmp
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = refuse("plan", "no_such.py:job", "--pareto", str(tmp_path / "p.png"), exit_code=1)
     assert "pip install 'memfit[plots]'" in line
-
-
-@pytest.mark.parametrize("flag", ["--allow", "--require"])
-def test_an_unknown_strategy_is_named_with_near_ones(refuse, flag, job):
-    line = refuse("plan", job, flag, "bf-16", exit_code=2)
-    assert "Strategy 'bf-16'" in line
-    assert "Nearest: bf16" in line
-
-
-def test_a_required_strategy_that_cannot_apply_is_refused_with_the_reason(refuse, job):
-    line = refuse("plan", job, "--require", "batchnorm-replay", exit_code=1)
-    assert "the model has no batch normalisation" in line
-
-
-PLANS = {
-    "absent": (None, "No such file"),
-    "no yaml": ("memfit_plan: [", "it is no YAML"),
-    "no plan": ("a: 1\n", "does not say memfit_plan: 1"),
-    "unknown strategy": ("memfit_plan: 1\nstrategies: [{name: bf17}]\n", "Nearest: bf16"),
-    "unknown setting": ("memfit_plan: 1\nstrategies: [{name: bf16, x: 1}]\n", "no setting x"),
-    "wrong setting": (
-        "memfit_plan: 1\nstrategies: [{name: micro-batching, micro_batch_size: 0}]\n",
-        "at least 1, not 0",
-    ),
-}
-
-
-@pytest.mark.parametrize("command", ["predict", "measure"])
-@pytest.mark.parametrize("name", PLANS)
-def test_a_bad_plan_file_is_refused_with_the_reason(refuse, command, name, job, tmp_path):
-    content, reason = PLANS[name]
-    path = tmp_path / "plan.yaml"
-    if content is not None:
-        path.write_text(content)
-    line = refuse(command, job, "--plan", str(path), exit_code=1)
-    assert f"Cannot read the plan file {path}" in line
-    assert reason in line
-
-
-@pytest.mark.parametrize("command", ["predict", "measure"])
-def test_a_plan_that_cannot_apply_to_the_job_is_refused(refuse, command, job, tmp_path):
-    path = tmp_path / "plan.yaml"
-    path.write_text("memfit_plan: 1\nstrategies: [{name: batchnorm-replay, micro_batch_size: 2}]\n")
-    line = refuse(command, job, "--plan", str(path), exit_code=1)
-    assert "the model has no batch normalisation" in line
-
-
-BODIES = {
-    "model": "    return torch.nn.Sequential(*(Block(16) for _ in range(2)))\n",
-    "batch": "    return torch.randn(batch_size, 20, 16)\n",
-    "loss": "    return model(batch).square().mean()\n",
-    "optimizer": "    return torch.optim.AdamW(parameters, lr=1e-3)\n",
-}
-
-
-def broken_job(tmp_path, function: str, body: str) -> str:
-    """Write the job with another body for one of its functions."""
-    path = tmp_path / "broken_job.py"
-    assert BODIES[function] in JOB
-    path.write_text(JOB.replace(BODIES[function], f"    {body}\n"))
-    return f"{path}:job"
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("function", BODIES)
-def test_a_function_of_the_job_that_fails_is_named_in_one_line(refuse, command, function, tmp_path):
-    body = "raise ValueError('it is\\nbroken')"
-    line = refuse(command, broken_job(tmp_path, function, body), exit_code=1)
-    assert "ValueError: it is broken" in line
-    assert f"The job's {function} failed" in line
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(
-    ("function", "body", "fragment"),
-    [
-        ("loss", "return model(batch)", "a tensor of shape (4, 20, 16)"),
-        ("loss", "return 0.5", "a float"),
-        ("batch", "return torch.randn(3, 20, 16)", "ignores its argument"),
-        ("model", "return None", "it returned a NoneType"),
-        ("optimizer", "return 3", "it returned a int"),
-    ],
-)
-def test_a_function_of_the_job_that_gives_something_else_is_named(
-    refuse, command, function, body, fragment, tmp_path
-):
-    assert fragment in refuse(command, broken_job(tmp_path, function, body), exit_code=1)
-
-
-def test_a_job_file_that_fails_is_named_with_its_line(refuse, tmp_path):
-    path = tmp_path / "failing.py"
-    path.write_text("x = 1\nraise RuntimeError('no data here')\n")
-    line = refuse("predict", f"{path}:job", exit_code=1)
-    assert "RuntimeError: no data here (line 2)" in line
-
-
-def test_words_that_are_no_arguments_are_refused_with_the_usage(job, capsys):
-    for words in (["predict"], ["plan", job, "--budgets", "1GiB"], ["measure", job, job]):
-        assert main(words) == 2
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        assert "error:" in shown.err.splitlines()[-1]
-        assert "Traceback" not in shown.err
-
-
-def test_a_failing_program_shows_no_traceback_unless_it_is_wanted(refuse, tmp_path):
-    job = broken_job(tmp_path, "loss", "return model(batch) @ batch")
-    assert "The job's loss failed" in refuse("predict", job, exit_code=1)
-    done = run_memfit("predict", job, "--debug")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
-def test_a_plan_that_cannot_be_saved_is_one_line(refuse, job, tmp_path):
-    (tmp_path / "file").write_text("")
-    refuse("plan", job, "--save", str(tmp_path / "file" / "plan.yaml"), exit_code=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -12,15 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.zoo.processes import TIMEOUT_SECONDS, environment
 
-import memfit
 from memfit_workloads.conve.checkpoints import load_model
 from memfit_workloads.epochs import load_checkpoint, newest_checkpoint
 
-SOURCE_FOLDER = Path(memfit.__path__[0]).parent
 NUM_KILLS = 3
-TIMEOUT_SECONDS = 300
-"""For a busy machine; a free one takes five."""
 
 
 def train(folder: Path, *words: str) -> subprocess.Popen:
@@ -29,7 +25,7 @@ def train(folder: Path, *words: str) -> subprocess.Popen:
     outputs = ["--output-dir", str(folder), "--checkpoint-frequency", "1", "--eval-every", "1000"]
     return subprocess.Popen(
         [sys.executable, "-m", "memfit", "train", "conve", *data, *outputs, *words, "--json"],
-        env={**os.environ, "PYTHONPATH": str(SOURCE_FOLDER), "OMP_NUM_THREADS": "1"},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

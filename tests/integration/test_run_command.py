@@ -13,14 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.zoo.processes import SOURCE_FOLDER, TIMEOUT_SECONDS, environment, run_python
 
-import memfit
 from memfit.journal.folder import Journal, read_journal, read_ranks
 from memfit.journal.records import Reason
 
-SOURCE_FOLDER = Path(memfit.__path__[0]).parent
-TIMEOUT_SECONDS = 60
-MEMFIT_RUN = [sys.executable, "-m", "memfit", "run", "--folder", "run"]
+MEMFIT_RUN = ("-m", "memfit", "run", "--folder", "run")
 TRAINING = """
     import sys
     import torch
@@ -42,22 +40,9 @@ def write_script(folder: Path, body: str, name: str = "train.py") -> Path:
     return path
 
 
-def environment(**more: str) -> dict[str, str]:
-    own = {"PYTHONPATH": str(SOURCE_FOLDER), "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **own, **more}
-
-
 def run(folder: Path, *words: str, options: tuple[str, ...] = (), **more: str):
     """Run a command under ``memfit run`` in a folder."""
-    return subprocess.run(
-        [*MEMFIT_RUN, *options, "--", *words],
-        cwd=folder,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    return run_python(*MEMFIT_RUN, *options, "--", *words, cwd=folder, env=environment(**more))
 
 
 def run_script(folder: Path, body: str, *, options: tuple[str, ...] = (), **more: str):
@@ -394,7 +379,7 @@ def wait_for_steps(folder: Path) -> None:
 
 def test_ctrl_c_at_a_terminal_reaches_the_script_once_and_memfit_waits(tmp_path):
     script = write_script(tmp_path, SAVING)
-    words = [*MEMFIT_RUN, "--", sys.executable, script.name]
+    words = [sys.executable, *MEMFIT_RUN, "--", sys.executable, script.name]
     process_id, terminal = pty.fork()
     if process_id == 0:  # the child has the new terminal and is in its foreground
         os.chdir(tmp_path)
@@ -439,7 +424,7 @@ def test_a_signal_for_memfit_is_handed_on_once_to_all_of_the_command(tmp_path):
     shell = tmp_path / "train.sh"
     shell.write_text(f"trap 'true' INT TERM\n{sys.executable} {script.name}\necho after $?\nexit 3")
     process = subprocess.Popen(
-        [*MEMFIT_RUN, "--", "bash", shell.name],
+        [sys.executable, *MEMFIT_RUN, "--", "bash", shell.name],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -35,6 +35,7 @@ def test_timed_operators_add_up_to_the_shortest_step(monkeypatch):
     steady = record(job()).steady
     times = time_operators(job(), CPU, [64])
     assert all(times.seconds(operation) > 0 for operation in steady.operations)
+    assert {operation.signature for operation in steady.operations} <= set(times.measured_seconds)
     assert times.step_seconds(steady) == pytest.approx(3.0)
 
 
@@ -51,12 +52,6 @@ def test_long_steps_are_not_repeated(monkeypatch):
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert timing.shortest_step(SimpleNamespace(step=lambda batch: None), None) == 2.5
     assert next(clock) == 3.0
-
-
-def test_every_operator_of_the_recorded_step_has_been_timed():
-    times = time_operators(job(), CPU, [64])
-    for operation in record(job()).steady.operations:
-        assert operation.signature in times.measured_seconds, operation.name
 
 
 def test_of_several_sizes_the_first_adds_up_to_its_step(monkeypatch):

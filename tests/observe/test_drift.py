@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.zoo.predictions import make_prediction
 from torch import nn
 
 import memfit
 from memfit import Job, Plan
-from memfit.figures import Certainty, Interval, Prediction
+from memfit.figures import Interval, Prediction
 from memfit.observe import drift as drift_module
 from memfit.observe.drift import PASSING, PASSING_WITHOUT_GRADIENTS, DriftWatch
 from memfit.session.storages import owned_bytes
@@ -172,19 +173,10 @@ def test_activations_that_are_larger_than_planned_are_what_passes_in_a_step(pred
 
 # --- Made-up figures ---
 
-PREDICTED = Prediction(
-    device="cpu",
-    batch_size=4,
-    peak_allocated_bytes=100 * MIB,
-    peak_reserved_bytes=100 * MIB,
-    process_bytes=100 * MIB,
+PREDICTED = make_prediction(
+    100 * MIB,
     first_step_peak_bytes=80 * MIB,
-    step_seconds=1.0,
     by_category={"parameters": 20 * MIB, "batch": 4 * MIB, "saved activations": 76 * MIB},
-    by_module={},
-    strategies=(),
-    numerics="exact",
-    certainty=Certainty.EXACT,
 )
 
 
@@ -203,37 +195,40 @@ def owned(*, parameters=20, batch=4, gradients=0, states=0) -> list[Owned]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("peak_mib", "is_told"), [(94, True), (96, False), (104, False), (106, True)]
+def drift_at(peak_mib: float, prediction=PREDICTED, *, step=2, **sizes):
+    """Return what a new watch says of a peak."""
+    return DriftWatch().check(step, prediction, int(peak_mib * MIB), owned(**sizes))
+
+
+TINY = replace(
+    PREDICTED, peak_allocated_bytes=2 * MIB, by_category={"parameters": MIB, "batch": MIB}
 )
-def test_within_the_tolerance_nothing_is_told(peak_mib, is_told):
-    found = DriftWatch().check(2, PREDICTED, peak_mib * MIB, owned())
-    assert (found is not None) == is_told
+WIDE = replace(
+    PREDICTED, intervals={"allocated": Interval(low_bytes=90 * MIB, high_bytes=115 * MIB)}
+)
 
 
-def test_the_tolerance_is_at_least_a_mebibyte():
-    tiny = replace(
-        PREDICTED, peak_allocated_bytes=2 * MIB, by_category={"parameters": MIB, "batch": MIB}
-    )
-    small = owned(parameters=1, batch=1)
-    assert DriftWatch().check(2, tiny, 3 * MIB, small) is None
-    assert DriftWatch().check(2, tiny, 3 * MIB + 1, small) is not None
-
-
-def test_the_predictions_own_interval_is_no_drift():
-    wide = replace(
-        PREDICTED,
-        intervals={"allocated": Interval(low_bytes=90 * MIB, high_bytes=115 * MIB)},
-    )
-    assert DriftWatch().check(2, wide, 110 * MIB, owned()) is None
-    assert DriftWatch().check(2, wide, 117 * MIB, owned()) is not None
-    assert DriftWatch().check(1, wide, 90 * MIB, owned()) is None
-    assert DriftWatch().check(1, wide, 97 * MIB, owned()) is not None
-
-
-def test_the_first_step_has_a_peak_of_its_own():
-    assert DriftWatch().check(1, PREDICTED, 80 * MIB, owned()) is None
-    assert DriftWatch().check(2, PREDICTED, 80 * MIB, owned()) is not None
+@pytest.mark.parametrize(
+    ("peak_mib", "prediction", "step", "is_told"),
+    [
+        *((peak_mib, PREDICTED, 2, is_told)
+          for peak_mib, is_told in ((94, True), (96, False), (104, False), (106, True))),
+        # The tolerance is at least a mebibyte.
+        (3, TINY, 2, False), (3.01, TINY, 2, True),
+        # The prediction's own interval is no drift, and in a first step its distance from the peak.
+        (110, WIDE, 2, False), (117, WIDE, 2, True), (90, WIDE, 1, False), (97, WIDE, 1, True),
+        # The first step has a peak of its own.
+        (80, PREDICTED, 1, False), (80, PREDICTED, 2, True),
+        (5, None, 2, False),
+        # Less is not told where the size of a batch was not predicted.
+        (50, replace(PREDICTED, by_category={"parameters": 20 * MIB}), 2, False),
+    ],
+)  # fmt: skip
+def test_what_is_outside_the_tolerance_and_the_interval_is_told(
+    peak_mib, prediction, step, is_told
+):
+    sizes = {"parameters": 1, "batch": 1} if prediction is TINY else {}
+    assert (drift_at(peak_mib, prediction, step=step, **sizes) is not None) == is_told
 
 
 def test_a_drift_is_told_once_and_again_when_it_has_grown():
@@ -267,27 +262,18 @@ def test_gradients_that_are_still_there_are_told_apart():
         PREDICTED,
         by_category={**PREDICTED.by_category, "gradients": 20 * MIB, "saved activations": 56 * MIB},
     )
-    larger = DriftWatch().check(2, known, 120 * MIB, owned(gradients=40))
+    larger = drift_at(120, known, gradients=40)
     assert (larger.category, larger.measured_category_bytes) == ("gradients", 40 * MIB)
-    other = DriftWatch().check(2, known, 120 * MIB, owned(gradients=20))
-    assert other.category == PASSING_WITHOUT_GRADIENTS
+    assert drift_at(120, known, gradients=20).category == PASSING_WITHOUT_GRADIENTS
 
 
 def test_a_larger_batch_does_not_explain_activations_out_of_proportion():
-    batch = DriftWatch().check(2, PREDICTED, (20 + 8 + 150) * MIB, owned(batch=8))
-    assert batch.category == "batch"
-    beyond = DriftWatch().check(2, PREDICTED, (20 + 8 + 300) * MIB, owned(batch=8))
-    assert beyond.category == PASSING
+    assert drift_at(20 + 8 + 150, batch=8).category == "batch"
+    assert drift_at(20 + 8 + 300, batch=8).category == PASSING
 
 
-def test_without_a_prediction_or_a_measurement_there_is_nothing_to_tell():
-    assert DriftWatch().check(2, None, 5, owned()) is None
+def test_without_a_measurement_there_is_nothing_to_tell():
     assert DriftWatch().check(2, PREDICTED, None, owned()) is None
-
-
-def test_less_is_not_told_where_the_size_of_a_batch_was_not_predicted():
-    unknown = replace(PREDICTED, by_category={"parameters": 20 * MIB})
-    assert DriftWatch().check(2, unknown, 50 * MIB, owned()) is None
 
 
 def test_looking_at_the_job_takes_no_more_than_its_share_of_the_time(monkeypatch):

@@ -6,11 +6,10 @@ times what it is in a fresh process, and takes minutes.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.zoo.processes import run_python
 
 NAMES = ("leaks_alone", "leaks_heldout_alone", "leak_programs_alone")
 ALONE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
@@ -20,17 +19,9 @@ ALONE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
 def test_the_leak_finder_by_itself() -> None:
     # In their order: the programs, which leave much behind, come last.
     plugins = ("no:xdist", "no:cacheprovider", "no:randomly")
-    words = [sys.executable, "-m", "pytest", "-q", *(f"-p{name}" for name in plugins)]
-    environment = {name: value for name, value in os.environ.items() if "XDIST" not in name}
-    done = subprocess.run(
-        [*words, *map(str, ALONE)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        cwd=ALONE[0].parents[2],
-        env=environment,
-    )
+    words = ["-m", "pytest", "-q", *(f"-p{name}" for name in plugins), *map(str, ALONE)]
+    known = {name: value for name, value in os.environ.items() if "XDIST" not in name}
+    done = run_python(*words, cwd=ALONE[0].parents[2], env=known)
     assert done.returncode == 0, done.stdout
 
 
@@ -49,14 +40,8 @@ for program in (metric_collection, metric_ended_by_finish):
 @pytest.mark.slow
 def test_a_metric_is_found_within_two_validation_passes_at_the_default_share() -> None:
     """Without pytest's own objects, which take most of the time that there is."""
-    done = subprocess.run(
-        [sys.executable, "-c", DEFAULT_SHARE],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-        cwd=ALONE[0].parents[2] / "benchmarks",
-    )
+    folder = ALONE[0].parents[2] / "benchmarks"
+    done = run_python("-c", DEFAULT_SHARE, cwd=folder, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 2
     for line in lines:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,8 @@ import pytest
 import torch
 from tests.reports.run_samples import LEAK
 from tests.runtime.guard_faults import BATCH_SIZE, OutOfMemoryAt, build_job
+from tests.zoo.processes import run_python
+from tests.zoo.run_records import Noting
 
 import memfit
 from memfit import GuardSettings, Plan
@@ -80,12 +80,14 @@ def test_a_run_that_cannot_go_on_says_so_and_one_that_goes_on_is_not_over(tmp_pa
     ends = []
     for goes_on in (False, True):
         folder = tmp_path / str(goes_on)
-        run = memfit.start(job, plan, folder=folder)
-        with OutOfMemoryAt(name="log_softmax_backward"), pytest.raises(OutOfMemoryAfterAllError):
-            run.step(job.batch(BATCH_SIZE))
-        if goes_on:
-            run.step(job.batch(BATCH_SIZE))
-        run.close()
+        with memfit.start(job, plan, folder=folder) as run:
+            with (
+                OutOfMemoryAt(name="log_softmax_backward"),
+                pytest.raises(OutOfMemoryAfterAllError),
+            ):
+                run.step(job.batch(BATCH_SIZE))
+            if goes_on:
+                run.step(job.batch(BATCH_SIZE))
         ends.append(read_journal(folder).ending)
     assert [end.reason for end in ends if end] == [Reason.OUT_OF_MEMORY, Reason.DONE]
     assert [end.exit_code for end in ends if end] == [4, 0]
@@ -112,7 +114,7 @@ if not child:
 os.waitpid(child, 0)
 """
     )
-    subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, check=True)
+    run_python(str(script), cwd=tmp_path, check=True)
     fine, ending = (read_journal(tmp_path / name).ending for name in ("fine", "fails"))
     assert fine is not None
     assert ending is not None
@@ -120,34 +122,15 @@ os.waitpid(child, 0)
     assert ending.sentence == "no more data"
 
 
-class Listener:
-    """Remember what is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
-
-    def begin(self, facts: Any) -> None:
-        self.told.append(("begin", facts))
-
-    def step(self, record: Any) -> None:
-        self.told.append(("step", record))
-
-    def event(self, event: Any) -> None:
-        self.told.append(("event", event))
-
-    def end(self, ending: Any) -> None:
-        self.told.append(("end", ending))
-
-
 def test_listeners_hear_everything_in_order() -> None:
     job = build_job(batch_norm=False)
-    listener = Listener()
+    listener = Noting()
     settings = GuardSettings(climb_after_steps=1)
     with memfit.start(job, listeners=[listener], guard=settings) as run:
         with OutOfMemoryAt(name="log_softmax_backward", most=1):
             run.step(job.batch(BATCH_SIZE))
         run.step(job.batch(BATCH_SIZE))
-    words = [word for word, _ in listener.told]
+    words = [word for word, _ in listener.heard]
     assert words == ["begin", "event", "step", "event", "step", "end"]
 
 
@@ -193,7 +176,9 @@ class Finder:
         """Find nothing more."""
 
 
-def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> None:
+@pytest.fixture
+def made(monkeypatch: Any) -> list[Finder]:
+    """Return the finders that are made from now on."""
     made: list[Finder] = []
 
     def make(on_leak: Any, **settings: Any) -> Finder:
@@ -201,24 +186,27 @@ def test_leaks_are_looked_for_only_where_that_is_asked_for(monkeypatch: Any) -> 
         return made[-1]
 
     monkeypatch.setattr("memfit.observe.observer.LeakFinder", make)
+    return made
+
+
+def test_leaks_are_looked_for_only_where_that_is_asked_for(made: list[Finder]) -> None:
     job = build_job(batch_norm=False)
     memfit.start(job).close()
     assert made == []
-    listener, told = Listener(), []
-    run = memfit.start(job, find_leaks=True, listeners=[listener])
-    run.listen(told.append)
-    batch = job.batch(BATCH_SIZE)
-    num_bytes = BATCH_SIZE * (6 * 4 + 8)
-    run.step(batch)
-    with pytest.warns(MemfitWarning, match="grows"):
-        run.evaluate(batch)
-    run.close()
+    listener, told = Noting(), []
+    with memfit.start(job, find_leaks=True, listeners=[listener]) as run:
+        run.listen(told.append)
+        batch = job.batch(BATCH_SIZE)
+        num_bytes = BATCH_SIZE * (6 * 4 + 8)
+        run.step(batch)
+        with pytest.warns(MemfitWarning, match="grows"):
+            run.evaluate(batch)
     assert made[0].boundaries == [("train", 1, num_bytes), ("evaluation", 1, num_bytes)]
     assert told == [LEAK]
 
 
+@pytest.mark.usefixtures("made")
 def test_a_finder_that_gives_up_is_no_all_clear(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memfit.observe.observer.LeakFinder", Finder)
     monkeypatch.setattr(Finder, "failure", "TypeError: unreadable")
     job = build_job(batch_norm=False)
     with memfit.start(job, find_leaks=True) as run:
@@ -244,15 +232,8 @@ def test_a_guarded_run_below_a_watch_tells_it_what_the_guard_did(
 
 @pytest.mark.filterwarnings("ignore:Leak, found")
 def test_callbacks_of_an_ordinary_loop_get_what_a_run_gets(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, made: list[Finder]
 ) -> None:
-    made: list[Finder] = []
-
-    def make(on_leak: Any, **settings: Any) -> Finder:
-        made.append(Finder(on_leak, **settings))
-        return made[-1]
-
-    monkeypatch.setattr("memfit.observe.observer.LeakFinder", make)
     job = build_job(batch_norm=False)
     batches = [job.batch(BATCH_SIZE) for _ in range(5)]
     with memfit.start(job, folder=tmp_path / "run", find_leaks=True) as run:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import memfit
-from memfit import Job
 from memfit.observe.allocator_events import AllocatorWatch, GrowthWatch
 from memfit.observe.peaks import CpuPeaks, CudaPeaks, living_bytes, storage_bytes
 from memfit.trace.events import Category
@@ -194,16 +193,9 @@ def test_nothing_allocated_is_no_growth():
     assert watch.events() == []
 
 
-def test_a_step_inside_the_callers_own_profile_is_not_watched():
-    job = Job(
-        model=lambda: torch.nn.Linear(4, 1),
-        batch=lambda num_samples: torch.randn(num_samples, 4),
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=2,
-    )
-    run = memfit.start(job)
+def test_a_step_inside_the_callers_own_profile_is_not_watched(regression_job):
+    run = memfit.start(regression_job)
     with torch.profiler.profile():
-        profiled = run.step(torch.randn(2, 4))
+        profiled = run.step(regression_job.batch(2))
     assert profiled.measured_peak_bytes is None
-    assert run.step(torch.randn(2, 4)).measured_peak_bytes is not None
+    assert run.step(regression_job.batch(2)).measured_peak_bytes is not None

@@ -20,7 +20,7 @@ from tests.reports.step_samples import MEASURED, PLAIN, PLANNED, TRAINING
 
 from memfit.cli.main import main
 from memfit.errors import MissingExtraError
-from memfit.journal.records import LeakEvent, StepRecord
+from memfit.journal.records import StepRecord
 from memfit.reports.run_contents import read_report
 from memfit.reports.run_page import run_html, write_run_page
 from memfit.reports.run_plots import ranks_figure, run_figure, step_figure
@@ -418,10 +418,3 @@ def test_the_page_knows_dark_screens(folder):
     page = page_of("leaked", folder / "leaked")
     assert "prefers-color-scheme: dark" in page
     assert "var(--plot-ink" in page
-
-
-def test_the_samples_leak_what_the_records_say():
-    assert isinstance(LEAK, LeakEvent)
-    assert LEAK.total_growth_bytes == pytest.approx(
-        LEAK.growth_bytes_per_step * LEAK.num_steps, rel=0.1
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -13,15 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from tests.reports import run_samples
 from tests.reports.run_samples import FACTS, LEAK, PLANS, SMALL_LEAK, make_steps, write_run
+from tests.zoo.processes import environment
+from tests.zoo.run_records import CLIMBED, OUT_OF_MEMORY
+from tests.zoo.terminal import rendered
 
-import memfit
 from memfit import Plan
 from memfit.cli.main import main
 from memfit.errors import DataError
-from memfit.journal.records import OutOfMemoryEvent, PlanClimbedEvent, Reason, StepRecord
+from memfit.journal.records import Ending, Reason, StepRecord
 from memfit.reports.run_contents import read_report
 from memfit.reports.run_state import State
 from memfit.reports.run_text import run_summary
@@ -33,12 +33,7 @@ STEPS = make_steps(3, peak_allocated_bytes=lambda n: (100 - n) * MIB, host_bytes
 
 
 def text_of(folder: Path, files: tuple[Path, ...] = ()) -> str:
-    written = io.StringIO()
-    console = Console(file=written, width=100, color_system=None)
-    console.print(run_summary(read_report(folder), files))
-    lines = [line.rstrip() for line in written.getvalue().splitlines()]
-    assert all(len(line) <= 80 for line in lines)
-    return "\n".join(lines)
+    return rendered(run_summary(read_report(folder), files), width=100)
 
 
 def cards_of(folder: Path) -> dict[str, tuple[str, str, str]]:
@@ -69,23 +64,19 @@ def test_a_run_that_leaked_says_so_in_every_figure(tmp_path):
 )
 def test_leaks_that_nobody_looked_for_are_not_said_to_be_absent(tmp_path, finds_leaks, told):
     facts = replace(FACTS, finds_leaks=finds_leaks)
-    folder = write_run(tmp_path, facts, STEPS, (), run_samples_ending(Reason.DONE))
+    folder = write_run(tmp_path, facts, STEPS, (), ending_for(Reason.DONE))
     assert cards_of(folder)["Leaks"][0] == told
 
 
 def test_a_leak_that_is_noted_twice_is_one_leak_with_its_latest_figures(tmp_path):
-    ending = replace(
-        run_samples_ending(Reason.DONE), leaks=(replace(LEAK, total_growth_bytes=9 * GIB),)
-    )
+    ending = replace(ending_for(Reason.DONE), leaks=(replace(LEAK, total_growth_bytes=9 * GIB),))
     report = read_report(write_run(tmp_path, FACTS, STEPS, (SMALL_LEAK, LEAK), ending))
     assert [told.event.holder for told in report.leaks] == [LEAK.holder, SMALL_LEAK.holder]
     assert report.leaks[0].event.total_growth_bytes == 9 * GIB
     assert verdict(report).tone == "warn", "it came to its end, and yet"
 
 
-def run_samples_ending(reason: Reason, **fields):
-    from memfit.journal.records import Ending
-
+def ending_for(reason: Reason, **fields) -> Ending:
     words = {"ended_by": reason.value, "exit_code": 0, "sentence": "S.", "remedy": ""}
     return Ending(reason=reason, **{**words, **fields})
 
@@ -127,19 +118,15 @@ def test_of_several_ranks_the_highest_counts_and_the_worst_ending(tmp_path):
     report = read_report(folder)
     assert report.highest_rank.rank == 1
     assert [rank.num_out_of_memory for rank in report.ranks] == [0, 1], "noted by 0, told of 1"
-    write_run(tmp_path / "b", FACTS, STEPS, (), run_samples_ending(Reason.DONE))
-    write_run(tmp_path / "b", FACTS, STEPS, (), run_samples_ending(Reason.ERROR), rank=1)
+    write_run(tmp_path / "b", FACTS, STEPS, (), ending_for(Reason.DONE))
+    write_run(tmp_path / "b", FACTS, STEPS, (), ending_for(Reason.ERROR), rank=1)
     assert read_report(tmp_path / "b").ending.reason is Reason.ERROR
 
 
 def test_what_all_ranks_note_is_told_once(tmp_path):
-    event = OutOfMemoryEvent(
-        step=2, phase="forward", cause="x", plan=(), next_plan=("tiling",), num_steps_repeated=0,
-        rank=1,
-    )  # fmt: skip
-    climb = PlanClimbedEvent(step=3, plan=("tiling",), next_plan=())
     for rank in (0, 1):
-        write_run(tmp_path, FACTS, STEPS, (replace(event, cause=f"on {rank}"), climb), rank=rank)
+        event = replace(OUT_OF_MEMORY, rank=1, cause=f"on {rank}")
+        write_run(tmp_path, FACTS, STEPS, (event, CLIMBED), rank=rank)
     report = read_report(tmp_path)
     assert len(report.out_of_memory) == len(report.climbs) == 1
     assert len(report.plan_changes()) == 2
@@ -155,7 +142,7 @@ def test_a_later_rank_alone_is_still_a_run(tmp_path):
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_has_its_words(reason, tmp_path):
-    report = read_report(write_run(tmp_path, FACTS, STEPS, (), run_samples_ending(reason)))
+    report = read_report(write_run(tmp_path, FACTS, STEPS, (), ending_for(reason)))
     found = verdict(report)
     assert found.words == REASON_WORDS[reason]
     assert found.sentence == "S."
@@ -200,8 +187,7 @@ for step in itertools.count(1):
 
 def test_a_process_that_is_killed_leaves_a_journal_that_is_shown(tmp_path):
     words = [sys.executable, "-c", ENDLESS, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(memfit.__path__[0]).parent)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"going\n"
         going = read_report(tmp_path)
@@ -220,11 +206,8 @@ def test_a_process_that_is_killed_leaves_a_journal_that_is_shown(tmp_path):
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_run_that_ran_out_of_memory_at_last_says_how_often_before(tmp_path, count):
-    event = OutOfMemoryEvent(
-        step=2, phase="forward", cause="x", plan=(), next_plan=("tiling",), num_steps_repeated=0
-    )
-    ending = run_samples_ending(Reason.OUT_OF_MEMORY)
-    cards = cards_of(write_run(tmp_path, FACTS, STEPS, (event,) * count, ending))
+    ending = ending_for(Reason.OUT_OF_MEMORY)
+    cards = cards_of(write_run(tmp_path, FACTS, STEPS, (OUT_OF_MEMORY,) * count, ending))
     value, notes, tone = cards["Out of memory"]
     assert value == ("once" if count else "ended the run")
     assert ("once more, which ended the run" in notes) == bool(count)
@@ -244,7 +227,7 @@ def test_a_run_that_ran_out_of_memory_at_last_says_how_often_before(tmp_path, co
 )
 @pytest.mark.parametrize("facts", [FACTS, None])
 def test_little_is_shown_where_little_is_known(tmp_path, steps, peak, facts):
-    ending = run_samples_ending(Reason.DONE)
+    ending = ending_for(Reason.DONE)
     folder = write_run(tmp_path, facts, steps, (), ending)
     assert cards_of(folder)["Peak allocated"][0] == peak
     assert cards_of(folder)["Steps"][0] == str(len(steps))
@@ -253,7 +236,7 @@ def test_little_is_shown_where_little_is_known(tmp_path, steps, peak, facts):
 
 
 def test_the_ending_knows_peaks_that_no_step_has(tmp_path):
-    ending = run_samples_ending(
+    ending = ending_for(
         Reason.DONE, peak_allocated_bytes=3 * GIB, host_peak_bytes=9 * GIB, num_steps=7,
         budget_bytes=4 * GIB,
     )  # fmt: skip
@@ -307,7 +290,7 @@ def test_the_summary_names_what_matters(tmp_path):
 
 
 def test_long_lists_end_with_a_count(tmp_path):
-    events = [PlanClimbedEvent(step=n, plan=("tiling",), next_plan=()) for n in range(1, 30)]
+    events = [replace(CLIMBED, step=n) for n in range(1, 30)]
     assert "and 19 more" in text_of(write_run(tmp_path, FACTS, STEPS, events))
 
 
@@ -334,11 +317,3 @@ def test_json_has_the_figures_by_the_names_of_the_records(tmp_path, capsys):
 def test_every_sample_is_plain_json(name, tmp_path):
     report = read_report(run_samples.SAMPLES[name](tmp_path))
     assert json.loads(json.dumps(report.to_json(), allow_nan=False))["title"] == report.title
-
-
-def test_the_command_refuses_a_folder_without_a_run_in_one_line(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert "holds no journal" in shown.err

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit import GuardSettings, Job, Plan
+from memfit.errors import UpdateCutError
 from memfit.runtime.run import Run
 
 NUM_STEPS, BATCH_SIZE = 5, 8
@@ -134,6 +137,14 @@ def same(
             torch.testing.assert_close(found[name], wanted[name], rtol=tolerance, atol=tolerance)
         else:
             assert torch.equal(found[name], wanted[name]), name
+
+
+@contextlib.contextmanager
+def update_cut(match: str) -> Iterator[pytest.ExceptionInfo[UpdateCutError]]:
+    """Run out of memory in the update of a step, which is said with these words."""
+    fault = OutOfMemoryAt(name="addcdiv", most=1)
+    with pytest.raises(UpdateCutError, match=match) as caught, fault:
+        yield caught
 
 
 def ladder_of(*strategies: Any, rungs: int = 8) -> Plan:

@@ -19,6 +19,7 @@ from tests.runtime.guard_faults import (
     ladder_of,
     same,
     trained,
+    update_cut,
     without_dropout,
 )
 
@@ -35,16 +36,19 @@ from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
 pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 
+SMALLEST = Plan(strategies=(MicroBatching(micro_batch_size=1),))
 PLANS = {
     "as it is": (),
     "fused": (OptimizerImplementation(implementation="fused"),),
     "checkpointed": (ActivationCheckpointing(blocks=("4",)),),
+    "updated in backward": (OptimizerInBackward(),),
 }
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
-    job, plan = build_job(), ladder_of(*PLANS[name])
+    job = build_job(batch_norm=name != "updated in backward")
+    plan = ladder_of(*PLANS[name])
     _, wanted, operators = trained(job, plan)
     points = random.Random(0).sample(range(1, len(operators) + 1), 20)
     num_events = num_repeated = 0
@@ -83,17 +87,13 @@ def test_buffers_that_are_too_large_to_copy_come_back_with_the_file(monkeypatch)
 def test_when_more_was_done_than_is_kept_a_cut_update_is_said(monkeypatch, name, reason):
     monkeypatch.setattr(step_log, name, -1e9 if name == "_FREE_SECONDS" else 0)
     job = build_job()
-    run = memfit.start(job, ladder_of())
-    first, second, third = batches_of(job)[:3]
-    run.step(first)
-    run._guard._log._write_seconds = 1e9
-    run.step(second)
-    with (
-        OutOfMemoryAt(name="addcdiv", most=1),
-        pytest.raises(UpdateCutError, match=reason),
-    ):
-        run.step(third)
-    run.close()
+    with memfit.start(job, ladder_of()) as run:
+        first, second, third = batches_of(job)[:3]
+        run.step(first)
+        run._guard._log._write_seconds = 1e9
+        run.step(second)
+        with update_cut(reason):
+            run.step(third)
 
 
 def test_several_failures_in_a_row_are_undone_as_well():
@@ -116,16 +116,6 @@ def test_gradients_that_could_not_be_dropped_are_not_added_to():
     assert [event.step for event in run.events] == [3]
     same(found, wanted)
     run.close()
-
-
-def test_updates_in_backward_are_undone():
-    job = build_job(batch_norm=False)
-    plan = ladder_of(OptimizerInBackward())
-    _, wanted, operators = trained(job, plan)
-    for point in random.Random(2).sample(range(1, len(operators) + 1), 10):
-        run, found, _ = trained(job, plan, point)
-        same(found, wanted)
-        run.close()
 
 
 def test_a_step_goes_on_in_smaller_micro_batches_where_there_is_no_ladder():
@@ -173,31 +163,29 @@ def test_a_lost_context_is_no_reason_to_try_again():
 
 def test_other_errors_pass_through():
     job = build_job()
-    run = memfit.start(job, Plan(), guard=True)
-    with pytest.raises(Exception, match="shapes cannot be multiplied"):
-        run.step((torch.randn(8, 7), torch.zeros(8, dtype=torch.int64)))
-    assert run.events == ()
-    run.close()
+    with memfit.start(job, Plan(), guard=True) as run:
+        with pytest.raises(Exception, match="shapes cannot be multiplied"):
+            run.step((torch.randn(8, 7), torch.zeros(8, dtype=torch.int64)))
+        assert run.events == ()
 
 
 def test_when_nothing_is_smaller_the_state_is_that_of_before_the_step():
     job = build_job(batch_norm=False)
-    run = memfit.start(job, Plan(strategies=(MicroBatching(micro_batch_size=1),)), guard=True)
-    batch = job.batch(BATCH_SIZE)
-    run.step(batch)
-    before, draws = copy.deepcopy(run.state_dict()), torch.get_rng_state()
-    fault = OutOfMemoryAt(name="log_softmax_backward")
-    with pytest.raises(OutOfMemoryAfterAllError, match="one sample already") as caught, fault:
+    with memfit.start(job, SMALLEST, guard=True) as run:
+        batch = job.batch(BATCH_SIZE)
         run.step(batch)
-    assert "Step 2" in str(caught.value)
-    assert caught.value.exit_code == 4
-    assert torch.equal(torch.get_rng_state(), draws)
-    after = run.state_dict()
-    same(after["model"], before["model"])
-    for number, state in before["optimizer"]["state"].items():
-        same(after["optimizer"]["state"][number], state)
-    assert after["num_steps"] == 1
-    run.close()
+        before, draws = copy.deepcopy(run.state_dict()), torch.get_rng_state()
+        fault = OutOfMemoryAt(name="log_softmax_backward")
+        with pytest.raises(OutOfMemoryAfterAllError, match="one sample already") as caught, fault:
+            run.step(batch)
+        assert "Step 2" in str(caught.value)
+        assert caught.value.exit_code == 4
+        assert torch.equal(torch.get_rng_state(), draws)
+        after = run.state_dict()
+        same(after["model"], before["model"])
+        for number, state in before["optimizer"]["state"].items():
+            same(after["optimizer"]["state"][number], state)
+        assert after["num_steps"] == 1
 
 
 def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
@@ -208,16 +196,14 @@ def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
     saved = copy.deepcopy(first.state_dict())
     ends = []
     for name in (None, "addcdiv"):
-        run = memfit.start(job, plan, guard=True)
-        run.step(batches[1])
-        run.load_state_dict(copy.deepcopy(saved))
-        torch.manual_seed(4)
-        fault = OutOfMemoryAt(name=name, most=1)
-        with fault:
-            run.step(batches[2])
-        assert len(run.events) == (name is not None)
-        ends.append(copy.deepcopy(run.model.state_dict()))
-        run.close()
+        with memfit.start(job, plan, guard=True) as run:
+            run.step(batches[1])
+            run.load_state_dict(copy.deepcopy(saved))
+            torch.manual_seed(4)
+            with OutOfMemoryAt(name=name, most=1):
+                run.step(batches[2])
+            assert len(run.events) == (name is not None)
+            ends.append(copy.deepcopy(run.model.state_dict()))
     same(ends[1], ends[0])
     first.close()
 
@@ -225,38 +211,33 @@ def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
 @pytest.mark.parametrize("most", [2, None])
 def test_where_nothing_is_smaller_logged_steps_have_been_repeated(most):
     job = build_job(batch_norm=False)
-    run = memfit.start(job, Plan(strategies=(MicroBatching(micro_batch_size=1),)), guard=True)
-    batches = batches_of(job)
-    torch.manual_seed(5)
-    run.step(batches[0])
-    run.optimizer.param_groups[0]["lr"] = 0.01
-    before = everything(run)
-    fault = OutOfMemoryAt(name="addcdiv", most=most)
-    if most is None:  # not even the steps before it can be repeated
-        with pytest.raises(UpdateCutError, match=r"Step 2.*ran out again while"), fault:
-            run.step(batches[1])
-    else:
-        with pytest.raises(OutOfMemoryAfterAllError, match="Step 2 "), fault:
-            run.step(batches[1])
-        same(everything(run), before)
-    run.close()
+    with memfit.start(job, SMALLEST, guard=True) as run:
+        batches = batches_of(job)
+        torch.manual_seed(5)
+        run.step(batches[0])
+        run.optimizer.param_groups[0]["lr"] = 0.01
+        before = everything(run)
+        fault = OutOfMemoryAt(name="addcdiv", most=most)
+        if most is None:  # not even the steps before it can be repeated
+            with pytest.raises(UpdateCutError, match=r"Step 2.*ran out again while"), fault:
+                run.step(batches[1])
+        else:
+            with pytest.raises(OutOfMemoryAfterAllError, match="Step 2 "), fault:
+                run.step(batches[1])
+            same(everything(run), before)
 
 
 def test_without_room_for_the_file_training_goes_on_and_a_cut_update_is_said(monkeypatch):
     monkeypatch.setattr(state_file, "_MOST_DISK_FRACTION", 1e-12)
     job, plan = build_job(), ladder_of()
-    run = memfit.start(job, plan, guard=True)
-    batch = job.batch(BATCH_SIZE)
-    with OutOfMemoryAt(name="log_softmax_backward", most=1):
-        run.step(batch)
-    assert len(run.events) == 1, "what failed before the update needs no file"
-    with (
-        pytest.raises(UpdateCutError, match=r"Step 2.*in part.*TMPDIR") as caught,
-        OutOfMemoryAt(name="addcdiv", most=1),
-    ):
-        run.step(batch)
-    assert caught.value.exit_code == 4
-    run.close()
+    with memfit.start(job, plan, guard=True) as run:
+        batch = job.batch(BATCH_SIZE)
+        with OutOfMemoryAt(name="log_softmax_backward", most=1):
+            run.step(batch)
+        assert len(run.events) == 1, "what failed before the update needs no file"
+        with update_cut(r"Step 2.*in part.*TMPDIR") as caught:
+            run.step(batch)
+        assert caught.value.exit_code == 4
 
 
 def test_a_rung_that_cannot_be_applied_leaves_nothing_of_itself_behind():
@@ -267,13 +248,12 @@ def test_a_rung_that_cannot_be_applied_leaves_nothing_of_itself_behind():
             MicroBatching(micro_batch_size=4),  # refused: there is batch normalisation
         )
     )
-    run = memfit.start(job, Plan(ladder=(impossible, Plan())), guard=True)
-    forward = run.model[4].forward
-    with OutOfMemoryAt(name="log_softmax_backward", most=1):
-        run.step(job.batch(BATCH_SIZE))
-    assert run.plan.labels() == ()
-    assert run.model[4].forward == forward
-    run.close()
+    with memfit.start(job, Plan(ladder=(impossible, Plan())), guard=True) as run:
+        forward = run.model[4].forward
+        with OutOfMemoryAt(name="log_softmax_backward", most=1):
+            run.step(job.batch(BATCH_SIZE))
+        assert run.plan.labels() == ()
+        assert run.model[4].forward == forward
 
 
 # --- A budget that is enforced ---
@@ -298,12 +278,10 @@ def test_training_fits_an_enforced_budget_by_going_down_the_ladder():
     batches = [job.batch(64) for _ in range(NUM_STEPS)]
 
     def highest_bytes(budget_bytes: int) -> tuple[Any, int]:
-        run = memfit.start(job, Plan(), guard=True)
-        with EnforcedBudget(budget_bytes) as budget:
+        with memfit.start(job, Plan(), guard=True) as run, EnforcedBudget(budget_bytes) as budget:
             budget.watch(run.model.parameters())
             for batch in batches:
                 run.step(batch)
-        run.close()
         assert run.num_steps == NUM_STEPS
         return run, budget.highest_bytes
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,9 @@ from tests.runtime.guard_faults import (
     ladder_of,
     same,
     trained,
+    update_cut,
 )
+from tests.zoo.processes import run_python
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -46,15 +46,14 @@ pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 
 def test_after_enough_good_steps_the_plan_above_is_tried_again() -> None:
     job = build_job(batch_norm=False)
-    run = memfit.start(job, Plan(), guard=GuardSettings(climb_after_steps=3))
-    batch = job.batch(BATCH_SIZE)
-    labels = []
-    for number in range(16):
-        fault = OutOfMemoryAt(name="log_softmax_backward", most=1 if number in {1, 5} else 0)
-        with fault:
-            run.step(batch)
-        labels.append(run.plan.labels() == ())
-    run.close()
+    with memfit.start(job, Plan(), guard=GuardSettings(climb_after_steps=3)) as run:
+        batch = job.batch(BATCH_SIZE)
+        labels = []
+        for number in range(16):
+            most = 1 if number in {1, 5} else 0
+            with OutOfMemoryAt(name="log_softmax_backward", most=most):
+                run.step(batch)
+            labels.append(run.plan.labels() == ())
     small, large = [False], [True]
     # Three good steps below, one step above that fails; then the wait is six.
     assert labels == large + small * 3 + large + small * 6 + large * 5
@@ -91,24 +90,25 @@ def test_a_checkpoint_keeps_the_plan_that_was_found() -> None:
 
 def test_a_rehearsal_finds_a_plan_and_changes_nothing_else() -> None:
     job = replace(build_job(batch_norm=False), batch_size=64)
-    run = memfit.start(job)
-    largest = job.batch(64)
-    before = everything(run)
-    with EnforcedBudget(18_000) as budget:
-        budget.watch(run.model.parameters())
-        result = run.rehearse(largest)
-    assert run.events
-    assert run.plan.labels()[0].startswith("micro-batching(")
-    assert float(result.loss) > 0
-    del before["python random"]
-    after = everything(run)
-    same({name: after[name] for name in before}, before)
-    with EnforcedBudget(18_000) as budget:
-        budget.watch(run.model.parameters())
-        for _ in range(3):
-            run.step(job.batch(64))
-    assert len(run.events) == len({event.plan for event in run.events}), "none after the rehearsal"
-    run.close()
+    with memfit.start(job) as run:
+        largest = job.batch(64)
+        before = everything(run)
+        with EnforcedBudget(18_000) as budget:
+            budget.watch(run.model.parameters())
+            result = run.rehearse(largest)
+        assert run.events
+        assert run.plan.labels()[0].startswith("micro-batching(")
+        assert float(result.loss) > 0
+        del before["python random"]
+        after = everything(run)
+        same({name: after[name] for name in before}, before)
+        with EnforcedBudget(18_000) as budget:
+            budget.watch(run.model.parameters())
+            for _ in range(3):
+                run.step(job.batch(64))
+        assert len(run.events) == len({event.plan for event in run.events}), (
+            "none after the rehearsal"
+        )
 
 
 class Sentences(Dataset):
@@ -155,20 +155,23 @@ def test_what_cannot_be_read_by_index_is_looked_at_batch_by_batch() -> None:
 
 def test_an_evaluation_that_does_not_fit_is_done_in_pieces() -> None:
     job = replace(build_job(), batch_size=64)
-    run = memfit.start(job)
-    batch = job.batch(64)
-    whole = run.evaluate(batch)
-    outputs = run.evaluate(batch, lambda model, batch: {"scores": model(batch[0])})["scores"]
-    told: list[Any] = []
-    run.listen(told.append)
-    with EnforcedBudget(6_500):
-        pieces = run.evaluate(batch)
-        in_pieces = run.evaluate(batch, lambda model, batch: {"scores": model(batch[0])})["scores"]
-    torch.testing.assert_close(pieces, whole)
-    torch.testing.assert_close(in_pieces, outputs)
-    assert {event.phase for event in told if isinstance(event, OutOfMemoryEvent)} == {"evaluation"}
-    assert run.model.training
-    run.close()
+    with memfit.start(job) as run:
+        batch = job.batch(64)
+        whole = run.evaluate(batch)
+        outputs = run.evaluate(batch, lambda model, batch: {"scores": model(batch[0])})["scores"]
+        told: list[Any] = []
+        run.listen(told.append)
+        with EnforcedBudget(6_500):
+            pieces = run.evaluate(batch)
+            in_pieces = run.evaluate(batch, lambda model, batch: {"scores": model(batch[0])})[
+                "scores"
+            ]
+        torch.testing.assert_close(pieces, whole)
+        torch.testing.assert_close(in_pieces, outputs)
+        assert {event.phase for event in told if isinstance(event, OutOfMemoryEvent)} == {
+            "evaluation"
+        }
+        assert run.model.training
 
 
 def test_an_evaluation_that_is_done_over_draws_what_it_would_have_drawn() -> None:
@@ -193,13 +196,12 @@ def test_a_loss_that_couples_samples_is_not_evaluated_in_pieces() -> None:
         return nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
 
     job = build_job(batch_norm=False, loss=contrastive)
-    run = memfit.start(job)
     with (
+        memfit.start(job) as run,
         OutOfMemoryAt(name="mm", most=1),
         pytest.raises(OutOfMemoryAfterAllError, match="couples"),
     ):
         run.evaluate(job.batch(BATCH_SIZE))
-    run.close()
 
 
 # --- Data that is moved, batches and parameters that are changed ---
@@ -207,18 +209,17 @@ def test_a_loss_that_couples_samples_is_not_evaluated_in_pieces() -> None:
 
 def test_running_out_while_the_batch_is_moved_is_recovered_from(monkeypatch: Any) -> None:
     job, plan = build_job(), ladder_of()
-    run = memfit.start(job, plan)
-    failures = [torch.OutOfMemoryError("CUDA out of memory.")]
+    with memfit.start(job, plan) as run:
+        failures = [torch.OutOfMemoryError("CUDA out of memory.")]
 
-    def moved(batch: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return batch
+        def moved(batch: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return batch
 
-    monkeypatch.setattr(run._steps, "on_device", moved)
-    run.step(job.batch(BATCH_SIZE))
-    assert [event.phase for event in run.events] == ["data transfer"]
-    run.close()
+        monkeypatch.setattr(run._steps, "on_device", moved)
+        run.step(job.batch(BATCH_SIZE))
+        assert [event.phase for event in run.events] == ["data transfer"]
 
 
 def doubling_job() -> memfit.Job:
@@ -245,48 +246,39 @@ def test_a_batch_that_its_step_has_changed_is_put_back_on_the_cpu() -> None:
 def test_beside_a_card_a_step_that_changes_its_batch_is_not_done_over(monkeypatch: Any) -> None:
     monkeypatch.setattr("memfit.runtime.guard.step_log.CPU", "a place that is no card")
     job = doubling_job()
-    run = memfit.start(job, ladder_of())
-    with (
-        OutOfMemoryAt(name="log_softmax_backward", most=1),
-        pytest.raises(BatchChangedError, match="in place") as caught,
-    ):
-        run.step(job.batch(BATCH_SIZE))
-    assert caught.value.exit_code == 4
-    run.close()
+    with memfit.start(job, ladder_of()) as run:
+        with (
+            OutOfMemoryAt(name="log_softmax_backward", most=1),
+            pytest.raises(BatchChangedError, match="in place") as caught,
+        ):
+            run.step(job.batch(BATCH_SIZE))
+        assert caught.value.exit_code == 4
 
 
 def test_beside_a_card_nothing_is_gone_back_to_after_a_changed_batch(monkeypatch: Any) -> None:
     monkeypatch.setattr("memfit.runtime.guard.step_log.CPU", "a place that is no card")
     job = doubling_job()
-    run = memfit.start(job, ladder_of())
-    run.step(job.batch(BATCH_SIZE))
-    assert run._guard is not None
-    run._guard._log._write_seconds = 1e9
-    run.step(job.batch(BATCH_SIZE))
-    with (
-        OutOfMemoryAt(name="addcdiv", most=1),
-        pytest.raises(UpdateCutError, match="batch was changed after its step"),
-    ):
+    with memfit.start(job, ladder_of()) as run:
         run.step(job.batch(BATCH_SIZE))
-    run.close()
+        assert run._guard is not None
+        run._guard._log._write_seconds = 1e9
+        run.step(job.batch(BATCH_SIZE))
+        with update_cut("batch was changed after its step"):
+            run.step(job.batch(BATCH_SIZE))
 
 
 def test_parameters_that_others_change_without_notice_are_not_lost_in_silence() -> None:
     job = build_job(batch_norm=False)
-    run = memfit.start(job, ladder_of())
-    for number, batch in enumerate(batches_of(job)[:3]):
-        run._guard._log._write_seconds = 1e9 if number else 0.0
-        if number == 1:
-            for parameter in run.model.parameters():
-                parameter.data.mul_(0.5)
-        if number < 2:
+    with memfit.start(job, ladder_of()) as run:
+        for number, batch in enumerate(batches_of(job)[:3]):
+            run._guard._log._write_seconds = 1e9 if number else 0.0
+            if number == 1:
+                for parameter in run.model.parameters():
+                    parameter.data.mul_(0.5)
+            if number < 2:
+                run.step(batch)
+        with update_cut("without autograd's notice"):
             run.step(batch)
-    with (
-        OutOfMemoryAt(name="addcdiv", most=1),
-        pytest.raises(UpdateCutError, match="without autograd's notice"),
-    ):
-        run.step(batch)
-    run.close()
 
 
 def test_parameters_that_others_change_between_steps_are_not_lost() -> None:
@@ -294,54 +286,48 @@ def test_parameters_that_others_change_between_steps_are_not_lost() -> None:
     job, plan = build_job(batch_norm=False), ladder_of()
     ends = []
     for name in (None, "addcdiv"):
-        run = memfit.start(job, plan)
-        torch.manual_seed(2)
-        for number, batch in enumerate(batches_of(job)):
-            if number in {1, 2}:
-                with torch.no_grad():
-                    for parameter in run.model.parameters():
-                        parameter.mul_(0.5)
-            with OutOfMemoryAt(name=name if number == 3 else None, most=1):
-                run.step(batch)
-        assert len(run.events) == (name is not None)
-        ends.append(everything(run))
-        run.close()
+        with memfit.start(job, plan) as run:
+            torch.manual_seed(2)
+            for number, batch in enumerate(batches_of(job)):
+                if number in {1, 2}:
+                    with torch.no_grad():
+                        for parameter in run.model.parameters():
+                            parameter.mul_(0.5)
+                with OutOfMemoryAt(name=name if number == 3 else None, most=1):
+                    run.step(batch)
+            assert len(run.events) == (name is not None)
+            ends.append(everything(run))
     same(ends[1], ends[0])
 
 
 def test_where_others_change_parameters_all_the_time_a_cut_update_is_said() -> None:
     job = build_job(batch_norm=False)
-    run = memfit.start(job, ladder_of())
+    with memfit.start(job, ladder_of()) as run:
 
-    def clamped() -> None:
-        with torch.no_grad():
-            next(run.model.parameters()).clamp_(-1, 1)
+        def clamped() -> None:
+            with torch.no_grad():
+                next(run.model.parameters()).clamp_(-1, 1)
 
-    for _ in range(6):
+        for _ in range(6):
+            clamped()
+            run.step(job.batch(BATCH_SIZE))
         clamped()
-        run.step(job.batch(BATCH_SIZE))
-    clamped()
-    with (
-        OutOfMemoryAt(name="addcdiv", most=1),
-        pytest.raises(UpdateCutError, match="changed between steps by other code"),
-    ):
-        run.step(job.batch(BATCH_SIZE))
-    run.close()
+        with update_cut("changed between steps by other code"):
+            run.step(job.batch(BATCH_SIZE))
 
 
 def filled_anew(job: memfit.Job, fails: bool) -> dict[str, torch.Tensor]:
     """Train on one batch whose values are new in every step; the last update may fail."""
-    run = memfit.start(job, ladder_of())
-    torch.manual_seed(7)
-    batch = job.batch(BATCH_SIZE)
-    for number in range(3):
-        batch[0].copy_(torch.randn(BATCH_SIZE, 6))
-        # The file is due at first, since it is small and steps are long; here it must be older.
-        run._guard._log._write_seconds = 1e9 if number else 0.0
-        with OutOfMemoryAt(name="addcdiv" if fails and number == 2 else None, most=1):
-            run.step(batch)
-    assert [event.num_steps_repeated for event in run.events] == [2] * fails
-    run.close()
+    with memfit.start(job, ladder_of()) as run:
+        torch.manual_seed(7)
+        batch = job.batch(BATCH_SIZE)
+        for number in range(3):
+            batch[0].copy_(torch.randn(BATCH_SIZE, 6))
+            # The file is due at first, since it is small and steps are long; here it must be older.
+            run._guard._log._write_seconds = 1e9 if number else 0.0
+            with OutOfMemoryAt(name="addcdiv" if fails and number == 2 else None, most=1):
+                run.step(batch)
+        assert [event.num_steps_repeated for event in run.events] == [2] * fails
     return everything(run)
 
 
@@ -359,21 +345,20 @@ def test_beside_a_card_batches_are_not_copied_and_a_change_is_noticed(monkeypatc
 def test_what_the_log_keeps_takes_no_memory_of_the_budget() -> None:
     """Batches of earlier steps lie on the disk; a budget that one step fits fits many."""
     job = replace(build_job(batch_norm=False), batch_size=512)
-    run = memfit.start(job)
-    highest = []
-    for number in range(12):
-        batch = job.batch(512)
-        run._guard._log._write_seconds = 1e9 if number else 0.0
-        with EnforcedBudget(10**9) as budget:
-            budget.watch([*run.model.parameters(), *batch])
-            run.step(batch)
-        del batch
-        gc.collect()
-        highest.append(budget.highest_bytes)
-        assert len([each for each in gc.get_objects() if is_batch(each)]) == 0
-    assert max(highest[2:]) == min(highest[2:])
-    assert len(run._guard._log.entries) == 12
-    run.close()
+    with memfit.start(job) as run:
+        highest = []
+        for number in range(12):
+            batch = job.batch(512)
+            run._guard._log._write_seconds = 1e9 if number else 0.0
+            with EnforcedBudget(10**9) as budget:
+                budget.watch([*run.model.parameters(), *batch])
+                run.step(batch)
+            del batch
+            gc.collect()
+            highest.append(budget.highest_bytes)
+            assert len([each for each in gc.get_objects() if is_batch(each)]) == 0
+        assert max(highest[2:]) == min(highest[2:])
+        assert len(run._guard._log.entries) == 12
 
 
 def is_batch(candidate: Any) -> bool:
@@ -437,9 +422,7 @@ job = memfit.Job(
 memfit.start(job).step(job.batch(4))
 """
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_python(str(script), cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     assert "lost the context of its card" in done.stderr
     assert list(tmp_path.glob("emergency-*.pt"))

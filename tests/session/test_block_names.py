@@ -21,40 +21,37 @@ def test_what_is_shortened_is_read_as_the_same_modules(names, numbers):
     assert expand_names(shorten_names(names), names) == names
 
 
-def test_runs_of_numbered_siblings_are_one_range():
-    names = ["stem", *(f"layers.{n}" for n in range(12)), "layers.14", "layers.15", "head"]
-    assert shorten_names(names) == ("stem", "layers.0-11", "layers.14-15", "head")
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (
+            ["stem", *(f"layers.{n}" for n in range(12)), "layers.14", "layers.15", "head"],
+            ("stem", "layers.0-11", "layers.14-15", "head"),
+        ),
+        ([f"layers.{n}.mlp" for n in range(3)], ("layers.0-2.mlp",)),
+        (["10-12.0", "10-12.1"], ("10-12.0-1",)),
+        (["l.2", "l.1", "l.3", "l.5"], ("l.2", "l.1", "l.3", "l.5")),
+        (["l.0.a", "l.1.b"], ("l.0.a", "l.1.b")),
+        (["layer01", "layer02"], ("layer01", "layer02")),
+        (["layer09", "layer10"], ("layer09", "layer10")),
+        ([], ()),
+    ],
+)
+def test_numbers_that_follow_each_other_are_a_range_without_leading_zeros(names, short):
+    assert shorten_names(names) == short
 
 
-def test_the_number_may_stand_inside_the_name():
-    names = [f"layers.{n}.mlp" for n in range(3)]
-    assert shorten_names(names) == ("layers.0-2.mlp",)
-    assert expand_names(["layers.1-2.mlp"], names) == names[1:]
-
-
-def test_only_numbers_that_follow_each_other_are_a_range():
-    assert shorten_names(["l.2", "l.1", "l.3", "l.5"]) == ("l.2", "l.1", "l.3", "l.5")
-    assert shorten_names(["l.0.a", "l.1.b"]) == ("l.0.a", "l.1.b")
-    assert shorten_names([]) == ()
-
-
-def test_numbers_with_leading_zeros_stay_as_they_are():
-    for names in (["layer01", "layer02"], ["layer09", "layer10"]):
-        assert shorten_names(names) == tuple(names)
-
-
-def test_only_the_last_of_several_ranges_in_a_name_is_meant():
-    names = ["10-12.0", "10-12.1"]
-    assert shorten_names(names) == ("10-12.0-1",)
-    assert expand_names(["10-12.0-1"], names) == names
-
-
-def test_each_module_is_given_once_though_it_is_named_twice():
-    assert expand_names(["l.0-1", "l.1"], ["l.0", "l.1"]) == ["l.0", "l.1"]
-
-
-def test_a_name_that_looks_like_a_range_is_itself_where_the_model_has_it():
-    assert expand_names(["l.0-1"], ["l.0-1", "l.0"]) == ["l.0-1"]
+@pytest.mark.parametrize(
+    ("patterns", "names", "expanded"),
+    [
+        (["layers.1-2.mlp"], [f"layers.{n}.mlp" for n in range(3)], ["layers.1.mlp", "layers.2.mlp"]),
+        (["10-12.0-1"], ["10-12.0", "10-12.1"], ["10-12.0", "10-12.1"]),  # the last range is meant
+        (["l.0-1", "l.1"], ["l.0", "l.1"], ["l.0", "l.1"]),  # each once, though it is named twice
+        (["l.0-1"], ["l.0-1", "l.0"], ["l.0-1"]),  # itself, where the model has it
+    ],
+)  # fmt: skip
+def test_a_range_is_read_as_the_modules_that_the_model_has(patterns, names, expanded):
+    assert expand_names(patterns, names) == expanded
 
 
 @pytest.mark.parametrize("pattern", ["l.7", "l.0-2", "l.1-0", "m.0-1", "l.0-"])

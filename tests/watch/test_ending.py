@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.zoo.run_records import LEAK
 
 from memfit.journal.folder import Journal
 from memfit.journal.records import LeakEvent, Reason, StepRecord
@@ -45,18 +47,9 @@ def words(*errors, rank: int | None = 0, has_ended=True, process_id=5) -> LastWo
     return LastWords(process_id=process_id, rank=rank, has_ended=has_ended, errors=errors)
 
 
-def leak(growth_bytes=2 * MILLION, total_bytes=20 * MILLION, step=10) -> LeakEvent:
-    return LeakEvent(
-        step=step,
-        kind="list",
-        holder="losses",
-        chain=(),
-        source_line="train.py:12",
-        growth_bytes_per_step=growth_bytes,
-        total_growth_bytes=total_bytes,
-        num_steps=10,
-        place="host",
-        sentence="losses grows.",
+def leak(growth_bytes=2 * MILLION, total_bytes=20 * MILLION) -> LeakEvent:
+    return replace(
+        LEAK, step=10, growth_bytes_per_step=growth_bytes, total_growth_bytes=total_bytes
     )
 
 

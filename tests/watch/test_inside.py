@@ -9,12 +9,13 @@ import threading
 
 import pytest
 import torch
+from tests.zoo.run_records import FACTS
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from memfit.journal.folder import JournalWriter, read_journal
-from memfit.journal.records import Reason, RunFacts
+from memfit.journal.records import Reason
 from memfit.observe.enforced_budget import BudgetExceededError
 from memfit.observe.peaks import CpuPeaks, living_bytes
 from memfit.observe.processes import ResidentMemory
@@ -301,10 +302,7 @@ def test_launchers_tell_how_their_processes_ended():
 
 @pytest.fixture
 def folder(tmp_path):
-    facts = RunFacts(
-        title="t", command="c", device="", started_at="2026-01-01T00:00:00+00:00", process_id=3
-    )
-    JournalWriter(tmp_path).begin(facts)
+    JournalWriter(tmp_path).begin(FACTS)
     words_folder(tmp_path).mkdir()
     return tmp_path
 

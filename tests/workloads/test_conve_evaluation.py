@@ -13,7 +13,7 @@ from memfit_workloads.conve.evaluation import (
     metrics_of,
     ranks_of,
 )
-from memfit_workloads.conve.model import build_model
+from memfit_workloads.conve.model import ConvE, build_model
 from memfit_workloads.conve.sizes import ConvESizes
 
 NUM_ENTITIES, NUM_RELATIONS = 12, 2
@@ -27,7 +27,8 @@ SIZES = ConvESizes(
 )
 
 
-def make_graph() -> Graph:
+@pytest.fixture
+def graph() -> Graph:
     generator = torch.Generator().manual_seed(3)
     limits = (NUM_ENTITIES, NUM_RELATIONS, NUM_ENTITIES)
     triples = torch.stack([torch.randint(n, (90,), generator=generator) for n in limits], dim=1)
@@ -44,6 +45,11 @@ def make_graph() -> Graph:
     )
 
 
+@pytest.fixture
+def model() -> ConvE:
+    return build_model(SIZES, seed=0)
+
+
 def rank_by_definition(scores: Tensor, target: int, known: set[int]) -> float:
     """Rank one target with a plain loop over entities."""
     higher = equal = 0
@@ -56,10 +62,9 @@ def rank_by_definition(scores: Tensor, target: int, known: set[int]) -> float:
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_ranks_equal_the_definition_on_both_sides_with_all_known_triples_filtered(
-    batch_size: int,
+    graph: Graph, model: ConvE, batch_size: int
 ) -> None:
-    graph = make_graph()
-    model = build_model(SIZES, seed=0).eval()
+    model.eval()
     everything = torch.cat([graph.train, graph.valid, graph.test]).tolist()
     expected: dict[str, list[float]] = {"tail": [], "head": []}
     for head, relation, tail in graph.test.tolist():
@@ -79,8 +84,7 @@ def test_ranks_equal_the_definition_on_both_sides_with_all_known_triples_filtere
     assert found["both"] == pytest.approx(metrics_of(both))
 
 
-def test_known_test_triples_do_not_compete_with_each_other() -> None:
-    graph = make_graph()
+def test_known_test_triples_do_not_compete_with_each_other(graph: Graph) -> None:
     head, relation, tail = graph.test[0].tolist()
     rival = next(e for e in range(NUM_ENTITIES) if e != tail)
     test = torch.cat([graph.test, torch.tensor([[head, relation, rival]])])
@@ -119,9 +123,9 @@ def test_metrics_of_known_ranks() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_scores_that_are_no_numbers_raise_and_name_the_triple(value: float) -> None:
-    graph = make_graph()
-    model = build_model(SIZES, seed=0)
+def test_scores_that_are_no_numbers_raise_and_name_the_triple(
+    graph: Graph, model: ConvE, value: float
+) -> None:
     head, relation, tail = graph.test[2].tolist()
     with torch.no_grad():
         model.entity_bias[5] = value
@@ -132,9 +136,7 @@ def test_scores_that_are_no_numbers_raise_and_name_the_triple(value: float) -> N
         Evaluation.of(graph, SIZES).metrics(model, graph.test[2:3])
 
 
-def test_the_mode_of_the_model_is_put_back_also_after_an_error() -> None:
-    graph = make_graph()
-    model = build_model(SIZES, seed=0)
+def test_the_mode_of_the_model_is_put_back_also_after_an_error(graph: Graph, model: ConvE) -> None:
     evaluation = Evaluation.of(graph, SIZES)
     evaluation.metrics(model, graph.valid)
     assert model.training

@@ -30,26 +30,33 @@ LARGE = (
 )
 
 
-@pytest.fixture
-def graph_words(tmp_path: Path) -> list[str]:
-    """Write a small graph with a rule to learn, and return the flags that name its files."""
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Write a small graph with a rule to learn, and return a function that trains ConvE on it."""
     draw = random.Random(0)
     lines = {f"e{i}\tnext\te{(i + 1) % 20}" for i in range(20)}
     lines |= {f"e{draw.randrange(20)}\tlikes\te{draw.randrange(20)}" for _ in range(60)}
     shuffled = sorted(lines)
     draw.shuffle(shuffled)
     parts = {"train": shuffled[16:], "valid": shuffled[:8], "test": shuffled[8:16]}
-    words = []
+    flags, folder = list(SMALL), tmp_path_factory.mktemp("graph")
     for name, part in parts.items():
-        path = tmp_path / f"{name}.txt"
+        path = folder / f"{name}.txt"
         path.write_text("\n".join(part) + "\n")
-        words += [f"--{name}", str(path)]
-    return words
+        flags += [f"--{name}", str(path)]
+
+    def run(*words: object, console: Console | None = None) -> dict[str, Any]:
+        return train_workload("conve", (*flags, *words), console)
+
+    return run
 
 
-def train(*words: object, console: Console | None = None) -> dict[str, Any]:
-    """Train ConvE, small."""
-    return train_workload("conve", (*SMALL, *words), console)
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory) -> Path:
+    """Return the folder of a run of six epochs that nothing has interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    train("--epochs", "6", "-o", folder)
+    return folder
 
 
 def assert_same_training(folder: Path, other: Path) -> None:
@@ -69,17 +76,15 @@ def assert_same_training(folder: Path, other: Path) -> None:
     assert ours["best_metric"] == theirs["best_metric"]
 
 
-def test_conve_is_among_the_workloads() -> None:
+def test_conve_is_among_the_workloads():
     assert "conve" in workload_names()
     with pytest.raises(UsageError, match="No workload named 'nope'"):
         load_workload("nope")
 
 
-def test_a_run_writes_every_output_and_says_what_it_reached(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_a_run_writes_every_output_and_says_what_it_reached(tmp_path, train):
     out = tmp_path / "run"
-    result = train(*graph_words, "--epochs", "4", "-o", out)
+    result = train("--epochs", "4", "-o", out)
     names = {path.name for path in out.iterdir()}
     assert names >= {
         "config.json", "best_model.pt", "final_model.pt", "training_history.json", "plan.yaml",
@@ -102,12 +107,10 @@ def test_a_run_writes_every_output_and_says_what_it_reached(
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
-def test_the_configuration_says_what_was_asked_for_and_done(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_the_configuration_says_what_was_asked_for_and_done(tmp_path, train):
     out = tmp_path / "run"
     flags = ("--use-mixed-precision", "--use-gradient-checkpointing", "--disable-memory-cleanup")
-    result = train(*graph_words, "--epochs", "1", "-o", out, *flags)
+    result = train("--epochs", "1", "-o", out, *flags)
     config = json.loads((out / "config.json").read_text())
     assert set(config) == {"data", "model", "training", "optimizations"}
     done = config["optimizations"]
@@ -119,14 +122,14 @@ def test_the_configuration_says_what_was_asked_for_and_done(
 
 
 def test_the_flags_for_precision_and_checkpointing_change_how_training_is_carried_out(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+    tmp_path, train
+):
     flags = {
         "--use-mixed-precision": ("bf16", "approximate"),
         "--use-gradient-checkpointing": ("activation-checkpointing", "exact"),
     }
     for flag, (strategy, numerics) in flags.items():
-        result = train(*graph_words, *LARGE, "-o", tmp_path / strategy, flag)
+        result = train(*LARGE, "-o", tmp_path / strategy, flag)
         assert any(label.startswith(strategy) for label in result["strategies"])
         assert result["numerics"] == numerics
         assert result["predicted_peak_bytes"] < result["plain_peak_bytes"]
@@ -134,12 +137,10 @@ def test_the_flags_for_precision_and_checkpointing_change_how_training_is_carrie
         assert measured == pytest.approx(result["predicted_peak_bytes"], rel=0.02)
 
 
-def test_checkpoints_hold_all_that_rebuilds_the_model(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_checkpoints_hold_all_that_rebuilds_the_model(tmp_path, train):
     out = tmp_path / "run"
     words = ("--epochs", "1", "--kernel-height", "2", "--output-dropout", "0.05", "-o", out)
-    train(*graph_words, *words)
+    train(*words)
     saved = load_checkpoint(out / "final_model.pt", "ConvE")
     assert set(saved) >= {
         "epoch", "model_state_dict", "optimizer_state_dict", "model_config", "metrics", "scaler",
@@ -152,59 +153,47 @@ def test_checkpoints_hold_all_that_rebuilds_the_model(
     assert torch.equal(model.entity_bias, saved["model_state_dict"]["entity_bias"])
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(*graph_words, "--epochs", "6", "-o", whole)
-    train(*graph_words, "--epochs", "2", "-o", parts)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, train, whole):
+    parts = tmp_path / "parts"
+    train("--epochs", "2", "-o", parts)
     path = parts / "checkpoints/checkpoint_epoch_2.pt"
     torch.manual_seed(999)
-    train(*graph_words, "--epochs", "6", "-o", parts, "--resume-from-checkpoint", path)
+    train("--epochs", "6", "-o", parts, "--resume-from-checkpoint", path)
     assert_same_training(whole, parts)
 
 
 @pytest.mark.parametrize("step", [1, 4, 9, 12])
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(
-    tmp_path: Path, graph_words: list[str], monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(*graph_words, "--epochs", "4", "-o", whole)
+    tmp_path, train, whole, monkeypatch, step
+):
+    parts = tmp_path / "parts"
     with monkeypatch.context() as patch:
         press_ctrl_c_in_step(patch, step)
         with pytest.raises(KeyboardInterrupt):
-            train(*graph_words, "--epochs", "4", "-o", parts)
+            train("--epochs", "6", "-o", parts)
     assert not (parts / "final_model.pt").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    train(*graph_words, "--epochs", "4", "-o", parts, "--resume-from-checkpoint", "auto")
+    train("--epochs", "6", "-o", parts, "--resume-from-checkpoint", "auto")
     assert_same_training(whole, parts)
     assert not (parts / "checkpoints/checkpoint_interrupted.pt").exists()
 
 
-def test_ctrl_c_says_what_to_type_to_go_on(
-    tmp_path: Path,
-    graph_words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_ctrl_c_says_what_to_type_to_go_on(tmp_path, train, monkeypatch, capsys):
     press_ctrl_c_in_step(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
-        train(*graph_words, "-o", tmp_path / "run", console=Console())
+        train("-o", tmp_path / "run", console=Console())
     printed = capsys.readouterr().out
     assert "after 3 steps" in printed
     assert "memfit train conve --train" in printed
     assert "--resume-from-checkpoint auto" in printed
 
 
-def test_auto_passes_over_a_checkpoint_that_was_cut_off(
-    tmp_path: Path, graph_words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(*graph_words, "--epochs", "6", "-o", whole)
-    train(*graph_words, "--epochs", "4", "-o", parts)
+def test_auto_passes_over_a_checkpoint_that_was_cut_off(tmp_path, train, whole, capsys):
+    parts = tmp_path / "parts"
+    train("--epochs", "4", "-o", parts)
     newest = parts / "checkpoints/checkpoint_epoch_4.pt"
     newest.write_bytes(newest.read_bytes()[:2000])
-    words = (*graph_words, "--epochs", "6", "-o", parts, "--resume-from-checkpoint", "auto")
+    words = ("--epochs", "6", "-o", parts, "--resume-from-checkpoint", "auto")
     train(*words, console=Console(width=300))
     printed = capsys.readouterr().out
     assert "Passed over" in printed
@@ -213,7 +202,7 @@ def test_auto_passes_over_a_checkpoint_that_was_cut_off(
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 cut"])
-def test_a_file_that_is_no_checkpoint_is_a_data_error(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_checkpoint_is_a_data_error(tmp_path, content):
     path = tmp_path / "checkpoint_epoch_1.pt"
     path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read as a checkpoint"):
@@ -225,7 +214,7 @@ def test_a_file_that_is_no_checkpoint_is_a_data_error(tmp_path: Path, content: b
         load_checkpoint(path, "ConvE")
 
 
-def test_writing_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
+def test_writing_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
     path = tmp_path / "checkpoint_epoch_1.pt"
     save_checkpoint(path, {"epoch": 1})
     with pytest.raises((AttributeError, TypeError)):
@@ -234,74 +223,60 @@ def test_writing_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_what_differs(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused_by_what_differs(tmp_path, train):
     out = tmp_path / "run"
-    train(*graph_words, "--epochs", "1", "-o", out)
+    train("--epochs", "1", "-o", out)
     words = ("--output-channels", "6", "-o", out, "--resume-from-checkpoint", "auto")
     with pytest.raises(UsageError, match="output_channels 4 there, 6 here"):
-        train(*graph_words, *words)
+        train(*words)
     assert (out / "final_model.pt").exists()
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path, train):
     out = tmp_path / "run"
-    train(*graph_words, "--epochs", "2", "-o", out)
+    train("--epochs", "2", "-o", out)
     with pytest.raises(UsageError, match="already holds a run"):
-        train(*graph_words, "--epochs", "1", "-o", out)
-    train(*graph_words, "--epochs", "1", "-o", out, "--overwrite")
+        train("--epochs", "1", "-o", out)
+    train("--epochs", "1", "-o", out, "--overwrite")
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["checkpoint_epoch_1.pt"]
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final_model(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final_model(tmp_path, train):
     out = tmp_path / "run"
     with pytest.raises(MemfitError, match=r"loss is (nan|inf) in epoch \d+, step \d+"):
-        train(*graph_words, "--epochs", "4", "-o", out, "--learning-rate", "1e36")
+        train("--epochs", "4", "-o", out, "--learning-rate", "1e36")
     assert not (out / "final_model.pt").exists()
     assert not (out / "best_model.pt").exists()
 
 
-def test_training_stops_when_validation_no_longer_improves(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_training_stops_when_validation_no_longer_improves(tmp_path, train):
     words = ("--epochs", "30", "--eval-every", "1", "--early-stopping-patience", "2")
-    result = train(*graph_words, *words, "-o", tmp_path / "run", "--learning-rate", "1e-12")
+    result = train(*words, "-o", tmp_path / "run", "--learning-rate", "1e-12")
     assert result["num_epochs"] < 30
     assert result["num_epochs"] == result["best_epoch"] + 2
     assert (tmp_path / "run/final_model.pt").exists()
     assert (tmp_path / f"run/checkpoints/checkpoint_epoch_{result['num_epochs']}.pt").exists()
 
 
-def test_the_test_triples_are_ranked_with_the_best_validated_weights(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_the_test_triples_are_ranked_with_the_best_validated_weights(tmp_path, train):
     out = tmp_path / "run"
-    result = train(*graph_words, "--epochs", "12", "--eval-every", "1", "-o", out)
+    result = train("--epochs", "12", "--eval-every", "1", "-o", out)
     assert result["test"]["epoch"] == result["best_epoch"]
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert max(line["valid_mrr"] for line in lines) == result["metrics"]["valid_mrr"]
 
 
-def test_single_targets_train_on_every_triple_of_its_own(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
-    result = train(
-        *graph_words, "--epochs", "1", "--training-target", "single", "-o", tmp_path / "run"
-    )
+def test_single_targets_train_on_every_triple_of_its_own(tmp_path, train):
+    result = train("--epochs", "1", "--training-target", "single", "-o", tmp_path / "run")
     assert result["metrics"]["test_mrr"] > 0
 
 
 def test_a_budget_is_kept_without_changing_the_results_or_splitting_normalised_batches(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+    tmp_path, train
+):
     dropouts = ("--input-dropout", "--feature-map-dropout", "--output-dropout")
     without_dropout = [word for flag in dropouts for word in (flag, "0")]
-    words = (*graph_words, *LARGE, *without_dropout)
+    words = (*LARGE, *without_dropout)
     plain = train(*words, "-o", tmp_path / "plain")
     planned = train(*words, "-o", tmp_path / "planned", "--budget-fraction", "0.85")
     assert planned["budget_bytes"] == int(0.85 * plain["plain_peak_bytes"])
@@ -312,30 +287,22 @@ def test_a_budget_is_kept_without_changing_the_results_or_splitting_normalised_b
     assert planned["metrics"]["loss"] == pytest.approx(plain["metrics"]["loss"], rel=1e-4)
 
 
-def test_a_budget_that_nothing_fits_is_an_error_before_anything_is_written(
-    tmp_path: Path, graph_words: list[str]
-) -> None:
+def test_a_budget_that_nothing_fits_is_an_error_before_anything_is_written(tmp_path, train):
     with pytest.raises(NoPlanFitsError):
-        train(*graph_words, "--budget", "10KiB", "-o", tmp_path / "run")
+        train("--budget", "10KiB", "-o", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_saved_plan_is_carried_out_again(tmp_path: Path, graph_words: list[str]) -> None:
-    first = train(
-        *graph_words, "--epochs", "1", "--use-gradient-checkpointing", "-o", tmp_path / "first"
-    )
-    again = train(
-        *graph_words, "--epochs", "1", "--plan", tmp_path / "first/plan.yaml", "-o", tmp_path / "b"
-    )
+def test_a_saved_plan_is_carried_out_again(tmp_path, train):
+    first = train("--epochs", "1", "--use-gradient-checkpointing", "-o", tmp_path / "first")
+    again = train("--epochs", "1", "--plan", tmp_path / "first/plan.yaml", "-o", tmp_path / "b")
     assert again["strategies"] == first["strategies"]
     assert again["predicted_peak_bytes"] == first["predicted_peak_bytes"]
     assert again["metrics"] == first["metrics"]
 
 
-def test_the_allocator_cache_is_never_emptied(
-    tmp_path: Path, graph_words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_allocator_cache_is_never_emptied(tmp_path, train, monkeypatch):
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
-    train(*graph_words, "--epochs", "2", "-o", tmp_path / "run")
+    train("--epochs", "2", "-o", tmp_path / "run")
     assert not calls

@@ -112,10 +112,13 @@ def test_log_determinants_and_their_gradients():
     assert torch.autograd.gradcheck(lambda f: log_determinant(f, 0.1), (factors,))
 
 
-@pytest.mark.parametrize(
+each_precision = pytest.mark.parametrize(
     ("precision", "noise"),
     [*((each, 0.0) for each in PRECISIONS), ("eps", 0.3), ("softplus", 0.3)],
 )
+
+
+@each_precision
 def test_densities_are_those_of_the_precisions_written_out(precision, noise):
     built, samples = mixture(precision, noise), samples_of()
     expected = reference_density(built, samples)
@@ -125,10 +128,7 @@ def test_densities_are_those_of_the_precisions_written_out(precision, noise):
         same_gradients(found.mean(), expected.mean(), list(built.network.parameters()), 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("precision", "noise"),
-    [*((each, 0.0) for each in PRECISIONS), ("eps", 0.3), ("softplus", 0.3)],
-)
+@each_precision
 @pytest.mark.parametrize("chunk", [None, 1, 2, 7])
 def test_the_objective_is_that_of_an_autograd_hessian(precision, noise, chunk):
     built, samples = mixture(precision, noise), samples_of(3)

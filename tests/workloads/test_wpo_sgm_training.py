@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from tests.workloads.training import press_ctrl_c_in_step, train_workload
+from tests.zoo.processes import run_python
 
 from memfit.errors import MemfitError, NoPlanFitsError, UsageError
 from memfit_workloads import workload_names
@@ -44,18 +44,36 @@ def losses(folder: Path) -> list[str]:
     return (folder / "loss_log.csv").read_text().splitlines()
 
 
-def test_a_run_writes_every_output_and_says_what_it_reached(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, Any]:
+    """Train with what the flags are by default."""
+    return train("--save", tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def folder(whole) -> Path:
+    return Path(whole["run_folder"])
+
+
+def same_training(found: Path, expected: Path) -> None:
+    """Hold two runs to have the same steps, rates and, but for rounding, losses."""
+    for ours, theirs in zip(losses(found)[1:], losses(expected)[1:], strict=True):
+        our_step, our_loss, our_lr = map(float, ours.split(","))
+        step, loss, lr = map(float, theirs.split(","))
+        assert (our_step, our_lr) == (step, lr)
+        assert our_loss == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_run_writes_every_output_and_says_what_it_reached(whole, folder):
     assert "wpo-sgm" in workload_names()
-    result = train("--save", tmp_path)
-    folder = tmp_path / "strategy_auto" / "centers_10"
-    assert result["run_folder"] == str(folder)
+    assert folder.parts[-2:] == ("strategy_auto", "centers_10")
     assert {path.name for path in folder.iterdir()} >= {
         "config.json", "centers.pth", "best_model.pth", "final_model.pth", "latest_checkpoint.pth", "loss_log.csv",
         "metrics.jsonl", "plan.yaml", "result.json", "training.log",
     }  # fmt: skip
-    assert json.loads((folder / "result.json").read_text()) == result
-    assert result["measured_peak_bytes"] > 0
-    assert set(result["metrics"]) >= {
+    assert json.loads((folder / "result.json").read_text()) == whole
+    assert whole["measured_peak_bytes"] > 0
+    assert set(whole["metrics"]) >= {
         "test_nll", "gaussian_test_nll", "density_estimate_test_nll", "mmd_squared",
         "sliced_wasserstein", "distance_ratio",
     }  # fmt: skip
@@ -69,9 +87,8 @@ def test_a_run_writes_every_output_and_says_what_it_reached(tmp_path):
     assert density.isfinite().all()
 
 
-def test_pictures_are_drawn_where_matplotlib_is_installed(tmp_path):
+def test_pictures_are_drawn_where_matplotlib_is_installed(folder):
     pytest.importorskip("matplotlib")
-    folder = Path(train("--save", tmp_path)["run_folder"])
     for name in ("samples.png", "density.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.html").read_text()
@@ -88,14 +105,8 @@ def test_pictures_are_drawn_where_matplotlib_is_installed(tmp_path):
         ("--strategy", "auto", "--auto_policy", "thresholds"),
     ],
 )
-def test_every_strategy_trains_the_same_objective(tmp_path, words):
-    expected = losses(Path(train("--save", tmp_path / "all")["run_folder"]))
-    found = losses(Path(train("--save", tmp_path / "cut", *words)["run_folder"]))
-    for ours, theirs in zip(found[1:], expected[1:], strict=True):
-        our_step, our_loss, our_lr = map(float, ours.split(","))
-        step, loss, lr = map(float, theirs.split(","))
-        assert (our_step, our_lr) == (step, lr)
-        assert our_loss == pytest.approx(loss, rel=1e-4)
+def test_every_strategy_trains_the_same_objective(tmp_path, folder, words):
+    same_training(Path(train("--save", tmp_path, *words)["run_folder"]), folder)
 
 
 WIDE = (
@@ -168,27 +179,18 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path, words, what):
 
 def run_command(*words: object, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *(launcher if ranks else []), "-m", "memfit", "train", "wpo-sgm"]
-    return subprocess.run(
-        [*command, *SMALL, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    command = [*(launcher if ranks else []), "-m", "memfit", "train", "wpo-sgm"]
+    return run_python(*command, *SMALL, *map(str, words))
 
 
 @pytest.mark.slow
-def test_three_ranks_train_the_network_of_one(tmp_path):
-    expected = losses(Path(train("--save", tmp_path / "one")["run_folder"]))
-    words = ("--strategy", "model_parallel", "--num_ranks", 3, "--save", tmp_path / "three")
+def test_three_ranks_train_the_network_of_one(tmp_path, folder):
+    words = ("--strategy", "model_parallel", "--num_ranks", 3, "--save", tmp_path)
     done = run_command(*words, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["num_ranks"] == 3
-    found = losses(Path(result["run_folder"]))
-    for ours, theirs in zip(found[1:], expected[1:], strict=True):
-        assert float(ours.split(",")[1]) == pytest.approx(float(theirs.split(",")[1]), rel=1e-4)
+    same_training(Path(result["run_folder"]), folder)
 
 
 @pytest.mark.slow

@@ -36,8 +36,6 @@ class CalibrateCommand:
     the catalogue's from then on. Deleting the file undoes that.
     """
 
-    name = "calibrate"
-    summary = "measure this machine's card and keep its figures"
     example = "memfit calibrate --dry-run"
 
     def __init__(

@@ -1,8 +1,9 @@
 """What a command is.
 
-A command's file defines one class and binds an instance of it to ``COMMAND``; ``cli/main.py``
-lists the file by name. The class docstring is the text of ``--help``. Whatever is slow to import
-(torch, rich tables, the planner) is imported inside ``run``, so that ``--help`` stays quick.
+A command's file has the name that is typed after ``memfit``; ``cli/main.py`` lists it. The file
+defines one class and binds an instance of it to ``COMMAND``. The class docstring is the text of
+``--help``. Whatever is slow to import (torch, rich tables, the planner) is imported inside ``run``,
+so that ``--help`` stays quick.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 class Command(Protocol):
     """One command of ``memfit``."""
 
-    name: str
-    """The word after ``memfit``."""
-    summary: str
-    """One line for the list of commands."""
     example: str
     """A command line that works, shown in the help."""
 

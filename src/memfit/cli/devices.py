@@ -32,8 +32,6 @@ class DevicesCommand:
     table (a datasheet or a published reading) or a guess, and says so.
     """
 
-    name = "devices"
-    summary = "list devices and where each figure is from"
     example = "memfit devices a100-40gb"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -59,8 +59,6 @@ class DoctorCommand:
     Ends with exit code 1 when something that memfit needs is missing or broken.
     """
 
-    name = "doctor"
-    summary = "check this machine and this installation"
     example = "memfit doctor --json"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

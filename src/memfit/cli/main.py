@@ -1,6 +1,6 @@
 """The entry point: finds the command, runs it, and turns every error into one line.
 
-Commands are listed here by module and imported only when asked for, so ``memfit --help`` needs
+Commands are listed here by name and imported only when asked for, so ``memfit --help`` needs
 neither torch nor rich. This is the only place that catches every exception.
 """
 
@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from memfit.errors import MemfitError
 
@@ -27,32 +27,19 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells expect
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
-class ListedCommand(NamedTuple):
-    """A command as the list of commands shows it, and the module that holds it."""
-
-    name: str
-    summary: str
-    module: str
-
-
-COMMANDS = (
-    ListedCommand(
-        "predict", "predict the peak memory of a step without running it", "memfit.cli.predict"
-    ),
-    ListedCommand("plan", "find the fastest exact way to fit a budget", "memfit.cli.plan"),
-    ListedCommand("measure", "run a step here and measure its peak memory", "memfit.cli.measure"),
-    ListedCommand(
-        "verify", "prove on the job itself that a plan keeps the results", "memfit.cli.verify"
-    ),
-    ListedCommand("run", "run any training command, watched and inside a budget", "memfit.cli.run"),
-    ListedCommand("train", "train a system that ships with memfit", "memfit.cli.train"),
-    ListedCommand("report", "show what a run went through", "memfit.cli.report"),
-    ListedCommand("devices", "list devices and where each figure is from", "memfit.cli.devices"),
-    ListedCommand(
-        "calibrate", "measure this machine's card and keep its figures", "memfit.cli.calibrate"
-    ),
-    ListedCommand("doctor", "check this machine and this installation", "memfit.cli.doctor"),
-)
+COMMANDS = {
+    "predict": "predict the peak memory of a step without running it",
+    "plan": "find the fastest exact way to fit a budget",
+    "measure": "run a step here and measure its peak memory",
+    "verify": "prove on the job itself that a plan keeps the results",
+    "run": "run any training command, watched and inside a budget",
+    "train": "train a system that ships with memfit",
+    "report": "show what a run went through",
+    "devices": "list devices and where each figure is from",
+    "calibrate": "measure this machine's card and keep its figures",
+    "doctor": "check this machine and this installation",
+}
+"""The commands, each with its line in the list; each is a module of this package."""
 
 
 class _ParserDoneError(Exception):
@@ -98,23 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def load_command(listed: ListedCommand) -> Command | None:
-    """Import a command; None when its module does not exist in this version."""
-    try:
-        module = importlib.import_module(listed.module)
-    except ModuleNotFoundError as error:
-        if error.name != listed.module:
-            raise
-        return None
-    command: Command = module.COMMAND
+def load_command(name: str) -> Command:
+    """Import a command by its name."""
+    command: Command = importlib.import_module(f".{name}", __package__).COMMAND
     return command
 
 
-def command_parser(command: Command) -> argparse.ArgumentParser:
+def command_parser(name: str, command: Command) -> argparse.ArgumentParser:
     """Build the parser of one command, with its docstring and example as help."""
     parser = _Parser(
-        prog=f"memfit {command.name}",
-        description=inspect.getdoc(type(command)) or command.summary,
+        prog=f"memfit {name}",
+        description=inspect.getdoc(type(command)),
         epilog=f"example:\n  {command.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -131,30 +112,22 @@ def _run(words: Sequence[str]) -> int:
     parser.parse_args(words[:position])
     if position == len(words):
         parser.error("a command is needed; `memfit --help` lists them")
-    command = _find_command(parser, words[position])
-    args = command_parser(command).parse_args(words[position + 1 :])
+    name = words[position]
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+        hint = f"did you mean `memfit {near[0]}`?" if near else "`memfit --help` lists them"
+        parser.error(f"there is no command {name!r}; {hint}")
+    command = load_command(name)
+    args = command_parser(name, command).parse_args(words[position + 1 :])
     from .console import StdoutConsole
 
     return command.run(args, StdoutConsole())
 
 
-def _find_command(parser: argparse.ArgumentParser, name: str) -> Command:
-    """Load a command by its name, or refuse the name with the nearest one."""
-    listed = {entry.name: entry for entry in COMMANDS}
-    if name not in listed:
-        near = get_close_matches(name, listed, n=1, cutoff=0.5)
-        hint = f"did you mean `memfit {near[0]}`?" if near else "`memfit --help` lists them"
-        parser.error(f"there is no command {name!r}; {hint}")
-    command = load_command(listed[name])
-    if command is None:
-        parser.error(f"the command {name!r} is not part of this version of memfit")
-    return command
-
-
 def _main_parser() -> argparse.ArgumentParser:
     """Build the parser of the words before the command."""
-    width = max(len(entry.name) for entry in COMMANDS)
-    lines = [f"  {entry.name:<{width}}  {entry.summary}" for entry in COMMANDS]
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     parser = _Parser(
         prog="memfit",
         usage="memfit [--help] [--version] [--debug] COMMAND ...",

@@ -23,8 +23,6 @@ class MeasureCommand:
     device its counters are read. The prediction for the same step is shown beside it.
     """
 
-    name = "measure"
-    summary = "run a step here and measure its peak memory"
     example = "memfit measure examples/transformer.py:job --plan plan.yaml"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from memfit.planner.result.planning_result import PlanningResult
 
 
+_ASKED = (
+    *("device", "budget", "budget_of", "host_memory", "disk"),
+    *("allow", "require", "forbid", "measure", "thorough", "prove"),
+)
+"""What `memfit.plan` is given by the same names."""
 _RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
 
 
@@ -30,8 +35,6 @@ class PlanCommand:
     steps. The exit code is 3 when no plan fits; the message names the smallest peak.
     """
 
-    name = "plan"
-    summary = "find the fastest exact way to fit a budget"
     example = "memfit plan examples/transformer.py:job --budget 220MiB --save plan.yaml"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -39,28 +42,15 @@ class PlanCommand:
         add_job_argument(parser)
         add_device_argument(parser)
         add_budget_arguments(parser)
-        parser.add_argument(
-            "--allow",
-            metavar="NAME",
-            action="append",
-            default=[],
-            help="allow a strategy that changes results, such as bf16, or a class of them, such "
-            "as approximate; may be repeated",
-        )
-        parser.add_argument(
-            "--require",
-            metavar="NAME",
-            action="append",
-            default=[],
-            help="a strategy that the plan must have; may be repeated",
-        )
-        parser.add_argument(
-            "--forbid",
-            metavar="NAME",
-            action="append",
-            default=[],
-            help="a strategy that the plan may not have; may be repeated",
-        )
+        choices = {
+            "--allow": "allow a strategy that changes results, such as bf16, or a class of them, "
+            "such as approximate",
+            "--require": "a strategy that the plan must have",
+            "--forbid": "a strategy that the plan may not have",
+        }
+        for flag, text in choices.items():
+            again = f"{text}; may be repeated"
+            parser.add_argument(flag, metavar="NAME", action="append", default=[], help=again)
         _add_room_arguments(parser)
         parser.add_argument("--save", metavar="FILE", help="write the plan as YAML")
         parser.add_argument(
@@ -140,19 +130,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResul
     """Plan, saying which plan is being recorded where someone is watching."""
     from memfit.planner import plan
 
-    wanted: dict[str, Any] = {
-        "device": args.device,
-        "budget": args.budget,
-        "allow": args.allow,
-        "require": args.require,
-        "forbid": args.forbid,
-        "budget_of": args.budget_of,
-        "host_memory": args.host_memory,
-        "disk": args.disk,
-        "measure": args.measure,
-        "thorough": args.thorough,
-        "prove": args.prove,
-    }
+    wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
     with status(console, "recording the step as it is", quiet=args.json) as show:
         return plan(job, **wanted, progress=lambda text: show(f"recording: {text}"))
 

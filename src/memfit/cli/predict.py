@@ -45,8 +45,6 @@ class PredictCommand:
     step. With a budget the exit code is 3 when the step does not fit.
     """
 
-    name = "predict"
-    summary = "predict the peak memory of a step without running it"
     example = "memfit predict examples/transformer.py:job --device a100-40gb"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -18,8 +18,6 @@ class ReportCommand:
     are written into the folder. The page needs nothing but itself.
     """
 
-    name = "report"
-    summary = "show what a run went through"
     example = "memfit report runs/resnet"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

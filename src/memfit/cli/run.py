@@ -29,8 +29,6 @@ class RunCommand:
     ended. With --json the last line on standard output is one JSON object.
     """
 
-    name = "run"
-    summary = "run any training command, watched and inside a budget"
     example = "memfit run --budget 2GiB -- python train.py --epochs 3"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -25,8 +25,6 @@ class TrainCommand:
     folder; progress goes to standard error.
     """
 
-    name = "train"
-    summary = "train a system that ships with memfit"
     example = "memfit train conve --dataset umls --output-dir runs/umls --budget-fraction 0.75"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

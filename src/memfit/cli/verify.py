@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .command import Command, add_json_argument, write_json
 from .job_arguments import add_job_argument, add_plan_argument, load_plan, status
@@ -27,8 +27,6 @@ class VerifyCommand:
     smaller, and the output says so. The exit code is 1 if a plan earns less than it claims.
     """
 
-    name = "verify"
-    summary = "prove on the job itself that a plan keeps the results"
     example = "memfit verify examples/ragged_tokens.py:job"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -82,10 +80,12 @@ def _proof(
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, not {args.batch_size}.")
     dtypes = {"fp64": torch.float64, "fp32": torch.float32}
-    wanted: dict[str, Any] = {
-        "dtype": dtypes.get(args.dtype),
-        "seed": args.seed,
-        "batch_size": args.batch_size,
-    }
     with status(console, "predicting what fits here", quiet=args.json) as show:
-        return verify_each(job, plan, **wanted, progress=lambda text: show(f"running: {text}"))
+        return verify_each(
+            job,
+            plan,
+            dtype=dtypes.get(args.dtype),
+            seed=args.seed,
+            batch_size=args.batch_size,
+            progress=lambda text: show(f"running: {text}"),
+        )

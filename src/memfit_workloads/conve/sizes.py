@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
 
 from memfit.errors import UsageError
+from memfit_workloads.model_sizes import ModelSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvESizes:
-    """Everything needed to build the model again; every checkpoint holds it."""
+class ConvESizes(ModelSizes):
+    """Everything needed to build the model again."""
 
     num_entities: int
     num_relations: int
@@ -54,20 +53,6 @@ class ConvESizes:
     def num_features(self) -> int:
         """Return the entries of all feature maps of one query."""
         return self.output_channels * self.feature_height * self.feature_width
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Build from plain values; unknown or missing names raise TypeError."""
-        known = {field.name for field in fields(cls)}
-        missing = known - set(values)
-        if missing:
-            msg = f"missing {', '.join(sorted(missing))}"
-            raise TypeError(msg)
-        return cls(**values)
 
 
 def check_image(embedding_dim: int, height: int, width: int) -> None:

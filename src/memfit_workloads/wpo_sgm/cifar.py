@@ -111,10 +111,8 @@ class _ArrayUnpickler(pickle.Unpickler):
             UnpicklingError: for everything else.
         """
         if module in {"numpy", "numpy.core.multiarray", "numpy._core.multiarray"}:
-            if name == "dtype":
-                return np.dtype
-            if name == "ndarray":
-                return np.ndarray
+            if name in ("dtype", "ndarray"):
+                return getattr(np, name)
             if name == "_reconstruct":
                 return np._core.multiarray._reconstruct  # type: ignore[attr-defined]  # what numpy's own pickles call
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes in old protocols

@@ -5,8 +5,7 @@ Shape suffixes: N samples, D dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -114,13 +113,9 @@ def _parted(name: str, samples: _Array, sizes: DataSizes, path: Path | None = No
         )
         raise DataError(str(path or name), reason)
     ends = np.cumsum((sizes.num_train, sizes.num_validation, sizes.num_test))
-    train, validation, test = np.split(samples[: ends[-1]], ends[:-1])
-    return Samples(
-        name=name,
-        train=torch.from_numpy(np.ascontiguousarray(train)),
-        validation=torch.from_numpy(np.ascontiguousarray(validation)),
-        test=torch.from_numpy(np.ascontiguousarray(test)),
-    )
+    parts = np.split(samples[: ends[-1]], ends[:-1])
+    train, validation, test = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+    return Samples(name=name, train=train, validation=validation, test=test)
 
 
 def _standardised(samples: Samples, picture_shape: tuple[int, int, int], *, most: float) -> Samples:
@@ -128,8 +123,8 @@ def _standardised(samples: Samples, picture_shape: tuple[int, int, int], *, most
     shift, scale = float(samples.train.mean()), float(samples.train.std())
     parts = (samples.train, samples.validation, samples.test)
     train, validation, test = ((part - shift) / scale for part in parts)
-    return Samples(
-        name=samples.name,
+    return replace(
+        samples,
         train=train,
         validation=validation,
         test=test,
@@ -161,10 +156,8 @@ def _cifar10(sizes: DataSizes, seed: int, folder: Path | None) -> Samples:
     if len(test) < sizes.num_test:
         reason = f"it has {len(test):,} test pictures; lower --test_samples_size to that."
         raise DataError(str(folder), reason)
-    return Samples(
-        name=CIFAR10,
-        train=parted.train,
-        validation=parted.validation,
+    return replace(
+        parted,
         test=torch.from_numpy(test[: sizes.num_test]),
         picture_shape=(3, 32, 32),
         pixel_range=(-2.0, 2.0),  # about where standardised pixels lie
@@ -177,9 +170,12 @@ def _read(path: Path) -> _Array:
     Raises:
         DataError: if it is missing, no array of numbers (N, D), or holds NaN or infinity.
     """
-    readers: dict[str, Callable[[Path], object]] = {".npy": _read_numpy, ".pt": _read_torch}
     try:
-        found = readers[path.suffix](path)
+        if path.suffix == ".npy":
+            found = np.load(path, allow_pickle=False)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+            found = found.numpy() if isinstance(found, Tensor) else found
     except FileNotFoundError:
         raise DataError(str(path), "there is no such file.") from None
     except (OSError, ValueError, RuntimeError, EOFError) as error:
@@ -197,12 +193,3 @@ def _read(path: Path) -> _Array:
         )
         raise DataError(str(path), reason)
     return samples.astype(np.float32)
-
-
-def _read_numpy(path: Path) -> object:
-    return np.load(path, allow_pickle=False)
-
-
-def _read_torch(path: Path) -> object:
-    found = torch.load(path, map_location="cpu", weights_only=True)
-    return found.numpy() if isinstance(found, Tensor) else found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,17 +19,7 @@ from .sizes import MixtureSizes
 
 def sizes_for(settings: TrainingSettings, num_dimensions: int) -> MixtureSizes:
     """Put the sizes from the flags and from the data together."""
-    model = settings.model
-    return MixtureSizes(
-        num_dimensions=num_dimensions,
-        num_centres=model.num_centres,
-        depth=model.depth,
-        hidden_units=model.hidden_units,
-        precision=model.precision,
-        stability=model.stability,
-        rank=model.rank,
-        noise=model.noise,
-    )
+    return MixtureSizes(num_dimensions=num_dimensions, **asdict(settings.model))
 
 
 def build_mixture(sizes: MixtureSizes, centres: Tensor, seed: int) -> KernelMixture:

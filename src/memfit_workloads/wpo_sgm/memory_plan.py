@@ -56,31 +56,18 @@ def _fixed_chunk(strategy: StrategySettings, num_centres: int) -> int | None:
 
 def _as_told(job: Job, settings: TrainingSettings, chunk: int | None) -> PlannedMemory:
     """Predict a step whose chunk the flags say, without looking for a plan."""
-    import memfit
-
-    run_device, device = devices(settings.memory_settings.device)
     strategies = () if chunk is None else (LossChunking(num_candidates=chunk),)
-    plan = memfit.Plan(strategies=strategies, device=device)
-    plain = memfit.predict(job, device=device)
-    planned = memfit.predict(job, device=device, plan=plan) if strategies else plain
-    budget_bytes = settings.memory_settings.budget_beside(plain.bounded_bytes())
-    needed_bytes = planned.bounded_bytes()
+    planned = plan_memory(job, settings.memory_settings, strategies)
+    budget_bytes, needed_bytes = planned.budget_bytes, planned.planned.bounded_bytes()
     if budget_bytes is not None and needed_bytes > budget_bytes:
-        how = " + ".join(plan.labels()) or "everything at once"
+        how = " + ".join(planned.plan.labels()) or "everything at once"
         msg = (
             f"--strategy {settings.strategy.name} ({how}) takes {format_bytes(needed_bytes)}, the "
             f"budget is {format_bytes(budget_bytes)}. Use --strategy auto, or chunked without "
             "--chunk_size, which finds what fits."
         )
         raise UsageError(msg)
-    return PlannedMemory(
-        job=job,
-        plan=plan.with_prediction(planned),
-        plain=plain,
-        planned=planned,
-        budget_bytes=budget_bytes,
-        run_device=run_device,
-    )
+    return planned
 
 
 def _chosen_by_thresholds(job: Job, settings: TrainingSettings) -> StrategySettings:

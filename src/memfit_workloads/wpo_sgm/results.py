@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,8 +82,3 @@ def result_lines(metrics: Mapping[str, Any]) -> tuple[str, ...]:
         f"{shown['distance_ratio']} times that of test data"
     )
     return likelihoods, distances
-
-
-def training_log(history: Sequence[Mapping[str, Any]], lines: Sequence[str]) -> str:
-    """Write every validation, and what was said at the end."""
-    return "\n".join([*(json.dumps(line) for line in history), *lines]) + "\n"

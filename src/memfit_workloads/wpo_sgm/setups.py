@@ -123,18 +123,10 @@ class ModelParallelTrainer:
     __call__ = compute_loss
 
 
-def setup_chunked_training(
-    factornet: nn.Module, centers: Tensor, chunk_size: int
-) -> ChunkedTrainer:
-    """Set up training with so many centres at a time."""
-    return ChunkedTrainer(factornet, centers, chunk_size)
-
-
-def setup_gradient_accumulation_training(
-    factornet: nn.Module, centers: Tensor, accumulation_steps: int
-) -> GradientAccumulationTrainer:
-    """Set up training with the centres in so many parts."""
-    return GradientAccumulationTrainer(factornet, centers, accumulation_steps)
+setup_chunked_training = ChunkedTrainer
+"""Set up training with so many centres at a time."""
+setup_gradient_accumulation_training = GradientAccumulationTrainer
+"""Set up training with the centres in so many parts."""
 
 
 def setup_model_parallel_training(

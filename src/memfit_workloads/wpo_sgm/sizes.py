@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memfit.errors import UsageError
+from memfit_workloads.model_sizes import ModelSizes
 
 if TYPE_CHECKING:
     from .precisions import Precision
@@ -16,8 +16,8 @@ PRECISIONS = (EPS, SOFTPLUS, LOW_RANK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureSizes:
-    """Everything needed to build the mixture again; every checkpoint holds it."""
+class MixtureSizes(ModelSizes):
+    """Everything needed to build the mixture again."""
 
     num_dimensions: int
     num_centres: int
@@ -45,19 +45,6 @@ class MixtureSizes:
                 "leave one of them out."
             )
             raise UsageError(msg)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Build from plain values; unknown or missing names raise TypeError."""
-        missing = {field.name for field in fields(cls)} - set(values)
-        if missing:
-            msg = f"missing {', '.join(sorted(missing))}"
-            raise TypeError(msg)
-        return cls(**values)
 
 
 def precision_of(sizes: MixtureSizes) -> Precision:

@@ -18,10 +18,9 @@ from memfit.errors import UsageError
 from memfit.units import format_bytes
 from memfit_workloads import train as training
 from memfit_workloads.checkpoint_files import random_state, refuse_other_run, save_checkpoint
-from memfit_workloads.loop import plain_state
 from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.planned_memory import PlannedMemory
-from memfit_workloads.ranks import JoinedRanks, Ranks, is_a_rank, start_ranks
+from memfit_workloads.ranks import Ranks, is_a_rank, joined_ranks, start_ranks
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome, System
 
@@ -30,10 +29,10 @@ from .checkpoints import load_checkpoint, load_weights
 from .data import DataSizes, load_samples
 from .evaluation import negative_log_likelihood, score_matching
 from .job import build_job, sizes_for
-from .memory_estimate import MemoryEstimate
+from .memory_estimate import estimate_lines
 from .memory_plan import evaluation_chunk, plan_training
 from .model import KernelMixture
-from .results import drawn_pictures, final_metrics, result_lines, training_log
+from .results import drawn_pictures, final_metrics, result_lines
 from .sampling import draw
 from .schedules import build_schedule, follows_validation
 from .settings import TrainingSettings
@@ -57,7 +56,7 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
         return result
     # TF32 would round the products of factors to ten bits; score matching takes differences.
     torch.backends.cuda.matmul.allow_tf32 = False
-    with JoinedRanks(settings.memory_settings.device) as ranks:
+    with joined_ranks(settings.memory_settings.device) as ranks:
         return training.train(WpoSgmTraining(settings, console, ranks))
 
 
@@ -157,7 +156,7 @@ class WpoSgmTraining(System):
 
     def estimate(self) -> list[str]:
         """Return the memory estimate that the document prints."""
-        return MemoryEstimate.of(self.planned_memory.plain, self.sizes, self.num_own).lines()
+        return estimate_lines(self.planned_memory.plain, self.sizes, self.num_own)
 
     def config(self) -> dict[str, Any]:
         """Return what is trained, and how."""
@@ -276,7 +275,7 @@ class WpoSgmTraining(System):
             "schedule_state": self._schedule.state_dict(),
             "model_config": self.mixture.sizes.to_json(),
             "training": self._identity(),
-            "training_state": plain_state(self.state),
+            "training_state": asdict(self.state),
             "choice_state": self._choice.get_state(),
             "random_state": random_state(),
             "seed": self.settings.seed,
@@ -363,9 +362,10 @@ class WpoSgmTraining(System):
         return whole.to(trained.centres.device)
 
     def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
-        """Write the result, and a log of what was said."""
+        """Write the result, and a log of every validation and of what was said at the end."""
         self.folder.write_json(_RESULT, result)
-        self.folder.write("training.log", training_log(self.state.history, lines))
+        log = [*map(json.dumps, self.state.history), *lines]
+        self.folder.write("training.log", "\n".join(log) + "\n")
 
 
 def _own(centres: Tensor, ranks: Ranks) -> Tensor:

@@ -7,14 +7,25 @@ import sys
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from rich.console import Console
-from tests.zoo.run_records import CLIMBED, DRIFT, ENDING, FACTS, LEAK, OUT_OF_MEMORY, STEP, Noting
+from tests.zoo.run_records import (
+    CLIMBED,
+    DRIFT,
+    ENDING,
+    FACTS,
+    LEAK,
+    OUT_OF_MEMORY,
+    STEP,
+    UNPROVED,
+    Noting,
+)
 
 from memfit.errors import MissingExtraError
 from memfit.journal.folder import read_journal, read_ranks
-from memfit.journal.records import StepRecord
+from memfit.journal.records import Event, StepRecord
 from memfit.journal.sentences import event_sentence
 from memfit.listeners import live_line as live_line_module
 from memfit.listeners.collection import Listeners
@@ -309,8 +320,11 @@ def test_a_log_may_hold_events_alone(clock):
     console, written = terminal(is_terminal=False)
     line = LiveLine(console=console, log_seconds=None)
     line.step(STEP)
-    line.event(CLIMBED)
-    assert written.getvalue().splitlines() == [event_sentence(CLIMBED)]
+    events = (OUT_OF_MEMORY, CLIMBED, DRIFT, LEAK, UNPROVED)
+    assert {type(event) for event in events} == set(get_args(Event))
+    for event in events:
+        line.event(event)
+    assert written.getvalue().splitlines() == [event_sentence(event) for event in events]
 
 
 def test_the_latest_peak_stays_where_a_step_was_not_measured(clock):
@@ -364,6 +378,13 @@ def test_the_live_line_is_dropped_like_any_listener_when_its_terminal_is_gone(cl
             ),
         ),
         (LEAK, "Leak, found at step 30: losses grows."),
+        (
+            UNPROVED,
+            (
+                "micro-batching could not be proved to keep the results: The loss calls a function "
+                "that is written in C. Tried before step 1: the same loss on one batch."
+            ),
+        ),
     ],
 )
 def test_each_event_has_its_sentence(event, words):

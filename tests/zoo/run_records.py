@@ -11,6 +11,7 @@ from memfit.journal.records import (
     Reason,
     RunFacts,
     StepRecord,
+    UnprovedPlanEvent,
 )
 from memfit.units import GIB, MIB
 
@@ -27,6 +28,13 @@ OUT_OF_MEMORY = OutOfMemoryEvent(
     step=7, phase="backward", cause="x", plan=("micro-batching(32)",),
     next_plan=("micro-batching(16)",), num_steps_repeated=2,
 )  # fmt: skip
+UNPROVED = UnprovedPlanEvent(
+    step=1,
+    plan=("micro-batching(16)",),
+    strategy="micro-batching",
+    reason="The loss calls a function that is written in C.",
+    trial="the same loss on one batch.",
+)
 CLIMBED = PlanClimbedEvent(step=90, plan=("micro-batching(16)",), next_plan=())
 DRIFT = DriftEvent(
     step=9, predicted_bytes=100 * MIB, measured_bytes=120 * MIB, category="buffers",

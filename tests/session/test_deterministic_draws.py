@@ -1,4 +1,4 @@
-"""Stilled draws depend neither on their position nor on the random state."""
+"""Deterministic draws depend neither on their position nor on the random state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memfit.session.deterministic_draws import StilledRandomness, untouched_randomness
+from memfit.session.deterministic_draws import DeterministicDraws, untouched_randomness
 
 DRAWS = {
     "rand": lambda: torch.rand(40),
@@ -31,16 +31,16 @@ DRAWS = {
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_every_position_gets_the_same_value_each_time(draw):
-    with StilledRandomness() as stilled:
+    with DeterministicDraws() as draws:
         first, second = draw(), draw()
     assert torch.equal(first, second)
     assert len(first.unique()) == 1
-    assert stilled.num_draws == 2
-    assert not stilled.unstilled
+    assert draws.num_draws == 2
+    assert not draws.still_random
 
 
 def test_values_lie_where_their_distribution_does():
-    with StilledRandomness():
+    with DeterministicDraws():
         assert -3.0 < DRAWS["uniform_"]()[0] < -2.0
         assert 5 <= DRAWS["randint"]()[0] < 9
         assert 0.0 < DRAWS["rand"]()[0] < 1.0
@@ -64,7 +64,7 @@ def test_values_lie_where_their_distribution_does():
 def test_dropout_keeps_everything(drop):
     torch.manual_seed(0)
     inputs = torch.randn(2, 3, 6, requires_grad=True)
-    with StilledRandomness():
+    with DeterministicDraws():
         out = drop(inputs)
         out.sum().backward()
     assert inputs.grad is not None
@@ -79,9 +79,9 @@ def test_dropout_keeps_everything(drop):
 
 
 def test_a_rare_distribution_is_named():
-    with StilledRandomness() as stilled:
+    with DeterministicDraws() as draws:
         torch.poisson(torch.ones(3))
-    assert stilled.unstilled == {"poisson"}
+    assert draws.still_random == {"poisson"}
 
 
 def test_all_random_states_are_put_back():

@@ -125,7 +125,7 @@ def test_a_plan_is_verified(loss):
     found = memfit.verify(coupled(loss), plan_of(5))
     assert found.keeps_promise
     assert found.earned == "same-in-law"
-    assert found.stilled_error <= EXACT
+    assert found.deterministic_error <= EXACT
     exact = memfit.verify(coupled(loss, rate=0.0), plan_of(5))
     assert exact.earned == "exact"
     assert exact.largest_error <= EXACT

@@ -318,7 +318,7 @@ def test_a_coupled_loss_is_named_with_its_worst_parameter():
     assert (found.worst_size, found.effects) == (4, ())
 
 
-def test_draws_are_stilled_when_splits_are_compared():
+def test_draws_are_deterministic_when_splits_are_compared():
     def build():
         return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
 
@@ -326,7 +326,7 @@ def test_draws_are_stilled_when_splits_are_compared():
     found = compare_splits(session_of(job), job.batch(8), [8, 3])
     assert found.agrees
     assert found.num_draws > 0
-    assert found.unstilled == ()
+    assert found.still_random == ()
 
 
 def test_one_size_compares_nothing():

@@ -214,7 +214,7 @@ def test_what_is_equal_up_to_rounding_is_exact():
     assert (found.numerics, found.earned, found.dtype) == ("exact", "exact", "float64")
     assert found.bound == EXACT
     assert found.keeps_promise
-    assert found.stilled_error is None
+    assert found.deterministic_error is None
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_other_masks_are_same_in_law_when_the_arithmetic_holds_without_them(stra
     found = memfit.verify(job(), plan_of(strategy))
     assert (found.numerics, found.earned) == ("same-in-law", "same-in-law")
     assert found.largest_error > 1e-3
-    assert found.deciding_error == found.stilled_error <= EXACT
+    assert found.deciding_error == found.deterministic_error <= EXACT
     assert found.slope_error < 1e-5
 
 

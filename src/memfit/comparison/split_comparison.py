@@ -19,7 +19,7 @@ from memfit.comparison.same_start import copies_in_place
 from memfit.live_state import LiveState, Snapshot
 from memfit.live_state.reading import tensors_of
 from memfit.session.conversion import converted, copied, default_dtype
-from memfit.session.deterministic_draws import StilledRandomness
+from memfit.session.deterministic_draws import DeterministicDraws
 from memfit.session.reachable import live_state_of
 from memfit.session.session import GradientPass, Session
 from memfit.session.stand_ins import optimizer_tensors
@@ -46,7 +46,7 @@ class SplitComparison:
     """The roughest floating-point type that was computed in."""
     num_draws: int
     """Random draws that were replaced by fixed values."""
-    unstilled: tuple[str, ...]
+    still_random: tuple[str, ...]
     """Random draws that were not, so that a difference may be theirs."""
 
     @property
@@ -68,7 +68,7 @@ def compare_splits(
     """Compute the gradients of a batch once per size of its pieces, and compare them.
 
     Forward and backward are run on the session's own objects, from the same state each
-    time, with random draws stilled. Nothing is updated, and everything is as it was at the end.
+    time, with deterministic random draws. Nothing is updated; everything is as it was at the end.
 
     Args:
         session: with or without strategies.
@@ -87,7 +87,7 @@ def compare_splits(
         StrategyError: if each piece leaves something else behind, so that none could be kept.
         MemfitError: if the job's loss fails on a piece, or something cannot be put back.
 
-    Limits: draws of numpy and ``random`` start from the same state each time, but are not stilled.
+    Limits: draws of numpy and ``random`` start from the same state each time, and still move.
     """
     if len(set(sizes)) < 2:
         msg = f"At least two different sizes are needed to compare, not {list(sizes)}."
@@ -118,7 +118,7 @@ class _Engine:
     ) -> None:
         self._session, self._batch, self._dtype = session, batch, dtype
         self._gradient_pass = gradient_pass
-        self._stilled = StilledRandomness()
+        self._draws = DeterministicDraws()
         self._watch = PrecisionWatch()
         self._state = live_state_of(session, copies_parameters=True, gradients=True)
         self._begin: Snapshot | None = None
@@ -176,8 +176,8 @@ class _Engine:
             effects=tuple(dict.fromkeys(effects))[:_MOST_NAMED],
             bound=bound,
             dtype=str(lowest).removeprefix("torch."),
-            num_draws=self._stilled.num_draws,
-            unstilled=tuple(sorted(self._stilled.unstilled)),
+            num_draws=self._draws.num_draws,
+            still_random=tuple(sorted(self._draws.still_random)),
         )
 
     def _passed(self, num_samples: int, *, watches: bool = False) -> _Pass:
@@ -200,7 +200,7 @@ class _Engine:
             torch.enable_grad(),
             self.casts,
             self._watch if watches else nullcontext(),
-            self._stilled,
+            self._draws,
         ):
             loss = self._gradient_pass(session, batch, _no_listener)
         gradients = {

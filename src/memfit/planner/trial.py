@@ -66,9 +66,11 @@ class BatchTrial:
             compared = self._compared(split, reference_size)
         except (MemfitError, RuntimeError, TypeError, NotImplementedError) as error:
             return _untold(found, str(error).partition("\n")[0].rstrip("."))
-        if compared.unstilled:
-            names = ", ".join(compared.unstilled)
-            return _untold(found, f"it depends on random draws that cannot be stilled ({names})")
+        if compared.still_random:
+            names = ", ".join(compared.still_random)
+            return _untold(
+                found, f"it depends on random draws that cannot be made deterministic ({names})"
+            )
         if not compared.agrees:
             return refuted(f"{difference(split, compared)} {_KEEP_WHOLE}", found.culprit)
         if compared.bound > FP64_BOUND:

@@ -32,14 +32,14 @@ def proof_table(proof: Verifications) -> RenderableType:
 
 _LEGEND = (
     "error = |planned - plain| / |plain|, the largest over loss, gradients, updated parameters "
-    "and buffers; * with random draws stilled"
+    "and buffers; * with random draws made deterministic"
 )
 
 
 def _cells(found: Verification) -> tuple[RenderableType, ...]:
     style = "green" if found.is_proof else "bold yellow"
     earned = Text(found.earned, style=style if found.keeps_promise else "bold red")
-    mark = "" if found.stilled_error is None else "*"
+    mark = "" if found.deterministic_error is None else "*"
     plan = Text(plan_name(found.strategies, width=PLAN_WIDTH))
     if found.deciding_error:
         plan.append(f"\nmost in {found.worst}", style="dim")

@@ -18,7 +18,7 @@ from memfit.strategies.base import AbstractSplitting
 def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
     """Hold a plan's pieces against pieces of half the size, and say what they show.
 
-    Costs about a step without its update, which is not run. Random draws are stilled.
+    Costs about a step without its update, which is not run. Random draws are made deterministic.
 
     Args:
         session: with the plan's strategies applied.
@@ -29,10 +29,10 @@ def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
         NotSeparableError: if the gradients differ; nothing was changed.
     """
     compared = compared_with(session, split, batch, other_size(split))
-    if compared.unstilled:
+    if compared.still_random:
         return (
             "this batch could not tell, since the step depends on random draws that cannot be "
-            f"stilled ({', '.join(compared.unstilled)})."
+            f"made deterministic ({', '.join(compared.still_random)})."
         )
     if not compared.agrees:
         raise NotSeparableError(split.label(), difference(split, compared))

@@ -14,24 +14,24 @@ import torch
 from memfit.trace.modes import OperatorMode
 
 _SHARE = 0.37
-"""Where in its range a stilled draw lies; no special value of any distribution."""
+"""Where in its range a deterministic draw lies; no special value of any distribution."""
 _Draw = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-class StilledRandomness(OperatorMode):
+class DeterministicDraws(OperatorMode):
     """Give every random draw a value that depends neither on its position nor on other draws.
 
     The same samples then give the same loss, however they are grouped. Masks that keep with
     probability p become p, so that dropout leaves its input as it is; a permutation is a reversal.
 
     Draws from other libraries (numpy, random) are not seen. Of the rarer distributions, those that
-    are met are named in ``unstilled`` and left as they are.
+    are met are named in ``still_random`` and left as they are.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_draws = 0
-        self.unstilled: set[str] = set()
+        self.still_random: set[str] = set()
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -43,7 +43,7 @@ class StilledRandomness(OperatorMode):
             return draw(func, args, kwargs)
         if name in _ALWAYS_DRAW:
             self.num_draws += 1
-            self.unstilled.add(name)
+            self.still_random.add(name)
         return func(*args, **kwargs)
 
 

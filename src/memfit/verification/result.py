@@ -35,8 +35,8 @@ class Verification:
     """Up to this error, equal up to rounding."""
     batch_size: int
     strategies: tuple[str, ...] = ()
-    stilled_error: float | None = None
-    """The largest error with all random draws stilled; None where that was not needed."""
+    deterministic_error: float | None = None
+    """The largest error with deterministic random draws; None where that was not needed."""
     slope_error: float | None = None
     """How far the planned gradient is from the slope of the planned loss at the same draws."""
     effect_error: float = 0.0
@@ -65,8 +65,8 @@ class Verification:
 
     @property
     def deciding_error(self) -> float:
-        """Return the error that decided the class: with random draws stilled, where they were."""
-        return self.largest_error if self.stilled_error is None else self.stilled_error
+        """Return the error that decided the class: with deterministic draws, where they were."""
+        return self.largest_error if self.deterministic_error is None else self.deterministic_error
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; an error that is no number is None."""

@@ -19,7 +19,7 @@ from memfit.runtime.run import open_plain_session
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.borrowing import left_alone
 from memfit.session.conversion import converted, copied, default_dtype
-from memfit.session.deterministic_draws import StilledRandomness
+from memfit.session.deterministic_draws import DeterministicDraws
 from memfit.session.evaluation_mode import evaluation_notes
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics
@@ -55,7 +55,7 @@ def verify(
 
     Both start from the same parameters, batch and random state, on the CPU, and on the objects that
     the job's functions give; those that live already are afterwards as they were. Where the plan
-    draws other random masks, the steps are compared once more with all draws stilled, and the
+    draws other random masks, the steps are compared once more with deterministic draws, and the
     planned gradient is held against the slope of the planned loss.
 
     Args:
@@ -141,12 +141,12 @@ class Verifier:
                 bound = self._loosened(remarks)
             else:
                 errors = kept
-        stilled, slope = None, None
+        deterministic, slope = None, None
         if bound < errors.largest or errors.draws:
-            stilled = self._stilled_errors(plan, dtype)
-        if stilled is not None and dtype is torch.float64 and stilled.largest <= bound:
+            deterministic = self._deterministic_errors(plan, dtype)
+        if deterministic is not None and dtype is torch.float64 and deterministic.largest <= bound:
             slope = self._slope_error(plan, notes)
-        earned = _earned(errors, stilled, slope, bound)
+        earned = _earned(errors, deterministic, slope, bound)
         is_shown = not remarks.lacking or earned.rank >= Numerics.APPROXIMATE.rank
         return Verification(
             numerics=str(claimed),
@@ -158,12 +158,12 @@ class Verifier:
             effects=errors.effects,
             worst_gradient=errors.worst_gradient,
             earned=str(earned) if is_shown else UNPROVED,
-            worst=errors.worst if stilled is None else stilled.worst,
+            worst=errors.worst if deterministic is None else deterministic.worst,
             dtype=OWN_TYPES if dtype is None else str(dtype).removeprefix("torch."),
             bound=bound,
             batch_size=self._job.batch_size,
             strategies=plan.labels(),
-            stilled_error=None if stilled is None else stilled.largest,
+            deterministic_error=None if deterministic is None else deterministic.largest,
             slope_error=slope,
             is_proof=is_shown,
             notes=(*remarks.lacking, *notes),
@@ -191,13 +191,13 @@ class Verifier:
             return []
         return list(plan.splitting.separability(self._facts.separation).overwritten)
 
-    def _stilled_errors(self, plan: Plan, dtype: torch.dtype | None) -> Errors | None:
+    def _deterministic_errors(self, plan: Plan, dtype: torch.dtype | None) -> Errors | None:
         """Compare without random draws; None if there are none."""
-        stilled = StilledRandomness()
-        expected = self._results(Plan(), dtype, stilled)
-        if not stilled.num_draws:
+        draws = DeterministicDraws()
+        expected = self._results(Plan(), dtype, draws)
+        if not draws.num_draws:
             return None
-        planned = self._results(plan, dtype, stilled)
+        planned = self._results(plan, dtype, draws)
         return compare(planned, expected, without=frozenset(self._overwritten(plan)))
 
     def _slope_error(self, plan: Plan, notes: list[str]) -> float | None:
@@ -342,18 +342,20 @@ def _lacking(session: Session) -> Iterator[str]:
             )
 
 
-def _earned(errors: Errors, stilled: Errors | None, slope: float | None, bound: float) -> Numerics:
+def _earned(
+    errors: Errors, deterministic: Errors | None, slope: float | None, bound: float
+) -> Numerics:
     """Return the class that the errors show."""
     if errors.largest <= bound and not errors.effects and not errors.draws:
         return Numerics.EXACT
-    if errors.effects and (stilled is None or stilled.effects):
+    if errors.effects and (deterministic is None or deterministic.effects):
         return Numerics.DIFFERENT
-    if errors.largest <= bound and stilled is None:
+    if errors.largest <= bound and deterministic is None:
         return Numerics.SAME_IN_LAW  # the same results, from other draws
-    if stilled is not None and stilled.largest <= bound:
+    if deterministic is not None and deterministic.largest <= bound:
         is_gradient = slope is None or slope <= _SLOPE_BOUND
         return Numerics.SAME_IN_LAW if is_gradient else Numerics.DIFFERENT
-    nearest = stilled or errors
+    nearest = deterministic or errors
     if max(nearest.loss, nearest.whole_gradient) <= _APPROXIMATE_BOUND:
         return Numerics.APPROXIMATE
     return Numerics.DIFFERENT

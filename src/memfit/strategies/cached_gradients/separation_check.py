@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import MemfitError
-from memfit.session.deterministic_draws import StilledRandomness, untouched_randomness
+from memfit.session.deterministic_draws import DeterministicDraws, untouched_randomness
 from memfit.strategies.cached_gradients.rows import (
     CannotCutError,
     ResultForm,
@@ -38,7 +38,7 @@ def checked_form(
     *,
     needs_rows_everywhere: bool,
 ) -> ResultForm:
-    """Carry a call out on one piece's rows at once and in two parts, with random draws stilled.
+    """Run a call on one piece's rows at once and in two parts, with deterministic random draws.
 
     Where the parts give what the whole gives, the form of the results follows. Costs two forward
     passes of a piece, without gradients. Fake tensors have no values: their shapes are compared.
@@ -69,7 +69,7 @@ def checked_form(
             raise CannotCutError(_CHANGED_ARGUMENTS)
         return result
 
-    with untouched_randomness(), StilledRandomness():
+    with untouched_randomness(), DeterministicDraws():
         whole = on(0, num_rows)
     first, second = _in_parts(on, num_first, num_rows)
     form = find_result_form(whole, num_rows, first, num_first)
@@ -88,16 +88,16 @@ def _copy(leaf: Any) -> Any:
 
 
 def _in_parts(on: Callable[[int, int], Any], num_first: int, num_rows: int) -> tuple[Any, Any]:
-    with untouched_randomness(), StilledRandomness():
+    with untouched_randomness(), DeterministicDraws():
         return on(0, num_first), on(num_first, num_rows - num_first)
 
 
 def _is_steady(form: ResultForm, whole: Any, on: Callable[[int, int], Any], num_rows: int) -> bool:
     """Return whether a call gives the same when other numbers are drawn.
 
-    If not, it draws in ways that cannot be stilled, and a difference proves nothing.
+    If not, it draws in ways that cannot be made deterministic, and a difference proves nothing.
     """
-    with untouched_randomness(), StilledRandomness():
+    with untouched_randomness(), DeterministicDraws():
         on(0, num_rows)
         return _difference(form, whole, on(0, num_rows)) is None
 

@@ -46,6 +46,12 @@ _SECTIONS = (
     Section("What guard, monitor and journal cost", "guard_overhead", runs.guard_overhead),
     Section("What watching a script costs", "watch_overhead", runs.watch_overhead),
     Section("Starting the command", "startup", prediction.startup),
+    Section(
+        "The same bytes before and after",
+        "same_bytes",
+        prediction.same_bytes,
+        "same_bytes.py BEFORE",
+    ),
 )
 
 

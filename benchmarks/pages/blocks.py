@@ -18,13 +18,14 @@ class Section:
     title: str
     name: str
     body: Callable[[Figures], Iterable[str]]
+    command: str = "bench_{name}.py"
 
     def blocks(self) -> Iterator[str]:
         """Yield the heading, what was run and where, and the body."""
         figures = load_result(self.name)
         yield f"## {self.title}"
         yield (
-            f"`python benchmarks/bench_{self.name}.py`, {figures['date']}, torch "
+            f"`python benchmarks/{self.command.format(name=self.name)}`, {figures['date']}, torch "
             f"{figures['torch']}, {figures['num_threads']} threads."
         )
         yield from self.body(figures)

@@ -10,7 +10,7 @@ from results_file import load_result
 
 from memfit.units import format_bytes, format_fraction
 
-from .blocks import Figures
+from .blocks import Figures, table
 
 
 def accuracy(figures: Figures) -> Iterator[str]:
@@ -30,6 +30,23 @@ def accuracy(figures: Figures) -> Iterator[str]:
     yield (
         "Against peaks that other people read on real GPUs (`make accuracy`, "
         f"{on_cards['date']}), median absolute error: {', '.join(parts)}."
+    )
+
+
+def same_bytes(figures: Figures) -> Iterator[str]:
+    """Say whether two commits predict the same."""
+    yield (
+        "Code was moved and joined between these commits, and nothing was to change: "
+        f"{figures['before']}; {figures['after']}."
+    )
+    rows = {"cpu": "CPU, predicted and measured here", "gpu": "GPUs, with both ends of intervals"}
+    yield table(
+        "rows | number | other bytes",
+        "lrl",
+        (
+            (words, figures[place]["num_rows"], ", ".join(figures[place]["differing"]) or "none")
+            for place, words in rows.items()
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from memfit.analysis.flow import Axis
 from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
 
+NUM_PARTS = 6
 SAMPLE = (
     "add", "mul", "div", "pow", "where", "sum", "mean", "amax", "softmax", "cumsum", "sort", "topk",
     "gather", "scatter_add", "index_select", "index_put", "matmul", "addmm", "cat", "roll",
@@ -128,6 +130,7 @@ def claims_in_a_child(operator):
     child = os.fork()
     if not child:
         os.close(reader)
+        faulthandler.disable()
         with os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") as nowhere:
             os.dup2(nowhere.fileno(), 2)
             with (
@@ -147,15 +150,16 @@ def claims_in_a_child(operator):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of torch about its own operators
-def test_what_is_said_of_all_operators_is_true_of_numbers():
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_what_is_said_of_all_operators_is_true_of_numbers(part):
     false, num_claims = [], 0
-    for operator in torch_operators():
+    for operator in torch_operators()[part::NUM_PARTS]:
         if operator.name.startswith(("_refs", "jiterator", "signal")) or operator.name in NOT_TRIED:
             continue
         count, of_operator = claims_in_a_child(operator)
         num_claims += count
         false += [f"{operator.name}: {each}" for each in of_operator]
-    assert num_claims > 1000
+    assert num_claims > 1000 / NUM_PARTS / 2
     assert false == []
 
 

@@ -152,14 +152,17 @@ def claims_in_a_child(operator):
 @pytest.mark.filterwarnings("ignore")  # those of torch about its own operators
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_what_is_said_of_all_operators_is_true_of_numbers(part):
+    """A third of them at a time, another in each run: the seed of pytest-randomly chooses."""
     false, num_claims = [], 0
-    for operator in torch_operators()[part::NUM_PARTS]:
+    operators = torch_operators()
+    random.shuffle(operators)
+    for operator in operators[part : len(operators) // 3 : NUM_PARTS]:
         if operator.name.startswith(("_refs", "jiterator", "signal")) or operator.name in NOT_TRIED:
             continue
         count, of_operator = claims_in_a_child(operator)
         num_claims += count
         false += [f"{operator.name}: {each}" for each in of_operator]
-    assert num_claims > 1000 / NUM_PARTS / 2
+    assert num_claims > 1000 / NUM_PARTS / 6
     assert false == []
 
 

@@ -20,7 +20,7 @@ from memfit_workloads.wpo_sgm.triangles import diagonal_places
 from memfit_workloads.wpo_sgm.whitening import Whitening
 
 from .test_wpo_sgm_model import mixture
-from .test_wpo_sgm_training import losses, train
+from .test_wpo_sgm_training import AS_IT_IS, losses, train
 
 SIZES = DataSizes(num_train=400, num_validation=50, num_test=100)
 
@@ -51,7 +51,8 @@ def test_likelihoods_of_whitened_samples_are_those_of_the_data(skewed):
 
 
 def test_a_run_on_whitened_data_reports_figures_of_the_data(tmp_path):
-    result = train("--save", tmp_path, "--whiten", "--niters", 30, "--eval_every", 30)
+    words = ("--whiten", "--niters", 30, "--eval_every", 30, *AS_IT_IS)
+    result = train("--save", tmp_path, *words)
     folder = Path(result["run_folder"])
     told = DataSizes(num_train=60, num_validation=20, num_test=20)
     data = load_samples("8gaussians", told, seed=42)
@@ -67,10 +68,10 @@ def test_a_run_on_whitened_data_reports_figures_of_the_data(tmp_path):
 
 def test_noise_changes_the_samples_of_every_step_and_depends_on_the_seed_alone(tmp_path):
     runs = [("a", 0.5), ("b", 0.5), ("c", 0.0)]
-    logs = {
-        name: losses(Path(train("--save", tmp_path / name, "--data_noise", noise)["run_folder"]))
-        for name, noise in runs
-    }
+    logs = {}
+    for name, noise in runs:
+        result = train("--save", tmp_path / name, "--data_noise", noise, *AS_IT_IS)
+        logs[name] = losses(Path(result["run_folder"]))
     assert logs["a"] == logs["b"]
     assert logs["a"] != logs["c"]
 

@@ -32,6 +32,8 @@ SMALL = (
     *("--batch_size", "8", "--lr", "0.01", "--hiddenunits", "8", "--depth", "2"),
     *("--eval_every", "3", "--num_generated", "30", "--no-gpu"),
 )
+AS_IT_IS = ("--strategy", "single_gpu")
+"""What is trained without a search for a plan."""
 GIB = 2**30
 
 
@@ -135,7 +137,7 @@ def test_a_chunk_that_does_not_fit_the_budget_is_refused_before_training(tmp_pat
 
 @pytest.mark.parametrize("scheduler", ["one_cycle", "reduce_on_plateau", "step"])
 def test_an_interrupted_run_continues_exactly(tmp_path, monkeypatch, scheduler):
-    words = ("--scheduler_type", scheduler)
+    words = ("--scheduler_type", scheduler, *AS_IT_IS)
     whole = Path(train("--save", tmp_path / "whole", *words)["run_folder"])
     with monkeypatch.context() as patched:
         press_ctrl_c_in_step(patched, 4)
@@ -143,7 +145,7 @@ def test_an_interrupted_run_continues_exactly(tmp_path, monkeypatch, scheduler):
         with pytest.raises(KeyboardInterrupt):
             train("--save", tmp_path / "cut", *words, console=console)
     assert "Interrupted after 4 steps" in console.export_text()
-    cut = tmp_path / "cut" / "strategy_auto" / "centers_10"
+    cut = tmp_path / "cut" / whole.relative_to(tmp_path / "whole")
     assert not (cut / "final_model.pth").exists()
     with pytest.raises(UsageError, match="already holds a run"):
         train("--save", tmp_path / "cut", *words)
@@ -158,9 +160,11 @@ def test_an_interrupted_run_continues_exactly(tmp_path, monkeypatch, scheduler):
 def test_a_loss_that_is_no_number_stops_without_a_final_model(tmp_path):
     with pytest.raises(MemfitError, match="The loss is nan"):
         train(
-            "--save", tmp_path, "--lr", "1e38", "--grad_clip", "0", "--scheduler_type", "constant"
+            *("--save", tmp_path, "--lr", "1e36", "--grad_clip", "0"),
+            *("--scheduler_type", "constant", *AS_IT_IS),
         )
-    assert not (tmp_path / "strategy_auto" / "centers_10" / "final_model.pth").exists()
+    assert (tmp_path / "strategy_single_gpu" / "centers_10" / "config.json").exists()
+    assert not (tmp_path / "strategy_single_gpu" / "centers_10" / "final_model.pth").exists()
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ class BatchTrial:
             torch.manual_seed(0)
             with borrowed_to_run(self.job) as job:
                 session = open_plain_session(job, "cpu", self.layout)
+                session.facts = self.plain.facts
                 batch = real_batch(job, job.batch_size)
                 compared = partial(compared_with, session, split, batch, reference_size)
                 for keeps_casts in (False, True):

@@ -82,7 +82,7 @@ def test_a_model_that_fails_in_micro_batches_is_planned_without_them():
 
 def test_where_no_plan_fits_the_error_names_what_could_not_be_recorded():
     with pytest.raises(NoPlanFitsError, match=r"Left out: micro-batching\(4\): .* is invalid for"):
-        memfit.plan(stubborn(), budget="10KiB")
+        memfit.plan(stubborn(), budget="10KiB", forbid=["cached-gradients", "tiling"])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from tests.virtual.steps import FLOAT, HALF, LONG, on_card, sizes
 from torch import nn
 
+import memfit
 from memfit.devices.catalogue import load_device
 from memfit.errors import RecordingError
 from memfit.prediction.recording import record_steps
@@ -432,3 +433,32 @@ def test_weights_from_a_file_that_is_not_there_are_said_not_to_be_needed(tmp_pat
 def test_a_step_that_never_touches_the_card_is_refused():
     with pytest.raises(RecordingError, match="nothing was placed on the GPU"):
         one_step(lambda: nn.Linear(3, 3)(torch.zeros(2, 3)).sum().backward())
+
+
+def test_a_parameter_that_moves_stays_the_one_that_its_optimizer_holds():
+    """As for real: ``model.cuda()`` after the optimizer was made trains what was moved."""
+    seen = []
+
+    def built(*, moves_first):
+        def setup():
+            model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+            model[0].weight.is_special = True
+            model[0].weight.register_post_accumulate_grad_hook(seen.append)
+            if moves_first:
+                model.cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            model.cuda()
+            assert model[0].weight.is_special
+            assert optimizer.param_groups[0]["params"][0] is model[0].weight
+
+            def step():
+                optimizer.zero_grad()
+                model(on_card(4, 32)).sum().backward()
+                assert seen.pop().is_cuda
+                optimizer.step()
+
+            return step
+
+        return memfit.predict_step(setup, device="t4").by_category
+
+    assert built(moves_first=False) == built(moves_first=True)

@@ -33,7 +33,7 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     """
     # Truncated normals are drawn by rejection, which looks at the values drawn.
     yield patch.object(torch.nn.init, "_no_grad_trunc_normal_", _leave_as_is)
-    # Fake parameters can be neither swapped nor given other data: put new ones in their places.
+    # Fake parameters cannot be given other data: they change places with new ones.
     yield patch.object(torch.nn.Module, "_apply", _ConvertedInPlace().apply)
     # A copied storage would be real, and no fake tensor can have one.
     yield patch.object(torch.Tensor, "__deepcopy__", _deep_copy)
@@ -99,9 +99,36 @@ class _ConvertedInPlace:
             with torch.no_grad():
                 converted = fn(tensor)
             if isinstance(tensor, torch.nn.Parameter) and converted is not tensor:
-                converted = torch.nn.Parameter(converted, tensor.requires_grad)
+                converted = _same_parameter(tensor, converted, fn)
             self._converted[id(tensor)] = (tensor, converted)
         return self._converted[id(tensor)][1]
+
+
+def _same_parameter(
+    parameter: torch.nn.Parameter, data: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Give a parameter other data, as ``parameter.data = data`` does for real ones.
+
+    Whoever holds it, an optimizer for example, goes on holding the one that is trained. A new one
+    is returned where autograd holds on to it.
+    """
+    other: Any = torch.nn.Parameter(data, parameter.requires_grad)
+    gradient = parameter.grad
+    for hook in (parameter._backward_hooks or {}).values():
+        other.register_hook(hook)
+    for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+        other.register_post_accumulate_grad_hook(hook)
+    for name, value in vars(parameter).items():
+        vars(other).setdefault(name, value)
+    try:
+        torch._C._swap_tensor_impl(parameter, other)
+    except RuntimeError:
+        return cast(torch.Tensor, other)
+    parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
+    if gradient is not None:
+        with torch.no_grad():
+            parameter.grad = fn(gradient)
+    return parameter
 
 
 _deep_copy_as_torch_makes_it: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__

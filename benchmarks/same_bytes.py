@@ -36,7 +36,7 @@ for architecture, build in architectures().items():
                 row = bench._row(build(build_optimizer), architecture, optimizer, setting)
                 figures = {name: row[name] for name in ("predicted_bytes", "measured_bytes")}
             except Exception as error:
-                figures = {"fails": str(error).partition("\\n")[0]}
+                figures = {"fails": type(error).__name__}
             rows[f"{architecture}, {optimizer}, {setting}"] = figures
 json.dump(rows, open(sys.argv[1], "w"))
 """
@@ -68,7 +68,7 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
 
 
 def _commit(checkout: Path) -> str:
-    words = ["git", "-C", str(checkout), "log", "-1", "--format=%h %cs %s"]
+    words = ["git", "-C", str(checkout), "log", "-1", "--format=%h of %cs"]
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -36,18 +36,21 @@ def accuracy(figures: Figures) -> Iterator[str]:
 def same_bytes(figures: Figures) -> Iterator[str]:
     """Say whether two commits predict the same."""
     yield (
-        "Code was moved and joined between these commits, and nothing was to change: "
-        f"{figures['before']}; {figures['after']}."
+        f"Between the commits {figures['before']} and {figures['after']} code was moved and "
+        "joined, and nothing was to change."
     )
     rows = {"cpu": "CPU, predicted and measured here", "gpu": "GPUs, with both ends of intervals"}
     yield table(
         "rows | number | other bytes",
         "lrl",
         (
-            (words, figures[place]["num_rows"], ", ".join(figures[place]["differing"]) or "none")
+            (words, figures[place]["num_rows"], "; ".join(figures[place]["differing"]) or "none")
             for place, words in rows.items()
         ),
     )
+    failing = [name for name, sides in figures["cpu"]["table"].items() if "fails" in sides[0]]
+    if failing:
+        yield f"On this processor {len(failing)} rows run on neither side: {'; '.join(failing)}."
 
 
 def large_model(figures: Figures) -> Iterator[str]:

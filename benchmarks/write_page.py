@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pages import exactness, losses, planning, prediction, runs
+from pages import exactness, losses, planning, prediction, runs, scripts
 from pages.blocks import Section, between
 from planner_grid.table import section as planner_grid
 from results_file import load_result
@@ -30,6 +30,7 @@ _SECTIONS = (
     Section("Memory against time on 16 blocks", "planner_chain", planning.chain),
     Section("The planner against all it could find", "planner_grid", planner_grid),
     Section("Planning a large model, and refusing", "large_plan", planning.large_plan),
+    Section("Scripts as people write them", "scripts", scripts.scripts),
     Section("ConvE on UMLS inside a budget", "conve", prediction.conve),
     Section("One million entities", "chunked_loss", losses.chunked_loss),
     Section("Losses that couple samples", "cached_gradients", losses.cached_gradients),

@@ -60,7 +60,7 @@ def test_a_job_file_may_import_what_lies_beside_it(job_file):
     path = job_file("from its_neighbour import batch_size\n" + SOURCE.replace("=8", "=batch_size"))
     before = list(sys.path)
     assert load_job(path).batch_size == 5
-    assert sys.path == before
+    assert sys.path[: len(before)] == before  # its folder comes last, for what functions import
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,22 @@ def test_a_file_without_the_job_that_is_asked_for_is_refused(
 def test_a_file_that_is_not_python_is_refused(job_file):
     with pytest.raises(JobFileError, match="not a Python file"):
         load_job(job_file("model: 1\n", "job.yaml"))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        memfit.predict,
+        memfit.plan,
+        memfit.measure,
+        lambda job: memfit.verify(job, memfit.Plan()),
+        lambda job: memfit.start(job, memfit.Plan()),
+    ],
+    ids=["predict", "plan", "measure", "verify", "start"],
+)
+def test_what_is_no_job_is_told_what_one_is(ask):
+    with pytest.raises(JobError, match=r"memfit\.Job is needed, not a function.*predict_step"):
+        ask(lambda: None)
 
 
 # --- Fields ---

@@ -8,7 +8,6 @@ buffers that no checkpoint has. Source: transformers 5.0.0 and 5.17.0, modeling_
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,45 +17,21 @@ from torch import nn
 from .quantized import is_quantized, quantize
 from .rows import Row
 
-_READ_AHEAD = 64
-"""Weights that wait on the card, read but not yet quantized, while threads read ahead.
-
-Not in any source: the readers are as far ahead as the disk and the quantization let them be, which
-differs from run to run. Of 4, 16, 32, 48, 64, 96 and 128, two come near the allocated bytes that
-fitcheck read after loading: 64 and 128 are 1.5 and 1.4 MiB off on average, 4 is 6.8. Between those
-two the reserved bytes decided, so these are no blind test of it.
-"""
-_FIRST_SEQUENTIAL = (5, 1)
-"""Weights to be quantized were read ahead by four threads in 5.0.0 and one by one in 5.17.0; the
-version between them that changed it was not looked up."""
 _KEPT_FREE_BYTES = 1_288_490_188  # 1.2 GiB, which the first block leaves free
 _PACKED_BYTES_PER_VALUE = 0.5
 
 
 def load_on_card(model: Any, row: Row, dtype: torch.dtype, device: str) -> None:
-    """Give a model built on the meta device its weights on the card.
+    """Give a model built on the meta device its weights on the card, one after the other.
 
-    Peaks of the loading itself differ by a few weights between runs where threads read ahead.
+    Where threads read ahead, ``read_ahead`` puts the recorded events into another order.
     """
     names = _checkpoint_names(model)
     _warm_up(model, names, dtype, device, row.device_total_bytes)
-    num_ahead = _READ_AHEAD if _reads_ahead(row) else 1
-    waiting: deque[tuple[str, torch.Tensor]] = deque()
     for name in names:
-        waiting.append((name, _loaded(model, name, dtype, device)))
-        if len(waiting) >= num_ahead:
-            _assign(model, *waiting.popleft())
-    while waiting:
-        _assign(model, *waiting.popleft())
+        _assign(model, name, _loaded(model, name, dtype, device))
     _place_buffers(model, device)
     model.tie_weights()
-
-
-def _reads_ahead(row: Row) -> bool:
-    """Return whether the row's transformers read weights ahead while it quantized others."""
-    version = row.library_versions.get("transformers", "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    return bool(numbers) and numbers < _FIRST_SEQUENTIAL
 
 
 def _checkpoint_names(model: Any) -> list[str]:

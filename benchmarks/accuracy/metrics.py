@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memfit.figures import Interval
-from memfit.prediction.process_memory import PeakRange
+from memfit.prediction.peak_range import PeakRange
 
 from .rows import Row
 from .scoring import Predicted

@@ -12,6 +12,8 @@ from typing import Any
 
 from memfit.errors import DataError
 
+from .errata import corrected
+
 PRECISIONS = ("fp32", "fp16", "bf16", "amp")
 LIBRARIES = ("torchvision", "transformers", "timm", "custom")
 OUTCOMES = ("ok", "oom")
@@ -144,6 +146,7 @@ def parse_row(value: object) -> Row:
     """
     if not isinstance(value, dict):
         raise RowError(f"found {type(value).__name__}; a row is a JSON object")
+    value = corrected(value)
     missing = [name for name in _NEEDED if value.get(name) is None]
     if missing:
         raise RowError(f"a row needs {', '.join(missing)}; add what is missing")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from memfit.allocator.settings import AllocatorSettings
-from memfit.prediction.process_memory import PeakRange, replayed_peaks, smallest_reserved_bytes
-from memfit.prediction.recording import record_steps
+from memfit.prediction.peak_range import PeakRange
+from memfit.prediction.process_memory import replayed_peaks, smallest_reserved_bytes
+from memfit.prediction.recording import StepRecording, record_steps
 
 from .cards import card_of_row
 from .protocols import Step
+from .read_ahead import likely_order, other_orders, reads_ahead
 from .rebuild import Rebuilt, rebuild
 from .rows import Row
 
@@ -65,7 +67,12 @@ def predict_row(row: Row) -> Predicted:
         num_steps=rebuilt.num_steps,
         torch_version=torch_version_of(row),
     )
-    allocated, reserved = replayed_peaks(recording, settings, from_step=rebuilt.measured_from_step)
+    orders = _orders_of_loading(row, recording)
+    recording = orders[0]
+    peaks = [
+        replayed_peaks(each, settings, from_step=rebuilt.measured_from_step) for each in orders
+    ]
+    allocated, reserved = (_over_all(ranges) for ranges in zip(*peaks, strict=True))
     smallest = None
     if has_limit(row):
         smallest = min(smallest_reserved_bytes(recording, settings), reserved.likely_bytes)
@@ -78,6 +85,24 @@ def predict_row(row: Row) -> Predicted:
         card_bytes=row.device_total_bytes or device.memory_bytes,
         seconds=time.perf_counter() - started,
         notes=rebuilt.notes,
+    )
+
+
+def _orders_of_loading(row: Row, recording: StepRecording) -> list[StepRecording]:
+    """Return a row's recording as its weights were likely loaded, then as they may have been."""
+    if not reads_ahead(row):
+        return [recording]
+    history = recording.history
+    orders = [likely_order(history), *other_orders(history)]
+    return [replace(recording, history=each) for each in orders]
+
+
+def _over_all(ranges: Sequence[PeakRange]) -> PeakRange:
+    """Widen the first range to what lies in any."""
+    return replace(
+        ranges[0],
+        low_bytes=min(each.low_bytes for each in ranges),
+        high_bytes=max(each.high_bytes for each in ranges),
     )
 
 

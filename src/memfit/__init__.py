@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from memfit.runtime.guard.guard import GuardSettings as GuardSettings
     from memfit.runtime.run import Run as Run
     from memfit.runtime.start import start as start
+    from memfit.script.drawn_batches import DrawnBatches as DrawnBatches
+    from memfit.snapshots.replaying import replay as replay
     from memfit.strategies.plan import Plan as Plan
     from memfit.verification.verify import verify as verify
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "__version__": "memfit._version",
     "Attached": "memfit.runtime.attach",
+    "DrawnBatches": "memfit.script.drawn_batches",
     "EnforcedBudget": "memfit.observe.enforced_budget",
     "GuardSettings": "memfit.runtime.guard.guard",
     "Job": "memfit.job",
@@ -51,12 +54,14 @@ _HOMES = {
     "plan": "memfit.planner",
     "predict": "memfit.prediction.predict",
     "predict_step": "memfit.prediction.predict",
+    "replay": "memfit.snapshots.replaying",
     "start": "memfit.runtime.start",
     "verify": "memfit.verification.verify",
 }
 
 __all__ = [
     "Attached",
+    "DrawnBatches",
     "EnforcedBudget",
     "GuardSettings",
     "Job",
@@ -75,6 +80,7 @@ __all__ = [
     "plan",
     "predict",
     "predict_step",
+    "replay",
     "start",
     "verify",
 ]

@@ -5,6 +5,7 @@ MemfitError
 ├── JobError                    what the user brought cannot be used
 │   ├── JobFileError            FILE.py is missing or fails while it is imported
 │   ├── JobNameError            FILE.py has no such job
+│   ├── JobNeededError          FILE.py:name gives no job, where a function for a step is not enough
 │   ├── StepBuilderError        FILE.py:name is a function that builds no step
 │   ├── JobFunctionError        model, batch, loss or optimizer fails or has the wrong signature
 │   ├── LossNotScalarError      the loss is no scalar
@@ -17,6 +18,7 @@ MemfitError
 ├── NoSmallerPlanError          nothing smaller to go on with keeps the results; the guard says so
 ├── PlanFileError               a plan file that cannot be read
 ├── RecordingError              the step cannot be recorded virtually
+│   └── OpaqueTensorError       a tensor subclass does not say what it is made of
 ├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
 ├── UpdateCutError              memory ran out in an update that cannot be undone (exit code 4)
 ├── NotSeparableError           gradients of a batch depend on how it is cut (exit code 6)
@@ -76,9 +78,25 @@ class JobNameError(JobError):
     """Say which job name was not found, and which there are."""
 
     def __init__(self, path: str, name: str, found: Sequence[str]) -> None:
-        there = f"The jobs there: {', '.join(found)}" if found else "It holds no memfit.Job at all"
+        there = "It holds no memfit.Job at all; `memfit job FILE.py` writes one from a script"
+        if found:
+            there = f"The jobs there: {', '.join(found)}"
         wrong = f"has no memfit.Job named {name!r}" if name else "does not say which job is meant"
         super().__init__(f"{path} {wrong}. {there}. Name one as FILE.py:name.")
+
+
+class JobNeededError(JobError):
+    """Say that a function gives no job, what a job has that a step has not, and what writes one."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        file = name.partition(":")[0]
+        super().__init__(
+            f"{name} {reason}, and a memfit.Job is needed, or a function that gives one: to run a "
+            "step in other ways, or with other batch sizes, memfit must have its parts. A Job has "
+            "model, batch, loss and optimizer, as functions, and batch_size, the effective batch "
+            f"that every plan keeps. `memfit job {file}` writes one from a script. "
+            f"`memfit predict {name}` takes a function that builds a step as it is."
+        )
 
 
 class StepBuilderError(JobError):
@@ -214,6 +232,20 @@ class RecordingError(MemfitError):
         self.what = what
         self.remedy = remedy
         super().__init__(f"The step cannot be recorded: {what}. {remedy}")
+
+
+class OpaqueTensorError(RecordingError):
+    """Name the tensor subclass whose memory cannot be counted, and what it lacks."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = f"{kind.__module__}.{kind.__qualname__}"
+        super().__init__(
+            f"the tensor subclass {self.kind} is a wrapper that does not say which tensors it is "
+            "made of, so their bytes cannot be counted",
+            "Give it __tensor_flatten__ and __tensor_unflatten__ (torch.utils._python_dispatch."
+            "TraceableWrapperSubclass describes them), or use `memfit measure` on the machine "
+            "itself, which reads the allocator.",
+        )
 
 
 class NoPlanFitsError(MemfitError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
@@ -126,6 +126,9 @@ class Prediction:
     record_seconds: float = 0.0
     notes: Sequence[str] = ()
     """What the job's owner may not have meant, a sentence each."""
+    modules_in_evaluation: Sequence[str] = ()
+    """The outermost modules that the step calls in evaluation mode; dropout and batch
+    normalisation then act otherwise than in training."""
     timeline: Timeline | None = field(default=None, repr=False)
 
     def bounded_bytes(self, budget_of: str | None = None) -> int:
@@ -136,6 +139,28 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON values, without the timeline."""
         return without_timeline(asdict(self))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` gives; names that this version does not know are left out.
+
+        Raises:
+            KeyError, TypeError, ValueError: if something is missing or malformed.
+        """
+        known = {each.name for each in fields(cls)} - {"timeline"}
+        values = {name: value for name, value in content.items() if name in known}
+        for name in ("strategies", "notes", "modules_in_evaluation"):
+            values[name] = tuple(values.get(name) or ())
+        values["certainty"] = Certainty(values["certainty"])
+        values["terms"] = tuple(
+            Term(**{**term, "certainty": Certainty(term["certainty"])})
+            for term in values.get("terms") or ()
+        )
+        values["largest"] = tuple(Holder(**holder) for holder in values.get("largest") or ())
+        values["intervals"] = {
+            name: Interval(**interval) for name, interval in (values.get("intervals") or {}).items()
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +178,10 @@ class Measurement:
     strategies: Sequence[str]
     numerics: str
     predicted_peak_bytes: int | None = None
+    notes: Sequence[str] = ()
+    """What the job's owner may not have meant, a sentence each."""
+    modules_in_evaluation: Sequence[str] = ()
+    """The outermost modules that the step called in evaluation mode."""
     timeline: Timeline | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:

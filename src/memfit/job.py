@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import JobError, JobFileError, JobNameError, MemfitError, StepBuilderError
+from memfit.errors import (
+    JobError,
+    JobFileError,
+    JobNameError,
+    JobNeededError,
+    MemfitError,
+    StepBuilderError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +56,16 @@ class Job:
     """Build a batch: ``(batch_size) -> pytree of tensors``, the largest that training will see."""
     loss: Callable[[torch.nn.Module, Any], torch.Tensor | Total]
     """Compute the loss: ``(model, batch) -> mean over the batch``, or ``Total(sum, count)``."""
-    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
-    """Build the optimizer: ``(parameters) -> torch.optim.Optimizer``."""
+    optimizer: (
+        Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+        | Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+    )
+    """Build the optimizer: ``(parameters) -> torch.optim.Optimizer``.
+
+    A function whose first argument is called ``named_parameters`` is given pairs of name and
+    parameter, as ``model.named_parameters()`` yields them: for groups that are chosen by name. They
+    may be handed on to optimizers of ``torch.optim`` as they are.
+    """
     batch_size: int
     """The effective batch size, which every plan keeps."""
     clip_grad_norm: float | None = None
@@ -73,17 +88,41 @@ class Job:
         _check_arity("optimizer", self.optimizer, 1)
 
 
+NAMED_PARAMETERS = "named_parameters"
+"""What the first argument of an optimizer function is called if it wants names."""
 _SIGNATURES = {
     "model": "() -> nn.Module",
     "batch": "(batch_size) -> pytree of tensors",
     "loss": "(model, batch) -> scalar or memfit.Total(sum, count)",
-    "optimizer": "(parameters) -> torch.optim.Optimizer",
+    "optimizer": "(parameters) or (named_parameters) -> torch.optim.Optimizer",
 }
 
 
 def expected_signature(function: str) -> str:
     """Return the signature that a job's function should have, for messages."""
     return _SIGNATURES[function]
+
+
+def build_optimizer(
+    job: Job, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
+) -> torch.optim.Optimizer:
+    """Call a job's optimizer function, with names if its first argument asks for them by its own.
+
+    Nobody else calls that function, so that names reach it wherever an optimizer is made.
+    """
+    named = list(named_parameters)
+    function: Callable[[Any], torch.optim.Optimizer] = job.optimizer
+    wants_names = _first_argument(function) == NAMED_PARAMETERS
+    return function(named if wants_names else [parameter for _, parameter in named])
+
+
+def _first_argument(function: Callable[..., object]) -> str:
+    """Name the first argument of a function; empty where that is not known."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ""  # some builtins have no signature
+    return next(iter(parameters), "")
 
 
 def _check_arity(function: str, value: Callable[..., Any], num_arguments: int) -> None:
@@ -108,13 +147,32 @@ def load_job(reference: str) -> Job:
     Raises:
         JobFileError: if the file is missing or fails while it is imported.
         JobNameError: if the file has no such job.
+        JobNeededError: if the name is a function that gives something else, or fails.
     """
     path_text, name, jobs, found = _find(reference)
     if callable(found) and not isinstance(found, (Job, type)):
-        found = found()
+        return _given_job(reference, Path(path_text), found)
     if not isinstance(found, Job):
         raise JobNameError(path_text, name, sorted(jobs))
     return found
+
+
+def _given_job(reference: str, path: Path, function: Callable[..., object]) -> Job:
+    """Call a function that may give a Job, and say what it gives if that is something else."""
+    if needed := _needed_arguments(function):
+        raise JobNeededError(reference, f"needs {needed}")
+    try:
+        given = function()
+    except MemfitError:
+        raise
+    except Exception as error:
+        line = _line_in(error, path)
+        reason = f"was called, and raised {type(error).__name__}: {error}{line}"
+        raise JobNeededError(reference, reason) from error
+    if isinstance(given, Job):
+        return given
+    kind = "function, as one that runs a step would be" if callable(given) else type(given).__name__
+    raise JobNeededError(reference, f"gives a {kind}")
 
 
 class BuildsJobError(MemfitError):
@@ -122,6 +180,30 @@ class BuildsJobError(MemfitError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} gives a memfit.Job, not a step. Load it with load_job.")
+
+
+class BuildsTrainerError(MemfitError):
+    """Tell that a name stands for a framework's trainer; it is recorded as scripts are."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is a framework's trainer, not a memfit.Job. `memfit predict {name}` predicts "
+            "it as it is."
+        )
+
+
+_TRAINERS = ("transformers.trainer", "lightning.pytorch.trainer", "pytorch_lightning.trainer")
+
+
+def is_trainer(value: object) -> bool:
+    """Return whether a value is a Trainer of transformers, or a tuple that begins with Lightning's.
+
+    A name is enough: neither framework is imported to find out.
+    """
+    first = value[0] if isinstance(value, tuple) and value else value
+    return any(kind.__module__.startswith(_TRAINERS) for kind in type(first).__mro__) and (
+        hasattr(first, "train") or hasattr(first, "fit")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +220,13 @@ class StepBuilder:
         Raises:
             StepBuilderError: if it gives no function, or one that needs arguments.
             BuildsJobError: if it gives a Job.
+            BuildsTrainerError: if it gives a framework's trainer.
         """
         step = self.function()
         if isinstance(step, Job):
             raise BuildsJobError(self.name)
+        if is_trainer(step):
+            raise BuildsTrainerError(self.name)
         if not callable(step):
             reason = f"it returned a {type(step).__name__}, not a function that does one step"
             raise StepBuilderError(self.name, reason)
@@ -159,12 +244,15 @@ def load_target(reference: str) -> Job | StepBuilder:
         JobFileError: if the file is missing or fails while it is imported.
         JobNameError: if the file has nothing of that name.
         StepBuilderError: if what bears the name can be neither.
+        BuildsTrainerError: if it is a framework's trainer.
     """
     path_text, name, jobs, found = _find(reference)
     if isinstance(found, Job):
         return found
     if found is None:
         raise JobNameError(path_text, name, sorted(jobs))
+    if is_trainer(found):
+        raise BuildsTrainerError(reference)
     if isinstance(found, type) or not callable(found):
         kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
         raise StepBuilderError(reference, f"it is {kind}")
@@ -211,7 +299,8 @@ def _import_file(path: Path) -> Any:
         raise JobFileError(str(path), "it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except JobError:
@@ -220,7 +309,10 @@ def _import_file(path: Path) -> Any:
         line = _line_in(error, path)
         raise JobFileError(str(path), f"{type(error).__name__}: {error}{line}") from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        # Last from now on: functions of the file import its neighbours when they are called.
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
     return module
 
 
@@ -231,7 +323,7 @@ def _line_in(error: BaseException, path: Path) -> str:
     line = None
     traceback = error.__traceback__
     while traceback is not None:
-        if Path(traceback.tb_frame.f_code.co_filename) == path:
+        if Path(traceback.tb_frame.f_code.co_filename).resolve() == path.resolve():
             line = traceback.tb_lineno
         traceback = traceback.tb_next
     return "" if line is None else f" (line {line})"

@@ -83,7 +83,8 @@ def plan_memory(
             allow=list(settings.allow),
             require=list(settings.require),
         )
-    planned = plan.prediction
+    # What a file says was predicted for other settings, perhaps.
+    planned = plan.prediction if settings.plan_file is None else None
     if planned is None:
         planned = memfit.predict(job, device=device, plan=plan)
         plan = plan.with_prediction(planned)

@@ -10,7 +10,7 @@ from typing import Any
 
 from memfit.errors import UsageError
 from memfit.files import write_atomically
-from memfit.journal.folder import JOURNAL_NAMES
+from memfit.journal.folder import JOURNAL_NAMES, clear_journal
 from memfit.reports.training import METRICS_NAME, TRAINING_NAME
 
 _OUTPUTS = (
@@ -33,13 +33,13 @@ class RunFiles:
     folder_flag: str = "--output-dir"
     resume_flag: str = "--resume-from-checkpoint auto"
 
-    def begin(self, *, overwrite: bool) -> None:
-        """Make the folder ready for a new run.
+    def begin(self, *, overwrite: bool, num_ranks: int = 1) -> None:
+        """Make the folder ready for a new run, of so many ranks.
 
         Raises:
             UsageError: if another run lies there that is not to be replaced.
         """
-        fixed = [self.root / name for name in (*_OUTPUTS, *self.own)]
+        fixed = [self.root / name for name in (*_OUTPUTS, *self.own, *JOURNAL_NAMES)]
         earlier = [*sorted(self.checkpoints.glob("checkpoint_*.pt")), *fixed]
         earlier = [path for path in earlier if path.exists()]
         if earlier and not overwrite:
@@ -51,8 +51,7 @@ class RunFiles:
             raise UsageError(msg)
         for path in earlier:
             path.unlink()
-        for name in JOURNAL_NAMES:
-            (self.root / name).unlink(missing_ok=True)
+        clear_journal(self.root, num_ranks=num_ranks)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def resume(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import memfit
 from memfit.errors import MissingExtraError
+from memfit.journal.folder import CONTINUE, OVERWRITE
 from memfit.journal.sentences import event_sentence
 from memfit.reports.run_contents import read_report
 from memfit.reports.run_page import write_run_page
@@ -37,7 +38,12 @@ def train(system: System) -> dict[str, Any]:
         _begin_folder(system, is_new=checkpoint is None)
     planned = system.planned_memory
     system.run = memfit.start(
-        system.job, planned.plan, device=planned.run_device, folder=system.folder.root
+        system.job,
+        planned.plan,
+        device=planned.run_device,
+        folder=system.folder.root,
+        # The first rank has made its folder ready; the others have to do so themselves.
+        earlier_run=CONTINUE if system.ranks.is_first or checkpoint else OVERWRITE,
     )
     system.run.listen(lambda event: _say(system, event_sentence(event)))
     with system.run:
@@ -54,7 +60,7 @@ def _begin_folder(system: System, *, is_new: bool) -> None:
     """Make the folder ready, and write what is known before the first step."""
     folder = system.folder
     if is_new:
-        folder.begin(overwrite=system.settings.overwrite)
+        folder.begin(overwrite=system.settings.overwrite, num_ranks=system.ranks.num_ranks)
     else:
         folder.resume()
     folder.write_json("config.json", system.config())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from accuracy import cards, metrics, packages, peer_file, report, results, rows, scoring, table
 
-from memfit.prediction.process_memory import PeakRange
+from memfit.prediction.peak_range import PeakRange
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "score_accuracy.py"

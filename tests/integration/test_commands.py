@@ -41,6 +41,23 @@ def optimizer(parameters):
 
 
 job = Job(model=model, batch=batch, loss=loss, optimizer=optimizer, batch_size=4)
+
+
+def build():
+    trained = model()
+    return lambda: loss(trained, batch(4)).backward()
+
+
+def step():
+    loss(model(), batch(4)).backward()
+
+
+def broken():
+    raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+def train(learning_rate):
+    return job
 """
 STABLE = {
     "peak_allocated_bytes": int,
@@ -185,6 +202,27 @@ def test_the_program_predicts_and_measures_without_a_word_on_standard_error(job)
 
 
 # --- What is refused ---
+
+NO_JOB = {
+    "build": "my_job.py:build gives a function, as one that runs a step would be",
+    "step": "my_job.py:step gives a NoneType",
+    "broken": "raised AssertionError: Torch not compiled with CUDA enabled (line 44)",
+    "train": "my_job.py:train needs an argument (learning_rate)",
+}
+
+
+@pytest.mark.parametrize("command", ["plan", "measure", "verify"])
+@pytest.mark.parametrize("name", NO_JOB)
+def test_what_gives_no_job_is_told_what_a_job_has_and_what_writes_one(
+    refuse, job, tmp_path, monkeypatch, command, name
+):
+    monkeypatch.chdir(tmp_path)
+    line = refuse(command, f"my_job.py:{name}")
+    assert NO_JOB[name] in line
+    assert "model, batch, loss and optimizer, as functions, and batch_size" in line
+    assert "`memfit job my_job.py` writes one" in line
+    assert f"`memfit predict my_job.py:{name}`" in line
+
 
 BATCH_NORM_PLAN = "memfit_plan: 1\nstrategies: [{name: batchnorm-replay, micro_batch_size: 2}]\n"
 REFUSED = [

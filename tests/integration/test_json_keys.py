@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.snapshots.recorded_programs import steady_training
 from tests.zoo.job_files import LINEAR_JOB
 
 from memfit.cli.main import COMMANDS, main
 
 KEYS_FILE = Path(__file__).parent / "json_keys.json"
-OPEN = {"by_category", "by_module", "intervals", "facts"}
+OPEN = {"by_category", "by_doing", "by_module", "intervals", "facts"}
 """Mappings whose names are data."""
 MIXTURE = (
     *("train", "wpo-sgm", "--data", "8gaussians", "--train_kernel_size", "4", "--niters", "2"),
@@ -23,6 +24,36 @@ CONVE = (
     *("train", "conve", "--dataset", "nations", "--epochs", "1", "--no-gpu"),
     *("--embedding-height", "4", "--embedding-width", "6", "--output-channels", "2"),
 )
+TRAINS = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    rows = torch.randn(8, 4)
+    loss = model(rows).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+
+
+SCRIPT = """
+import os
+import torch
+model = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    loss = model(torch.randn(2, 8, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+    try:
+        os.system("true")
+    except OSError:
+        pass
+"""
 
 
 def keys_of(value: object, place: str = "") -> dict[str, set[str]]:
@@ -43,15 +74,22 @@ def words_of(command: str, folder: Path) -> list[str]:
     (folder / "plan.yaml").write_text(
         "memfit_plan: 1\nstrategies:\n- name: optimizer-implementation\n  implementation: fused\n"
     )
+    (folder / "snapshot.json").write_text(json.dumps(steady_training(num_steps=1).snapshot()))
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "plain.py").write_text(TRAINS)
     script = [sys.executable, "-c", "print(1)"]
     return {
         "predict": ["predict", job],
+        "predict of a script": ["predict", str(folder / "train.py"), "--device", "t4"],
         "plan": ["plan", job],
         "measure": ["measure", job],
+        "job": ["job", str(folder / "plain.py"), "--output", str(folder / "job_plain.py")],
         "verify": ["verify", job, "--plan", str(folder / "plan.yaml")],
         "run": ["run", "--folder", str(folder / "run"), "--json", "--", *script],
         "train wpo-sgm": [*MIXTURE, "--save", str(folder / "train")],
         "train conve": [*CONVE, "--output-dir", str(folder / "train")],
+        "replay": ["replay", str(folder / "snapshot.json")],
+        "replay of a run": ["replay", str(folder / "run")],
         "report": ["report", str(folder / "run"), "--no-page"],
         "devices": ["devices", "t4"],
         "doctor": ["doctor"],
@@ -60,7 +98,7 @@ def words_of(command: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", sorted(json.loads(KEYS_FILE.read_text())))
 def test_the_names_in_json_are_those_that_are_listed(command, tmp_path, capfd):
-    if command == "report":
+    if command in {"report", "replay of a run"}:
         main(words_of("run", tmp_path))
         capfd.readouterr()
     words = words_of(command, tmp_path)

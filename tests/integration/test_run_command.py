@@ -165,7 +165,7 @@ def test_watching_every_step_from_hook_to_hook_does_no_harm(tmp_path):
         """
         import memfit.observe.peaks as peaks
         peaks.CpuPeaks.is_due = lambda *_: True
-        peaks.living_bytes = lambda: 0  # which takes long
+        peaks.note_living_blocks = lambda: None  # which takes long
         with torch.profiler.record_function("all of it"):
             train(300, nn.Linear(64, 64))
         """,
@@ -226,8 +226,25 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
     before = (tmp_path / "run" / "reason.json").read_text()
     done = run(tmp_path, "false")
     assert done.returncode == 2
-    assert "holds a run already" in done.stderr
+    assert "run holds a run already (run.json). Give another --folder, or" in done.stderr
+    assert "replace it with --overwrite." in done.stderr
     assert (tmp_path / "run" / "reason.json").read_text() == before
+
+
+def test_a_folder_that_holds_a_run_is_begun_anew_when_that_is_asked_for(tmp_path):
+    done, journal = run_script(tmp_path, "train(5, nn.Linear(64, 64))")
+    stale = tmp_path / "run" / "rank-3"
+    stale.mkdir()
+    (stale / "steps.jsonl").write_text("{}\n")
+    own = [tmp_path / "run" / name for name in ("model.pt", "plan.yaml")]
+    for path in own:
+        path.touch()
+    assert len(journal.steps) == 5
+    done, journal = run_script(tmp_path, "train(2, nn.Linear(64, 64))", options=("--overwrite",))
+    assert done.returncode == 0, done.stderr
+    assert [step.step for step in journal.steps] == [1, 2]
+    assert read_ranks(tmp_path / "run").keys() == {0}
+    assert all(path.exists() for path in own), "what is not of the journal stays"
 
 
 # --- Memory that runs out ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.zoo.run_records import Noting
 
 import memfit
 from memfit import GuardSettings, Plan
-from memfit.errors import MemfitWarning, OutOfMemoryAfterAllError
-from memfit.journal.folder import WATCH_FOLDER_VARIABLE, read_journal
+from memfit.errors import MemfitWarning, OutOfMemoryAfterAllError, UsageError
+from memfit.journal.folder import WATCH_FOLDER_VARIABLE, JournalWriter, read_journal
 from memfit.journal.records import DriftEvent, OutOfMemoryEvent, Reason
 from memfit.journal.timeline import read_timeline
 from memfit.observe.starting import observe_loop
@@ -91,6 +92,70 @@ def test_a_run_that_cannot_go_on_says_so_and_one_that_goes_on_is_not_over(tmp_pa
         ends.append(read_journal(folder).ending)
     assert [end.reason for end in ends if end] == [Reason.OUT_OF_MEMORY, Reason.DONE]
     assert [end.exit_code for end in ends if end] == [4, 0]
+
+
+def test_a_plan_from_a_file_brings_its_prediction_and_budget_into_the_journal(tmp_path, ask):
+    path, job = tmp_path / "plan.yaml", build_job(batch_norm=False)
+    plan = memfit.plan(job, budget="1MiB", require=["micro-batching"])
+    plan.save(path)
+    with memfit.start(job, Plan.load(path), folder=tmp_path / "run") as run:
+        results = [run.step(job.batch(BATCH_SIZE)) for _ in range(3)]
+    predicted = plan.prediction.peak_allocated_bytes
+    assert {each.predicted_peak_bytes for each in results} == {predicted}
+    journal = read_journal(tmp_path / "run")
+    assert journal.facts.budget_bytes == 2**20
+    assert journal.steps[2].peak_allocated_bytes == pytest.approx(predicted, rel=0.01)
+    shown = ask("report", str(tmp_path / "run"), "--no-page")
+    assert (shown["budget_bytes"], shown["predicted_peak_bytes"]) == (2**20, predicted)
+
+
+def test_a_prediction_for_another_batch_is_not_held_against_the_run(tmp_path):
+    path, job = tmp_path / "plan.yaml", build_job(batch_norm=False)
+    memfit.plan(job, budget="1MiB").save(path)
+    with memfit.start(replace(job, batch_size=2 * BATCH_SIZE), Plan.load(path)) as run:
+        assert run.step(job.batch(2 * BATCH_SIZE)).predicted_peak_bytes is None
+
+
+def test_a_second_run_into_a_folder_is_refused_replaced_or_continues_it(tmp_path):
+    job, folder = build_job(batch_norm=False), tmp_path / "run"
+
+    def run_steps(num_steps, state=None, **options):
+        with memfit.start(job, folder=folder, **options) as run:
+            if state is not None:
+                run.load_state_dict(state)
+            for _ in range(num_steps):
+                run.step(job.batch(BATCH_SIZE))
+            return run.state_dict()
+
+    def numbers():
+        return [step.step for step in read_journal(folder).steps]
+
+    state = run_steps(3)
+    writer = JournalWriter(folder)
+    writer.event(LEAK)
+    writer.close()
+    assert len(read_journal(folder).events) == 1
+    with pytest.raises(UsageError, match=r"run holds a run already \(run\.json\)") as caught:
+        run_steps(2)
+    assert "earlier_run='overwrite'" in str(caught.value)
+    assert "earlier_run='continue'" in str(caught.value)
+    assert numbers() == [1, 2, 3]
+    run_steps(2, state, earlier_run="continue")
+    assert numbers() == [1, 2, 3, 4, 5]
+    run_steps(1, earlier_run="overwrite")
+    assert numbers() == [1]
+    assert read_journal(folder).events == ()
+    with pytest.raises(UsageError, match="must be one of 'refuse', 'overwrite', 'continue'"):
+        run_steps(1, earlier_run="append")
+
+
+def test_a_loop_that_is_observed_refuses_such_a_folder_too(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (tmp_path / "steps.jsonl").touch()
+    with pytest.raises(UsageError, match="holds a run already"):
+        observe_loop(model, optimizer, folder=tmp_path)
+    observe_loop(model, optimizer, folder=tmp_path, earlier_run="overwrite").close()
 
 
 def test_a_script_that_closes_nothing_ends_its_journal_all_the_same(tmp_path: Path) -> None:

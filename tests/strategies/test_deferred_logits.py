@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from memfit.errors import StrategyError
 from memfit.strategies.linear_cross_entropy.deferred_logits import DeferredLogits, deferred_logits
 from memfit.strategies.linear_cross_entropy.noted_logits import NotedHead, noted_heads
+from memfit.trace.subclasses import parts_of
 
 CLASSES, FEATURES, ROWS = 1100, 6, 10
 EVEN = torch.arange(ROWS) % 2 == 0
@@ -284,6 +285,14 @@ def test_deferred_logits_answer_questions_without_being_made():
     assert (logits.requires_grad, logits.is_leaf) == (True, False)
     assert logits.grad_fn is not None
     assert {logits: 1}[logits] == 1
+    assert not logits._member.family.is_real
+
+
+def test_deferred_logits_take_no_memory_and_say_so():
+    model, hidden = nn.Linear(FEATURES, CLASSES), torch.randn(ROWS, FEATURES)
+    with deferred_logits(4):
+        logits = model(hidden)
+    assert [*parts_of(logits)] == []
     assert not logits._member.family.is_real
 
 

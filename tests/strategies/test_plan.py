@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,22 @@ def facts() -> JobFacts:
     )
 
 
+PREDICTION = {
+    "device": "cpu",
+    "batch_size": 4,
+    "step_seconds": 0.1,
+    "strategies": [],
+    "peak_allocated_bytes": 5,
+    "peak_reserved_bytes": 5,
+    "process_bytes": 9,
+    "first_step_peak_bytes": 5,
+    "by_category": {},
+    "by_module": {},
+    "numerics": "exact",
+    "certainty": "exact",
+}
+
+
 def test_the_plan_that_does_nothing_can_be_saved_too(tmp_path):
     Plan().save(tmp_path / "plan.yaml")
     assert Plan.load(str(tmp_path / "plan.yaml")) == Plan()
@@ -58,7 +75,28 @@ def test_a_plan_with_its_prediction_is_plain_yaml(tmp_path, regression_job):
     assert "timeline" not in content["prediction"]
     loaded = Plan.load(tmp_path / "plan.yaml")
     assert loaded.strategies == plan.strategies
-    assert loaded.prediction is None, "what was predicted elsewhere says nothing about this machine"
+    before, after = (json.dumps(each.prediction.to_json()) for each in (plan, loaded))
+    assert after == before
+    assert loaded.prediction.largest[0] == plan.prediction.largest[0]
+
+
+def test_a_prediction_is_kept_for_its_own_strategies_alone(tmp_path, regression_job):
+    path = tmp_path / "plan.yaml"
+    memfit.plan(regression_job, budget="1MiB", require=["bf16"]).save(path)
+    assert Plan.load(path).prediction is not None
+    text = path.read_text()
+    path.write_text(text.replace("- name: bf16\n", "- name: fp16\n", 1))
+    assert "fp16" in Plan.load(path).labels()
+    assert Plan.load(path).prediction is None
+
+
+def test_a_prediction_of_another_version_is_read_and_a_broken_one_is_refused(tmp_path):
+    content = {"memfit_plan": 1, "prediction": {**PREDICTION, "from_the_future": 3}}
+    assert Plan.from_json(content).prediction.peak_allocated_bytes == 5
+    with pytest.raises(PlanFileError, match=r"the plan: its prediction is malformed \(KeyError"):
+        Plan.from_json({"memfit_plan": 1, "prediction": {"peak_allocated_bytes": 5}})
+    with pytest.raises(PlanFileError, match="prediction is malformed"):
+        Plan.from_json({"memfit_plan": 1, "prediction": "none"})
 
 
 def test_the_file_begins_with_what_it_is_and_lists_settings_in_order(tmp_path):

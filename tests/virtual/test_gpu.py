@@ -19,6 +19,7 @@ from memfit.prediction.recording import record_steps
 from memfit.virtual.tensors import ValuesNeededError
 
 NUM = 300
+BLOCK = 512  # what a small tensor takes of the card
 NUM_BYTES = NUM * FLOAT
 
 
@@ -462,3 +463,71 @@ def test_a_parameter_that_moves_stays_the_one_that_its_optimizer_holds():
         return memfit.predict_step(setup, device="t4").by_category
 
     assert built(moves_first=False) == built(moves_first=True)
+
+
+def test_hooks_of_a_frozen_parameter_move_with_it():
+    """A hook is registered first, then the layer is frozen, and later trained again."""
+
+    def setup():
+        seen = []
+        layer = nn.Linear(4, 4)
+        layer.weight.register_hook(lambda gradient: seen.append(gradient.device.type))
+        layer.weight.register_post_accumulate_grad_hook(seen.append)
+        layer.weight.requires_grad_(False)
+        layer.cuda()
+        assert layer.weight.is_cuda
+        assert not layer.weight.requires_grad
+        layer.weight.requires_grad_(True)
+
+        def step():
+            layer(on_card(2, 4)).sum().backward()
+            assert seen == ["cuda", layer.weight]
+            seen.clear()
+
+        return step
+
+    memfit.predict_step(setup, device="t4")
+
+
+def moved_after_a_forward(*, optimizer_is_made_first, hold=lambda _parameter: None):
+    """Make a setup whose weights move while an old loss, and more, holds on to them."""
+
+    def setup():
+        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+        early = torch.optim.AdamW(model.parameters()) if optimizer_is_made_first else None
+        held = model(torch.zeros(2, 32)).sum(), hold(model[1].weight)
+        model.cuda()
+        optimizer = early or torch.optim.AdamW(model.parameters())
+
+        def step():
+            model(on_card(4, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return held
+
+        return step
+
+    return setup
+
+
+def test_a_parameter_that_cannot_move_beside_its_optimizer_is_refused_by_name():
+    """A new parameter would be moved, and the optimizer would train the old one on the host."""
+    setup = moved_after_a_forward(optimizer_is_made_first=True, hold=torch._C._WeakTensorRef)
+    with pytest.raises(RecordingError, match=r"AdamW holds Linear\.weight .* \(32, 32\)") as caught:
+        memfit.predict_step(setup, device="t4")
+    assert "Make the optimizer after the model has moved" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        {"optimizer_is_made_first": False},
+        {"optimizer_is_made_first": False, "hold": torch._C._WeakTensorRef},
+        {"optimizer_is_made_first": True},
+    ],
+    ids=["nobody trains it", "torch refers to it", "autograd holds on to it"],
+)
+def test_a_parameter_that_is_held_moves_and_is_trained_where_it_is(early):
+    found = memfit.predict_step(moved_after_a_forward(**early), device="t4").by_category
+    num_bytes = 2 * (32 * 32 * FLOAT + BLOCK)
+    assert (found["parameters"], found["optimizer state"]) == (num_bytes, 2 * num_bytes)

@@ -159,3 +159,18 @@ def test_asking_leaves_the_random_state_alone(ask):
     before = torch.get_rng_state()
     ask(job_of(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_would_be_compiled_is_left_as_it_is_and_found_where_code_looks_for_it() -> None:
+    with virtual_tensors(None) as mode:
+        model = torch.nn.Linear(2, 2)
+        assert torch.compile(model, mode="max-autotune") is model
+        assert model._orig_mod is model
+        assert list(model.state_dict()) == ["weight", "bias"]
+
+        @torch.compile(dynamic=False)
+        def double(value):
+            return 2 * value
+
+        assert double(torch.ones(3)).shape == (3,)
+    assert mode.compiled_code.was_asked_for

@@ -254,10 +254,14 @@ def test_a_peak_of_few_steps_says_so():
     )
     journal = Journal(folder=Path(), facts=None, steps=steps, events=(), ending=None)
     ending = told(end(0), words(), journals={0: journal})
-    assert ending.evidence == ("the peak is of 2 measured steps of 5",)
+    (words_of_peak,) = ending.evidence
+    assert words_of_peak == (
+        "the peak was measured in 2 of 5 steps; "
+        "evaluation and checkpoints between the others are not measured"
+    )
     assert ending.peak_allocated_bytes == 6
     both = told(end(0), words(), journals={0: journal, 1: journal})
-    assert both.evidence[1].endswith("of 5 of rank 1")
+    assert "in 2 of 5 steps of rank 1; " in both.evidence[1]
 
 
 @pytest.mark.parametrize(

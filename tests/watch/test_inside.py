@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 
 from memfit.journal.folder import JournalWriter, read_journal
 from memfit.journal.records import Reason
+from memfit.observe.allocator_blocks import living_blocks
 from memfit.observe.enforced_budget import BudgetExceededError
-from memfit.observe.peaks import CpuPeaks, living_bytes
+from memfit.observe.peaks import CpuPeaks
 from memfit.observe.processes import ResidentMemory
 from memfit.units import MIB
 from memfit.watch.inside import loaders as loaders_module
@@ -53,11 +54,26 @@ def ends_of(sequence: str) -> list[bool]:
         ("abababab", 4),  # a generator and a discriminator
         ("abcabcabc", 3),  # an optimizer for each parameter
         ("aaabaaab", 6),  # the leader more often
+        ("aaabbb", 6),  # a training after the other, or L-BFGS after Adam
+        ("aaabbbaaa", 8),  # and the first one again, which may as well take turns
+        ("abababccc", 6),  # a training after one with two optimizers
         ("abbbbbb", 6),  # a leader only at the beginning
     ],
 )
 def test_one_optimizer_ends_the_steps(sequence, num_steps):
     assert sum(ends_of(sequence)) == num_steps
+
+
+def test_a_training_that_begins_while_the_optimizer_of_another_lives_has_all_its_steps():
+    assert ends_of("aaabb") == [True] * 5
+    assert ends_of("ababcc") == [True, False, True, False, True, True]
+    assert ends_of("abb") == [True, False, True], "may be a part of the first step"
+
+
+def test_the_first_step_of_another_leader_is_known():
+    ends, optimizers = StepEnds(), {letter: sgd() for letter in "ab"}
+    begun = [ends.has_new_leader for letter in "aaaabbb" if ends.is_end(optimizers[letter])]
+    assert begun == [False] * 4 + [True] + [False] * 2
 
 
 def test_a_leader_that_has_gone_is_followed_by_the_next():
@@ -172,10 +188,10 @@ def end(peaks) -> int | None:
 
 
 def test_the_peak_is_what_lived_before_and_what_grew(cpu_peaks):
-    before_bytes = living_bytes()
+    before_bytes = sum(living_blocks().values())
     cpu_peaks.begin(1, None)
     torch.zeros(1000, 1000)
-    assert 4_000_000 <= end(cpu_peaks) - before_bytes < 4_100_000
+    assert end(cpu_peaks) - before_bytes == 4_000_000
 
 
 def test_a_profile_of_the_script_goes_before_also_in_the_middle_of_a_step(cpu_peaks):

@@ -241,6 +241,15 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path, train):
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["checkpoint_epoch_1.pt"]
 
 
+def test_a_folder_that_holds_the_journal_of_another_run_is_not_overwritten_either(tmp_path, train):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "steps.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match=r"run already holds a run \(steps\.jsonl\).*--overwrite"):
+        train("--epochs", "1", "-o", out)
+    assert (out / "steps.jsonl").read_text() == "{}\n"
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final_model(tmp_path, train):
     out = tmp_path / "run"
     with pytest.raises(MemfitError, match=r"loss is (nan|inf) in epoch \d+, step \d+"):

@@ -3,11 +3,13 @@
 Source: DeviceCachingAllocator of c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13). Modelled:
 rounding, the pools, best fit, splitting, merging, expandable segments, the way out of exhausted
 memory and garbage collection. Not modelled: ``record_stream`` (a block used on a second stream is
-free again at once, where PyTorch waits for that stream), private pools of CUDA graphs and MemPool,
-and the preemptive refusal of ``throw_on_cudamalloc_oom``.
+free again at once, where PyTorch waits for that stream), private pools of CUDA graphs and MemPool
+with allocators of their own, and the preemptive refusal of ``throw_on_cudamalloc_oom``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from memfit.allocator import expandable
 from memfit.allocator.blocks import (
@@ -19,7 +21,6 @@ from memfit.allocator.blocks import (
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
     UNLIMITED_BYTES,
-    UNMAPPED,
     Block,
     Pool,
     SearchClock,
@@ -60,13 +61,18 @@ class CachingAllocator:
         settings: how it is set.
         capacity_bytes: what the device gives in all; None means no end. A memory fraction counts
             from it.
+        private_streams: streams whose pools keep what they have, as those of CUDA graphs and
+            MemPool do while anyone uses them, until ``release`` is called.
 
     Raises:
         UsageError: if a memory fraction is set without a capacity.
     """
 
     def __init__(
-        self, settings: AllocatorSettings | None = None, capacity_bytes: int | None = None
+        self,
+        settings: AllocatorSettings | None = None,
+        capacity_bytes: int | None = None,
+        private_streams: Collection[int] = (),
     ) -> None:
         self.settings = settings = settings or AllocatorSettings()
         self.allocated_bytes = 0
@@ -81,6 +87,7 @@ class CachingAllocator:
         self._collects = self._allowed_bytes is not None and bool(
             settings.garbage_collection_threshold
         )
+        self._private_streams = frozenset(private_streams)
         self._small_pools: dict[int, Pool] = {}
         self._large_pools: dict[int, Pool] = {}
         self._small_clock = SearchClock()
@@ -137,11 +144,10 @@ class CachingAllocator:
         rounded_bytes = (
             (num_bytes + 511) & -512 if self._divisions is None else self.rounded(num_bytes)
         )
-        pool = (self._small_pools if rounded_bytes <= SMALL_BYTES else self._large_pools).get(
-            stream
-        )
+        is_small = rounded_bytes <= SMALL_BYTES
+        pool = (self._small_pools if is_small else self._large_pools).get(stream)
         if pool is None:
-            pool = self._new_pool(rounded_bytes, stream)
+            pool = self.pool(stream, is_small=is_small)
         block = self._cached(pool, rounded_bytes) or self._from_device(pool, rounded_bytes)
         remainder_bytes = block.num_bytes - rounded_bytes
         if remainder_bytes >= pool.least_remainder_bytes and rounded_bytes < pool.split_below_bytes:
@@ -174,8 +180,14 @@ class CachingAllocator:
 
         Source: release_cached_blocks.
         """
-        for pools in (self._large_pools, self._small_pools):
-            for _, pool in sorted(pools.items()):
+        for pool in self.pools():
+            if pool.stream not in self._private_streams:
+                self._release_pool(pool)
+
+    def release(self, stream: int) -> None:
+        """Release what one stream has free, as when the last user of a private pool has gone."""
+        for pool in self.pools():
+            if pool.stream == stream:
                 self._release_pool(pool)
 
     def pools(self) -> tuple[Pool, ...]:
@@ -183,19 +195,19 @@ class CachingAllocator:
         large = (pool for _, pool in sorted(self._large_pools.items()))
         return (*large, *(pool for _, pool in sorted(self._small_pools.items())))
 
-    def _new_pool(self, rounded_bytes: int, stream: int) -> Pool:
-        """Make the pool of a stream, with its rule of splitting.
+    def pool(self, stream: int, *, is_small: bool) -> Pool:
+        """Return a pool of a stream; a new one follows the rule of splitting.
 
         Source: should_split.
         """
-        is_small = rounded_bytes <= SMALL_BYTES
-        clock = self._small_clock if is_small else self._large_clock
-        pool = Pool(is_small=is_small, stream=stream, clock=clock)
-        if not is_small and not self.settings.expandable_segments:
-            pool.least_remainder_bytes = SMALL_BYTES + 1
-            pool.split_below_bytes = self._max_split_bytes
-        (self._small_pools if is_small else self._large_pools)[stream] = pool
-        return pool
+        pools = self._small_pools if is_small else self._large_pools
+        if stream not in pools:
+            clock = self._small_clock if is_small else self._large_clock
+            pools[stream] = pool = Pool(is_small=is_small, stream=stream, clock=clock)
+            if not is_small and not self.settings.expandable_segments:
+                pool.least_remainder_bytes = SMALL_BYTES + 1
+                pool.split_below_bytes = self._max_split_bytes
+        return pools[stream]
 
     def _cached(self, pool: Pool, rounded_bytes: int) -> Block | None:
         """Take the free block that fits best, if there is one that may be used.
@@ -209,7 +221,7 @@ class CachingAllocator:
             return None
         block = pool.blocks[index]
         if block.segment is not None:
-            index = _least_expandable(pool.blocks, index)
+            index = expandable.least(pool.blocks, index)
             block = pool.blocks[index]
         max_split_bytes = self._max_split_bytes
         if rounded_bytes < max_split_bytes:
@@ -272,7 +284,7 @@ class CachingAllocator:
     def _release_pool(self, pool: Pool) -> None:
         """Release what a pool has free; source: release_blocks."""
         for block in list(pool.blocks):
-            if block.segment is None and not block.is_split():
+            if _is_segment(block):
                 self._release_block(block)
         for block in [block for block in pool.blocks if block.segment is not None]:
             expandable.unmap(block, self.device)
@@ -288,20 +300,21 @@ class CachingAllocator:
     def _release_oversize(self, pool: Pool, rounded_bytes: int) -> bool:
         """Return just enough unsplittable blocks for a request; tell whether that was enough.
 
-        Source: release_available_cached_blocks. It does nothing unless max_split_size is set.
+        Source: release_available_cached_blocks. It does nothing unless max_split_size is set. Where
+        that was set in the middle of a life, a block as large may be part of a segment, and stays.
         """
         if self.settings.max_split_size_bytes is None:
             return False
         wanted_bytes = max(rounded_bytes, self._max_split_bytes)
         index = pool.first_fit(wanted_bytes)
-        if index < len(pool.blocks) and pool.blocks[index].segment is None:
+        if index < len(pool.blocks) and _is_segment(pool.blocks[index]):
             self._release_block(pool.blocks[index])
             return True
         released_bytes = 0
         for block in reversed(pool.blocks[:index]):
             if released_bytes >= wanted_bytes or block.num_bytes < self._max_split_bytes:
                 break
-            if block.segment is None:
+            if _is_segment(block):
                 released_bytes += block.num_bytes
                 self._release_block(block)
         return released_bytes >= wanted_bytes
@@ -319,9 +332,9 @@ class CachingAllocator:
         now = self._large_clock.num_searches
         blocks = [
             block
-            for _, pool in sorted(self._large_pools.items())
+            for stream, pool in sorted(self._large_pools.items())
             for block in pool.blocks
-            if not block.is_split()
+            if not block.is_split() and stream not in self._private_streams
         ]
         has_freed = True
         while missing_bytes > 0 and has_freed and blocks:
@@ -351,6 +364,11 @@ def _allowed(settings: AllocatorSettings, capacity_bytes: int | None) -> int | N
     return int(fraction * float(capacity_bytes))
 
 
+def _is_segment(block: Block) -> bool:
+    """Tell whether a block is all of a segment from cudaMalloc."""
+    return block.segment is None and not block.is_split()
+
+
 def _split(block: Block, rounded_bytes: int) -> Block:
     """Cut the beginning off a free block that is in no pool; the rest goes into the pool."""
     pool = block.pool
@@ -360,23 +378,3 @@ def _split(block: Block, rounded_bytes: int) -> Block:
     block.num_bytes -= rounded_bytes
     pool.insert(block)
     return front
-
-
-def _least_expandable(blocks: list[Block], index: int) -> int:
-    """Move on from a block that can grow to one that cannot grow as far, as get_free_block does."""
-    reach_bytes = _expandable_bytes(blocks[index])
-    while index + 1 < len(blocks):
-        following_bytes = _expandable_bytes(blocks[index + 1])
-        if following_bytes >= reach_bytes:
-            break
-        index += 1
-        reach_bytes = following_bytes
-    return index
-
-
-def _expandable_bytes(block: Block) -> int:
-    """Return what a block has, together with unmapped addresses right behind it."""
-    following = block.next
-    if following is not None and following.state == UNMAPPED:
-        return block.num_bytes + following.num_bytes
-    return block.num_bytes

@@ -114,3 +114,23 @@ def _map(block: Block, num_bytes: int, device: DeviceMemory) -> bool:
     absorb(block, block.next)
     pool.insert(block)
     return True
+
+
+def least(blocks: list[Block], index: int) -> int:
+    """Move on from a block that can grow to one that cannot grow as far, as get_free_block does."""
+    reach_bytes = _expandable_bytes(blocks[index])
+    while index + 1 < len(blocks):
+        following_bytes = _expandable_bytes(blocks[index + 1])
+        if following_bytes >= reach_bytes:
+            break
+        index += 1
+        reach_bytes = following_bytes
+    return index
+
+
+def _expandable_bytes(block: Block) -> int:
+    """Return what a block has, together with unmapped addresses right behind it."""
+    following = block.next
+    if following is not None and following.state == UNMAPPED:
+        return block.num_bytes + following.num_bytes
+    return block.num_bytes

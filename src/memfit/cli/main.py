@@ -29,12 +29,14 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 COMMANDS = {
     "predict": "predict the peak memory of a step without running it",
+    "job": "write a memfit.Job out of a training script, and prove it",
     "plan": "find the fastest exact way to fit a budget",
     "measure": "run a step here and measure its peak memory",
     "verify": "prove on the job itself that a plan keeps the results",
     "run": "run any training command, watched and inside a budget",
     "train": "train a system that ships with memfit",
     "report": "show what a run went through",
+    "replay": "say why memory ran out, and what would have survived it",
     "devices": "list devices and where each figure is from",
     "calibrate": "measure this machine's card and keep its figures",
     "doctor": "check this machine and this installation",
@@ -118,7 +120,12 @@ def _run(words: Sequence[str]) -> int:
         hint = f"did you mean `memfit {near[0]}`?" if near else "`memfit --help` lists them"
         parser.error(f"there is no command {name!r}; {hint}")
     command = load_command(name)
-    args = command_parser(name, command).parse_args(words[position + 1 :])
+    own, script_arguments = words[position + 1 :], []
+    if getattr(command, "takes_script_arguments", False) and "--" in own:
+        end = own.index("--")
+        own, script_arguments = own[:end], list(own[end + 1 :])
+    args = command_parser(name, command).parse_args(own)
+    args.script_arguments = script_arguments
     from .console import StdoutConsole
 
     return command.run(args, StdoutConsole())

@@ -18,42 +18,48 @@ from .job_arguments import (
     load_plan,
     status,
 )
+from .question import Question
+from .script_arguments import add_script_arguments, is_script, run_script
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memfit.allocator.settings import AllocatorSettings
     from memfit.devices.spec import Device
     from memfit.figures import Prediction
     from memfit.job import Job, StepBuilder
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
-    from memfit.prediction.budget import MemoryBudget
     from memfit.prediction.recording import StepRecording
-    from memfit.strategies.plan import Plan
 
 Progress = Callable[[str], object]
 _TOP = 10
 
 
 class PredictCommand:
-    """Predict the peak memory and the time of one training step.
+    """Predict the peak memory and the time of one training step, or of a whole script.
 
-    Nothing is run and no GPU is needed: the step is recorded with shapes only. For a GPU it is
+    Nothing is trained and no GPU is needed: the step is recorded with shapes only. For a GPU it is
     recorded on a virtual card, with the operators that CUDA would choose, and replayed through a
-    simulation of PyTorch's caching allocator. NAME is a memfit.Job, or a function without
-    arguments that builds everything, on "cuda" as it is, and returns a function that does one
-    step. With a budget the exit code is 3 when the step does not fit.
+    simulation of PyTorch's caching allocator.
+
+    FILE.py alone is a script: it runs unchanged, on its real data and the virtual card, until its
+    steps are recorded; what it would write is dropped. Its own arguments come after `--`. NAME in
+    FILE.py:NAME is a memfit.Job, a transformers.Trainer, a tuple of lightning.Trainer,
+    LightningModule and data, or a function without arguments that returns one of these or a
+    function that does one step. With a budget the exit code is 3 when it does not fit.
     """
 
     example = "memfit predict examples/transformer.py:job --device a100-40gb"
+    takes_script_arguments = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the step, devices, budget, plan, allocator and outputs."""
         parser.add_argument(
             "job",
-            metavar="FILE.py:NAME",
-            help="a memfit.Job, or a function that builds a step, in a Python file",
+            nargs="?",
+            metavar="FILE.py[:NAME]",
+            help="a script, or what has this name in a Python file",
         )
+        add_script_arguments(parser)
         add_device_argument(parser, several=True)
         add_budget_arguments(parser)
         add_plan_argument(parser)
@@ -75,8 +81,18 @@ class PredictCommand:
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Record the step for every device, judge it, and show what was found."""
+        from memfit.job import BuildsTrainerError
+        from memfit.virtual.tensors import ValuesNeededError
+
         question = _read_question(args)
-        found = _answers(args, question, console)
+        if is_script(args):
+            return run_script(args, question, console)
+        try:
+            found = _answers(args, question, console)
+        except (BuildsTrainerError, ValuesNeededError) as reason:
+            if isinstance(reason, ValuesNeededError) and question.plan is not None:
+                raise
+            return run_script(args, question, console)
         written = _write_files(args, found)
         if args.json:
             values = [answer.to_json() for answer in found]
@@ -90,26 +106,6 @@ class PredictCommand:
 
 
 COMMAND: Command = PredictCommand()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What the words of the command ask for."""
-
-    devices: Sequence[Device]
-    plan: Plan | None
-    budget: MemoryBudget
-    settings: AllocatorSettings
-    num_holders: int
-
-    @property
-    def judged_by(self) -> dict[str, Any]:
-        """Return what a prediction is made with, besides its recording."""
-        return {
-            "budget": self.budget,
-            "settings": self.settings,
-            "in_full": True,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +132,7 @@ class _Answer:
         }
 
 
-def _read_question(args: argparse.Namespace) -> _Question:
+def _read_question(args: argparse.Namespace) -> Question:
     """Read and check the words of the command, before anything is loaded."""
     from memfit.allocator.settings import AllocatorSettings
     from memfit.devices.catalogue import load_device
@@ -147,7 +143,7 @@ def _read_question(args: argparse.Namespace) -> _Question:
     names = list(dict.fromkeys(args.device or ["cpu"]))
     if len(names) > 1 and (args.html or args.png):
         raise UsageError("--html and --png show one device; give --device once.")
-    return _Question(
+    return Question(
         devices=[load_device(name) for name in names],
         plan=load_plan(args.plan),
         budget=MemoryBudget(num_bytes=read_budget(args.budget), of=args.budget_of),
@@ -156,7 +152,7 @@ def _read_question(args: argparse.Namespace) -> _Question:
     )
 
 
-def _answers(args: argparse.Namespace, question: _Question, console: Console) -> list[_Answer]:
+def _answers(args: argparse.Namespace, question: Question, console: Console) -> list[_Answer]:
     """Find the answers, device by device, saying what is being done where someone is watching."""
     from memfit.job import BuildsJobError, Job, load_target
 
@@ -171,7 +167,7 @@ def _answers(args: argparse.Namespace, question: _Question, console: Console) ->
             return _job_answers(target.function(), question, show)
 
 
-def _step_answers(builder: StepBuilder, question: _Question, progress: Progress) -> list[_Answer]:
+def _step_answers(builder: StepBuilder, question: Question, progress: Progress) -> list[_Answer]:
     """Record any code for every device."""
     from memfit.prediction.predict import evaluate_steps
     from memfit.prediction.recording import record_steps
@@ -190,7 +186,7 @@ def _step_answers(builder: StepBuilder, question: _Question, progress: Progress)
     return answers
 
 
-def _job_answers(job: Job, question: _Question, progress: Progress) -> list[_Answer]:
+def _job_answers(job: Job, question: Question, progress: Progress) -> list[_Answer]:
     """Record a job for every device."""
     from memfit.prediction.advice import PredictedJob
     from memfit.prediction.predict import evaluate
@@ -222,7 +218,7 @@ def _answer(
     recording: StepRecording,
     prediction: Prediction,
     device: Device,
-    question: _Question,
+    question: Question,
     *,
     job: PredictedJob | None = None,
 ) -> _Answer:

@@ -42,6 +42,9 @@ class RunCommand:
         parser.add_argument(
             "--folder", type=Path, metavar="DIR", help="where to write; by default one in runs/"
         )
+        parser.add_argument(
+            "--overwrite", action="store_true", help="replace the run that lies in --folder"
+        )
         parser.add_argument("--no-leaks", action="store_true", help="do not look for leaks")
         parser.add_argument("--quiet", action="store_true", help="write no lines at the end")
         add_json_argument(parser)
@@ -63,6 +66,7 @@ class RunCommand:
             folder=args.folder,
             budget_bytes=_budget_bytes(args.budget),
             finds_leaks=not args.no_leaks,
+            overwrite=args.overwrite,
         )
         if not args.quiet:
             sys.stderr.writelines(f"memfit: {line}\n" for line in _closing_lines(run))

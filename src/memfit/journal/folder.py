@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memfit.errors import DataError
+from memfit.errors import DataError, UsageError
 from memfit.files import write_atomically
 
 from .lines import LineFile
@@ -46,6 +46,10 @@ WATCH_FOLDER_VARIABLE = "MEMFIT_WATCH_FOLDER"
 """In the environment of a command that ``memfit run`` watches: where its journal is."""
 PLAN_NAME = "plan.yaml"
 """Beside the journal: the plan in force."""
+TIMELINE_NAME = "timeline.json"
+"""The timeline of one step."""
+REFUSE, OVERWRITE, CONTINUE = EARLIER_RUN = ("refuse", "overwrite", "continue")
+"""What to do with a run that lies in the folder of a new one."""
 JOURNAL_NAMES = (FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME)
 NO_JOURNAL = f"it holds no journal: neither {FACTS_NAME}, {STEPS_NAME} nor {REASON_NAME}"
 
@@ -138,6 +142,45 @@ def holds_journal(folder: Path) -> bool:
     return any((folder / name).is_file() for name in JOURNAL_NAMES)
 
 
+def check_earlier_run(folder: Path, earlier_run: str, advice: str) -> None:
+    """Refuse a folder in which another run lies that is neither to be replaced nor continued.
+
+    Args:
+        folder: that of one rank.
+        earlier_run: one of ``EARLIER_RUN``.
+        advice: what to do instead, a sentence.
+
+    Raises:
+        UsageError: if it holds a run, or ``earlier_run`` is none of the words for it.
+    """
+    if earlier_run not in EARLIER_RUN:
+        choice = ", ".join(map(repr, EARLIER_RUN))
+        msg = f"earlier_run must be one of {choice}, not {earlier_run!r}."
+        raise UsageError(msg)
+    found = [name for name in JOURNAL_NAMES if (folder / name).is_file()]
+    if found and earlier_run == REFUSE:
+        raise UsageError(f"{folder} holds a run already ({found[0]}). {advice}")
+
+
+def clear_journal(folder: Path, *, num_ranks: int = 1) -> None:
+    """Remove the journal of an earlier run and its timeline; all else stays, a saved plan too.
+
+    Args:
+        folder: that of the whole run, or of a rank.
+        num_ranks: how many ranks begin anew; each of them clears its own folder.
+    """
+    later = [path for path in folder.glob("rank-*") if _rank_of(path) >= num_ranks]
+    for each in (folder, *later):
+        for name in (*JOURNAL_NAMES, TIMELINE_NAME):
+            (each / name).unlink(missing_ok=True)
+
+
+def _rank_of(path: Path) -> int:
+    """Return the rank whose folder it is; -1 if it is another folder."""
+    number = path.name.removeprefix("rank-")
+    return int(number) if number.isdecimal() else -1
+
+
 def read_ranks(folder: Path) -> dict[int, Journal]:
     """Read the journals of all ranks in a run folder, by rank; the first may have left none.
 
@@ -146,9 +189,8 @@ def read_ranks(folder: Path) -> dict[int, Journal]:
     """
     journals = {0: read_journal(folder)} if holds_journal(folder) else {}
     for path in folder.glob("rank-*"):
-        number = path.name.removeprefix("rank-")
-        if number.isdecimal() and holds_journal(path):
-            journals[int(number)] = read_journal(path)
+        if (rank := _rank_of(path)) >= 0 and holds_journal(path):
+            journals[rank] = read_journal(path)
     if not journals:
         raise DataError(str(folder), NO_JOURNAL)
     return dict(sorted(journals.items()))

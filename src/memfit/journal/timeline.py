@@ -15,7 +15,8 @@ from memfit.errors import DataError
 from memfit.figures import Timeline
 from memfit.files import write_atomically
 
-TIMELINE_NAME = "timeline.json"
+from .folder import TIMELINE_NAME
+
 _VERSION = 1
 _MOST_POINTS = 4000
 

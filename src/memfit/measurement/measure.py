@@ -23,6 +23,7 @@ from memfit.prediction.recording import Recording, record
 from memfit.runtime.run import Run, open_plain_session, unguarded_run
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.borrowing import borrowed_to_run
+from memfit.session.evaluation_mode import ModesSeen, evaluation_notes
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan, worst_numerics
@@ -69,9 +70,10 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
     with borrowed_to_run(job) as borrowed_job:
         with AllocatorWatch() as watch:
             run, batch, facts = _open(borrowed_job, plan, "cpu", recording)
-            for _ in range(2):
-                with torch.profiler.record_function(_MARK + _STEP_MARK):
-                    run.step(batch)
+            with ModesSeen(run.model) as modes:
+                for _ in range(2):
+                    with torch.profiler.record_function(_MARK + _STEP_MARK):
+                        run.step(batch)
             with torch.profiler.record_function(_MARK + _STEP_MARK):
                 pass
         step_seconds = shortest_step(run, batch)
@@ -96,6 +98,8 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, facts)),
         predicted_peak_bytes=_predicted(recording),
+        notes=evaluation_notes(modes.found),
+        modules_in_evaluation=modes.found,
         timeline=timeline,
     )
 
@@ -125,12 +129,13 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
     peaks = []
     with borrowed_to_run(job) as borrowed_job:
         run, batch, facts = _open(borrowed_job, plan, device)
-        for _ in range(2):
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            run.step(batch)
-            torch.cuda.synchronize()
-            peaks.append(torch.cuda.max_memory_allocated())
+        with ModesSeen(run.model) as modes:
+            for _ in range(2):
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                run.step(batch)
+                torch.cuda.synchronize()
+                peaks.append(torch.cuda.max_memory_allocated())
         reserved = torch.cuda.max_memory_reserved()
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         step_seconds = shortest_step(run, batch)
@@ -147,6 +152,8 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
         strategies=plan.labels(),
         numerics=str(worst_numerics(plan.strategies, facts)),
         predicted_peak_bytes=predicted_bytes,
+        notes=evaluation_notes(modes.found),
+        modules_in_evaluation=modes.found,
     )
 
 

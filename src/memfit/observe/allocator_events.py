@@ -98,6 +98,22 @@ class GrowthWatch:
         """Return the highest sum of allocations less frees since the watch began."""
         return _highest_growth_bytes(self._results)
 
+    def highest_living_bytes(self) -> int:
+        """Return the most that lived at once of all blocks whose beginning was seen.
+
+        A block may end with another size than it began with, as the allocator remembers sizes of
+        earlier profiles. Its own size counts, and the end of one that was never seen does not.
+        """
+        living: dict[int, int] = {}
+        current = highest = 0
+        for event in self.events():
+            current -= living.pop(event.address, 0)
+            if event.num_bytes > 0:
+                living[event.address] = event.num_bytes
+                current += event.num_bytes
+                highest = max(highest, current)
+        return highest
+
     def events(self) -> list[AllocatorEvent]:
         """Return every event in order."""
         return _events(self._results)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from memfit.trace.modes import OperatorMode
+from memfit.trace.subclasses import known_parts_of
 from memfit.units import format_bytes
+
+_KNOWN_WORDS = "DefaultCPUAllocator: can't allocate memory"
+"""What torch says where the host's memory ends. Code that retries with smaller batches looks for
+it: accelerate 1.15 (``should_reduce_batch_size`` in utils/memory.py), with it transformers'
+``auto_find_batch_size``, and Lightning 2.6 (``is_out_of_cpu_memory`` in
+pytorch/utilities/memory.py)."""
 
 
 class BudgetExceededError(torch.OutOfMemoryError):
@@ -30,7 +37,8 @@ class EnforcedBudget(OperatorMode):
     """Raise ``torch.OutOfMemoryError`` at the operator that brings live tensors over a budget.
 
     Counts the storages of the tensors that it is shown and of those that operators return, until
-    they are freed. Not counted: what operators take while they run, and tensors made elsewhere.
+    they are freed. Not counted: what operators take while they run, tensors made elsewhere, and
+    those without memory, such as the fake ones of a prediction.
     An operator is stopped after it has run, before anybody sees its result. Costs a Python call
     per operator; a GPU has ``torch.cuda.set_per_process_memory_fraction`` for the same.
     """
@@ -45,7 +53,8 @@ class EnforcedBudget(OperatorMode):
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there already."""
         for tensor in tensors:
-            self._count(tensor)
+            for part in known_parts_of(tensor):
+                self._count(part)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
@@ -56,7 +65,7 @@ class EnforcedBudget(OperatorMode):
         if self.budget_bytes < self.live_bytes and before_bytes < self.live_bytes:
             wanted_bytes = self.live_bytes - before_bytes
             msg = (
-                f"out of memory: {func} wants {format_bytes(wanted_bytes)} beside "
+                f"{_KNOWN_WORDS}: out of memory: {func} wants {format_bytes(wanted_bytes)} beside "
                 f"{format_bytes(before_bytes)}, over the enforced budget of "
                 f"{format_bytes(self.budget_bytes)}"
             )
@@ -66,7 +75,13 @@ class EnforcedBudget(OperatorMode):
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            for part in _parts_of(tensor):
+                self._count(part)
+            return
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":  # fake tensors too lie there, whatever they say
+            return
         key, num_bytes = storage._cdata, storage.nbytes()
         if key in self._live:
             return
@@ -78,3 +93,13 @@ class EnforcedBudget(OperatorMode):
     def _freed(self, key: int, num_bytes: int) -> None:
         self._live.discard(key)
         self.live_bytes -= num_bytes
+
+
+def _parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield what a tensor without a storage of its own consists of, where that is not hidden."""
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memfit.figures import Timeline
+from memfit.observe.allocator_blocks import note_living_blocks
 from memfit.observe.allocator_events import GrowthWatch
 from memfit.observe.step_timeline import PhaseMark, step_timeline
 from memfit.session.storages import owned_bytes, storages_of
 from memfit.trace.events import Category, Phase
 from memfit.trace.recorder import Owned
+from memfit.trace.subclasses import known_parts_of
 
 _ALWAYS_MEASURED_STEPS = 3
+_ALWAYS_MEASURED_TRAININGS = 3
+"""In one process; where many follow each other, the first steps of each would cost too much."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class Peaks:
 
     highest_peak_bytes: int | None = None
     """Of all steps so far; None before the first that was measured."""
+    given_up: str = ""
+    """Why no more steps are measured; empty as long as they are."""
 
     def begin(self, batch_bytes: int, owned: Iterable[Owned] | None) -> None:
         """Begin a step, or learn in the course of one how large its batch is.
@@ -45,6 +50,9 @@ class Peaks:
             batch_bytes: the size of the batch.
             owned: the job's tensors, where they are known.
         """
+
+    def begin_training(self) -> None:
+        """Note that the next steps are of another training than those before."""
 
     def phase(self, phase: Phase) -> None:
         """Note that a phase begins."""
@@ -103,7 +111,9 @@ class CudaPeaks(Peaks):
 class CpuPeaks(Peaks):
     """Watch some steps event by event, within a small share of the time.
 
-    The peak is what lives when watching begins and the highest growth after it. The first steps are
+    The peak is what lives when watching begins and the highest growth after it. Where the job's
+    tensors are not known, what lives is found (``allocator_blocks``), and its end is seen; a build
+    of torch that does not let it be seen measures nothing. The first steps of a training are
     watched, every step whose batch is larger than any before, and others only while the watched
     steps, counted whole, take less than ``overhead_fraction`` of the run. None is while a profile
     of the caller's own is under way, as there can be only one.
@@ -119,8 +129,12 @@ class CpuPeaks(Peaks):
         self._watched = _Steps()
         self._unwatched = _Steps()
         self._largest_batch_bytes = 0
+        self._num_trainings = 1
+        self._num_first = 0
+        """How many steps of the training under way were watched."""
         self._watch: GrowthWatch | None = None
-        self._base_bytes = 0
+        self._base_bytes: int | None = None
+        """Of the job's tensors when watching began; None where they are not known."""
         self._at_start: dict[Category, int] = {}
         self._marks: list[PhaseMark] = []
         self._timeline: Timeline | None = None
@@ -135,11 +149,21 @@ class CpuPeaks(Peaks):
         if self._is_closed or not self.is_due(batch_bytes):
             return
         known = None if owned is None else [*owned]
-        self._base_bytes = living_bytes() if known is None else storage_bytes(known)
+        is_whole = known is not None and all(known_parts_of(each.tensor) for each in known)
+        self._base_bytes = storage_bytes(known) if known is not None and is_whole else None
         self._at_start = owned_bytes(known or ()) if self._takes_timeline else {}
-        watch = GrowthWatch()
-        watch.begin()
-        self._watch = watch
+        self._watch = GrowthWatch()
+        self._watch.begin()
+        if not is_whole:
+            self.given_up = note_living_blocks()  # from here on they count as growth
+            if self.given_up:  # and if not, what would be said of the step would be too low
+                self.close()
+
+    def begin_training(self) -> None:
+        """Watch the first steps of another training, unless there were many before."""
+        self._num_trainings += 1
+        if self._num_trainings <= _ALWAYS_MEASURED_TRAININGS:
+            self._num_first = 0
 
     def phase(self, phase: Phase) -> None:
         """Note that a phase begins."""
@@ -155,6 +179,8 @@ class CpuPeaks(Peaks):
         if self._takes_timeline and self._watched.count == _ALWAYS_MEASURED_STEPS - 1:
             self._timeline = step_timeline(watch.events(), self._marks, self._at_start)
         self._marks = []
+        if self._base_bytes is None:
+            return StepReading(measured_peak_bytes=watch.highest_living_bytes())
         return StepReading(measured_peak_bytes=self._base_bytes + watch.highest_growth_bytes())
 
     def drop(self) -> None:
@@ -165,7 +191,9 @@ class CpuPeaks(Peaks):
     def account(self, reading: StepReading, seconds: float) -> None:
         """Add a step that took so long to the totals."""
         Peaks.account(self, reading, seconds)
-        steps = self._unwatched if reading.measured_peak_bytes is None else self._watched
+        is_watched = reading.measured_peak_bytes is not None
+        steps = self._watched if is_watched else self._unwatched
+        self._num_first += is_watched
         steps.count += 1
         steps.seconds += seconds
 
@@ -188,7 +216,7 @@ class CpuPeaks(Peaks):
         if batch_bytes > self._largest_batch_bytes:
             self._largest_batch_bytes = batch_bytes
             return True
-        if self._watched.count < _ALWAYS_MEASURED_STEPS:
+        if self._num_first < _ALWAYS_MEASURED_STEPS:
             return True
         # Counted whole: what watching adds cannot be told from noise, and a step watched in a quiet
         # moment would make watching look free for good.
@@ -220,35 +248,6 @@ class _Steps:
 def storage_bytes(owned: Iterable[Owned]) -> int:
     """Add up the bytes of the storages behind tensors, each storage once."""
     return sum(storage.nbytes() for _, storage in storages_of(owned))
-
-
-def living_bytes() -> int:
-    """Add up the storages of all CPU tensors that Python knows, each storage once."""
-    sizes: dict[int, int] = {}
-    kinds = set(_kinds(torch.Tensor))
-    # By type, not isinstance: proxies answer __class__ by importing what they stand for, and
-    # there are half a million objects to look at.
-    for tensor in [each for each in gc.get_objects() if type(each) in kinds]:
-        _add_storage(sizes, tensor)
-    return sum(sizes.values())
-
-
-def _kinds(kind: type) -> Iterator[type]:
-    """Yield a class and all classes below it."""
-    yield kind
-    found: list[type] = type.__subclasses__(kind)
-    for below in found:
-        yield from _kinds(below)
-
-
-def _add_storage(sizes: dict[int, int], tensor: torch.Tensor) -> None:
-    try:
-        if tensor.device.type != "cpu":
-            return
-        storage = tensor.untyped_storage()
-        sizes[storage._cdata] = storage.nbytes()
-    except (NotImplementedError, RuntimeError):
-        return  # a sparse tensor, or one that only stands for others, has no storage of its own
 
 
 def peaks_on(device_type: str, *, takes_timeline: bool = False) -> Peaks:

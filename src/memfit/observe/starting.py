@@ -13,7 +13,16 @@ from pathlib import Path
 
 import torch
 
-from memfit.journal.folder import WATCH_FOLDER_VARIABLE, JournalWriter, rank_folder
+from memfit.journal.folder import (
+    CONTINUE,
+    OVERWRITE,
+    REFUSE,
+    WATCH_FOLDER_VARIABLE,
+    JournalWriter,
+    check_earlier_run,
+    clear_journal,
+    rank_folder,
+)
 from memfit.journal.records import Ending, Event, LeakEvent, RunFacts, StepRecord
 from memfit.listeners.collection import Listeners
 from memfit.listeners.journal import JournalListener
@@ -22,6 +31,11 @@ from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
 from memfit.session.storages import owned_tensors
 from memfit.strategies.plan import Plan
+
+_ADVICE = (
+    f"Give another folder, replace it with earlier_run={OVERWRITE!r}, or go on in it with "
+    f"earlier_run={CONTINUE!r}, after load_state_dict."
+)
 
 
 def observe_loop(
@@ -33,6 +47,7 @@ def observe_loop(
     folder: str | Path | None = None,
     listeners: Iterable[StepListener] = (),
     find_leaks: bool = False,
+    earlier_run: str = REFUSE,
 ) -> StepObserver:
     """Return what observes the steps of a loop that memfit does not own, from its callbacks.
 
@@ -44,6 +59,11 @@ def observe_loop(
         folder: of the run's journal, the plan in force and the timeline of a step; None for none.
         listeners: who is told of steps and events.
         find_leaks: whether to look for what keeps growing.
+        earlier_run: what to do with a run that lies in the folder: ``refuse``, ``overwrite`` or
+            ``continue``.
+
+    Raises:
+        UsageError: if the folder holds another run, which is not to be replaced or continued.
     """
     device_type = device.partition(":")[0]
     observer = StepObserver(
@@ -51,7 +71,14 @@ def observe_loop(
         owned=partial(owned_tensors, model, optimizer),
         leaks_fraction=LEAKS_FRACTION if find_leaks else None,
     )
-    start_observing(observer, device_type, plan or Plan(), folder=folder, listeners=listeners)
+    start_observing(
+        observer,
+        device_type,
+        plan or Plan(),
+        folder=folder,
+        listeners=listeners,
+        earlier_run=earlier_run,
+    )
     return observer
 
 
@@ -62,6 +89,7 @@ def start_observing(
     *,
     folder: str | Path | None = None,
     listeners: Iterable[StepListener] = (),
+    earlier_run: str = REFUSE,
 ) -> None:
     """Tell everybody what is run.
 
@@ -71,12 +99,19 @@ def start_observing(
         plan: that the run begins with.
         folder: of the run's journal, the plan in force and the timeline of a step; None for none.
         listeners: who is told besides.
+        earlier_run: what to do with a run that lies in the folder.
+
+    Raises:
+        UsageError: if the folder holds another run.
     """
     rank, num_ranks = rank_here()
     told, own_folder = Listeners(listeners), None
     if folder is not None:
-        told.add(JournalListener(folder))
+        check_run_folder(folder, earlier_run)
         own_folder = rank_folder(Path(folder), rank)
+        if earlier_run == OVERWRITE:
+            clear_journal(own_folder, num_ranks=num_ranks)
+        told.add(JournalListener(folder))
     watched = os.environ.get(WATCH_FOLDER_VARIABLE)
     if watched:
         told.add(_EventsForWatch(rank_folder(Path(watched), rank)))
@@ -97,6 +132,17 @@ def start_observing(
         finds_leaks=observer.finds_leaks,
     )
     observer.begin(facts, told, own_folder)
+
+
+def check_run_folder(folder: str | Path | None, earlier_run: str) -> None:
+    """Refuse a folder that holds another run, which is not to be replaced or continued.
+
+    Raises:
+        UsageError: with what to ask for instead.
+    """
+    if folder is not None:
+        own_folder = rank_folder(Path(folder), rank_here()[0])
+        check_earlier_run(own_folder, earlier_run, _ADVICE)
 
 
 def rank_here() -> tuple[int, int]:

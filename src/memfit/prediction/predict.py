@@ -17,7 +17,6 @@ from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.process_memory import card_memory, host_memory, rules_of
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
 from memfit.prediction.waiting import waited_seconds
-from memfit.session.evaluation_mode import evaluation_notes
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.events import Allocation, Category, Trace
@@ -106,7 +105,8 @@ def evaluate_steps(
     in_full: bool = False,
 ) -> Prediction:
     """Turn a recording of any code into a prediction for the device it was made for."""
-    step = _PricedStep(step_seconds=OperatorTimes(device=device).step_seconds(recording.steady))
+    seconds = OperatorTimes(device=device).step_seconds(recording.steady)
+    step = _PricedStep(step_seconds=seconds, notes=recording.notes)
     return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
 
 
@@ -138,7 +138,7 @@ def evaluate(
         batch_size=job.batch_size,
         strategies=plan.labels(),
         numerics=worst_numerics(plan.strategies, recording.facts),
-        notes=[*evaluation_notes(recording.facts.modules_in_evaluation), *notes],
+        notes=notes,
     )
     return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
 
@@ -201,7 +201,8 @@ def _predicted(
         fits=budget.holds(bounded_bytes, step.host_bytes, step.disk_bytes),
         num_flops=steady.flops(),
         record_seconds=recording.record_seconds,
-        notes=step.notes,
+        notes=[*recording.notes, *step.notes],
+        modules_in_evaluation=tuple(recording.modules_in_evaluation),
         timeline=timeline_of(steady, rules),
     )
 

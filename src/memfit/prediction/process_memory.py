@@ -15,15 +15,13 @@ from memfit.allocator.simulate import (
     alive_at_peak,
     peak_bytes,
 )
-from memfit.devices.spec import CUDA, Device
+from memfit.devices.spec import CUDA, Device, Fact
 from memfit.figures import Certainty, Interval, Term
+from memfit.prediction.peak_range import NOTICEABLE_FRACTION, PeakRange
 from memfit.prediction.recording import StepRecording
 from memfit.trace.events import Category, Extra, Trace
 from memfit.units import MIB
 
-# How far measured figures lie from predicted ones, 19 times out of 20: the readings of
-# docs/accuracy.md. Fragmentation differs by more than a tenth between identical runs there.
-_MARGINS = {"allocated": 0.02, "reserved": 0.15, "process": 0.15}
 _REPLAY = "replay of the recorded step, blocks rounded to 512 bytes"
 _WORKSPACES = "memfit/kernels/cuda/data/workspaces.toml"
 _SIMULATION = "simulation of the caching allocator (c10/cuda/CUDACachingAllocator.cpp)"
@@ -129,7 +127,7 @@ def card_memory(
         smallest_memory_bytes=smallest,
         terms=(*inside, outside),
         certainty=Certainty.GUESS if is_guess else Certainty.TABLE,
-        intervals=_intervals(recording, outcome, run, context_bytes),
+        intervals=_intervals(recording, outcome, run, context),
     )
 
 
@@ -181,39 +179,16 @@ def _recorded_terms(steady: Trace, peak_bytes: int) -> tuple[Term, ...]:
 
 
 def _intervals(
-    recording: StepRecording, likely: AllocatorOutcome, run: _Simulation, context_bytes: int
+    recording: StepRecording, likely: AllocatorOutcome, run: _Simulation, context: Fact
 ) -> dict[str, Interval]:
     """Return the intervals: replays with the least and the most scratch, widened by the margins."""
     allocated, reserved = _ranges(recording, likely, run)
+    process = reserved.plus(int(context.value), Certainty(context.certainty))
     return {
         "allocated": allocated.interval("allocated"),
         "reserved": reserved.interval("reserved"),
-        "process": reserved.plus(context_bytes).interval("process"),
+        "process": process.interval("process"),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakRange:
-    """A replayed peak: as is likely, and as it is with the least and the most scratch."""
-
-    likely_bytes: int
-    low_bytes: int
-    high_bytes: int
-
-    def plus(self, num_bytes: int) -> PeakRange:
-        """Add what is known, such as the CUDA context."""
-        return PeakRange(
-            likely_bytes=self.likely_bytes + num_bytes,
-            low_bytes=self.low_bytes + num_bytes,
-            high_bytes=self.high_bytes + num_bytes,
-        )
-
-    def interval(self, figure: str) -> Interval:
-        """Widen by the margin of ``allocated``, ``reserved`` or ``process``."""
-        return Interval(
-            low_bytes=int(self.low_bytes * (1 - _MARGINS[figure])),
-            high_bytes=int(self.high_bytes * (1 + _MARGINS[figure])),
-        )
 
 
 def replayed_peaks(
@@ -246,14 +221,30 @@ def _ranges(
     if history.extras:
         outcomes += [run(_sizes_with(history, is_high=is_high)) for is_high in (False, True)]
     windows = [outcome.windows[-1] for outcome in outcomes]
+    allocated = [window.peak_allocated_bytes for window in windows]
+    is_guessed = _is_guessed(history, allocated[0])
     return (
-        _range([window.peak_allocated_bytes for window in windows]),
-        _range([window.peak_reserved_bytes for window in windows]),
+        _range(allocated, is_guessed=is_guessed),
+        _range([window.peak_reserved_bytes for window in windows], is_guessed=is_guessed),
     )
 
 
-def _range(values: Sequence[int]) -> PeakRange:
-    return PeakRange(likely_bytes=values[0], low_bytes=min(values), high_bytes=max(values))
+def _range(values: Sequence[int], *, is_guessed: bool) -> PeakRange:
+    return PeakRange(
+        likely_bytes=values[0],
+        low_bytes=min(values),
+        high_bytes=max(values),
+        is_guessed=is_guessed,
+    )
+
+
+def _is_guessed(history: Trace, peak_bytes: int) -> bool:
+    """Return whether a kernel's guessed scratch may be a noticeable part of a peak."""
+    return any(
+        extra.certainty == Certainty.GUESS
+        and extra.high_bytes - extra.low_bytes > NOTICEABLE_FRACTION * peak_bytes
+        for extra in history.extras
+    )
 
 
 def _sizes_with(history: Trace, *, is_high: bool) -> list[int]:

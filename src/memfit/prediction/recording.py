@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -23,6 +22,8 @@ from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
 from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_alone
+from memfit.session.evaluation_mode import ModesSeen, evaluation_notes
+from memfit.session.own_precision import OwnPrecisionWatch
 from memfit.session.session import Session
 from memfit.session.spill import Spill
 from memfit.strategies.fact_finding import gather_facts, probes
@@ -33,7 +34,12 @@ from memfit.trace.modules import user_frames
 from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.virtual.cuda.kernels import CudaKernels
-from memfit.virtual.tensors import ValuesNeededError, as_virtual, virtual_tensors
+from memfit.virtual.tensors import (
+    ValuesNeededError,
+    VirtualTensors,
+    as_virtual,
+    virtual_tensors,
+)
 
 Step = Callable[[], object]
 _NUM_STEPS = 2
@@ -55,6 +61,11 @@ class StepRecording:
     marks: Sequence[StepMark]
     card: Card | None
     record_seconds: float
+    modules_in_evaluation: Sequence[str] = ()
+    """The outermost modules that a step calls in evaluation mode."""
+    notes: Sequence[str] = ()
+    """What the step's owner may not have meant, or what was recorded otherwise than it would be
+    run, a sentence each."""
 
     @cached_property
     def first(self) -> Trace:
@@ -114,19 +125,25 @@ def record(
     card = card_of(device)
     separation = _asked_beforehand(job, plan, layout, facts)
     record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
-    with left_alone(job, copies_content=False), _clear_refusals():
+    with left_alone(job, copies_content=False), clear_refusals():
         try:
-            recorder, found, spill = record_with(disguised=disguised)
+            recorder, found, spill, notes = record_with(disguised=disguised)
         except ValuesNeededError:
             # Code that looks at its batch may have a path for fake tensors that does not.
             disguised = not disguised
-            recorder, found, spill = record_with(disguised=disguised)
-    _check_placed(recorder, card)
+            recorder, found, spill, notes = record_with(disguised=disguised)
+    check_placed(recorder, card)
     return Recording(
         history=recorder.history,
         marks=recorder.marks,
         card=card,
         facts=found,
+        modules_in_evaluation=found.modules_in_evaluation,
+        notes=[
+            *evaluation_notes(found.modules_in_evaluation),
+            *found.own_precision.notes_of_a_job(),
+            *notes,
+        ],
         is_disguised=disguised,
         spill=spill,
         record_seconds=time.perf_counter() - started,
@@ -155,17 +172,19 @@ def record_steps(
     """
     started = time.perf_counter()
     card = card_of(device, torch_version)
-    with code_left_alone("setup", setup), _clear_refusals(), _code_at_fault(card):
+    with code_left_alone("setup", setup), clear_refusals(), code_at_fault(card):
         try:
-            recorder = _record_code(setup, card, num_steps, disguised=True)
+            recorder, seen = _record_code(setup, card, num_steps, disguised=True)
         except ValuesNeededError:
-            recorder = _record_code(setup, card, num_steps, disguised=False)
-    _check_placed(recorder, card)
+            recorder, seen = _record_code(setup, card, num_steps, disguised=False)
+    check_placed(recorder, card)
     return StepRecording(
         history=recorder.history,
         marks=recorder.marks,
         card=card,
         record_seconds=time.perf_counter() - started,
+        modules_in_evaluation=seen.modules_in_evaluation,
+        notes=seen.notes,
     )
 
 
@@ -193,10 +212,24 @@ def installed_torch_version() -> tuple[int, int]:
 
 
 @contextmanager
-def _recording_on(card: Card | None, *, disguised: bool) -> Iterator[tuple[Recorder, Any]]:
-    """Record everything inside, on a card or on the CPU; return the recorder and the fake mode."""
-    recorder = Recorder() if card is None else Recorder(hidden=CudaKernels(card))
-    with virtual_tensors(card, disguised=disguised) as mode, recorder:
+def recording_on(
+    card: Card | None,
+    *,
+    disguised: bool = True,
+    make_mode: Callable[..., VirtualTensors] = VirtualTensors,
+    beside: Callable[[torch.Tensor], None] | None = None,
+) -> Iterator[tuple[Recorder, VirtualTensors]]:
+    """Record everything inside, on a card or on the CPU; return the recorder and the fake mode.
+
+    Args:
+        card: the GPU that ``cuda`` means inside; None for the CPU.
+        disguised: have libraries that treat fake tensors specially take their usual path.
+        make_mode: makes the fake mode, given whether it ``has_card``.
+        beside: told of the tensors that lie on the host beside a card.
+    """
+    hidden = None if card is None else CudaKernels(card)
+    recorder = Recorder(hidden=hidden, beside=beside)
+    with virtual_tensors(card, disguised=disguised, make_mode=make_mode) as mode, recorder:
         if card is None:
             yield recorder, mode
             return
@@ -213,11 +246,11 @@ def _record_job(
     *,
     separation: Separation,
     disguised: bool,
-) -> tuple[Recorder, JobFacts, Spill]:
-    """Record two steps of a job, and gather its facts."""
+) -> tuple[Recorder, JobFacts, Spill, Sequence[str]]:
+    """Record two steps of a job, gather its facts, and note what is done otherwise."""
     batch_shapes = shapes_of(job, job.batch_size)
     with (
-        _recording_on(card, disguised=disguised) as (recorder, mode),
+        recording_on(card, disguised=disguised) as (recorder, mode),
         borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
         ExitStack() as stack,
     ):
@@ -231,6 +264,10 @@ def _record_job(
         recorder.owners = lambda: session.owned_tensors(batch)
         recorder.name_modules(session.model)
         run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
+        modes, precision = ModesSeen(session.model), OwnPrecisionWatch(session.device_type)
+        if facts is None:
+            stack.enter_context(modes)
+            stack.enter_context(precision)
         positions = _generators_of(session)
         for _ in range(_NUM_STEPS):
             recorder.begin_step()
@@ -239,8 +276,10 @@ def _record_job(
             stack.close()  # one step shows all of it
         draws_random = positions.first_moved() is not None or _draws_in_forward(recorder)
         run.close()
-        found = facts or gather_facts(session, probed=probed(), draws_random=draws_random)
-        return recorder, found, session.spill
+        if facts is None:
+            facts = gather_facts(session, probed=probed(), draws_random=draws_random)
+            facts = replace(facts, modules_in_evaluation=modes.found, own_precision=precision.found)
+        return recorder, facts, session.spill, mode.compiled_code.notes(session.model)
 
 
 def _asked_beforehand(
@@ -267,22 +306,34 @@ def _draws_in_forward(recorder: Recorder) -> bool:
     return any(each.is_random and each.phase is Phase.FORWARD for each in operations)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What was seen of any code besides its memory."""
+
+    modules_in_evaluation: Sequence[str]
+    notes: Sequence[str]
+
+
 def _record_code(
     setup: Callable[[], Step], card: Card | None, num_steps: int, *, disguised: bool
-) -> Recorder:
+) -> tuple[Recorder, _Seen]:
     """Record code of any kind."""
-    with _recording_on(card, disguised=disguised) as (recorder, _), StepFollower(recorder):
+    precision = OwnPrecisionWatch(CPU if card is None else CUDA)
+    with recording_on(card, disguised=disguised) as (recorder, mode), StepFollower(recorder):
         step = setup()
-        for _ in range(num_steps):
-            recorder.begin_step()
-            recorder.enter_phase(Phase.FORWARD)
-            step()
-            recorder.end_step()
-    return recorder
+        with ModesSeen() as modes, precision:
+            for _ in range(num_steps):
+                recorder.begin_step()
+                recorder.enter_phase(Phase.FORWARD)
+                step()
+                recorder.end_step()
+    notes = [*evaluation_notes(modes.found), *precision.found.notes_of_a_step()]
+    notes += mode.compiled_code.notes()
+    return recorder, _Seen(modules_in_evaluation=modes.found, notes=notes)
 
 
 @contextmanager
-def _clear_refusals() -> Iterator[None]:
+def clear_refusals() -> Iterator[None]:
     """Name the user's line where values are needed, and say that weights are not."""
     try:
         yield
@@ -299,7 +350,7 @@ def _clear_refusals() -> Iterator[None]:
 
 
 @contextmanager
-def _code_at_fault(card: Card | None) -> Iterator[None]:
+def code_at_fault(card: Card | None) -> Iterator[None]:
     """Say where code of any kind failed while it was recorded, and what may help."""
     try:
         yield
@@ -317,7 +368,7 @@ def _code_at_fault(card: Card | None) -> Iterator[None]:
         raise RecordingError(what, remedy) from error
 
 
-def _check_placed(recorder: Recorder, card: Card | None) -> None:
+def check_placed(recorder: Recorder, card: Card | None) -> None:
     """Refuse a recording that never touched the card: its figures would be zeros.
 
     Raises:

@@ -78,8 +78,9 @@ def plan_report(plan: PlanningResult) -> RenderableType:
             for reason, names in refused.items()
         ]
         parts.append(section("Left out", dashed(sentences)))
-    if plan.notes:
-        parts.append(section("Good to know", dashed([Text(note) for note in plan.notes])))
+    # The prediction above has said its own.
+    if notes := [Text(note) for note in plan.notes if note not in prediction.notes]:
+        parts.append(section("Good to know", dashed(notes)))
     return at_page_width(*parts)
 
 

@@ -66,8 +66,15 @@ def prediction_table(
         advice: what would change it, shown where there is any.
         top: how many of the largest modules and blocks are shown.
     """
+    title = Text(f"Predicted step on {prediction.device}", style="bold")
+    return at_page_width(title, *prediction_parts(prediction, advice, top=top))
+
+
+def prediction_parts(
+    prediction: Prediction, advice: Sequence[Advice] = (), *, top: int = _TOP
+) -> list[RenderableType]:
+    """Return the parts of one prediction below its title, as ``prediction_table`` shows them."""
     parts: list[RenderableType] = [
-        Text(f"Predicted step on {prediction.device}", style="bold"),
         Padding(_headline(prediction), INDENT),
         Padding(_fits_text(prediction), INDENT),
     ]
@@ -91,7 +98,7 @@ def prediction_table(
         parts.append(section("Largest allocations at the peak", holders))
     if prediction.terms:
         parts.append(section("Terms", _terms(prediction.terms)))
-    return at_page_width(*parts)
+    return parts
 
 
 def _named_modules(by_module: Mapping[str, int]) -> dict[str, int]:
@@ -291,4 +298,6 @@ def _comparison_notes(
     for prediction, found in zip(predictions, micro_batches, strict=False):
         if found.reason:
             named.setdefault(found.reason.rstrip("."), []).append(prediction.device)
-    return notes + [f"{', '.join(devices)}: {reason}." for reason, devices in named.items()]
+    notes += [f"{', '.join(devices)}: {reason}." for reason, devices in named.items()]
+    own = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
+    return [*notes, *(f"{note}." for note in own)]

@@ -20,7 +20,7 @@ from .plan_text import plan_report as plan_report
 from .plan_text import plan_table as plan_table
 from .prediction_text import comparison_table as comparison_table
 from .prediction_text import prediction_table as prediction_table
-from .terminal import INDENT, amount, at_page_width, grid, section
+from .terminal import INDENT, amount, at_page_width, dashed, grid, section
 from .wording import largest_first, plan_name, signed_error
 
 _Row = tuple[str, int | None, int | None]
@@ -54,6 +54,8 @@ def measurement_table(
         by_category = _side_by_side(_measured_categories(measurement, prediction))
         parts.append(section("At the peak, by category", by_category))
     parts += ["", Text("error = predicted / measured - 1", style="dim")]
+    if measurement.notes:
+        parts.append(section("Good to know", dashed([Text(f"{n}.") for n in measurement.notes])))
     return at_page_width(*parts)
 
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from memfit.devices.spec import CPU
 from memfit.errors import MemfitError
 from memfit.live_state.random_sources import RandomSourcesReader
-from memfit.session.leaves import tensors_in
+from memfit.session.batch_shapes import LargestBatches, num_elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ def _largest_by_index(loader: DataLoader[Any], most_seconds: float) -> LargestBa
     sizes: list[int] = []
     deadline = time.monotonic() + most_seconds
     for index in range(len(dataset)):
-        sizes.append(_num_elements(dataset[index]))
+        sizes.append(num_elements(dataset[index]))
         if time.monotonic() > deadline:
             break
     if not sizes:
@@ -92,29 +91,19 @@ def _chosen(
 
 def _largest_seen(loader: Iterable[Any], most_seconds: float) -> LargestBatch:
     deadline = time.monotonic() + most_seconds
-    largest, largest_elements, num_seen, is_whole = None, -1, 0, True
+    seen, num_seen, is_whole = LargestBatches(), 0, True
     for batch in loader:
+        seen.look(num_seen, batch)
         num_seen += 1
-        if _num_elements(batch) > largest_elements:
-            largest, largest_elements = batch, _num_elements(batch)
         if time.monotonic() > deadline:
             is_whole = False
             break
-    if largest is None:
+    if seen.largest is None:
         msg = "The data loader gives no batches, so there is no largest one to try."
         raise MemfitError(msg)
     return LargestBatch(
-        batch=largest,
+        batch=seen.largest.batch,
         num_samples_seen=num_seen,
         num_samples=num_seen if is_whole else None,
         is_bound=False,
     )
-
-
-def _num_elements(sample: Any) -> int:
-    """Count the elements of what a sample holds: tensors, arrays, lists of numbers."""
-    tensors = tensors_in(sample)
-    if tensors:
-        return sum(tensor.numel() for tensor in tensors)
-    sizes = [getattr(leaf, "size", 1) for leaf in torch.utils._pytree.tree_leaves(sample)]
-    return sum(size if isinstance(size, int) else 1 for size in sizes)

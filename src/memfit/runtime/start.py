@@ -12,10 +12,11 @@ from memfit.comparison.gradients import accumulate_gradients
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError, StrategyError
 from memfit.job import Job
+from memfit.journal.folder import REFUSE
 from memfit.listeners.protocol import StepListener
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
-from memfit.observe.starting import rank_here, start_observing
+from memfit.observe.starting import check_run_folder, rank_here, start_observing
 from memfit.runtime.data_parallel import GradientAverage, unwrapped
 from memfit.runtime.first_step_check import check_split
 from memfit.runtime.guard.attempts import Attempts
@@ -38,6 +39,7 @@ def start(
     folder: str | Path | None = None,
     listeners: Iterable[StepListener] = (),
     find_leaks: bool = False,
+    earlier_run: str = REFUSE,
 ) -> Run:
     """Build a job's model and optimizer here and get ready to run its steps under a plan.
 
@@ -56,18 +58,24 @@ def start(
         listeners: are told of steps and events, for TensorBoard, W&B or the terminal.
         find_leaks: whether to look for what keeps growing; found leaks are events and warnings.
             Looking takes 0.5 % of the time, and after a suspicion up to 3 s and 2 % in all.
+        earlier_run: what to do with a run that lies in ``folder`` already: ``refuse`` it,
+            ``overwrite`` its journal, or ``continue`` that, for a run that goes on from a
+            checkpoint.
 
     Raises:
+        UsageError: if ``folder`` holds another run, which is not to be replaced or continued.
         StrategyError: if a strategy of the plan cannot apply to the job.
         DeviceUnavailableError: if the device is not in this machine.
     """
-    plan = plan or Plan()
+    check_run_folder(folder, earlier_run)
+    layout = find_layout(job)
+    plan = _with_own_prediction(plan or Plan(), job)
     if device is None:
         device = CPU if plan.device == CPU else CUDA
     device_type = device.partition(":")[0]
     if device_type != "cpu" and not torch.cuda.is_available():
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
-    session = open_session(job, device_type, find_layout(job), accumulate_gradients)
+    session = open_session(job, device_type, layout, accumulate_gradients)
     average = _averaging(session, asked_for=average_gradients)
     observer = StepObserver(
         peaks_on(device_type, takes_timeline=folder is not None),
@@ -79,7 +87,9 @@ def start(
         reason = "gradients are averaged over ranks before the update, and it leaves none."
         raise StrategyError("optimizer-in-backward", reason)
     ranks = ranks_here()
-    start_observing(observer, device_type, plan, folder=folder, listeners=listeners)
+    start_observing(
+        observer, device_type, plan, folder=folder, listeners=listeners, earlier_run=earlier_run
+    )
     if steps.checks is not None:
         steps.checks.on_event = observer.event_of_next_step
     if guard is False:
@@ -89,6 +99,12 @@ def start(
         settings = replace(settings, folder=Path(folder or ""))
     attempts = Attempts(steps, ranks, average)
     return Run(steps, guard=Guard(steps, attempts, ranks, settings, observer.event))
+
+
+def _with_own_prediction(plan: Plan, job: Job) -> Plan:
+    """Leave out a prediction that was made for a job of another batch size."""
+    is_own = plan.prediction is None or plan.prediction.batch_size == job.batch_size
+    return plan if is_own else replace(plan, prediction=None)
 
 
 def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from memfit.errors import BatchSizeIgnoredError, JobFunctionError, RecordingError
+from memfit.errors import BatchSizeIgnoredError, JobError, JobFunctionError, RecordingError
 from memfit.job import Job, expected_signature
 from memfit.session.borrowing import left_alone
 from memfit.session.leaves import leaves_of
@@ -88,9 +88,17 @@ def find_layout(job: Job) -> BatchLayout:
     """Compare batches of two sizes to see which dimension of each tensor follows the batch size.
 
     Raises:
+        JobError: if it is no job.
         BatchSizeIgnoredError: if no dimension does.
         JobFunctionError: if the batch function fails.
     """
+    if not isinstance(job, Job):
+        msg = (
+            f"A memfit.Job is needed, not a {type(job).__name__}: memfit.Job(model=..., batch=..., "
+            "loss=..., optimizer=..., batch_size=...), the first four of them functions. "
+            "memfit.predict_step takes a function that builds a step."
+        )
+        raise JobError(msg)
     size = job.batch_size
     other = size - 1 if size > 1 else size + 1
     leaves, spec = tree_flatten(shapes_of(job, size))
@@ -142,7 +150,8 @@ def _batch_dim(leaf: Any, other: Any, batch_size: int, other_batch_size: int) ->
     if not _is_tensor(leaf) or leaf.dim() != other.dim():
         return None
     for dim, (extent, other_extent) in enumerate(_extents(leaf, other)):
-        if extent != other_extent and extent % batch_size == 0:
+        is_ragged = not isinstance(extent, int)  # rows of a nested tensor
+        if not is_ragged and extent != other_extent and extent % batch_size == 0:
             per_sample = extent // batch_size
             if per_sample * other_batch_size == other_extent:
                 return BatchDim(dim, per_sample)

@@ -14,8 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memfit.devices.spec import CPU
+from memfit.errors import HeldTensorError
 from memfit.forward_state import tensors_held
-from memfit.job import Job, Total
+from memfit.job import Job, Total, build_optimizer
 from memfit.live_state import LiveState, Snapshot
 from memfit.live_state.reading import contents_of, reaches, tensors_of
 from memfit.live_state.tensors import bytes_of, has_content
@@ -27,6 +28,7 @@ from memfit.session.stand_ins import (
     module_tensors,
     optimizer_tensors,
 )
+from memfit.trace.subclasses import inside_of, parts_of
 from memfit.units import MIB
 
 _LARGE_BYTES = 16 * MIB
@@ -73,10 +75,14 @@ def borrowed_to_record(job: Job, mode: FakeTensorMode, device_type: str = CPU) -
 
     Raises:
         HeldTensorError: if a tensor cannot be replaced.
+        OpaqueTensorError: if one is a wrapper that does not say what it is made of.
     """
 
     def lives(tensor: torch.Tensor) -> bool:
-        return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is mode)
+        is_sparse = tensor.layout is not torch.strided and inside_of(tensor) is None
+        return is_sparse or not all(
+            isinstance(part, FakeTensor) and part.fake_mode is mode for part in parts_of(tensor)
+        )
 
     with left_alone(job, copies_content=False) as state:
         loan = _Loan(job, StandIns(_fake_memory), lives, state)
@@ -189,6 +195,7 @@ class _Loan:
     def _model(self) -> torch.nn.Module:
         made = self._job.model()
         if isinstance(made, torch.nn.Module):
+            self._check_not_sharded(made)
             self._watch(made, "model", module_tensors(made))
             self._replace(made.named_parameters(), make=self.make_moved)
             self._replace(made.named_buffers(), may_go=True, make=self.make_moved)
@@ -196,8 +203,26 @@ class _Loan:
             self._unwatched.append(made)
         return made
 
-    def _optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        made = self._job.optimizer(parameters)
+    def _check_not_sharded(self, model: torch.nn.Module) -> None:
+        """Refuse a living model of FSDP2, which frees and fills memory by tensors of its own.
+
+        Raises:
+            HeldTensorError: if it is one.
+        """
+        fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+        if fsdp is None:
+            return
+        for prefix, module in model.named_modules():
+            if not isinstance(module, fsdp.FSDPModule):
+                continue
+            for name, parameter in module.named_parameters(prefix):
+                if self._lives(parameter):
+                    raise HeldTensorError(name, "fully_shard() keeps other tensors over its memory")
+
+    def _optimizer(
+        self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
+    ) -> torch.optim.Optimizer:
+        made = build_optimizer(self._job, named_parameters)
         if isinstance(made, torch.optim.Optimizer):
             self._watch(made, "optimizer", optimizer_tensors(made))
             states = [each for each in optimizer_tensors(made) if each[1].dim()]

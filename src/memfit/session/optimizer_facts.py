@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 TORCH = "torch.optim"
+_NO_SETTINGS = ("params", "param_names")
+"""What a parameter group has besides settings."""
 SCHEDULER = "scheduler"
 HOOK_BEFORE_STEP = "hook before its step"
 HOOK_AFTER_STEP = "hook after its step"
@@ -30,7 +32,7 @@ def options_in_use(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         for name, value in group.items():
             if isinstance(value, torch.Tensor):
                 names |= {name, f"{name} as a tensor"}
-            elif name != "params" and value:
+            elif name not in _NO_SETTINGS and value:
                 names.add(name)
     return tuple(sorted(names))
 

@@ -14,13 +14,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import JobFunctionError, LossNotScalarError, MemfitError
-from memfit.job import Job, Total, expected_signature
+from memfit.job import Job, Total, build_optimizer, expected_signature
 from memfit.session.absent_weights import check_weights_are_here
 from memfit.session.batches import BatchLayout
+from memfit.session.own_precision import scaling_refused
 from memfit.session.spill import Spill
 from memfit.session.storages import owned_tensors
 from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Owned
+from memfit.trace.subclasses import known_parts_of
 
 if TYPE_CHECKING:
     from memfit.session.carried_effects import CarriedEffects
@@ -88,6 +90,8 @@ class Session:
     """What checkpoints must keep besides model and optimizer, by name."""
     carried_effects: CarriedEffects | None = None
     """Has what forwards change happen once per step, where batches are run in pieces."""
+    is_loss_known: bool = False
+    """Whether the loss has been called, and need not be looked at again."""
     facts: Any = None
     """What strategies have found out of the job as it is; ``gather_facts`` gives it its type."""
     spill: Spill = field(default_factory=Spill)
@@ -96,7 +100,11 @@ class Session:
     @property
     def is_virtual(self) -> bool:
         """Return whether the step is recorded on fake tensors, and nothing is really there."""
-        return any(isinstance(parameter, FakeTensor) for parameter in self.model.parameters())
+        return any(
+            isinstance(part, FakeTensor)
+            for parameter in self.model.parameters()
+            for part in known_parts_of(parameter)
+        )
 
     def replace(self, **values: Any) -> Callable[[], None]:
         """Set fields; return what sets them back."""
@@ -120,14 +128,15 @@ class Session:
 
         Raises:
             LossNotScalarError: if the loss is neither a scalar tensor nor a Total of scalars.
+            JobFunctionError: if it fails, or scales itself.
         """
-        if not self.forward_contexts:
+        with ExitStack() as stack:
+            for context in self.forward_contexts:
+                stack.enter_context(context())
+            if not self.is_loss_known:
+                stack.enter_context(scaling_refused())
             loss: torch.Tensor | Total = _called(self.job, "loss", self.model, batch)
-        else:
-            with ExitStack() as stack:
-                for context in self.forward_contexts:
-                    stack.enter_context(context())
-                loss = _called(self.job, "loss", self.model, batch)
+        self.is_loss_known = True
         check_loss(loss)
         return loss
 
@@ -151,7 +160,7 @@ def open_session(
     check_weights_are_here(model)
     if device_type != "cpu":
         model.to(device_type)
-    optimizer = _built(job, "optimizer", torch.optim.Optimizer, list(model.parameters()))
+    optimizer = _built(job, "optimizer", torch.optim.Optimizer, model.named_parameters())
     if device_type != "cpu":
         _bring_states(optimizer)
     return Session(
@@ -204,6 +213,8 @@ def _called(job: Job, function: str, *args: Any) -> Any:
         JobFunctionError: if it fails for a reason of its own, with the place.
     """
     try:
+        if function == "optimizer":
+            return build_optimizer(job, *args)
         return getattr(job, function)(*args)
     except (MemfitError, MemoryError, torch.OutOfMemoryError):
         raise

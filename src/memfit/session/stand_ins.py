@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from memfit.errors import HeldTensorError
+from memfit.virtual.exchange import exchange, take_along_hooks
 
 Maker = Callable[[torch.Tensor], torch.Tensor]
 """Makes the memory of stand-ins from a flat view of the whole memory of some originals."""
@@ -112,7 +113,7 @@ class StandIns:
             stand_in = _as_parameter(tensor, data)
         else:
             stand_in = data if type(data) is FakeTensor else data.as_subclass(type(tensor))
-        _take_along_hooks(tensor, stand_in)
+        take_along_hooks(tensor, stand_in)
         stand_in.requires_grad_(is_leaf_to_train)
         for name, value in vars(tensor).items():
             stand_in.__dict__.setdefault(name, value)
@@ -183,7 +184,9 @@ def _parts(tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in tensors:
         if is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, FakeTensor):
             inner, _ = tensor.__tensor_flatten__()
-            yield from _parts((f"{name}.{part}", getattr(tensor, part)) for part in inner)
+            held = ((f"{name}.{part}", getattr(tensor, part)) for part in inner)
+            # Some name what is no tensor as well: DTensor its mesh of devices.
+            yield from _parts((place, part) for place, part in held if torch.is_tensor(part))
         elif not tensor.is_meta or isinstance(tensor, FakeTensor):
             yield name, tensor
 
@@ -203,18 +206,6 @@ def _as_parameter(tensor: torch.nn.Parameter, data: torch.Tensor) -> torch.Tenso
     return made
 
 
-def _take_along_hooks(tensor: torch.Tensor, stand_in: torch.Tensor) -> None:
-    """Register a tensor's hooks with its stand-in; those of a frozen one come along as well."""
-    if not tensor.is_leaf or not (stand_in.is_floating_point() or stand_in.is_complex()):
-        return
-    stand_in.requires_grad_(True)
-    for hook in (tensor._backward_hooks or {}).values():
-        stand_in.register_hook(hook)
-    after: Any = getattr(tensor, "_post_accumulate_grad_hooks", None)
-    for hook in (after or {}).values():
-        stand_in.register_post_accumulate_grad_hook(hook)
-
-
 def _exchange(name: str, first: torch.Tensor, second: torch.Tensor) -> None:
     """Exchange everything but the identity of two tensors.
 
@@ -222,19 +213,6 @@ def _exchange(name: str, first: torch.Tensor, second: torch.Tensor) -> None:
         HeldTensorError: if something in torch holds on to one of them.
     """
     try:
-        _exchange_classes(first, second)
-        try:
-            torch._C._swap_tensor_impl(first, second)
-        except RuntimeError:
-            _exchange_classes(first, second)
-            raise
+        exchange(first, second)
     except (RuntimeError, TypeError) as error:
         raise HeldTensorError(name, str(error).partition("\n")[0]) from error
-    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
-
-
-def _exchange_classes(first: torch.Tensor, second: torch.Tensor) -> None:
-    of_first, of_second = type(first), type(second)
-    if of_first is not of_second:
-        first.__class__ = of_second
-        second.__class__ = of_first

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from memfit.allocator.simulate import CPU_RULES, CUDA_RULES
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
+from memfit.trace.subclasses import known_parts_of
 
 
 def owned_tensors(
@@ -27,10 +28,13 @@ def owned_tensors(
 
 
 def storages_of(owned: Iterable[Owned]) -> Iterator[tuple[Owned, torch.UntypedStorage]]:
-    """Yield every storage behind tensors once, with the first that lies in it."""
+    """Yield every storage behind tensors once, with the first that lies in it.
+
+    Limits: of wrappers that do not say what they are made of, nothing is known.
+    """
     seen: set[int] = set()
     for entry in owned:
-        for part in _parts(entry.tensor):
+        for part in known_parts_of(entry.tensor):
             storage = part.untyped_storage()
             if storage._cdata not in seen:
                 seen.add(storage._cdata)
@@ -52,10 +56,3 @@ def owned_bytes(owned: Iterable[Owned]) -> dict[Category, int]:
         if entry.category is Category.BATCH or not is_elsewhere:
             found[entry.category] = found.get(entry.category, 0) + rules.rounded(storage.nbytes())
     return found
-
-
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a sparse one consists of, or the tensor itself."""
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    return (tensor,)

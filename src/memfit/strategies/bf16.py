@@ -11,6 +11,7 @@ import torch
 
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
+from memfit.strategies.facts import JobFacts, own_autocast_obstacle
 from memfit.trace.events import Category
 
 
@@ -22,7 +23,7 @@ class Bf16(Strategy):
     context ends. bfloat16 has float32's range, so no gradient scaler is needed.
 
     Limits: approximate; relative rounding error 2^-8 per operation. It saves nothing on parameters,
-    gradients and optimizer states.
+    gradients and optimizer states. A loss that runs under an autocast of its own is left to it.
     Source: https://docs.pytorch.org/docs/stable/amp.html (operator lists per device type).
     """
 
@@ -33,6 +34,10 @@ class Bf16(Strategy):
         Category.SAVED_ACTIVATIONS: 0.5,
         Category.TEMPORARIES: 0.5,
     }
+
+    def obstacle(self, facts: JobFacts) -> str | None:
+        """Refuse a loss that has an autocast of its own, inside of which this one has no say."""
+        return own_autocast_obstacle(facts)
 
     def apply(self, session: Session) -> Undo:
         """Add the autocast context."""

@@ -16,6 +16,7 @@ from memfit.session.optimizer_facts import (
     package_of,
     parameter_dtypes_of,
 )
+from memfit.session.own_precision import OwnPrecision
 from memfit.session.session import Session
 
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
@@ -50,6 +51,8 @@ class JobFacts:
     """The types of the parameters that are trained."""
     modules_in_evaluation: tuple[str, ...] = ()
     """The outermost modules in evaluation mode; see memfit.session.evaluation_mode."""
+    own_precision: OwnPrecision = field(default_factory=OwnPrecision)
+    """What the job's own code does to its precision, as far as a step has been seen."""
     draws_random: bool | None = None
     """Whether a step draws random numbers at all, by whatever library; None where no step has been
     seen yet."""
@@ -86,6 +89,17 @@ def shared_facts(session: Session, separation: Separation | None = None) -> JobF
         parameter_dtypes=parameter_dtypes_of(session.optimizer),
         modules_in_evaluation=modules_in_evaluation(session.model),
         separation=separation or Separation(session.job, session.layout),
+    )
+
+
+def own_autocast_obstacle(facts: JobFacts) -> str | None:
+    """Return why no autocast is put around a job; None if its loss has none of its own."""
+    own = facts.own_precision
+    if not own.autocast:
+        return None
+    return (
+        f"the job's loss runs under an autocast of its own, in {own.autocast} "
+        f"({own.autocast_line}), which has precedence. Take it out to have memfit choose."
     )
 
 

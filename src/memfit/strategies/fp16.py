@@ -14,7 +14,7 @@ from memfit.devices.spec import CPU
 from memfit.session.block_names import first_few
 from memfit.session.session import PhaseListener, Session, clip_gradients
 from memfit.strategies.base import CHOOSES_TYPE, Numerics, Seam, Strategy, Undo
-from memfit.strategies.facts import JobFacts
+from memfit.strategies.facts import JobFacts, own_autocast_obstacle
 from memfit.trace.events import Category
 
 _SCALER = "gradient_scaler"
@@ -39,7 +39,7 @@ class Fp16(Strategy):
     Limits: approximate; relative rounding error 2^-11 per operation. The first steps may be skipped
     until the scale is found: a ``Total`` in micro-batches scales a sum, so its scale comes out
     smaller by the count. It saves nothing on parameters, gradients and optimizer states. bf16 needs
-    no scale, where the device has it.
+    no scale, where the device has it. A loss with an autocast or a scaler of its own is refused.
     Source: Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740, section 3.2;
     https://docs.pytorch.org/docs/stable/notes/amp_examples.html on gradient accumulation.
     """
@@ -61,7 +61,7 @@ class Fp16(Strategy):
         return Lstms(tuple(name or "the model" for name in found))
 
     def obstacle(self, facts: JobFacts) -> str | None:
-        """Refuse parameters in float16, and recurrent layers that the CPU lacks in float16."""
+        """Refuse what has a type of its own, and recurrent layers that the CPU lacks in float16."""
         if "float16" in facts.parameter_dtypes:
             return (
                 "the model has parameters in float16, whose gradients cannot be scaled back "
@@ -73,7 +73,7 @@ class Fp16(Strategy):
                 f"torch does not train an LSTM ({first_few(lstms)}) in float16 on the CPU. "
                 "Allow bf16, which does the same with bfloat16."
             )
-        return None
+        return own_autocast_obstacle(facts)
 
     def apply(self, session: Session) -> Undo:
         """Add the autocast context, and scale around backward and update."""

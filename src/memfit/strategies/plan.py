@@ -80,7 +80,10 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a plan written by ``save`` or by hand; its prediction is left out.
+        """Read a plan written by ``save`` or by hand.
+
+        Its prediction is kept where it is about these strategies, and left out where they were
+        changed by hand.
 
         Raises:
             PlanFileError: if the file is missing, is no plan, or has unknown strategies.
@@ -96,10 +99,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: Any, where: str = "the plan") -> Self:
-        """Make a plan of what ``to_json`` gives; its prediction is left out.
+        """Make a plan of what ``to_json`` gives, without the predictions of smaller plans.
 
         Raises:
-            PlanFileError: if it is no plan, or has unknown strategies; it names ``where``.
+            PlanFileError: if it is no plan, or has unknown strategies or a malformed prediction; it
+                names ``where``.
         """
         if not isinstance(content, dict) or content.get("memfit_plan") != _VERSION:
             raise PlanFileError(where, f"it does not say memfit_plan: {_VERSION}")
@@ -109,6 +113,7 @@ class Plan:
             numerics = Numerics(content.get("numerics", Numerics.EXACT))
             proof = None if content.get("proof") is None else Evidence(content["proof"])
             reasons = tuple(str(reason) for reason in content.get("reasons") or ())
+            prediction = _prediction(content.get("prediction"), strategies)
         except (StrategyError, ValueError, KeyError, TypeError) as error:
             raise PlanFileError(where, str(error).rstrip(".")) from None
         device = str(content.get("device", CPU))
@@ -118,6 +123,7 @@ class Plan:
             device=device,
             proof=proof,
             reasons=reasons,
+            prediction=prediction,
             ladder=tuple(cls(strategies=rung, device=device) for rung in ladder),
         )
 
@@ -157,6 +163,20 @@ def _strategies_json(strategies: Sequence[Strategy]) -> list[dict[str, Any]]:
 
 def _strategies(entries: Any) -> tuple[Strategy, ...]:
     return tuple(_strategy(entry) for entry in entries or [])
+
+
+def _prediction(
+    content: Mapping[str, Any] | None, strategies: Sequence[Strategy]
+) -> Prediction | None:
+    """Read a prediction; None where there is none, or it was made for other strategies."""
+    if content is None:
+        return None
+    try:
+        found = Prediction.from_json(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = f"its prediction is malformed ({type(error).__name__}: {error})"
+        raise ValueError(msg) from error
+    return found if found.strategies == tuple(each.label() for each in strategies) else None
 
 
 def _strategy(entry: Mapping[str, Any]) -> Strategy:

@@ -134,6 +134,18 @@ class StepMark:
     last_operation: int
 
 
+def history_until(history: Trace, mark: StepMark) -> Trace:
+    """Cut a longer trace off behind a step."""
+    return Trace(
+        allocations=history.allocations,
+        events=history.events[: mark.last_event],
+        operations=history.operations[: mark.last_operation],
+        extras=history.extras,
+        calls=history.calls,
+        releases=[place for place in history.releases if place <= mark.last_event],
+    )
+
+
 def trace_of_step(history: Trace, mark: StepMark) -> Trace:
     """Cut one step out of a longer trace; what lives when it begins comes first, as SETUP."""
     step = Trace()

@@ -9,9 +9,15 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.trace.subclasses import is_left_to_a_class
+
 
 class OperatorMode(TorchDispatchMode):
-    """See the operators, those of autograd's backward among them."""
+    """See the operators, those of autograd's backward among them.
+
+    Those on a wrapper, such as a DTensor, are left to its class; what that does to the tensors
+    inside is seen.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,11 +25,17 @@ class OperatorMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if is_left_to_a_class(types):
+            return self._leave(args, kwargs or {})
         return self._dispatch(func, args, kwargs or {})
+
+    def _leave(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """Leave an operator to the class of one of its arguments."""
+        return NotImplemented
 
     @abc.abstractmethod
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Carry an operator out, and return what it returns."""
+        """Run an operator, and return what it returns."""
 
 
 class FunctionMode(TorchFunctionMode):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+from unittest.mock import patch
 
 import torch
 
@@ -34,8 +36,11 @@ from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
 from memfit.trace.shrunken import hold_whole_storage
+from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
 
 _DEVICE = torch.ops.prim.device.default
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,21 @@ class Recorder(OperatorMode):
     """Record the allocations, frees and operators of everything done while it is active.
 
     Does not see memory that an operator takes and gives back inside its kernel, except where
-    ``hidden`` has a rule for it.
+    ``hidden`` has a rule for it. Operators on the fake tensors of a mode that is entered inside are
+    not noted: they stand for no memory, as DTensor's questions after the shapes of results.
 
     Args:
         owners: gives the tensors whose purpose is known, whenever it is asked.
         hidden: the kernels' hidden memory on the device, and which tensors lie there.
+        beside: told of the tensors that do not lie there.
     """
 
-    def __init__(self, owners: Owners = tuple, hidden: HiddenMemory | None = None) -> None:
+    def __init__(
+        self,
+        owners: Owners = tuple,
+        hidden: HiddenMemory | None = None,
+        beside: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
         super().__init__()
         num_holders_when_exclusive()
         self.owners = owners
@@ -90,25 +102,34 @@ class Recorder(OperatorMode):
         self.marks: list[StepMark] = []
         self.follows_engine = False
         self._hidden = hidden or CpuKernels()
+        self._tell_beside = beside
+        self._fake_mode: Any = None
+        self._resizes = _resizes_seen(self._resized)
         self._live: dict[int, _Live] = {}
         self._phase = Phase.SETUP
         self._phase_born: list[int] = []
+        self._is_paused = False
         self._step_began = (0, 0)
         self._modules = ModuleTracker(self._module_entered, self._module_left)
         self._open_calls: list[ModuleCall] = []
 
     def __enter__(self) -> Self:
+        self._fake_mode = torch._C._get_dispatch_mode(_FAKE)
         self._modules.__enter__()
+        self._resizes.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc, traceback)
+        self._resizes.__exit__(exc_type, exc, traceback)
         self._modules.__exit__(exc_type, exc, traceback)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if func is _DEVICE:
-            return func(*args, **kwargs)  # asked so often that it is worth noting nothing
+        if func is _DEVICE or self._is_paused:
+            return func(*args, **kwargs)  # the device is asked for so often that nothing is noted
+        if torch._C._get_dispatch_mode(_FAKE) is not self._fake_mode:
+            return func(*args, **kwargs)
         if self.follows_engine:
             self._follow_engine()
         if self._phase is Phase.BACKWARD and is_in_place_accumulation(func, args):
@@ -119,9 +140,24 @@ class Recorder(OperatorMode):
         self._note(func, args, kwargs, out)
         return out
 
+    def _leave(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Leave an operator to a wrapper, unless nobody knows what that is made of."""
+        for tensor in tensors_in((args, tuple(kwargs.values()))):
+            check_can_be_taken_apart(tensor)
+        return NotImplemented
+
     def release_cache(self) -> None:
         """Note that cached memory is given back."""
         self.history.releases.append(len(self.history.events))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note nothing inside: what another process would allocate."""
+        is_paused, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = is_paused
 
     def name_modules(self, model: torch.nn.Module) -> None:
         """Learn the names of the model's modules."""
@@ -137,7 +173,8 @@ class Recorder(OperatorMode):
         self._phase = Phase.SETUP
         self._phase_born = []
         for owned in self.owners():
-            self._meet(owned.tensor, "", Place())
+            for part in parts_of(owned.tensor):
+                self._meet(part, "", Place())
         self._claim()
         self._step_began = (len(self.history.events), len(self.history.operations))
 
@@ -174,9 +211,12 @@ class Recorder(OperatorMode):
         """Note an operator, its scratch and the storages it returned."""
         operation = describe(func, args, kwargs, out, self._phase)
         if operation is None:
+            # The last of what ``torch.tensor`` does, and all that is seen of it; ``from_numpy``
+            # ends so as well, in memory of another's.
+            if func is _LIFT_FRESH and args[0].untyped_storage().resizable():
+                self._meet(out, "tensor", self._place())
             return
-        is_backward = self._phase is Phase.BACKWARD
-        place = self._modules.in_backward() if is_backward else self._modules.in_forward()
+        place = self._place()
         operation.reads = self._allocations_of(tensors_in((args, tuple(kwargs.values()))))
         operation.changes = self._allocations_of(changed_tensors(func, args))
         operation.first_event = len(self.history.events)
@@ -190,6 +230,11 @@ class Recorder(OperatorMode):
         operation.writes = tuple(range(first_new, len(self.history.allocations)))
         if scratch is not None:
             self._pass_by(scratch, operation.name, place)
+
+    def _place(self) -> Place:
+        """Tell the module and line that an operator belongs to."""
+        is_backward = self._phase is Phase.BACKWARD
+        return self._modules.in_backward() if is_backward else self._modules.in_forward()
 
     def _allocations_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """Return the allocations, by index, that counted tensors lie in, each once."""
@@ -212,6 +257,8 @@ class Recorder(OperatorMode):
     def _meet(self, tensor: torch.Tensor, operator: str, place: Place) -> None:
         """Note a tensor's storage if it is new, or if it has been resized."""
         if not self._hidden.is_counted(tensor):
+            if self._tell_beside is not None:
+                self._tell_beside(tensor)
             return
         storage = tensor.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
@@ -222,10 +269,32 @@ class Recorder(OperatorMode):
             self._died(key, known.index)
         is_recomputed = self._phase is Phase.BACKWARD and self._modules.is_recomputing
         category = Category.SAVED_ACTIVATIONS if is_recomputed else Category.TEMPORARIES
+        self._live_from_now(storage, operator, place, category)
+
+    def _live_from_now(
+        self, storage: torch.UntypedStorage, operator: str, place: Place, category: Category
+    ) -> None:
+        """Note a storage's memory from now until it dies."""
+        key, num_bytes = storage._cdata, storage.nbytes()
         index = self._allocate(num_bytes, operator, place, category)
         watch = weakref.ref(storage, lambda _: self._died(key, None))
         self._live[key] = _Live(num_bytes, index, watch)
         self._phase_born.append(key)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Note a storage that code has resized past all operators, as FSDP does.
+
+        Its memory is made anew, and the old one is given back after its content was copied
+        (aten/src/ATen/native/Resize.cpp, torch 2.13).
+        """
+        known = self._live.get(storage._cdata)
+        if known is None or known.num_bytes == storage.nbytes():
+            return
+        category = self.history.allocations[known.index].category
+        if category is Category.SAVED_ACTIVATIONS:
+            category = Category.TEMPORARIES  # what forward has left was lost or moved
+        self._live_from_now(storage, "resize_", self._place(), category)
+        self.history.events.append(-1 - known.index)
 
     def _allocate(self, num_bytes: int, operator: str, place: Place, category: Category) -> int:
         """Note an allocation and give its index."""
@@ -278,8 +347,27 @@ class Recorder(OperatorMode):
     def _claim(self) -> None:
         """Give every storage with a known owner its category and module."""
         for owned in self.owners():
-            live = self._live.get(owned.tensor.untyped_storage()._cdata)
-            if live is not None:
-                allocation = self.history.allocations[live.index]
-                allocation.category = owned.category
-                allocation.module = owned.module
+            for part in parts_of(owned.tensor):
+                live = self._live.get(part.untyped_storage()._cdata)
+                if live is not None:
+                    allocation = self.history.allocations[live.index]
+                    allocation.category = owned.category
+                    allocation.module = owned.module
+
+
+@contextmanager
+def _resizes_seen(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Tell of every storage that Python code resizes inside, once it has its new size.
+
+    FSDP frees the parameters that it has gathered with ``storage.resize_(0)`` and takes their
+    memory again with ``storage.resize_(num_bytes)`` (torch/distributed/fsdp/_fully_shard, 2.13).
+    """
+    resize: Any = torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+        result = resize(storage, num_bytes)
+        tell(storage)
+        return result
+
+    with patch.object(torch.UntypedStorage, "resize_", resize_and_tell):
+        yield

@@ -13,6 +13,7 @@ import torch
 from memfit.comparison.left_behind import unsteady_names
 from memfit.comparison.precision import CastsKept, PrecisionWatch, bound_in
 from memfit.comparison.same_start import SameStart
+from memfit.devices.spec import CPU
 from memfit.errors import JobFunctionError, MemfitError, NothingToVerifyError
 from memfit.job import Job
 from memfit.runtime.run import open_plain_session
@@ -21,6 +22,7 @@ from memfit.session.borrowing import left_alone
 from memfit.session.conversion import converted, copied, default_dtype
 from memfit.session.deterministic_draws import DeterministicDraws
 from memfit.session.evaluation_mode import evaluation_notes
+from memfit.session.own_precision import OwnPrecision, OwnPrecisionWatch
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics
 from memfit.strategies.fact_finding import gather_facts
@@ -98,6 +100,7 @@ class Verifier:
         self._plain: dict[torch.dtype | None, StepResults] = {}
         self._problems: dict[torch.dtype, str] = {}
         self._keeps_casts = False
+        self._precision = OwnPrecision()
 
     @property
     def facts(self) -> JobFacts:
@@ -142,11 +145,15 @@ class Verifier:
             else:
                 errors = kept
         deterministic, slope = None, None
-        if bound < errors.largest or errors.draws:
+        if errors.largest <= bound and dtype is torch.float64 and not errors.draws:
+            errors, bound = self._under_autocast(plan, notes) or (errors, bound)
+        elif bound < errors.largest or errors.draws:
             deterministic = self._deterministic_errors(plan, dtype)
         if deterministic is not None and dtype is torch.float64 and deterministic.largest <= bound:
             slope = self._slope_error(plan, notes)
         earned = _earned(errors, deterministic, slope, bound)
+        if dtype is not torch.float64 and self._precision.autocast:
+            notes.append(f"compared under the loss's own autocast in {self._precision.autocast}")
         is_shown = not remarks.lacking or earned.rank >= Numerics.APPROXIMATE.rank
         return Verification(
             numerics=str(claimed),
@@ -211,6 +218,23 @@ class Verifier:
             notes.append("the plain gradient is not the slope of the loss, so it proves nothing")
             return None
         return errors[0]
+
+    def _under_autocast(self, plan: Plan, notes: list[str]) -> tuple[Errors, float] | None:
+        """Compare under the loss's own autocast, which leaves fp64 alone; None if all is well.
+
+        A plan may be off by as much as the autocast itself: both are rounding.
+        """
+        autocast = self._precision.autocast
+        if not autocast or self._problem_with(torch.float32):
+            return None
+        errors = self._errors(plan, torch.float32, notes)
+        own = compare(self._plain[torch.float32], self._plain[torch.float64]).largest
+        bound = max(bound_in(torch.bfloat16), own)
+        notes.append(
+            f"under the loss's own autocast in {autocast} it is off by {errors.largest:.1e}, and "
+            f"that autocast itself by {own:.1e}"
+        )
+        return None if errors.largest <= bound else (errors, bound)
 
     def _casts_down(self) -> bool:
         """Return whether parts of the plain step compute in less than fp64."""
@@ -282,13 +306,16 @@ class Verifier:
         with self._start.begin(dtype) as session:
             batch = self._batch_in(dtype)
             torch.manual_seed(self._seed)
-            read = self._start.left_behind
+            read, watch = self._start.left_behind, OwnPrecisionWatch(CPU)
             with (
+                watch,
                 self._casts(),
                 mode or nullcontext(),
                 default_dtype(dtype or torch.get_default_dtype()),
             ):
-                return run_steps(session, plan, batch, num_steps=num_steps, read=read)
+                results = run_steps(session, plan, batch, num_steps=num_steps, read=read)
+        self._precision = watch.found
+        return results
 
     def _results_at(
         self, plan: Plan, distance: float, direction: Mapping[str, torch.Tensor]

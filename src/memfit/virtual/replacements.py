@@ -20,6 +20,7 @@ from torch.utils import flop_counter
 from torch.utils._mode_utils import no_dispatch
 
 from memfit.virtual.cuda.placement import is_on_card
+from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
 
 _RANDOM_STATE_BYTES = 5056
 """Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
@@ -89,46 +90,52 @@ class _ConvertedInPlace:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    tensors[name] = self._one(tensor, fn)  # type: ignore[assignment]
+                    known_as = f"{type(module).__name__}.{name}"
+                    tensors[name] = self._one(known_as, tensor, fn)  # type: ignore[assignment]
 
     def _one(
-        self, tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
+        self, name: str, tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """Convert a tensor once, however many modules share it."""
         if id(tensor) not in self._converted:
             with torch.no_grad():
                 converted = fn(tensor)
             if isinstance(tensor, torch.nn.Parameter) and converted is not tensor:
-                converted = _same_parameter(tensor, converted, fn)
+                converted = _same_parameter(name, tensor, converted, fn)
             self._converted[id(tensor)] = (tensor, converted)
         return self._converted[id(tensor)][1]
 
 
 def _same_parameter(
-    parameter: torch.nn.Parameter, data: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
+    name: str,
+    parameter: torch.nn.Parameter,
+    data: torch.Tensor,
+    fn: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Give a parameter other data, as ``parameter.data = data`` does for real ones.
 
     Whoever holds it, an optimizer for example, goes on holding the one that is trained. A new one
-    is returned where autograd holds on to it.
+    is returned where torch refers to it weakly.
+
+    Raises:
+        RecordingError: if it does so and an optimizer would go on with the old one.
     """
-    other: Any = torch.nn.Parameter(data, parameter.requires_grad)
-    gradient = parameter.grad
-    for hook in (parameter._backward_hooks or {}).values():
-        other.register_hook(hook)
-    for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-        other.register_post_accumulate_grad_hook(hook)
-    for name, value in vars(parameter).items():
-        vars(other).setdefault(name, value)
+    other: torch.Tensor = torch.nn.Parameter(data, requires_grad=False)
+    gradient, is_trained = parameter.grad, parameter.requires_grad
+    take_along_hooks(parameter, other)
+    other.requires_grad_(is_trained)
+    for key, value in vars(parameter).items():
+        vars(other).setdefault(key, value)
+    moved: torch.Tensor = parameter
     try:
-        torch._C._swap_tensor_impl(parameter, other)
-    except RuntimeError:
-        return cast(torch.Tensor, other)
-    parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
+        exchange(parameter, other)
+    except RuntimeError as error:
+        refuse_if_an_optimizer_holds(name, parameter, str(error).partition("\n")[0])
+        moved = other
     if gradient is not None:
         with torch.no_grad():
-            parameter.grad = fn(gradient)
-    return parameter
+            moved.grad = fn(gradient)
+    return moved
 
 
 _deep_copy_as_torch_makes_it: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__

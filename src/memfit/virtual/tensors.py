@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, cast
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    _BypassDispatchCache,
 )
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
@@ -29,7 +31,9 @@ from memfit.kernels.cuda.card import Card
 from memfit.kernels.cuda.operators import CUDA_OPERATORS
 from memfit.kernels.registration import Operator, Operators, Rule, call_rule, names_argument
 from memfit.trace.modules import OWN_FOLDERS
+from memfit.trace.subclasses import is_left_to_a_class
 from memfit.virtual.cache_keys import append_key
+from memfit.virtual.compiled_code import CompiledCode
 from memfit.virtual.cuda.autocast import VirtualAutocast
 from memfit.virtual.cuda.distributed import distributed
 from memfit.virtual.cuda.operators import cuda_choices
@@ -40,7 +44,10 @@ from memfit.virtual.cuda.placement import (
     with_device_meant,
 )
 from memfit.virtual.cuda.runtime import runtime
+from memfit.virtual.cuda.wrappers import wrappers
+from memfit.virtual.known_values import value_of
 from memfit.virtual.replacements import replacements
+from memfit.virtual.subclasses import FakeWrappers, is_nested_int, nested_int
 
 _RANGES = (
     torch.ops.aten.linspace.default,
@@ -54,7 +61,7 @@ _UNINITIALISED = (
     torch.ops.aten.new_empty_strided.default,
 )
 _FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-_ITEM = torch.ops.aten._local_scalar_dense.default
+ITEM = torch.ops.aten._local_scalar_dense.default
 _ANY_VALUE = 1.0
 _SAYS_NO_FAKE = "no fake impl registered"
 _DEVICE = torch.ops.prim.device.default
@@ -77,7 +84,34 @@ def _pack(
     return rows[: sum(known)].clone(), torch.tensor(batch_sizes)
 
 
-_OPERATORS = Operators({"_pack_padded_sequence": Operator(fake=_pack)})
+def _align(
+    *, log_probs: torch.Tensor, targets: torch.Tensor, target_lengths: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the CTC losses and the table of probabilities, as wide as the longest target.
+
+    Where lengths are unknown, the bound is what the targets have room for. Source:
+    ``ctc_loss_allocate_outputs`` in aten/src/ATen/native/LossCTC.cpp.
+    """
+    num_rows = log_probs.shape[1] if log_probs.dim() > 2 else 1
+    known = _values_of(target_lengths) if isinstance(target_lengths, torch.Tensor) else None
+    lengths = list(target_lengths) if isinstance(target_lengths, (list, tuple)) else known
+    longest = max(lengths) if lengths else targets.shape[-1]
+    losses = log_probs.new_empty(num_rows)
+    return losses, log_probs.new_empty(num_rows, log_probs.shape[0], 2 * longest + 1)
+
+
+def _align_back(*, log_probs: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of the CTC losses."""
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+_OPERATORS = Operators(
+    {
+        "_pack_padded_sequence": Operator(fake=_pack),
+        "_ctc_loss": Operator(fake=_align),
+        "_ctc_loss_backward": Operator(fake=_align_back),
+    }
+)
 
 
 class ValuesNeededError(RecordingError):
@@ -95,6 +129,7 @@ class VirtualTensors(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self._has_card = has_card
         self._fakes: dict[Any, Rule | None] = {}
+        self.compiled_code = CompiledCode()
 
     def __torch_dispatch__(
         self,
@@ -103,10 +138,22 @@ class VirtualTensors(FakeTensorMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] = MappingProxyType({}),
     ) -> Any:
+        if is_left_to_a_class(types):
+            return NotImplemented  # what it does to the tensors inside comes here
         if func is _DEVICE and not self.in_kernel_invocation:
             return device_told_to_cpp(cast(FakeTensor, args[0]))
         if self._has_card and not self.in_kernel_invocation:
             kwargs = with_device_meant(kwargs)
+        return self._make(func, types, args, kwargs)
+
+    def _make(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Any:
+        """Make the fake results of an operator."""
         own = self._own_fake(func, args, kwargs)
         if own is not NotImplemented:
             return own
@@ -133,8 +180,9 @@ class VirtualTensors(FakeTensorMode):
         """
         if func not in self._fakes:
             on_card = CUDA_OPERATORS.find(func) if self._has_card else None
-            operator = on_card or CPU_OPERATORS.find(func) or _OPERATORS.find(func)
-            self._fakes[func] = None if operator is None else operator.fake
+            found = (on_card or CPU_OPERATORS.find(func), _OPERATORS.find(func))
+            fakes = [operator.fake for operator in found if operator and operator.fake]
+            self._fakes[func] = fakes[0] if fakes else None
         fake = self._fakes[func]
         if fake is None or names_argument(fake, "out") != bool(out):
             return NotImplemented
@@ -153,7 +201,7 @@ class VirtualTensors(FakeTensorMode):
             out = super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
             # Truths decide what an optimizer does next, numbers only scale its update.
-            is_number = func is _ITEM and cast(torch.Tensor, args[0]).is_floating_point()
+            is_number = func is ITEM and cast(torch.Tensor, args[0]).is_floating_point()
             if is_number and _is_asked_by_an_optimizer():
                 return _ANY_VALUE
             raise
@@ -176,6 +224,15 @@ class VirtualTensors(FakeTensorMode):
         """Have torch make tensors on the CPU and move them, as it does without a GPU."""
         return self._has_card or bool(super().avoid_device_init)
 
+    def replacements(self) -> Iterable[Any]:
+        """Return what is replaced in torch while the mode is active."""
+        return ()
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
+        """Make the number that stands for a nested tensor's lengths, without torch's symbols."""
+        self.nt_tensor_id_counter += 1
+        return nested_int(self.nt_tensor_id_counter if nt_tensor_id is None else nt_tensor_id)
+
     def _as_fake(self, value: object) -> object:
         """Make a real tensor fake; anything else stays."""
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
@@ -189,6 +246,8 @@ class VirtualTensors(FakeTensorMode):
         describe = super()._prep_args_for_hash
 
         def append_other(argument: object) -> None:
+            if is_nested_int(argument):
+                raise _BypassDispatchCache("the lengths of a nested tensor")
             describe(result, (argument,), state, id_hashed_objects)
 
         if isinstance(args, Mapping):
@@ -208,25 +267,30 @@ class VirtualTensors(FakeTensorMode):
 
 @contextmanager
 def virtual_tensors(
-    card: Card | None = None, *, disguised: bool = True
-) -> Iterator[FakeTensorMode]:
+    card: Card | None = None,
+    *,
+    disguised: bool = True,
+    make_mode: Callable[..., VirtualTensors] = VirtualTensors,
+) -> Iterator[VirtualTensors]:
     """Make every tensor inside a fake one: it has a shape, a dtype and a device, and no memory.
 
     Args:
         card: the GPU that ``cuda`` means inside; without one there is none.
         disguised: have libraries that treat fake tensors specially take their usual path.
+        make_mode: makes the mode, given whether it ``has_card``.
 
     Raises:
         ValuesNeededError: if the code inside needs the values of tensors.
         RecordingError: if an operator has no fake implementation.
     """
-    mode = VirtualTensors(has_card=card is not None)
+    mode = make_mode(has_card=card is not None)
     try:
         with ExitStack() as stack:
             # What fails is reported by whoever catches it, not by torch's log as well.
             stack.enter_context(patch.object(_FAKE_TENSOR_LOG, "disabled", True))
-            for replacement in replacements(disguised=disguised):
+            for replacement in (*replacements(disguised=disguised), *mode.replacements()):
                 stack.enter_context(replacement)
+            stack.enter_context(mode.compiled_code.run_eagerly())
             if card is not None:
                 _enter_card(stack, card)
             with mode:
@@ -247,7 +311,7 @@ def virtual_tensors(
 def _enter_card(stack: ExitStack, card: Card) -> None:
     """Put a virtual GPU into the machine."""
     autocast = VirtualAutocast(card.torch_version)
-    parts = (placement(), runtime(card), autocast.replacements(), distributed())
+    parts = (placement(), runtime(card), autocast.replacements(), distributed(), wrappers())
     for part in parts:
         for replacement in part:
             stack.enter_context(replacement)
@@ -307,6 +371,7 @@ def _with_own_memory(func: Any, args: Sequence[object]) -> Sequence[object]:
 def _values_of(tensor: object) -> list[int] | None:
     """Return the values of a tensor of whole numbers where they are known."""
     constant = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    constant = value_of(tensor) if constant is None else constant
     if not isinstance(constant, torch.Tensor) or isinstance(constant, FakeTensor):
         return None
     with no_dispatch():
@@ -316,7 +381,8 @@ def _values_of(tensor: object) -> list[int] | None:
 
 def as_virtual(mode: FakeTensorMode, values: object) -> object:
     """Turn the real tensors in a pytree into fake ones; fake ones are made the mode's own."""
-    return tree_map_only(torch.Tensor, lambda tensor: _one_as_virtual(mode, tensor), values)
+    wrappers = FakeWrappers(mode, partial(_one_as_virtual, mode))
+    return tree_map_only(torch.Tensor, wrappers.fake, values)
 
 
 def _one_as_virtual(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from memfit.errors import CommandNotStartedError, DataError, UsageError
+from memfit.errors import CommandNotStartedError, DataError
 from memfit.journal.folder import (
     FACTS_NAME,
+    OVERWRITE,
+    REFUSE,
     Journal,
     JournalWriter,
-    holds_journal,
+    check_earlier_run,
+    clear_journal,
     read_ranks,
 )
 from memfit.journal.records import Ending, RunFacts
@@ -46,6 +49,7 @@ def watch_command(
     folder: Path | None = None,
     budget_bytes: int | None = None,
     finds_leaks: bool = True,
+    overwrite: bool = False,
     signs: KillerSigns | None = None,
 ) -> WatchedRun:
     """Run a command to its end, with everything that happens in it noted in a folder.
@@ -55,6 +59,7 @@ def watch_command(
         folder: where to write; by default one in ``runs`` named after the time and the script.
         budget_bytes: what every process may allocate with torch; None for no limit.
         finds_leaks: whether to look for what keeps growing.
+        overwrite: whether a run that lies in the folder is replaced.
         signs: where the signs of the host's out-of-memory killer are looked for.
 
     Raises:
@@ -65,7 +70,10 @@ def watch_command(
         is_missing = not Path(words[0]).exists()
         reason = "there is no such program" if is_missing else "it cannot be executed"
         raise CommandNotStartedError(words[0], reason, is_missing=is_missing)
-    own_folder = _new_folder(words) if folder is None else _free_folder(folder)
+    if folder is None:
+        own_folder = _new_folder(words)
+    else:
+        own_folder = _free_folder(folder, OVERWRITE if overwrite else REFUSE)
     settings = WatchSettings(
         folder=own_folder.resolve(), budget_bytes=budget_bytes, finds_leaks=finds_leaks
     )
@@ -157,14 +165,15 @@ def _new_folder(words: Sequence[str]) -> Path:
     raise FileExistsError(first)
 
 
-def _free_folder(folder: Path) -> Path:
-    """Take a folder that holds no run.
+def _free_folder(folder: Path, earlier_run: str) -> Path:
+    """Take a folder that holds no run, or no longer.
 
     Raises:
-        UsageError: if it holds one.
+        UsageError: if it holds one that is not to be replaced.
     """
-    if holds_journal(folder):
-        msg = f"{folder} holds a run already; give another --folder."
-        raise UsageError(msg)
+    advice = "Give another --folder, or replace it with --overwrite."
+    check_earlier_run(folder, earlier_run, advice)
+    if earlier_run == OVERWRITE:
+        clear_journal(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

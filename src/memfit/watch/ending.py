@@ -303,7 +303,10 @@ def _unseen(seen: Seen) -> Iterator[str]:
         # The first step is no loss: it begins before there is anything to measure.
         if num_measured < len(journal.steps) - 1:
             of_rank = f" of rank {rank}" if len(seen.journals) > 1 else ""
-            yield f"the peak is of {num_measured} measured steps of {len(journal.steps)}{of_rank}"
+            yield (
+                f"the peak was measured in {num_measured} of {len(journal.steps)} steps{of_rank}; "
+                "evaluation and checkpoints between the others are not measured"
+            )
     for process_id in seen.ended_afterwards:
         yield f"process {process_id} had outlived the command and was ended"
     for failure in seen.failures:

@@ -11,6 +11,7 @@ import torch
 from memfit.kernels.registration import Operator
 from memfit.kernels.rounding import round_up
 from memfit.kernels.tensor_bytes import copied_bytes
+from memfit.kernels.tensor_bytes import num_bytes as bytes_of_tensor
 
 _PAGE_BYTES = 4096
 _FP32 = 4
@@ -126,7 +127,16 @@ def _pages(num_bytes: int) -> int:
     return round_up(num_bytes, _PAGE_BYTES)
 
 
+def _align_backward(*, log_alpha: torch.Tensor) -> int:
+    """Return the table of the CTC loss's backward variable, which is like the forward one.
+
+    Source: ``ctc_loss_backward_cpu_template`` in aten/src/ATen/native/LossCTC.cpp.
+    """
+    return bytes_of_tensor(log_alpha)
+
+
 OPERATORS: Mapping[str, Operator] = {
+    "_ctc_loss_backward": Operator(scratch=_align_backward),
     "mkldnn_rnn_layer": Operator(fake=_fake, scratch=_forward),
     "mkldnn_rnn_layer_backward": Operator(scratch=_backward),
 }

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from memfit.trace.subclasses import is_hollow
+
 _WRAPPER_BYTES = 600
 """Of a tensor besides its storage: the C++ objects and the Python one, as measured with glibc."""
 _NODE_BYTES = 400
@@ -65,7 +67,7 @@ class Storages:
     def _of_storage(self, tensor: torch.Tensor) -> LeafSize:
         try:
             storage = torch.Tensor.untyped_storage(tensor)
-            key, num_bytes = storage._cdata, storage.nbytes()
+            key, num_bytes = storage._cdata, 0 if is_hollow(tensor) else storage.nbytes()
         except (RuntimeError, NotImplementedError):  # sparse, quantized or wrapped tensors
             key, num_bytes = id(tensor), 0
         size = LeafSize(num_bytes=_WRAPPER_BYTES)

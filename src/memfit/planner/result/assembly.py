@@ -22,7 +22,6 @@ from memfit.planner.search.search import Search
 from memfit.prediction.predict import effect_notes
 from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording
-from memfit.session.evaluation_mode import evaluation_notes
 from memfit.strategies.base import Numerics
 from memfit.strategies.evidence import evidence_of
 from memfit.strategies.plan import Plan
@@ -64,7 +63,7 @@ class FinishedSearch:
                 if name not in used
             ),
         )
-        notes += evaluation_notes(self.plain.facts.modules_in_evaluation)
+        notes += self.plain.notes
         notes += [f"{each}." for each in effect_notes(self.plain)]
         notes += left_out
         notes += [f"{name}, in some plans: {why}" for name, why in failed if name in used]

@@ -146,7 +146,8 @@ def _strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
-            yield from _strided_parts(getattr(tensor, name))
+            if isinstance(part := getattr(tensor, name), torch.Tensor):
+                yield from _strided_parts(part)
     elif tensor.layout is torch.strided:
         yield tensor.detach()
     else:

@@ -29,6 +29,7 @@ from memfit.strategies.activation_offload.host_storage import (
 from memfit.strategies.activation_offload.spill_file import SpillFile
 from memfit.strategies.base import HOST, AbstractBlockwise, AbstractOffload, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts, shared_facts
+from memfit.trace.subclasses import known_parts_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
@@ -230,7 +231,9 @@ class _Offloading:
         """Begin a new chain of blocks, and see which memory parameters and buffers have."""
         model = self._session.model
         owned = (*model.parameters(), *model.buffers())
-        self._owned = {tensor.untyped_storage()._cdata for tensor in owned}
+        self._owned = {
+            part.untyped_storage()._cdata for tensor in owned for part in known_parts_of(tensor)
+        }
         self._known.clear()
         self._last = None
         self._storage.begin_forward()

@@ -66,6 +66,15 @@ class DeferredLogits(Tensor):
 
     _member: Member
 
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Say that it is made of no tensors: there are none until somebody asks for values."""
+        return [], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, shape: Any, stride: Any) -> Tensor:
+        """Refuse to be made of tensors; torch asks for both or none."""
+        raise NotImplementedError
+
     @classmethod
     def __torch_function__(
         cls,

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit.virtual.cuda.autocast_lists import autocast_lists
-from memfit.virtual.cuda.placement import is_on_card
 
 Kernel = Callable[..., Any]
 _KEY = "AutocastCPU"
@@ -92,7 +91,7 @@ class VirtualAutocast:
         """Refuse what CUDA's autocast refuses."""
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_autocast_enabled("cuda") and is_on_card(args[0]):
+            if torch.is_autocast_enabled("cuda") and args[0].is_cuda:
                 raise RuntimeError(f"{op} is unsafe to autocast; see the docs of torch.autocast")
             with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
                 return op(*args, **kwargs)
@@ -170,7 +169,7 @@ def _is_eligible(tensor: object) -> bool:
     """Return whether autocast touches a tensor: floating-point, on the card, not fp64."""
     return (
         isinstance(tensor, torch.Tensor)
-        and is_on_card(tensor)
+        and tensor.is_cuda
         and tensor.is_floating_point()
         and tensor.dtype is not torch.float64
     )

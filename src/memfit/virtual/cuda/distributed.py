@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +11,7 @@ import torch
 
 from memfit.units import MIB
 
+_OF_A_GROUP = ("init_process_group", "destroy_process_group", "get_rank", "get_world_size")
 _FIRST_BUCKET_BYTES = MIB
 _BUCKET_MIB = 25
 """dist._DEFAULT_FIRST_BUCKET_BYTES and bucket_cap_mb of DistributedDataParallel, torch 2.13."""
@@ -65,13 +66,19 @@ def _buckets(module: torch.nn.Module, cap_bytes: int) -> Iterator[torch.Tensor]:
 
 
 def distributed() -> Iterator[Any]:
-    """Yield the replacements with which data-parallel code runs as one virtual process."""
+    """Yield the replacements with which data-parallel code runs as one virtual process.
+
+    A group that is open already stays, and so does torch's fake one, whose ranks are not there.
+    """
     if not torch.distributed.is_available():
         return
     parallel = torch.nn.parallel.DistributedDataParallel
     for name, method in {"__init__": _wrap, "forward": _forward, "no_sync": _no_sync}.items():
         yield patch.object(parallel, name, method)
+    if torch.distributed.is_initialized():
+        return
     group = _Group()
+    yield group.closed_at_the_end()
     answers = {
         "init_process_group": group.begin,
         "destroy_process_group": group.end,
@@ -79,8 +86,8 @@ def distributed() -> Iterator[Any]:
         "barrier": _nothing,
         "broadcast": _nothing,
         "all_reduce": _nothing,
-        "get_rank": lambda *_args, **_kwargs: 0,
-        "get_world_size": lambda *_args, **_kwargs: 1,
+        "get_rank": group.rank,
+        "get_world_size": group.num_ranks,
     }
     for name, answer in answers.items():
         yield patch.object(torch.distributed, name, answer)
@@ -91,14 +98,38 @@ class _Group:
 
     def __init__(self) -> None:
         self.is_open = False
+        self._torchs_own: Any = None
+        self._parts = {name: getattr(torch.distributed, name) for name in _OF_A_GROUP}
 
-    def begin(self, *_args: Any, **_kwargs: Any) -> None:
+    def begin(self, backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Open the group; nobody else has to come."""
+        if backend == "fake":
+            self._parts["init_process_group"](backend, *args, **kwargs)
+            self._torchs_own = self._parts
         self.is_open = True
 
-    def end(self, *_args: Any, **_kwargs: Any) -> None:
+    def end(self, *args: Any, **kwargs: Any) -> None:
         """Close the group."""
-        self.is_open = False
+        if self._torchs_own is not None:
+            self._torchs_own["destroy_process_group"](*args, **kwargs)
+        self.is_open, self._torchs_own = False, None
+
+    def rank(self, *args: Any, **kwargs: Any) -> int:
+        """Return the rank of this process."""
+        return 0 if self._torchs_own is None else int(self._torchs_own["get_rank"](*args, **kwargs))
+
+    def num_ranks(self, *args: Any, **kwargs: Any) -> int:
+        """Count the ranks."""
+        own = self._torchs_own
+        return 1 if own is None else int(own["get_world_size"](*args, **kwargs))
+
+    @contextmanager
+    def closed_at_the_end(self) -> Iterator[None]:
+        """Close a group of torch's that was opened inside."""
+        try:
+            yield
+        finally:
+            self.end()
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

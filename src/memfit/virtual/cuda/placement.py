@@ -26,7 +26,7 @@ from memfit.errors import RecordingError
 
 CARD = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
-_META_OF_CARD = torch.device("meta", 7)
+META_OF_CARD = torch.device("meta", 7)
 _DEVICE_KEYWORDS = ("device", "fake_device", "_fake_device")
 _PLACE_OF_DEVICE = 2
 _NO_DATA = (
@@ -68,7 +68,7 @@ def device_meant(device: torch.device | str | int) -> torch.device:
         RecordingError: for a second GPU; one step on one card is recorded.
     """
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if device == _META_OF_CARD:
+    if device == META_OF_CARD:
         return CARD
     if device.type == "cuda":
         if device.index:
@@ -82,7 +82,7 @@ def device_meant(device: torch.device | str | int) -> torch.device:
 
 def device_told_to_cpp(tensor: FakeTensor) -> torch.device:
     """Return the device that C++ is told."""
-    return _META_OF_CARD if is_on_card(tensor) else tensor.fake_device
+    return META_OF_CARD if is_on_card(tensor) else tensor.fake_device
 
 
 def with_device_meant(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

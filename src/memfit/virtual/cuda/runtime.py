@@ -59,6 +59,7 @@ def runtime(card: Card) -> Iterator[Any]:
                 yield patch.object(module, name, answer)
     yield from _cached_memory()
     yield from _accelerator()
+    yield patch.object(torch._C, "_cuda_getCurrentRawStream", _always(0), create=True)
     yield patch.object(torch, "get_device_module", _device_module(torch.get_device_module))
     yield patch.object(torch.cuda.nvtx, "_nvtx", _Inert())
     yield patch.object(torch.backends.cudnn, "is_available", _always(True))

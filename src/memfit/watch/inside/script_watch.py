@@ -90,6 +90,8 @@ class ScriptWatch:
     def finish(self) -> None:
         """Say the last that there is to say."""
         self.safely(self._observer.close)
+        if self._observer.peaks.given_up and not self.is_off:
+            self._record.note(f"peaks were measured no more: {self._observer.peaks.given_up}")
         if self._journal is not None:
             self._journal.close()
 
@@ -130,6 +132,8 @@ class ScriptWatch:
         self._ended_seconds = now_seconds
         self._observer.end_step(self.num_steps, batch_bytes=self._batch_bytes or None)
         self._batch_bytes, self._has_begun_anew = 0, False
+        if self._ends.has_new_leader:
+            self._observer.peaks.begin_training()
         self._observer.begin_step(batch_bytes=0)
         self._began_seconds = time.perf_counter()
 

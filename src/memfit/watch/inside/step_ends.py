@@ -18,23 +18,47 @@ class StepEnds:
 
     The first optimizer seen leads: each of its steps ends a training step, and those of others
     between belong to the next. An optimizer that steps twice while the leader does not takes the
-    lead, so that a leader used only at the beginning does not end the record.
+    lead, so that a leader used only at the beginning does not end the record. One that steps for
+    the first time when the leader has done so twice begins a training of its own, or another part
+    of the same one, and takes the lead at once: an optimizer of a GAN would have been there before.
     """
 
     def __init__(self) -> None:
         self._leader: weakref.ref[Optimizer] | None = None
+        self._num_leaders = 0
+        self._num_led = 0
+        """How many steps the leader has ended."""
         self._others: set[int] = set()
         """The ids of those that have stepped since the leader did."""
+        self._known: dict[int, weakref.ref[Optimizer]] = {}
+        """All that have stepped, by their ids."""
 
     def is_end(self, optimizer: Optimizer) -> bool:
         """Return whether this step of an optimizer ends a training step."""
+        is_new = self._is_new(optimizer)
         leader = None if self._leader is None else self._leader()
         if optimizer is not leader:
-            if leader is not None and id(optimizer) not in self._others:
+            takes_lead = leader is None or (is_new and self._num_led >= 2)
+            if not takes_lead and id(optimizer) not in self._others:
                 self._others.add(id(optimizer))
                 return False
-            self._leader = weakref.ref(optimizer)
+            self._leader, self._num_led = weakref.ref(optimizer), 0
+            self._num_leaders += 1
         self._others.clear()
+        self._num_led += 1
+        return True
+
+    @property
+    def has_new_leader(self) -> bool:
+        """Return whether the latest step that ended was the first of one that took over."""
+        return self._num_leaders > 1 and self._num_led == 1
+
+    def _is_new(self, optimizer: Optimizer) -> bool:
+        """Note that an optimizer steps, and return whether it has not done so before."""
+        known = self._known.get(id(optimizer))
+        if known is not None and known() is optimizer:
+            return False
+        self._known[id(optimizer)] = weakref.ref(optimizer)
         return True
 
 

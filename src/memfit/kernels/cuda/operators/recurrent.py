@@ -16,7 +16,7 @@ import torch
 from memfit.figures import Certainty
 from memfit.kernels.registration import Operator
 from memfit.kernels.scratch import Scratch
-from memfit.kernels.tensor_bytes import copied_bytes
+from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
 _aten = torch.ops.aten
 _CUDNN = "aten/src/ATen/native/cudnn/RNN.cpp; "
@@ -312,7 +312,16 @@ def _pack_backward(
     return out.transpose(0, 1) if batch_first else out
 
 
+def _align_backward(*, log_alpha: torch.Tensor) -> Scratch:
+    """Return the table of the CTC loss's backward variable, which is like the forward one.
+
+    Source: ``ctc_loss_backward_gpu_template`` in aten/src/ATen/native/cuda/LossCTC.cu.
+    """
+    return Scratch.exact("aten/src/ATen/native/cuda/LossCTC.cu", (num_bytes(log_alpha),))
+
+
 OPERATORS: Mapping[str, Operator] = {
+    "_ctc_loss_backward": Operator(scratch=_align_backward),
     **{f"{mode}.{kind}": _layer(mode) for mode in _MODES for kind in ("input", "data")},
     "_cudnn_rnn": Operator(fake=_rnn_fake, scratch=_rnn_scratch),
     "_cudnn_rnn_backward": Operator(fake=_rnn_backward_fake, scratch=_rnn_scratch),

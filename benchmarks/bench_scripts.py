@@ -1,0 +1,101 @@
+"""Predicts scripts as people write them, unchanged, and holds the figures against measured ones.
+
+    python benchmarks/bench_scripts.py [NAME ...]
+
+Each script of ``benchmarks/scripts`` is predicted in an empty folder, on the CPU and on a T4. On
+the CPU each recorded step, the evaluation and the checkpoint are compared with what the allocator
+reported of the script's own run (``benchmarks/scripts/measured.json``). What lies in the folder
+afterwards is counted: there should be nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from results_file import load_result, write_result
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_DEVICES = ("cpu", "t4")
+_PHASES = {"evaluation": "evaluation_peak_bytes", "checkpoint": "checkpoint_peak_bytes"}
+
+
+def main(names: list[str]) -> int:
+    """Predict the scripts of these names, or all, and keep the figures."""
+    measured = {row["script"]: row for row in json.loads((_SCRIPTS / "measured.json").read_text())}
+    rows = {row["script"]: row for row in _known_rows()}
+    for name in names or measured:
+        rows[name] = {"script": name, **_row(name, measured[name])}
+        print(json.dumps(rows[name]), flush=True)
+        write_result("scripts", {"rows": [rows[each] for each in measured if each in rows]})
+    return 0
+
+
+def _known_rows() -> list[dict[str, Any]]:
+    try:
+        return list(load_result("scripts")["rows"])
+    except FileNotFoundError:
+        return []
+
+
+def _row(name: str, measured: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"arguments": measured["arguments"]}
+    for device in _DEVICES:
+        row[device] = _predicted(name, measured["arguments"], device)
+    found = row["cpu"]
+    if "error" not in found:
+        real_peaks = measured.get("step_peak_bytes", [measured["first_step_peak_bytes"]])
+        steps = list(zip(found["step_peaks_bytes"], real_peaks, strict=False))
+        row["step_errors"] = [predicted / real - 1 for predicted, real in steps]
+        row["worst_step_error"] = max(row["step_errors"], key=abs)
+        row["phase_errors"] = {
+            phase: found["phases"][phase] / measured[field] - 1
+            for phase, field in _PHASES.items()
+            if phase in found["phases"] and measured.get(field)
+        }
+    return row
+
+
+def _predicted(name: str, arguments: list[str], device: str) -> dict[str, Any]:
+    """Predict one script in an empty folder, by the command that a user types."""
+    command = [sys.executable, "-m", "memfit", "predict", str(_SCRIPTS / name)]
+    command += ["--device", device, "--json", "--", *arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        seconds = time.perf_counter() - started
+        left = sum(1 for _ in Path(folder).rglob("*"))
+    figures = {"seconds": round(seconds, 1), "num_files_left": left}
+    if done.returncode not in (0, 3):
+        return {**figures, "error": done.stderr.strip().splitlines()[-1:]}
+    answer = json.loads(done.stdout)
+    return {
+        **figures,
+        "resident_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "peak_allocated_bytes": answer["peak_allocated_bytes"],
+        "process_bytes": answer["process_bytes"],
+        "step_peaks_bytes": answer["step_peaks_bytes"],
+        "phases": {each["phase"]: each["peak_allocated_bytes"] for each in answer["phases"]},
+        "host": {each["phase"]: each["host_peak_bytes"] for each in answer["phases"]},
+        "num_answers": len(answer["answers"]),
+        "num_diverted_files": answer["num_diverted_files"],
+        "skewed_peak_bytes": answer["skewed_peak_bytes"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

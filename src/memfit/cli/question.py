@@ -1,0 +1,33 @@
+"""What the words of ``memfit predict`` ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memfit.allocator.settings import AllocatorSettings
+    from memfit.devices.spec import Device
+    from memfit.prediction.budget import MemoryBudget
+    from memfit.strategies.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Devices, plan, budget and allocator of a prediction, and how much of it is shown."""
+
+    devices: Sequence[Device]
+    plan: Plan | None
+    budget: MemoryBudget
+    settings: AllocatorSettings
+    num_holders: int
+
+    @property
+    def judged_by(self) -> dict[str, Any]:
+        """Return what a prediction is made with, besides its recording."""
+        return {
+            "budget": self.budget,
+            "settings": self.settings,
+            "in_full": True,
+        }

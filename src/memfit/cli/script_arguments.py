@@ -1,0 +1,185 @@
+"""Scripts among the arguments of ``memfit predict``: what they are, and how they are answered."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import NoPlanFitsError, UsageError
+
+from .command import write_json
+from .job_arguments import status
+from .question import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from memfit.devices.spec import Device
+    from memfit.script.prediction import ScriptPrediction
+    from memfit.script.question import ScriptTarget
+
+_STEPS = 3
+_MOST_SECONDS = 300.0
+_DATA_SECONDS = 60.0
+_ALLOWED = ("subprocess", "network")
+
+
+def add_script_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what concerns scripts alone."""
+    parser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="a module, as python -m runs it"
+    )
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=int,
+        default=_STEPS,
+        help=f"of a script: how many updates are recorded (default {_STEPS})",
+    )
+    parser.add_argument(
+        "--most-seconds",
+        metavar="N",
+        type=float,
+        default=_MOST_SECONDS,
+        help=f"of a script: when to end with what is there (default {_MOST_SECONDS:.0f})",
+    )
+    parser.add_argument(
+        "--data",
+        action="store_true",
+        help="of a script: read its training data, and record the steps of the largest batches",
+    )
+    parser.add_argument(
+        "--data-seconds",
+        metavar="N",
+        type=float,
+        default=_DATA_SECONDS,
+        help=f"how long the data is read at most (default {_DATA_SECONDS:.0f})",
+    )
+    parser.add_argument(
+        "--allow-outside",
+        metavar="KIND",
+        action="append",
+        choices=_ALLOWED,
+        default=[],
+        help="of a script: let it start programs (subprocess) or connect (network)",
+    )
+
+
+def is_script(args: argparse.Namespace) -> bool:
+    """Return whether a script is meant, rather than a name in a file.
+
+    Raises:
+        UsageError: if nothing is named, or two things are.
+    """
+    if args.module is not None:
+        if args.job is not None:
+            raise UsageError(f"-m {args.module} and {args.job} are two things; name one of them.")
+        return True
+    if args.job is None:
+        msg = "Name what is predicted: FILE.py, FILE.py:NAME or -m MODULE."
+        raise UsageError(msg)
+    path, colon, _ = args.job.partition(":")
+    if args.script_arguments and colon:
+        raise UsageError(
+            f"Arguments after -- go to a script, and {args.job} is a name in one; leave out "
+            f"{colon}NAME to predict the script."
+        )
+    if colon or not Path(path).is_file():
+        return False  # a missing file is told as for jobs
+    return bool(args.script_arguments) or not _describes_job(Path(path))
+
+
+def run_script(args: argparse.Namespace, question: Question, console: Console) -> int:
+    """Record the script for every device, judge it, and show what was found."""
+    from memfit.reports.script_text import script_text
+
+    if question.plan is not None:
+        msg = "--plan changes how memfit runs a memfit.Job, and a script runs as it is."
+        raise UsageError(msg)
+    target = _target(args)
+    found = []
+    with status(console, f"recording {target.name}", quiet=args.json) as show:
+        for device in question.devices:
+            show(f"recording {target.name} on {device.name}")
+            found.append(_answer(args, target, device, question, show))
+    if args.json:
+        values = [_to_json(answer) for answer in found]
+        write_json(values[0] if len(values) == 1 else values)
+    else:
+        for answer in found:
+            console.print(script_text(answer, top=question.num_holders))
+    fits = any(answer.prediction.fits is not False for answer in found)
+    return 0 if fits else NoPlanFitsError.exit_code
+
+
+def _to_json(answer: ScriptPrediction) -> dict[str, Any]:
+    """Return everything as plain values, with the keys that every prediction has."""
+    from memfit.reports.wording import verdict
+
+    return {**answer.to_json(), "verdict": verdict(answer.prediction), "advice": []}
+
+
+def _answer(
+    args: argparse.Namespace,
+    target: ScriptTarget,
+    device: Device,
+    question: Question,
+    tell: Callable[[str], object],
+) -> ScriptPrediction:
+    from memfit.script.prediction import predict_recorded_script
+    from memfit.script.question import ScriptQuestion
+    from memfit.script.recording import record_script
+
+    asked = ScriptQuestion(
+        target=target,
+        device=device,
+        num_steps=args.steps,
+        most_seconds=args.most_seconds,
+        allows=args.allow_outside,
+        data_seconds=args.data_seconds if args.data else None,
+    )
+    found = record_script(asked, tell)
+    uneven = replace(asked, is_skewed=True, data_seconds=None)
+    skewed = record_script(uneven) if found.decides_sizes else None
+    return predict_recorded_script(
+        target.title,
+        found,
+        device,
+        budget=question.budget,
+        settings=question.settings,
+        skewed=skewed,
+    )
+
+
+def _target(args: argparse.Namespace) -> ScriptTarget:
+    from memfit.script.question import ScriptTarget
+
+    if args.steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {args.steps}.")
+    if args.data_seconds <= 0:
+        raise UsageError(f"--data-seconds must be more than 0, not {args.data_seconds:g}.")
+    path, _, attribute = ("", "", "") if args.module else args.job.partition(":")
+    return ScriptTarget(
+        name=args.module or path,
+        is_module=args.module is not None,
+        attribute=attribute,
+        arguments=tuple(args.script_arguments),
+    )
+
+
+def _describes_job(path: Path) -> bool:
+    """Return whether a file calls ``memfit.Job``; it is not run to find out."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return False
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [
+        call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls
+    ]
+    return "Job" in names and b"memfit" in path.read_bytes()

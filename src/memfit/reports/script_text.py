@@ -1,0 +1,123 @@
+"""The prediction of a script for a terminal: its phases, its step, and what was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memfit.script.prediction import PhasePeak, ScriptPrediction
+from memfit.units import format_bytes
+from memfit.virtual.assumptions import Answer
+
+from .data_text import data_sections
+from .prediction_text import prediction_parts
+from .terminal import INDENT, amount, at_page_width, dashed, grid, section, word
+
+_MOST_ANSWERS = 12
+
+
+def script_text(found: ScriptPrediction, *, top: int) -> RenderableType:
+    """Show a script's phases first, then its steady step, then what was made up for it.
+
+    Args:
+        found: what is shown.
+        top: how many of the largest modules and blocks are shown.
+    """
+    parts = [
+        Text(f"{found.script} on {found.prediction.device}", style="bold"),
+        Padding(_sentence(found), INDENT),
+        section("Peaks of its phases", _phase_table(found)),
+        *data_sections(found),
+        section("The largest steady step", Text("")),
+        *prediction_parts(found.prediction, top=top),
+    ]
+    if found.answers:
+        parts.append(section("Answered without knowing", dashed(map(Text, _answers(found)))))
+    if kept := _kept_back(found):
+        parts.append(section("Kept from the outside", dashed(map(Text, kept))))
+    return at_page_width(*parts)
+
+
+def _sentence(found: ScriptPrediction) -> Text:
+    """Say which phase is the worst, and by how much."""
+    worst = found.worst
+    steady_bytes = found.prediction.bounded_bytes()
+    worst_bytes = getattr(worst, _figure(found))
+    more = worst_bytes - steady_bytes
+    text = f"The highest peak is that of {_the(worst.phase)}: {format_bytes(worst_bytes)}"
+    if more > 0 and worst.phase not in ("steady step", "first step"):
+        text += f", {format_bytes(more)} more than the steady step"
+    return Text(text + ".")
+
+
+def _figure(found: ScriptPrediction) -> str:
+    return {
+        "allocated": "peak_allocated_bytes",
+        "reserved": "peak_reserved_bytes",
+        "process": "process_bytes",
+    }[found.prediction.budget_of]
+
+
+def _the(phase: str) -> str:
+    return {
+        "load": "loading",
+        "evaluation": "evaluation",
+        "largest batch": "its largest batch",
+        "checkpoint": "writing a checkpoint",
+    }.get(phase, f"the {phase}")
+
+
+def _phase_table(found: ScriptPrediction) -> Table:
+    has_host = any(phase.host_peak_bytes for phase in found.phases)
+    is_card = found.prediction.device != "cpu"
+    headings = ["allocated"]
+    if is_card:
+        headings += ["reserved", "process"]
+    if has_host:
+        headings.append("on the host")
+    table = grid(word("phase"), *map(amount, headings))
+    for phase in found.phases:
+        table.add_row(phase.phase, *_cells(phase, is_card=is_card, has_host=has_host))
+    return table
+
+
+def _cells(phase: PhasePeak, *, is_card: bool, has_host: bool) -> list[str]:
+    figures = [phase.peak_allocated_bytes]
+    if is_card:
+        figures += [phase.peak_reserved_bytes, phase.process_bytes]
+    if has_host:
+        figures.append(phase.host_peak_bytes)
+    return [format_bytes(num_bytes) for num_bytes in figures]
+
+
+def _answers(found: ScriptPrediction) -> Sequence[str]:
+    """Write what was answered, what decides sizes first."""
+    ordered = sorted(found.answers, key=lambda answer: not answer.decides_sizes)
+    lines = [_answer_sentence(answer) for answer in ordered[:_MOST_ANSWERS]]
+    if len(ordered) > _MOST_ANSWERS:
+        lines.append(f"and {len(ordered) - _MOST_ANSWERS} more; --json has all of them")
+    if found.skewed is not None:
+        even, uneven = found.prediction.bounded_bytes(), found.skewed.bounded_bytes()
+        lines.append(
+            f"sizes: {format_bytes(even)} where choices are evenly spread, "
+            f"{format_bytes(uneven)} where they are as uneven as can be"
+        )
+    return lines
+
+
+def _answer_sentence(answer: Answer) -> str:
+    times = f", {answer.num_times} times" if answer.num_times > 1 else ""
+    end = "a size rests on it" if answer.decides_sizes else "branches on it may go another way"
+    return f"{answer.source_line}: answered {answer.given}{times}; {end}"
+
+
+def _kept_back(found: ScriptPrediction) -> Sequence[str]:
+    lines = [f"{each.source_line}: {each.what} was refused" for each in found.refused]
+    if found.num_diverted_files:
+        files = "1 file" if found.num_diverted_files == 1 else f"{found.num_diverted_files} files"
+        lines.append(f"{files} ({format_bytes(found.diverted_bytes)}) written and dropped")
+    return lines

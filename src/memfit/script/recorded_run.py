@@ -1,0 +1,197 @@
+"""Runs a script on a virtual device and puts together what was seen of it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from memfit.errors import RecordingError
+from memfit.prediction.recording import (
+    StepRecording,
+    card_of,
+    check_placed,
+    clear_refusals,
+    code_at_fault,
+    recording_on,
+)
+from memfit.script.compiled_files import compiled_files
+from memfit.script.data_scan import DataScan, recorded_copy
+from memfit.script.host_meter import HostMeter
+from memfit.script.outside import Outside
+from memfit.script.overlay import Overlay
+from memfit.script.question import ScriptQuestion, ScriptRecording, ScriptTarget, Workplace
+from memfit.script.saved_objects import SavedObjects
+from memfit.script.steps import EnoughRecordedError, RecordedTime, StepCounter
+from memfit.script.target import run_target
+from memfit.trace.phases import StepFollower
+from memfit.trace.recorder import Recorder
+from memfit.virtual.assumptions import Assumptions
+from memfit.virtual.loaders import loaders_in_process
+from memfit.virtual.with_values import TensorsWithValues, with_values
+
+_LIBRARIES_FIRST = ("transformers.utils.import_utils", "safetensors.torch")
+
+
+def import_libraries() -> None:
+    """Import what has to be there before recording begins: its functions are replaced by name."""
+    for name in _LIBRARIES_FIRST:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+
+
+def record_run(
+    question: ScriptQuestion, place: Workplace, outside: Outside, notes: tuple[str, ...] = ()
+) -> ScriptRecording:
+    """Run a script in this process, on a virtual device, until its steps are recorded.
+
+    Everything that is replaced is put back, but modules that the script imports stay.
+
+    Args:
+        question: what is recorded, and for how long.
+        place: where files go that the script writes.
+        outside: is on while the script runs.
+        notes: what is known beforehand, for the user to read.
+
+    Raises:
+        RecordingError: if the script fails or makes no update.
+    """
+    started = time.perf_counter()
+    card = card_of(question.device)
+    assumptions = Assumptions(is_skewed=question.is_skewed)
+    overlay = Overlay(place.written, [place.temporary])
+    with (
+        code_at_fault(card),
+        clear_refusals(),
+        _recording(question, assumptions, overlay, place) as seen,
+        ExitStack() as stack,
+        outside,
+    ):
+        for replacement in outside.replacements():
+            stack.enter_context(replacement)
+        notes += _run_until_enough(question.target, seen.counter)
+    _check_steps(seen.recorder, question.target)
+    check_placed(seen.recorder, card)
+    return ScriptRecording(
+        recording=StepRecording(
+            history=seen.recorder.history,
+            marks=seen.recorder.marks,
+            card=card,
+            record_seconds=time.perf_counter() - started,
+        ),
+        spans=seen.counter.spans,
+        answers=assumptions.answers,
+        diverted=overlay.diverted(),
+        refused=outside.refused,
+        notes=(*notes, *seen.mode.compiled_code.notes()),
+        missing=seen.counter.missing(),
+        draws_are_true=seen.mode.draws_are_true,
+        decides_sizes=assumptions.decide_sizes,
+        data=None if seen.scan is None else seen.scan.found(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What watches a script."""
+
+    recorder: Recorder
+    counter: StepCounter
+    mode: TensorsWithValues
+    scan: DataScan | None
+
+
+@dataclass(frozen=True, slots=True)
+class _DataReader:
+    """Pass what loaders are asked for to the scan, when its time has come."""
+
+    scan: DataScan
+    counter: StepCounter
+
+    def instead(self, iterator: Any, fetch: Callable[[Any], Any]) -> tuple[Any] | None:
+        """Return what the scan gives in the place of training data after the steps."""
+        if not self.counter.may_be_given(iterator._dataset):
+            return None
+        before_seconds = self.scan.scan_seconds
+        given = self.scan.instead(iterator, fetch)
+        self.counter.allow_more_seconds(self.scan.scan_seconds - before_seconds)
+        return given
+
+    def fetched(self, iterator: Any, batch: Any) -> None:
+        """Tell the scan of what is not evaluated."""
+        if torch.is_grad_enabled():
+            self.scan.fetched(iterator, batch)
+
+
+@contextmanager
+def _recording(
+    question: ScriptQuestion, assumptions: Assumptions, overlay: Overlay, place: Workplace
+) -> Iterator[_Seen]:
+    """Record everything inside, with loaders, saved objects and files replaced."""
+    host = HostMeter()
+    card = card_of(question.device)
+    with ExitStack() as stack:
+        recorder, made = stack.enter_context(
+            recording_on(card, make_mode=with_values(assumptions), beside=host.meet)
+        )
+        mode = cast(TensorsWithValues, made)
+        stack.enter_context(StepFollower(recorder))
+        scan = None
+        if question.data_seconds is not None:
+            scan = DataScan(
+                question.data_seconds,
+                recorder.paused,
+                recorded_copy(has_card=card is not None, keep_values=mode.keep_values),
+                place.progress.write_text,
+            )
+        time_of_events = RecordedTime(recorder, host)
+        counter = stack.enter_context(
+            StepCounter(time_of_events, question.num_steps, question.most_seconds, scan)
+        )
+        reader = None if scan is None else _DataReader(scan, counter)
+        for replacement in (
+            *loaders_in_process(recorder.paused, counter.may_fetch, reader),
+            *SavedObjects(mode, counter.writing).replacements(),
+            *compiled_files(overlay),
+            *overlay.replacements(),
+        ):
+            stack.enter_context(replacement)
+        yield _Seen(recorder=recorder, counter=counter, mode=mode, scan=scan)
+
+
+def _run_until_enough(target: ScriptTarget, counter: StepCounter) -> tuple[str, ...]:
+    """Run a script as Python would, until enough of it is recorded."""
+    try:
+        run_target(target, counter.function_ended)
+    except EnoughRecordedError:
+        return ()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            what = f"the script ended with exit code {end.code}"
+            raise RecordingError(what, "Start it as usual first, with the same arguments.") from end
+    except Exception as error:
+        # Its training data has been cut short, which not every script expects.
+        if not counter.has_steps:
+            raise
+        reason = str(error).partition("\n")[0]
+        return (f"After its steps the script ended with {type(error).__name__}: {reason}",)
+    return ()
+
+
+def _check_steps(recorder: Recorder, target: ScriptTarget) -> None:
+    """Refuse a script in which nothing was trained.
+
+    Raises:
+        RecordingError: if no optimizer made an update.
+    """
+    if not recorder.marks:
+        raise RecordingError(
+            f"{target.name} came to its end without an update by a torch.optim.Optimizer",
+            "Give it the arguments with which it trains, after `--`.",
+        )

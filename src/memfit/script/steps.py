@@ -1,0 +1,266 @@
+"""Finds the steps and the phases of a run in a script that tells neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, Self
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from memfit.script.host_meter import HostMeter
+from memfit.script.question import Span
+from memfit.trace.events import Phase
+from memfit.trace.recorder import Recorder
+
+LOAD, FIRST_STEP, STEADY_STEP = "load", "first step", "steady step"
+EVALUATION, CHECKPOINT, OTHER = "evaluation", "checkpoint", "other"
+_STEPS = (FIRST_STEP, STEADY_STEP)
+_MOST_EMPTY_LOADS = 1000
+"""Times that a loop may ask for data that has ended, before it is taken to never stop asking."""
+_MOST_EXTRA_STEPS = 4
+"""Updates after the recorded ones: batches that a loop has fetched ahead."""
+
+
+class EnoughRecordedError(BaseException):
+    """End a script whose steps have been recorded; no script catches it by accident."""
+
+
+class Timekeeper(Protocol):
+    """What the steps of a script are told to, and what knows how far the run is."""
+
+    def position(self) -> int:
+        """Return a number that never falls."""
+        ...
+
+    def host_peak_bytes(self) -> int:
+        """Return the highest bytes on the host since the last question."""
+        ...
+
+    def begin_step(self) -> None:
+        """Hear that a step begins."""
+        ...
+
+    def end_step(self) -> object:
+        """Hear that a step has ended."""
+        ...
+
+
+class TrainingData(Protocol):
+    """What is told of steps and gives them batches after those that were asked for."""
+
+    is_finished: bool
+
+    def saw(self, inputs: object) -> None:
+        """Hear what a module is called with in training."""
+        ...
+
+    def updated(self, *, is_enough: bool, has_loader: bool) -> None:
+        """Hear that a step was recorded."""
+        ...
+
+
+class RecordedTime:
+    """Count in events of a recorder."""
+
+    def __init__(self, recorder: Recorder, host: HostMeter) -> None:
+        self._recorder = recorder
+        self.end_step = recorder.end_step
+        self.host_peak_bytes = host.take_peak
+
+    def position(self) -> int:
+        """Return how many events there are."""
+        return len(self._recorder.history.events)
+
+    def begin_step(self) -> None:
+        """Have the recorder begin a step, with its forward."""
+        self._recorder.begin_step()
+        self._recorder.enter_phase(Phase.FORWARD)
+
+
+class StepCounter:
+    """Cut a recorded script into steps and phases, and end it when there is enough.
+
+    A step ends with the update of the first optimizer that makes one. It begins where the one
+    before ended, or with the next forward in training mode after an evaluation or a checkpoint.
+    An evaluation begins with a forward without gradients of a model in evaluation mode. Once the
+    steps are there, training data is told to have ended, so that the script goes on to what it
+    does after an epoch.
+
+    Args:
+        timekeeper: is told of steps.
+        num_steps: how many updates are recorded.
+        most_seconds: after which the script ends with what there is.
+        data: gives further batches, whose steps are recorded until it has no more.
+    """
+
+    def __init__(
+        self,
+        timekeeper: Timekeeper,
+        num_steps: int,
+        most_seconds: float,
+        data: TrainingData | None = None,
+    ) -> None:
+        self._time = timekeeper
+        self._data = data
+        self._num_steps = num_steps
+        self._ends_at = time.perf_counter() + most_seconds
+        self._first: torch.optim.Optimizer | None = None
+        self._phase = LOAD
+        self._began = 0
+        self._handles: list[Any] = []
+        self._trained: set[int] = set()
+        self._are_trained: dict[int, bool] = {}
+        self._fetched_from: object = None
+        self._training_data: list[object] = []
+        self._num_empty_loads = 0
+        self._num_extra = 0
+        self.num_done = 0
+        self.spans: list[Span] = []
+        """The phases of the run so far, in order."""
+
+    def __enter__(self) -> Self:
+        self._handles = [
+            register_optimizer_step_post_hook(self._updated),
+            register_module_forward_pre_hook(self._forwards),
+        ]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._turn_to("")
+
+    @property
+    def has_steps(self) -> bool:
+        """Return whether all the steps are there."""
+        return self.num_done >= self._num_steps and (self._data is None or self._data.is_finished)
+
+    def may_be_given(self, source: object) -> bool:
+        """Return whether a loader reads training data, after the steps that were asked for."""
+        is_enough = self.num_done >= self._num_steps
+        return is_enough and torch.is_grad_enabled() and self._trains_on(source)
+
+    def allow_more_seconds(self, seconds: float) -> None:
+        """Leave out of the script's time what was spent on something else."""
+        self._ends_at += seconds
+
+    def missing(self) -> Sequence[str]:
+        """Return the phases that were not reached."""
+        seen = {span.phase for span in self.spans} | {self._phase}
+        return [phase for phase in (EVALUATION, CHECKPOINT) if phase not in seen]
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Take what happens inside for a checkpoint."""
+        if self._phase == CHECKPOINT:
+            yield
+            return
+        self._turn_to(CHECKPOINT)
+        try:
+            yield
+        finally:
+            self._turn_to(OTHER)
+
+    def may_fetch(self, source: object) -> bool:
+        """Return whether a loader may give another batch; after the steps, training data may not.
+
+        Args:
+            source: the loader.
+        """
+        self._stop_if_late()
+        # What is read without gradients is evaluated, and training may follow from other data.
+        trains = torch.is_grad_enabled() and self._trains_on(source)
+        if not self.has_steps or not trains:
+            self._fetched_from = source if torch.is_grad_enabled() else None
+            return True
+        self._num_empty_loads += 1
+        if not self.missing() or self._num_empty_loads > _MOST_EMPTY_LOADS:
+            raise EnoughRecordedError
+        return False
+
+    def function_ended(self) -> None:
+        """Take the end of a function that does one step for its update, if it made none."""
+        if self._first is None:
+            self._step_ends()
+
+    def _updated(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._first = self._first or optimizer
+        self._are_trained.clear()
+        self._trained.update(
+            id(each) for group in optimizer.param_groups for each in group["params"]
+        )
+        if optimizer is self._first:
+            self._step_ends()
+
+    def _step_ends(self) -> None:
+        if self.has_steps:
+            self._num_extra += 1
+            if self._num_extra > _MOST_EXTRA_STEPS:
+                raise EnoughRecordedError  # a loop that does not get its data from a loader
+            return
+        self._time.end_step()
+        self.num_done += 1
+        self._turn_to("")
+        self._note_training_data()
+        if self._data is not None:
+            is_enough = self.num_done >= self._num_steps
+            self._data.updated(is_enough=is_enough, has_loader=bool(self._training_data))
+        if self.has_steps and not self.missing():
+            raise EnoughRecordedError
+        self._begin_step()
+
+    def _trains_on(self, source: object) -> bool:
+        return any(source is each for each in self._training_data)
+
+    def _note_training_data(self) -> None:
+        source = self._fetched_from
+        if source is not None and not self._trains_on(source):
+            self._training_data.append(source)
+
+    def _begin_step(self) -> None:
+        self._turn_to(FIRST_STEP if self.num_done == 0 else STEADY_STEP)
+        self._time.begin_step()
+
+    def _forwards(self, module: torch.nn.Module, inputs: object) -> None:
+        self._stop_if_late()
+        if torch.is_grad_enabled():
+            if self._data is not None:
+                self._data.saw(inputs)
+            # A model that is left in evaluation mode trains all the same.
+            begins = module.training or self._phase != EVALUATION
+            if begins and self._phase not in _STEPS:
+                self._begin_step()
+        elif self._phase != EVALUATION and not module.training and self._is_trained(module):
+            self._turn_to(EVALUATION)
+
+    def _stop_if_late(self) -> None:
+        if time.perf_counter() > self._ends_at:
+            raise EnoughRecordedError
+
+    def _is_trained(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is what is trained: a frozen teacher is no evaluation."""
+        if not self._trained:
+            return True
+        known = self._are_trained.get(id(module))
+        if known is None:
+            known = any(id(each) in self._trained for each in module.parameters())
+            self._are_trained[id(module)] = known
+        return known
+
+    def _turn_to(self, phase: str) -> None:
+        """End a phase of the run and begin another."""
+        here = self._time.position()
+        if self._phase == CHECKPOINT or (self._phase and here > self._began):
+            span = Span(
+                # A step that ends without an update was none.
+                phase=OTHER if self._phase in _STEPS and phase else self._phase,
+                first_event=self._began,
+                last_event=here,
+                host_peak_bytes=self._time.host_peak_bytes(),
+            )
+            self.spans.append(span)
+        self._phase, self._began = phase, here

@@ -1,0 +1,1 @@
+"""Memory snapshots of PyTorch: read without running anything, explained, and replayed; no torch."""

@@ -1,0 +1,103 @@
+"""Has data loaders fetch in this process what their workers would fetch in theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+from unittest.mock import patch
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+
+class Reader(Protocol):
+    """Follows what loaders are asked for, and may give something else."""
+
+    def instead(self, iterator: Any, fetch: Callable[[Any], Any]) -> tuple[Any] | None:
+        """Return a batch in the place of the next one, alone in a tuple; None leaves it."""
+        ...
+
+    def fetched(self, iterator: Any, batch: Any) -> None:
+        """Hear of a batch that was given."""
+        ...
+
+
+def loaders_in_process(
+    elsewhere: Callable[[], AbstractContextManager[None]],
+    may_fetch: Callable[[object], bool],
+    reader: Reader | None = None,
+) -> Iterator[Any]:
+    """Yield what replaces the workers of data loaders, which cannot see fake tensors.
+
+    Samples and batches are real work of the host either way. What a worker makes lies in its own
+    process, and its batches come through shared memory, so that they do not count here.
+
+    Args:
+        elsewhere: entered around what a worker would do.
+        may_fetch: asked before each batch, with the loader's data set; if not, its data has ended.
+        reader: sees every batch, and may give others.
+    """
+    ended = _ending(_BaseDataLoaderIter.__next__, may_fetch, reader)
+    yield patch.object(_BaseDataLoaderIter, "__next__", ended)
+
+    class InProcess(_SingleProcessDataLoaderIter):
+        """Fetch batches in this process, as a worker would."""
+
+        def _next_data(self) -> Any:
+            with elsewhere():
+                return super()._next_data()
+
+    def iterator(loader: DataLoader[Any]) -> _BaseDataLoaderIter:
+        if loader.num_workers == 0:
+            return _unpinned(_SingleProcessDataLoaderIter(loader))
+        # The iterator of this process insists on a loader without workers and without a timeout.
+        return _unpinned(_as_if_without_workers(loader, InProcess))
+
+    yield patch.object(DataLoader, "_get_iterator", iterator)
+    # Its warning about the number of cores is about this machine, not about the one asked for.
+    yield patch.object(DataLoader, "check_worker_number_rationality", _say_nothing)
+
+
+def _ending(
+    fetch: Callable[[Any], Any], may_fetch: Callable[[object], bool], reader: Reader | None
+) -> Callable[[Any], Any]:
+    def fetch_if_it_may(iterator: Any) -> Any:
+        given = None if reader is None else reader.instead(iterator, fetch)
+        if given is not None:
+            return given[0]
+        if not may_fetch(iterator._dataset):
+            raise StopIteration
+        batch = fetch(iterator)
+        if reader is not None:
+            reader.fetched(iterator, batch)
+        return batch
+
+    return fetch_if_it_may
+
+
+def _as_if_without_workers(
+    loader: DataLoader[Any], make: Callable[[DataLoader[Any]], _BaseDataLoaderIter]
+) -> _BaseDataLoaderIter:
+    """Make the iterator of a loader whose settings say that there are workers."""
+    settings: dict[str, Any] = vars(loader)
+    hidden = {name: settings[name] for name in ("num_workers", "timeout") if name in settings}
+    for name in hidden:
+        settings[name] = 0
+    try:
+        return make(loader)
+    finally:
+        settings.update(**hidden)
+
+
+def _unpinned(iterator: _BaseDataLoaderIter) -> _BaseDataLoaderIter:
+    """Leave out the thread that pins memory: the card is not there."""
+    iterator._pin_memory = False
+    return iterator
+
+
+def _say_nothing(_loader: DataLoader[Any]) -> None:
+    """Give no advice."""

@@ -33,7 +33,6 @@ def main(folder: str) -> int:
             what=getattr(error, "what", str(error)),
             remedy=getattr(error, "remedy", ""),
             traceback=traceback.format_exc(),
-            refused=outside.refused,
         )
     write_atomically(place.result, pickle.dumps(found))
     sys.stdout.flush()

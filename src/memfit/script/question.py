@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.devices.spec import Device
@@ -103,7 +103,6 @@ class ScriptFailure:
     what: str
     remedy: str
     traceback: str = ""
-    refused: Sequence[Refused] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,7 +196,7 @@ class TensorsWithValues(VirtualTensors):
             return self._of_assumed_size(func, args, kwargs)
         tensors = list(tensors_in((args, tuple(kwargs.values()))))
         if any(is_assumed(tensor) for tensor in tensors):
-            self._assumptions.note(str(func), "made of assumed values", decides_sizes=True)
+            self._assumptions.note(str(func), "what earlier answers gave", decides_sizes=True)
         device = tensors[0].device if tensors else torch.device("cpu")
         out = self._like(values, device)
         self._values.attach(out, values)
@@ -264,7 +264,7 @@ class TensorsWithValues(VirtualTensors):
             with no_dispatch():
                 return self._assumptions.values(tensor)
         if is_assumed(tensor):
-            self._assumptions.note("values", "made of assumed values")
+            self._assumptions.note("values", "what earlier answers gave")
         return value
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accuracy.metrics import Answer, score_all
-from accuracy.report import write_page
+from accuracy.report import goal_table, write_page
 from accuracy.results import as_json, context_readings
 from accuracy.rows import Row, read_rows
 from accuracy.table import json_lines, text_table
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_result("accuracy_gpu", figures)
         write_page()
     print(text_table(scores), end="\n\n")
+    if any(score.figures for score in scores):
+        print("\n".join(goal_table(figures)))
     for line in json_lines(scores):
         print(line)
     return 0 if any(score.figures for score in scores) else 1

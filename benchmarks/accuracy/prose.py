@@ -22,16 +22,23 @@ SHORTFALLS = """\
   they leave behind depends on the machine. `fitcheck-final-9542dd6f064c` and
   `fitcheck-final-d043f8d89d19` are the same configuration on the same card; the authors read 11.7 %
   more reserved memory in the second. Whatever is predicted, one of the two is off by at least
-  5.5 %. These rows are replayed with a dozen orders of loading; the interval spans them.
+  5.5 %. These rows are replayed with fifteen drawn orders of loading; the interval spans them. A
+  pace at which both would be nearer puts `fitcheck-final-2169f0e16ea4`, a third run of that model,
+  off by 5.1 %.
 - What is left behind decides whether a step splits a block as large as a score matrix. In
-  `fitcheck-t4-phase3-2026-09-16-04` that makes a difference of 864 MiB, a sixth of the whole: ten
-  of the dozen orders split one, two do not, nor did the card.
+  `fitcheck-t4-phase3-2026-09-16-04` that makes a difference of 864 MiB, a sixth of the whole: most
+  drawn orders split one, some do not, nor did the card. One cached segment of 20 MiB more at the
+  start of the first step decides it, because with it two more layers keep their inputs elsewhere.
 - The readings of xMem are of the whole card, less a first reading that may or may not contain a
   part of the CUDA context. The median of reading less predicted reserved bytes is below zero there,
   and 0 is used. cuDNN chooses its convolution algorithms by rules that are not published, so
-  workspaces are ranges, not figures. That does not explain all: of `RegNetY400MF` and `ResNet152`
-  even the replay without any workspace is above the reading. Other addresses and a context inside
-  the reading were tried; neither brings all six rows nearer.
+  workspaces are ranges, not figures. More workspace in the forward pass can reserve less: its
+  segments are what the backward pass takes for large gradients. With half of the most in every
+  forward convolution and none in the backward pass the replay of `RegNetY400MF` is 28 MiB below the
+  reading, with the likely none 190 MiB above; but the same half puts `RegNetX400MF` 438 MiB below
+  its reading, so no level holds for both. Levels in steps of an eighth, random ones for each shape,
+  the median over levels (`VGG19` would be 8 % too low), other addresses and a context inside the
+  reading were tried; none brings all six rows nearer.
 - The numbers in the rules below were settled on two thirds of the rows, split by a hash of the
   model's name. The reserved bytes of the last third are no further off than those of the others,
   and lie inside the intervals. It was in view all the same, all figures had been on this page
@@ -52,9 +59,11 @@ or settled between two readings of PyTorch's source, after looking at their erro
 - the rules for convolution workspaces,
 - that later segments lie below earlier ones. Printed memory snapshots say so; that it matters was
   seen in rows with eager attention, whose reserved bytes now agree to 4 MiB,
-- how weights are read ahead: the source gives four threads and the order. That all read at one
-  pace fits the rows of small models to the byte; how much slower they are beyond the first block is
-  a guess (a half), which lies between what two families of models here show,
+- how weights are read ahead: the source gives four threads and the order, glibc that weights of
+  32 MiB and more are converted into memory that is mapped anew. That these come at two thirds of
+  the pace of smaller ones is a guess that was measured without a card, but not when the processor
+  was busier (0.95). How long the first weight is copied onto the card while others stand still, and how much
+  slower it comes from a disk, are guesses that lie where these rows do,
 - the margins of the intervals, 3 % and 15 % of reserved bytes.
 
 Each holds for every model of its kind; there is none for a single row. Two of fitcheck's files name

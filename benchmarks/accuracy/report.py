@@ -83,7 +83,7 @@ def _summary(gpu: Content) -> Iterator[str]:
             )
     yield ""
     yield from _verdict_table(gpu["verdicts"])
-    yield from _goal_table(gpu)
+    yield from goal_table(gpu)
 
 
 def _verdict_table(verdicts: Content) -> Iterator[str]:
@@ -117,8 +117,8 @@ def _wrong_fraction(count: Content) -> float | None:
     return count["wrong"] / count["all"] if count["all"] else None
 
 
-def _goal_table(gpu: Content) -> Iterator[str]:
-    """Hold the sums over all rows against the goals."""
+def goal_table(gpu: Content) -> Iterator[str]:
+    """Hold the sums over all rows against the goals, a line each."""
     yield "| goal over all rows | reached | |"
     yield "|---|---:|---|"
     for each in gpu["overall"]:

@@ -13,12 +13,16 @@ from dataclasses import dataclass, replace
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.prediction.peak_range import PeakRange
-from memfit.prediction.process_memory import replayed_peaks, smallest_reserved_bytes
+from memfit.prediction.process_memory import (
+    peaks_alone,
+    replayed_peaks,
+    smallest_reserved_bytes,
+)
 from memfit.prediction.recording import StepRecording, record_steps
 
 from .cards import card_of_row
 from .protocols import Step
-from .read_ahead import likely_order, other_orders, reads_ahead
+from .read_ahead import drawn_orders, reads_ahead
 from .rebuild import Rebuilt, rebuild
 from .rows import Row
 
@@ -67,12 +71,14 @@ def predict_row(row: Row) -> Predicted:
         num_steps=rebuilt.num_steps,
         torch_version=torch_version_of(row),
     )
-    orders = _orders_of_loading(row, recording)
-    recording = orders[0]
-    peaks = [
-        replayed_peaks(each, settings, from_step=rebuilt.measured_from_step) for each in orders
-    ]
-    allocated, reserved = (_over_all(ranges) for ranges in zip(*peaks, strict=True))
+    from_step = rebuilt.measured_from_step
+    recording, others = _as_loaded(row, recording, settings, from_step)
+    allocated, reserved = (
+        _over_all(peak, ranges)
+        for peak, ranges in zip(
+            replayed_peaks(recording, settings, from_step=from_step), others, strict=True
+        )
+    )
     smallest = None
     if has_limit(row):
         smallest = min(smallest_reserved_bytes(recording, settings), reserved.likely_bytes)
@@ -88,21 +94,31 @@ def predict_row(row: Row) -> Predicted:
     )
 
 
-def _orders_of_loading(row: Row, recording: StepRecording) -> list[StepRecording]:
-    """Return a row's recording as its weights were likely loaded, then as they may have been."""
+def _as_loaded(
+    row: Row, recording: StepRecording, settings: AllocatorSettings, from_step: int
+) -> tuple[StepRecording, tuple[list[int], list[int]]]:
+    """Return a recording as its weights were likely loaded, and the peaks of all drawn orders.
+
+    Likely is the order in the middle of what the orders reserve.
+    """
     if not reads_ahead(row):
-        return [recording]
-    history = recording.history
-    orders = [likely_order(history), *other_orders(history)]
-    return [replace(recording, history=each) for each in orders]
+        return recording, ([], [])
+    drawn: list[tuple[int, int, int, StepRecording]] = []
+    for number, history in enumerate(drawn_orders(recording.history)):
+        order = replace(recording, history=history)
+        allocated, reserved = peaks_alone(order, settings, from_step=from_step)
+        drawn.append((reserved, allocated, number, order))
+    drawn.sort(key=lambda each: each[:3])
+    likely = drawn[len(drawn) // 2][3]
+    return likely, ([each[1] for each in drawn], [each[0] for each in drawn])
 
 
-def _over_all(ranges: Sequence[PeakRange]) -> PeakRange:
-    """Widen the first range to what lies in any."""
+def _over_all(peak: PeakRange, others: Sequence[int]) -> PeakRange:
+    """Widen a peak's range to those of other orders."""
     return replace(
-        ranges[0],
-        low_bytes=min(each.low_bytes for each in ranges),
-        high_bytes=max(each.high_bytes for each in ranges),
+        peak,
+        low_bytes=min([peak.low_bytes, *others]),
+        high_bytes=max([peak.high_bytes, *others]),
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from accuracy import cards, errata, packages, read_ahead, rebuild, rows
-from accuracy.read_ahead import Paces, Read
+from accuracy import cards, errata, packages, read_ahead, rebuild, rows, scoring
+from accuracy.read_ahead import Read
 
-from memfit.prediction.recording import record_steps
+from memfit.allocator.settings import AllocatorSettings
+from memfit.prediction.recording import StepRecording, record_steps
+from memfit.trace.events import StepMark
 from memfit.units import MIB
 
 pytestmark = pytest.mark.filterwarnings("default")  # optional packages warn of their own future
@@ -17,26 +20,25 @@ pytestmark = pytest.mark.filterwarnings("default")  # optional packages warn of 
 ROWS_FOLDER = Path(rows.__file__).with_name("rows")
 ROWS = {row.id: row for row in rows.read_rows(ROWS_FOLDER / "fitcheck.jsonl")}
 NF4 = ROWS["fitcheck-t4-phase3-2026-09-16-04"]
-EQUAL = Paces()
 
 
 def weights(*sizes_mib: int) -> list[Read]:
-    """Return weights that take a quarter once they are quantized."""
+    """Return weights that are quantized by one event each."""
     return [
-        Read(
-            allocation=index,
-            num_bytes=size * MIB,
-            uses=(100 + index,),
-            freed_bytes=size * MIB * 3 // 4,
-        )
+        Read(allocation=index, num_bytes=size * MIB, uses=(100 + index,))
         for index, size in enumerate(sizes_mib)
     ]
 
 
-def ahead_of_the_first(*sizes_mib: int, paces: Paces = EQUAL, block_mib: int = 10**6) -> int:
+def ahead_of_the_first(*sizes_mib: int, seconds: list[float] | None = None) -> int:
     """Count the weights that lie on the card when the first one is used."""
-    order = read_ahead.schedule(weights(*sizes_mib), paces, block_mib * MIB)
-    return order.index((True, 0)) - 1
+    given = seconds or [float(size) for size in sizes_mib]
+    return read_ahead.schedule(weights(*sizes_mib), given).index((True, 0)) - 1
+
+
+def drawn(*sizes_mib: int, first_pace: float = 1.0) -> list[float]:
+    """Draw the seconds of weights, in bytes at an average pace."""
+    return read_ahead.drawn_seconds(weights(*sizes_mib), first_pace, random.Random(0))
 
 
 def test_three_readers_read_as_much_as_the_first_weight_has_each():
@@ -49,24 +51,29 @@ def test_larger_weights_are_as_many_fewer():
 
 
 def test_a_first_weight_that_comes_slowly_lets_others_get_further():
-    assert ahead_of_the_first(100, *[10] * 90, paces=Paces(first=1 / 2)) == 60 + 4
+    assert ahead_of_the_first(100, *[10] * 90, seconds=[200.0, *[10.0] * 90]) == 60 + 4
 
 
-def test_beyond_the_first_block_reading_is_slower():
-    # Ten weights fill the block of 200 MiB beside the first. From 30, 30 and 40 on, 20 go to each
-    # weight, so that the three readers begin four more each by 100, and the first one more then.
-    slow = ahead_of_the_first(100, *[10] * 90, paces=Paces(beyond=1 / 2), block_mib=200)
-    assert slow < ahead_of_the_first(100, *[10] * 90, paces=EQUAL, block_mib=200) == 34
-    assert slow == 10 + 3 * 4 + 1
+def test_the_pace_of_the_first_weight_is_drawn_outside():
+    assert drawn(100, first_pace=1 / 2)[0] == 200 * MIB
 
 
-def test_small_weights_do_not_wait_for_the_driver():
-    paces = Paces(beyond=1 / 2)
-    assert ahead_of_the_first(10, *[1] * 90, paces=paces, block_mib=12) == 30 + 4
+def test_weights_that_malloc_maps_anew_take_half_as_long_again():
+    sizes = [31, 32]
+    for size, pace in zip(sizes, (1.0, read_ahead.MAPPED_PACE), strict=True):
+        seconds = drawn(1, *[size] * 4000)[1:]
+        average = sum(seconds) / len(seconds) / (size * MIB)
+        assert average == pytest.approx(1 / pace, rel=0.03)
+
+
+def test_small_weights_differ_more_in_their_time_than_those_mapped_anew():
+    reused, mapped = (drawn(1, *[size] * 500)[1:] for size in (31, 32))
+    assert max(reused) / min(reused) > 2 * max(mapped) / min(mapped)
 
 
 def test_weights_are_used_in_their_order_each_after_it_was_read():
-    order = read_ahead.schedule(weights(40, 10, 70, 10, 10, 90, 10), EQUAL, 10**12)
+    sizes = (40, 10, 70, 10, 10, 90, 10)
+    order = read_ahead.schedule(weights(*sizes), [float(size) for size in sizes])
     assert [index for is_use, index in order if is_use] == list(range(7))
     assert all(order.index((False, index)) < order.index((True, index)) for index in range(7))
 
@@ -112,12 +119,11 @@ def test_all_weights_of_a_checkpoint_are_found_with_what_quantizing_makes(histor
     for read in quantized:
         # scales, packed values and their table come, the weight goes
         assert [use >= 0 for use in read.uses] == [True, True, True, False]
-        scales_bytes = read.num_bytes // 2 // 64 * 4
-        assert read.freed_bytes == read.num_bytes * 3 // 4 - scales_bytes - 64
 
 
-def test_another_order_has_the_same_events_and_frees_nothing_that_is_not_there(history):
-    others = [read_ahead.likely_order(history), *read_ahead.other_orders(history)]
+def test_other_orders_have_the_same_events_and_free_nothing_that_is_not_there(history):
+    others = list(read_ahead.drawn_orders(history))
+    assert len(others) == read_ahead.NUM_DRAWS
     for other in others:
         assert sorted(other.events) == sorted(history.events)
         alive: set[int] = set()
@@ -127,17 +133,42 @@ def test_another_order_has_the_same_events_and_frees_nothing_that_is_not_there(h
             else:
                 alive.remove(-1 - event)
     assert others[0].events != history.events
+    again = read_ahead.drawn_orders(history)
+    assert [other.events for other in others] == [other.events for other in again]
 
 
 def test_a_checkpoint_of_several_files_may_be_read_more_slowly_at_its_beginning(
     history, monkeypatch
 ):
-    num_usual = len(list(read_ahead.other_orders(history)))
-    usual = read_ahead.likely_order(history)
+    reads = read_ahead.find_reads(history)
+    pace = []
+    monkeypatch.setattr(
+        read_ahead,
+        "drawn_seconds",
+        lambda weights, first, generator: pace.append(first) or [1.0] * len(weights),
+    )
+    usual = list(read_ahead.drawn_orders(history))
     monkeypatch.setattr(read_ahead, "_FILE_BYTES", 1)
+    assert len(list(read_ahead.drawn_orders(history))) == len(usual)
 
-    assert len(list(read_ahead.other_orders(history))) == num_usual + 2
-    assert read_ahead.likely_order(history).events != usual.events
+    slower = [second / first for first, second in zip(pace, pace[len(usual) :], strict=False)]
+    assert all(1 <= first <= 1.4 for first in pace[: len(usual)])
+    assert sorted(slower)[len(slower) // 2] == pytest.approx(1 / 3)
+    assert len(reads) > 1
+
+
+def test_the_likely_order_is_in_the_middle_of_what_the_draws_reserve(history):
+    recording = StepRecording(
+        history=history,
+        marks=[StepMark(0, len(history.events), 0, 0)],
+        card=None,
+        record_seconds=0.0,
+    )
+    likely, (allocated, reserved) = scoring._as_loaded(NF4, recording, AllocatorSettings(), 0)
+
+    assert len(allocated) == len(reserved) == read_ahead.NUM_DRAWS
+    middle = scoring.peaks_alone(likely, AllocatorSettings())[1]
+    assert middle == sorted(reserved)[len(reserved) // 2]
 
 
 # --- what files say wrongly --------------------------------------------------------------------------

@@ -338,6 +338,8 @@ def test_rows_of_an_unknown_source_are_scored_and_a_broken_one_ends_nothing(tmp_
     assert last[3]["median_abs_error"] is None
     assert "unknown card: The row cannot be rebuilt: the device 'Voodoo 2'" in ran.stdout
     assert "no loss: " in ran.stdout
+    assert "| allocated, median at most 1.00 % |" in ran.stdout
+    assert "| verdicts, at most 2.00 % wrong |" in ran.stdout
     assert len(json.loads((tmp_path / "all.json").read_text())["rows"]) == 3
 
 

@@ -12,11 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Job, Plan
+from memfit.figures import Certainty
+from memfit.kernels.scratch import Scratch
 from memfit.prediction.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.trace.accumulation import num_holders_when_exclusive
 from memfit.trace.events import Category, Phase
-from memfit.trace.recorder import Owned, Recorder
+from memfit.trace.recorder import Owned, Place, Recorder
 
 FLOAT = 4
 
@@ -379,3 +381,14 @@ def test_the_gradient_of_a_selection_is_filled_in_place(select):
         if block.phase is Phase.BACKWARD and block.num_bytes == 64 * width * 4
     ]
     assert len(blocks) == 1, [block.operator for block in blocks]
+
+
+def test_scratch_that_is_likely_none_keeps_the_most_it_may_be(recorder):
+    maybe = Scratch.between("heuristics", (), high_bytes=512, certainty=Certainty.GUESS)
+    recorder._pass_by(maybe, "convolution", Place("", ""))
+    recorder._pass_by(Scratch.exact("its source"), "mm", Place("", ""))
+
+    (extra,) = recorder.history.extras
+    assert (extra.low_bytes, extra.high_bytes) == (0, 512)
+    assert [block.num_bytes for block in recorder.history.allocations] == [0]
+    assert recorder.history.events == [0, -1]

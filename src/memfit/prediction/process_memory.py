@@ -28,6 +28,9 @@ _SIMULATION = "simulation of the caching allocator (c10/cuda/CUDACachingAllocato
 _INTERPRETER_BYTES = 320 * MIB
 _GUESSED_SHARE = 0.02
 """A prediction is called a guess when more than this share of it is guessed."""
+_PARTS = (0.0, 1.0)
+_GUESSED_PARTS = (0.0, 0.5, 1.0)
+"""Where scratch is large, more of it can reserve less: backward reuses what forward took."""
 _Simulation = Callable[[Sequence[int]], AllocatorOutcome]
 """Replays a recording with other sizes of its allocations."""
 
@@ -201,9 +204,25 @@ def replayed_peaks(
         settings: of the allocator.
         from_step: the step before which the program resets the peaks; 0 if it resets nothing.
     """
-    reset_at = recording.marks[from_step].first_event if from_step else 0
-    run = partial(_simulate, recording, settings, (reset_at,))
+    run = _read_from(recording, settings, from_step)
     return _ranges(recording, run(_sizes(recording.history)), run)
+
+
+def peaks_alone(
+    recording: StepRecording, settings: AllocatorSettings, *, from_step: int = 0
+) -> tuple[int, int]:
+    """Return the likely ends of ``replayed_peaks``, allocated and reserved bytes, in one replay."""
+    run = _read_from(recording, settings, from_step)
+    window = run(_sizes(recording.history)).windows[-1]
+    return window.peak_allocated_bytes, window.peak_reserved_bytes
+
+
+def _read_from(
+    recording: StepRecording, settings: AllocatorSettings, from_step: int
+) -> _Simulation:
+    """Return a replay whose last window begins where a program resets the peaks."""
+    reset_at = recording.marks[from_step].first_event if from_step else 0
+    return partial(_simulate, recording, settings, (reset_at,))
 
 
 def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSettings) -> int:
@@ -218,11 +237,12 @@ def _ranges(
     """Return the peaks of the last window as they are with the least and the most scratch."""
     history = recording.history
     outcomes = [likely]
+    is_guessed = _is_guessed(history, likely.windows[-1].peak_allocated_bytes)
     if history.extras:
-        outcomes += [run(_sizes_with(history, is_high=is_high)) for is_high in (False, True)]
+        parts = _GUESSED_PARTS if is_guessed else _PARTS
+        outcomes += [run(_sizes_with(history, part)) for part in parts]
     windows = [outcome.windows[-1] for outcome in outcomes]
     allocated = [window.peak_allocated_bytes for window in windows]
-    is_guessed = _is_guessed(history, allocated[0])
     return (
         _range(allocated, is_guessed=is_guessed),
         _range([window.peak_reserved_bytes for window in windows], is_guessed=is_guessed),
@@ -247,8 +267,10 @@ def _is_guessed(history: Trace, peak_bytes: int) -> bool:
     )
 
 
-def _sizes_with(history: Trace, *, is_high: bool) -> list[int]:
+def _sizes_with(history: Trace, part: float) -> list[int]:
+    """Return the sizes with all unknown scratch at a part of the way from its least to its most."""
     sizes = _sizes(history)
     for extra in history.extras:
-        sizes[extra.allocation] = extra.high_bytes if is_high else extra.low_bytes
+        spread_bytes = extra.high_bytes - extra.low_bytes
+        sizes[extra.allocation] = extra.low_bytes + int(part * spread_bytes)
     return sizes

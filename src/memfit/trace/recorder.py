@@ -319,16 +319,16 @@ class Recorder(OperatorMode):
 
     def _pass_by(self, scratch: Scratch, operator: str, place: Place) -> None:
         """Note memory that came and went inside one operator."""
+        blocks = scratch.blocks or ((0,) if scratch.high_bytes else ())
         indices = [
-            self._allocate(num_bytes, operator, place, Category.TEMPORARIES)
-            for num_bytes in scratch.blocks
+            self._allocate(num_bytes, operator, place, Category.TEMPORARIES) for num_bytes in blocks
         ]
         if indices and scratch.certainty != "exact":
             self.history.extras.append(
                 Extra(
                     indices[-1],
-                    max(0, scratch.blocks[-1] - (scratch.num_bytes - scratch.low_bytes)),
-                    scratch.blocks[-1] + (scratch.high_bytes - scratch.num_bytes),
+                    max(0, blocks[-1] - (scratch.num_bytes - scratch.low_bytes)),
+                    blocks[-1] + (scratch.high_bytes - scratch.num_bytes),
                     scratch.certainty,
                     scratch.source,
                 )

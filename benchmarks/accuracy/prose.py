@@ -62,8 +62,8 @@ or settled between two readings of PyTorch's source, after looking at their erro
 - how weights are read ahead: the source gives four threads and the order, glibc that weights of
   32 MiB and more are converted into memory that is mapped anew. That these come at two thirds of
   the pace of smaller ones is a guess that was measured without a card, but not when the processor
-  was busier (0.95). How long the first weight is copied onto the card while others stand still, and how much
-  slower it comes from a disk, are guesses that lie where these rows do,
+  was busier (0.95). How long the first weight is copied onto the card while others stand still,
+  and how much slower it comes from a disk, are guesses that lie where these rows do,
 - the margins of the intervals, 3 % and 15 % of reserved bytes.
 
 Each holds for every model of its kind; there is none for a single row. Two of fitcheck's files name

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,11 +19,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measure_scripts import environment_of, module_of
 from results_file import load_result, write_result
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _DEVICES = ("cpu", "t4")
-_PHASES = {"evaluation": "evaluation_peak_bytes", "checkpoint": "checkpoint_peak_bytes"}
+_PHASES = {
+    "load": "load_peak_bytes",
+    "evaluation": "evaluation_peak_bytes",
+    "checkpoint": "checkpoint_peak_bytes",
+}
 
 
 def main(names: list[str]) -> int:
@@ -65,27 +69,29 @@ def _row(name: str, measured: dict[str, Any]) -> dict[str, Any]:
 
 def _predicted(name: str, arguments: list[str], device: str) -> dict[str, Any]:
     """Predict one script in an empty folder, by the command that a user types."""
-    command = [sys.executable, "-m", "memfit", "predict", str(_SCRIPTS / name)]
+    command = [sys.executable, "-m", "memfit", "predict", *module_of(name)]
     command += ["--device", device, "--json", "--", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as failed:
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment_of(name), stdout=said, stderr=failed
+            )
+            # Of the process and of the one in which it recorded, whichever took more.
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            said.seek(0)
+            failed.seek(0)
+            output, errors = said.read(), failed.read()
         seconds = time.perf_counter() - started
         left = sum(1 for _ in Path(folder).rglob("*"))
     figures = {"seconds": round(seconds, 1), "num_files_left": left}
-    if done.returncode not in (0, 3):
-        return {**figures, "error": done.stderr.strip().splitlines()[-1:]}
-    answer = json.loads(done.stdout)
+    if process.returncode not in (0, 3):
+        return {**figures, "error": errors.strip().splitlines()[-1:]}
+    answer = json.loads(output)
     return {
         **figures,
-        "resident_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "resident_bytes": used.ru_maxrss * 1024,
         "peak_allocated_bytes": answer["peak_allocated_bytes"],
         "process_bytes": answer["process_bytes"],
         "step_peaks_bytes": answer["step_peaks_bytes"],

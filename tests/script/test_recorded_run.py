@@ -208,7 +208,8 @@ def test_packed_sequences_take_the_bytes_that_the_allocator_reports(script):
     """
     path = script(source)
     found, real = dict(predicted(recorded(path))), dict(measured(path))
-    assert found["steady step"] == pytest.approx(real["steady step"], rel=0.01)
+    # A layer's halves that outlive their joined outputs would be 2 % more.
+    assert found["steady step"] == pytest.approx(real["steady step"], rel=0.001)
 
 
 def test_a_step_function_that_looks_at_values_is_recorded_by_its_name(script):

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import RecordingError
 from memfit.prediction.recording import (
@@ -24,6 +26,7 @@ from memfit.prediction.recording import (
 from memfit.script.compiled_files import compiled_files
 from memfit.script.data_scan import DataScan, recorded_copy
 from memfit.script.host_meter import HostMeter
+from memfit.script.lightning_epochs import end_epochs
 from memfit.script.outside import Outside
 from memfit.script.overlay import Overlay
 from memfit.script.question import ScriptQuestion, ScriptRecording, ScriptTarget, Workplace
@@ -33,6 +36,7 @@ from memfit.script.target import run_target
 from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.virtual.assumptions import Assumptions
+from memfit.virtual.known_values import value_of
 from memfit.virtual.loaders import loaders_in_process
 from memfit.virtual.with_values import TensorsWithValues, with_values
 
@@ -156,13 +160,34 @@ def _recording(
         )
         reader = None if scan is None else _DataReader(scan, counter)
         for replacement in (
-            *loaders_in_process(recorder.paused, counter.may_fetch, reader),
+            *loaders_in_process(recorder.paused, counter.may_fetch, reader, _receiver(mode, host)),
             *SavedObjects(mode, counter.writing).replacements(),
             *compiled_files(overlay),
             *overlay.replacements(),
         ):
             stack.enter_context(replacement)
+        counter.when_enough = partial(
+            end_epochs, stack, lambda: counter.has_steps, counter.stop_if_enough
+        )
         yield _Seen(recorder=recorder, counter=counter, mode=mode, scan=scan)
+
+
+def _receiver(mode: TensorsWithValues, host: HostMeter) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what takes a tensor in that a worker of a data loader sent through shared memory."""
+
+    def received(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
+        if not isinstance(tensor, FakeTensor):
+            host.meet(tensor)
+            return mode.with_known_values(tensor, tensor.device)
+        own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        values = value_of(tensor)
+        if values is not None:
+            mode.keep_values(own, values)
+        return own
+
+    return received
 
 
 def _run_until_enough(target: ScriptTarget, counter: StepCounter) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
@@ -118,9 +118,12 @@ class StepCounter:
         self._training_data: list[object] = []
         self._num_empty_loads = 0
         self._num_extra = 0
+        self._num_spans_of_load = 0
         self.num_done = 0
         self.spans: list[Span] = []
         """The phases of the run so far, in order."""
+        self.when_enough: Callable[[], object] = _nothing
+        """Called once when all the steps are there, and the script goes on."""
 
     def __enter__(self) -> Self:
         self._handles = [
@@ -177,10 +180,22 @@ class StepCounter:
         if not self.has_steps or not trains:
             self._fetched_from = source if torch.is_grad_enabled() else None
             return True
+        self.stop_if_enough()
         self._num_empty_loads += 1
-        if not self.missing() or self._num_empty_loads > _MOST_EMPTY_LOADS:
+        if self._num_empty_loads > _MOST_EMPTY_LOADS:
             raise EnoughRecordedError
         return False
+
+    def stop_if_enough(self) -> None:
+        """End the script once its steps are there, and an evaluation and a checkpoint after them.
+
+        An evaluation before the steps lacks what they leave.
+        """
+        if not self.has_steps:
+            return
+        after = {span.phase for span in self.spans[self._num_spans_of_load :]} | {self._phase}
+        if after >= {EVALUATION, CHECKPOINT}:
+            raise EnoughRecordedError
 
     def function_ended(self) -> None:
         """Take the end of a function that does one step for its update, if it made none."""
@@ -203,14 +218,17 @@ class StepCounter:
                 raise EnoughRecordedError  # a loop that does not get its data from a loader
             return
         self._time.end_step()
-        self.num_done += 1
         self._turn_to("")
+        if self.num_done == 0:
+            self._num_spans_of_load = len(self.spans)
+        self.num_done += 1
         self._note_training_data()
         if self._data is not None:
             is_enough = self.num_done >= self._num_steps
             self._data.updated(is_enough=is_enough, has_loader=bool(self._training_data))
-        if self.has_steps and not self.missing():
-            raise EnoughRecordedError
+        self.stop_if_enough()
+        if self.has_steps:
+            self.when_enough()
         self._begin_step()
 
     def _trains_on(self, source: object) -> bool:
@@ -233,6 +251,7 @@ class StepCounter:
             # A model that is left in evaluation mode trains all the same.
             begins = module.training or self._phase != EVALUATION
             if begins and self._phase not in _STEPS:
+                self.stop_if_enough()
                 self._begin_step()
         elif self._phase != EVALUATION and not module.training and self._is_trained(module):
             self._turn_to(EVALUATION)
@@ -264,3 +283,7 @@ class StepCounter:
             )
             self.spans.append(span)
         self._phase, self._began = phase, here
+
+
+def _nothing() -> None:
+    """Do nothing."""

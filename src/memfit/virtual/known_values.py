@@ -36,6 +36,7 @@ _UNINITIALISED = (
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 )
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 NOT_KNOWN = object()
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -80,6 +81,8 @@ class KnownValues:
                 if value is None:
                     return None
                 values.append(value)
+            elif isinstance(leaf, _STORAGES):
+                return None  # that of a fake tensor has no memory
             elif isinstance(leaf, torch.device):
                 values.append(_HOST)
             else:

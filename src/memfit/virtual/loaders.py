@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from unittest.mock import patch
 
+import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -30,16 +32,22 @@ def loaders_in_process(
     elsewhere: Callable[[], AbstractContextManager[None]],
     may_fetch: Callable[[object], bool],
     reader: Reader | None = None,
+    received: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Iterator[Any]:
     """Yield what replaces the workers of data loaders, which cannot see fake tensors.
 
     Samples and batches are real work of the host either way. What a worker makes lies in its own
-    process, and its batches come through shared memory, so that they do not count here.
+    process. Its batches come through shared memory, which the allocator of this process reports
+    while they live (``MapAllocator`` in aten/src/ATen/MapAllocator.cpp, torch 2.13).
+
+    Limits: batches that come before their turn, as where one worker is slower than another, are
+    not counted: how many there are is a matter of time.
 
     Args:
         elsewhere: entered around what a worker would do.
         may_fetch: asked before each batch, with the loader's data set; if not, its data has ended.
         reader: sees every batch, and may give others.
+        received: makes a tensor of this process of one that a worker sent; None leaves it.
     """
     ended = _ending(_BaseDataLoaderIter.__next__, may_fetch, reader)
     yield patch.object(_BaseDataLoaderIter, "__next__", ended)
@@ -49,7 +57,8 @@ def loaders_in_process(
 
         def _next_data(self) -> Any:
             with elsewhere():
-                return super()._next_data()
+                batch = super()._next_data()
+            return batch if received is None else tree_map_only(torch.Tensor, received, batch)
 
     def iterator(loader: DataLoader[Any]) -> _BaseDataLoaderIter:
         if loader.num_workers == 0:

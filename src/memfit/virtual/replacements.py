@@ -21,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from memfit.virtual.cuda.placement import is_on_card
 from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
+from memfit.virtual.known_values import value_of
 
 _RANDOM_STATE_BYTES = 5056
 """Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
@@ -144,14 +145,18 @@ _deep_copy_as_torch_makes_it: Callable[..., torch.Tensor] = torch.Tensor.__deepc
 def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     """Copy a real tensor, such as a buffer of a template, as a fake one; values are not kept.
 
-    Tensors that share memory share it in their copies.
+    Tensors that share memory share it in their copies. The copy of a fake one has its values.
     """
+    if id(tensor) in memo:
+        return cast(torch.Tensor, memo[id(tensor)])
+    if isinstance(tensor, FakeTensor) and value_of(tensor) is not None:
+        # Torch's way copies the memory of values as if it were that of the fake tensor.
+        memo[id(tensor)] = copied = tensor.clone()
+        return copied
     is_plain = type(tensor) is torch.Tensor and not (tensor.is_conj() or tensor.is_neg())
     has_memory = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not (is_plain and has_memory and tensor.is_leaf) or tensor.is_quantized:
         return _deep_copy_as_torch_makes_it(tensor, memo)
-    if id(tensor) in memo:
-        return cast(torch.Tensor, memo[id(tensor)])
     storage = tensor.untyped_storage()
     # Torch keeps what it has copied of storages in the same place.
     storages = memo.setdefault("torch", {})

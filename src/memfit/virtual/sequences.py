@@ -209,6 +209,7 @@ def _stack(
             ahead, end = _forward(cell, data, batch_sizes, states[at], weights[at])
             back, start = _backward(cell, data, batch_sizes, states[at + 1], weights[at + 1])
             data = torch.cat([ahead, back], -1)
+            del ahead, back  # as torch gives both back before the next layer
             finals += [end, start]
         else:
             data, end = _forward(cell, data, batch_sizes, states[number], weights[number])

@@ -106,7 +106,7 @@ def evaluate_steps(
 ) -> Prediction:
     """Turn a recording of any code into a prediction for the device it was made for."""
     seconds = OperatorTimes(device=device).step_seconds(recording.steady)
-    step = _PricedStep(step_seconds=seconds, notes=recording.notes)
+    step = _PricedStep(step_seconds=seconds)
     return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
 
 

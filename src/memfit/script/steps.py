@@ -227,7 +227,7 @@ class StepCounter:
             is_enough = self.num_done >= self._num_steps
             self._data.updated(is_enough=is_enough, has_loader=bool(self._training_data))
         self.stop_if_enough()
-        if self.has_steps:
+        if self.num_done == self._num_steps:
             self.when_enough()
         self._begin_step()
 

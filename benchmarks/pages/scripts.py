@@ -17,18 +17,23 @@ def scripts(figures: Figures) -> Iterator[str]:
         "Scripts of `benchmarks/scripts`, predicted in an empty folder by the command that a user "
         "types, on the CPU and on a T4 that is not there. Each recorded step on the CPU is held "
         "against the same step of the script's own run, whose bytes the allocator reported "
-        "(`measured.json` there); the evaluation and the checkpoint as well, where they were "
-        "reached. On the T4 nothing was measured."
+        "(`measured.json` there); loading, the evaluation and the checkpoint as well, where they "
+        "were reached. On the T4 nothing was measured."
     )
     yield table(
-        "script | steps, predicted against measured | evaluation | checkpoint | T4 | left on disk",
-        "lrrrrr",
+        "script | steps, predicted against measured | load | evaluation | checkpoint | T4 | "
+        "left on disk",
+        "lrrrrrr",
         (_errors(row) for row in rows),
     )
-    yield "What a prediction takes, start of Python and imports included:"
+    yield (
+        "What a prediction takes, start of Python and imports included; memory is the most that "
+        "the command or its recording process held at once:"
+    )
     yield table(
-        "script | seconds, cpu | seconds, T4 | lines answered | files written and dropped",
-        "lrrrr",
+        "script | seconds, cpu | seconds, T4 | memory, cpu | lines answered | "
+        "files written and dropped",
+        "lrrrrr",
         (_costs(row) for row in rows),
     )
     worst = max((abs(row["worst_step_error"]) for row in rows if "step_errors" in row), default=0)
@@ -37,14 +42,15 @@ def scripts(figures: Figures) -> Iterator[str]:
 
 def _errors(row: Mapping[str, Any]) -> Iterable[object]:
     phases = row.get("phase_errors", {})
-    card = row["t4"]
-    left = max(row[device]["num_files_left"] for device in ("cpu", "t4"))
+    card = row.get("t4", {})
+    left = max(row[device]["num_files_left"] for device in ("cpu", "t4") if device in row)
     return (
         f"`{row['script']}`",
         _steps(row.get("step_errors", ())),
+        _percent(phases.get("load")),
         _percent(phases.get("evaluation")),
         _percent(phases.get("checkpoint")),
-        "-" if "error" in card else f"{card['peak_allocated_bytes'] / _MIB:.1f} MiB",
+        _mebibytes(card, "peak_allocated_bytes", 1),
         left,
     )
 
@@ -54,10 +60,15 @@ def _costs(row: Mapping[str, Any]) -> Iterable[object]:
     return (
         f"`{row['script']}`",
         found["seconds"],
-        row["t4"]["seconds"],
+        row.get("t4", {}).get("seconds", "-"),
+        _mebibytes(found, "resident_bytes", 0),
         found.get("num_answers", "-"),
         found.get("num_diverted_files", "-"),
     )
+
+
+def _mebibytes(found: Mapping[str, Any], name: str, num_digits: int) -> str:
+    return f"{found[name] / _MIB:.{num_digits}f} MiB" if name in found else "-"
 
 
 def _steps(errors: Sequence[float]) -> str:

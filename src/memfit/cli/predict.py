@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from memfit.figures import Prediction
     from memfit.job import Job, StepBuilder
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
-    from memfit.prediction.recording import StepRecording
+    from memfit.prediction.recording import Recording, StepRecording
 
 Progress = Callable[[str], object]
 _TOP = 10
@@ -189,7 +190,7 @@ def _step_answers(builder: StepBuilder, question: Question, progress: Progress) 
 def _job_answers(job: Job, question: Question, progress: Progress) -> list[_Answer]:
     """Record a job for every device."""
     from memfit.prediction.advice import PredictedJob
-    from memfit.prediction.predict import evaluate
+    from memfit.prediction.predict import evaluate, with_other_spread
     from memfit.prediction.recording import record
     from memfit.session.batches import find_layout
     from memfit.strategies.plan import Plan
@@ -199,7 +200,12 @@ def _job_answers(job: Job, question: Question, progress: Progress) -> list[_Answ
     for device in question.devices:
         progress(f"recording the step on {device.name}")
         recording = record(job, plan, layout, device=device)
-        prediction = evaluate(job, recording, device, plan, **question.judged_by)
+        again = partial(record, job, plan, layout, device=device, facts=recording.facts)
+
+        def judge(recorded: Recording, device: Device = device) -> Prediction:
+            return evaluate(job, recorded, device, plan, **question.judged_by)
+
+        prediction = with_other_spread(judge(recording), recording, again, judge)
         predicted = PredictedJob(
             job=job,
             plan=plan,

@@ -34,7 +34,7 @@ _PHASES = {
 def main(names: list[str]) -> int:
     """Predict the scripts of these names, or all, and keep the figures."""
     measured = {row["script"]: row for row in json.loads((_SCRIPTS / "measured.json").read_text())}
-    rows = {row["script"]: row for row in _known_rows()}
+    rows = {row["script"]: row for row in known_rows("scripts")}
     for name in names or measured:
         rows[name] = {"script": name, **_row(name, measured[name])}
         print(json.dumps(rows[name]), flush=True)
@@ -42,9 +42,10 @@ def main(names: list[str]) -> int:
     return 0
 
 
-def _known_rows() -> list[dict[str, Any]]:
+def known_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows that a benchmark has kept so far."""
     try:
-        return list(load_result("scripts")["rows"])
+        return list(load_result(name)["rows"])
     except FileNotFoundError:
         return []
 

@@ -58,6 +58,17 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was answered at a line of code, and whether the size of a tensor came of it."""
+
+    source_line: str
+    operator: str
+    given: str
+    decides_sizes: bool = False
+    num_times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Allocated bytes over one step, by category.
 
@@ -129,6 +140,9 @@ class Prediction:
     modules_in_evaluation: Sequence[str] = ()
     """The outermost modules that the step calls in evaluation mode; dropout and batch
     normalisation then act otherwise than in training."""
+    answers: Sequence[Answer] = ()
+    """Values that the step's code asked for and nobody knows; where a size rests on one,
+    ``intervals`` reach from evenly spread choices to uneven ones."""
     timeline: Timeline | None = field(default=None, repr=False)
 
     def bounded_bytes(self, budget_of: str | None = None) -> int:
@@ -157,6 +171,7 @@ class Prediction:
             for term in values.get("terms") or ()
         )
         values["largest"] = tuple(Holder(**holder) for holder in values.get("largest") or ())
+        values["answers"] = tuple(Answer(**each) for each in values.get("answers") or ())
         values["intervals"] = {
             name: Interval(**interval) for name, interval in (values.get("intervals") or {}).items()
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.zoo.predictions import make_prediction
 from tests.zoo.terminal import rendered
 
@@ -415,3 +417,35 @@ def test_every_piece_of_advice_is_a_sentence(topic: Topic) -> None:
 
     assert advice_sentence(advice).endswith(".")
     assert "1.0 MiB" in advice_sentence(advice) or topic is Topic.MICRO_BATCH
+
+
+DECIDES_AT_ITS_TOP = """
+import torch, memfit
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = torch.float16 if device == "cuda" else torch.float32
+
+def loss(model, batch):
+    with torch.autocast(device, dtype=dtype, enabled=device == "cuda"):
+        return model(batch.to(device)).float().mean()
+
+job = memfit.Job(model=lambda: nn.Linear(256, 256), batch=lambda n: torch.randn(n, 256), loss=loss,
+                 optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=512)
+"""
+
+
+def test_a_file_that_decides_on_a_gpu_at_its_top_sees_the_virtual_card(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "decides.py").write_text(DECIDES_AT_ITS_TOP)
+    (tmp_path / "job.py").write_text("from decides import job\n")
+    monkeypatch.chdir(tmp_path)
+    command = ["predict", "job.py:job", "--device", "cpu", "--device", "t4", "--json"]
+    assert main(command) == 0
+    on_cpu, on_card = json.loads(capsys.readouterr().out)
+    assert "in float16" in str(on_card["notes"])
+    assert "in float16" not in str(on_cpu["notes"])
+    assert not torch.cuda.is_available()
+    assert main(["plan", "job.py:job", "--device", "t4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] == "t4"

@@ -109,6 +109,23 @@ def of_leaks() -> Iterator[str]:
         )
 
 
+def of_jobs() -> Iterator[str]:
+    for row in load_result("jobs")["rows"]:
+        expected_bytes = row["script_first_step_bytes"] - row["script_other_bytes"]
+        first = (
+            f"| `{row['script']}` | {row['lines_edited']} | {expected_bytes:,} | "
+            f"{row['first_step_peak_bytes']:,} |"
+        )
+        if "measured_peak_bytes" not in row:
+            yield first
+            continue
+        yield (
+            f"{first} {100 * row['budget_share']:.0f} % of {row['steady_step_peak_bytes']:,} | "
+            f"{row['predicted_peak_bytes']:,} | {row['measured_peak_bytes']:,} | "
+            f"{row['numerics'] if row['verified'] else 'not kept'} |"
+        )
+
+
 CLAIMS = {
     "README.md": of_conve,
     "docs/guarded-runs.md": of_the_guard,
@@ -116,6 +133,7 @@ CLAIMS = {
     "docs/how-prediction-works.md": of_cards,
     "docs/exactness.md": of_exactness,
     "docs/leaks.md": of_leaks,
+    "docs/scripts.md": of_jobs,
 }
 
 

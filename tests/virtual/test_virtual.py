@@ -174,3 +174,21 @@ def test_what_would_be_compiled_is_left_as_it_is_and_found_where_code_looks_for_
 
         assert double(torch.ones(3)).shape == (3,)
     assert mode.compiled_code.was_asked_for
+
+
+def test_copies_of_a_layer_are_counted_once_as_an_encoder_makes_them():
+    def model():
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+    job = memfit.Job(
+        model=model,
+        batch=lambda size: torch.randn(size, 1, 16),
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=2,
+    )
+    predicted = memfit.predict(job)
+    own_bytes = sum(each.nbytes for each in model().parameters())
+    assert predicted.by_category["parameters"] == own_bytes
+    assert predicted.by_category["temporaries"] < own_bytes / 4

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,4 +50,19 @@ def write_json(data: object) -> None:
         TypeError: if a part of it is no plain JSON value.
         ValueError: if a number is infinite or undefined, which JSON cannot say.
     """
-    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+    out = _ANSWERS_GO_TO[-1] if _ANSWERS_GO_TO else sys.stdout
+    out.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+_ANSWERS_GO_TO: list[TextIO] = []
+
+
+@contextmanager
+def prints_aside() -> Iterator[None]:
+    """Keep standard output for ``write_json``: what code of the user's prints goes to the other."""
+    _ANSWERS_GO_TO.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _ANSWERS_GO_TO.pop()

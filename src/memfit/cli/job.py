@@ -92,8 +92,8 @@ def _lines(found: JobAnswer) -> list[str]:
     ]
     if found.is_measured:
         lines.append(
-            "  Its step depends on values of tensors: memfit measure runs it, and it cannot be "
-            "planned."
+            "  Sizes in its step depend on values that nothing bounds: memfit measure runs it, and "
+            "it cannot be planned."
         )
     if found.left_out:
         lines.append("  Left out of the loop, as comments in the file:")

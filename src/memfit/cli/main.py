@@ -13,12 +13,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import NoReturn
 
 from memfit.errors import MemfitError
 
-from .command import Command
+from .command import Command, prints_aside
 
 EXIT_DONE = 0
 EXIT_ERROR = 1
@@ -42,6 +43,8 @@ COMMANDS = {
     "doctor": "check this machine and this installation",
 }
 """The commands, each with its line in the list; each is a module of this package."""
+_LOAD_A_JOB = ("measure", "plan", "predict", "verify")
+"""Commands that run the functions of a user's file here, whatever these print."""
 
 
 class _ParserDoneError(Exception):
@@ -128,7 +131,8 @@ def _run(words: Sequence[str]) -> int:
     args.script_arguments = script_arguments
     from .console import StdoutConsole
 
-    return command.run(args, StdoutConsole())
+    with prints_aside() if name in _LOAD_A_JOB and args.json else nullcontext():
+        return command.run(args, StdoutConsole())
 
 
 def _main_parser() -> argparse.ArgumentParser:

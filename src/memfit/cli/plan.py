@@ -60,13 +60,15 @@ class PlanCommand:
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Plan, show why, and save."""
+        from memfit.devices.catalogue import load_device
         from memfit.job import load_job
+        from memfit.prediction.importing import imported_on
 
         if args.pareto:
             from memfit.reports.pareto_plot import check_can_draw
 
             check_can_draw()
-        job = load_job(args.job)
+        job = imported_on(load_device(args.device), load_job, args.job)
         plan = _plan(job, args, console)
         written = _write_files(args, plan)
         if args.json:

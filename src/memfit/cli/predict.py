@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from memfit.figures import Prediction
     from memfit.job import Job, StepBuilder
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
-    from memfit.prediction.recording import StepRecording
+    from memfit.prediction.recording import Recording, StepRecording
 
 Progress = Callable[[str], object]
 _TOP = 10
@@ -155,63 +156,65 @@ def _read_question(args: argparse.Namespace) -> Question:
 def _answers(args: argparse.Namespace, question: Question, console: Console) -> list[_Answer]:
     """Find the answers, device by device, saying what is being done where someone is watching."""
     from memfit.job import BuildsJobError, Job, load_target
+    from memfit.prediction.importing import imported_on
 
-    target = load_target(args.job)
-
+    answers: list[_Answer] = []
     with status(console, "recording the step", quiet=args.json) as show:
-        if isinstance(target, Job):
-            return _job_answers(target, question, show)
-        try:
-            return _step_answers(target, question, show)
-        except BuildsJobError:
-            return _job_answers(target.function(), question, show)
-
-
-def _step_answers(builder: StepBuilder, question: Question, progress: Progress) -> list[_Answer]:
-    """Record any code for every device."""
-    from memfit.prediction.predict import evaluate_steps
-    from memfit.prediction.recording import record_steps
-
-    answers = []
-    for device in question.devices:
-        progress(f"recording the step on {device.name}")
-        recording = record_steps(builder, device)
-        if question.plan is not None:
-            raise UsageError(
-                f"--plan changes how memfit runs a memfit.Job, and {builder.name} builds a "
-                "step of its own. Leave --plan out, or describe the step as a memfit.Job."
-            )
-        prediction = evaluate_steps(recording, device, **question.judged_by)
-        answers.append(_answer(recording, prediction, device, question))
+        for device in question.devices:
+            target = imported_on(device, load_target, args.job)
+            show(f"recording the step on {device.name}")
+            if isinstance(target, Job):
+                answers.append(_job_answer(target, device, question, show))
+                continue
+            try:
+                answers.append(_step_answer(target, device, question))
+            except BuildsJobError:
+                answers.append(_job_answer(target.function(), device, question, show))
     return answers
 
 
-def _job_answers(job: Job, question: Question, progress: Progress) -> list[_Answer]:
-    """Record a job for every device."""
+def _step_answer(builder: StepBuilder, device: Device, question: Question) -> _Answer:
+    """Record any code for a device."""
+    from memfit.prediction.predict import evaluate_steps
+    from memfit.prediction.recording import record_steps
+
+    recording = record_steps(builder, device)
+    if question.plan is not None:
+        raise UsageError(
+            f"--plan changes how memfit runs a memfit.Job, and {builder.name} builds a "
+            "step of its own. Leave --plan out, or describe the step as a memfit.Job."
+        )
+    prediction = evaluate_steps(recording, device, **question.judged_by)
+    return _answer(recording, prediction, device, question)
+
+
+def _job_answer(job: Job, device: Device, question: Question, progress: Progress) -> _Answer:
+    """Record a job for a device."""
     from memfit.prediction.advice import PredictedJob
-    from memfit.prediction.predict import evaluate
+    from memfit.prediction.predict import evaluate, with_other_spread
     from memfit.prediction.recording import record
     from memfit.session.batches import find_layout
     from memfit.strategies.plan import Plan
 
     plan, layout = question.plan or Plan(), find_layout(job)
-    answers = []
-    for device in question.devices:
-        progress(f"recording the step on {device.name}")
-        recording = record(job, plan, layout, device=device)
-        prediction = evaluate(job, recording, device, plan, **question.judged_by)
-        predicted = PredictedJob(
-            job=job,
-            plan=plan,
-            layout=layout,
-            device=device,
-            settings=question.settings,
-            recording=recording,
-            prediction=prediction,
-        )
-        progress(f"looking for what would change the answer on {device.name}")
-        answers.append(_answer(recording, prediction, device, question, job=predicted))
-    return answers
+    recording = record(job, plan, layout, device=device)
+    again = partial(record, job, plan, layout, device=device, facts=recording.facts)
+
+    def judge(recorded: Recording) -> Prediction:
+        return evaluate(job, recorded, device, plan, **question.judged_by)
+
+    prediction = with_other_spread(judge(recording), recording, again, judge)
+    predicted = PredictedJob(
+        job=job,
+        plan=plan,
+        layout=layout,
+        device=device,
+        settings=question.settings,
+        recording=recording,
+        prediction=prediction,
+    )
+    progress(f"looking for what would change the answer on {device.name}")
+    return _answer(recording, prediction, device, question, job=predicted)
 
 
 def _answer(

@@ -14,7 +14,8 @@ from memfit.live_state import LiveState, read
 from memfit.live_state.generators import are_same
 
 _MOST_NAMED = 5
-_OPTIMIZER_STATES = "optimizer.state"
+_OPTIMIZERS_OWN = ("optimizer.state", "optimizer._need_device_dtype_check_for_fused")
+"""What an optimizer keeps, and whether a fused one has looked at its parameters' types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def left_behind(state: LiveState, known: Iterable[torch.Tensor]) -> LeftBehind:
         if id(tensor) not in known_ids and tensor.layout is torch.strided:
             tensors[_new_name(name, tensors)] = tensor.detach()
     for name, value in reading.values:
-        if _OPTIMIZER_STATES in name:
+        if any(own in name for own in _OPTIMIZERS_OWN):
             continue
         if isinstance(value, float):
             tensors[_new_name(name, tensors)] = torch.tensor(value, dtype=torch.float64)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
+from memfit.allocator.simulate import peak_bytes
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
+from memfit.devices.spec import Device
 from memfit.errors import NoPlanFitsError
-from memfit.figures import RefusalKind
+from memfit.figures import Prediction, RefusalKind
 from memfit.job import Job
 from memfit.planner.measured import check_is_here, fastest_measured, measured_times
 from memfit.planner.result.assembly import FinishedSearch
@@ -20,6 +24,8 @@ from memfit.planner.search.options import SearchSpace, calls_blocks_again, searc
 from memfit.planner.search.search import Search
 from memfit.planner.trial import BatchTrial
 from memfit.prediction.budget import MemoryBudget, read_budget
+from memfit.prediction.predict import evaluate, with_other_spread
+from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording, record
 from memfit.session.batches import BatchLayout, find_layout
 from memfit.strategies.plan import Plan
@@ -107,7 +113,7 @@ def plan(
     layout = find_layout(job)
     if progress is not None:
         progress("as it is")
-    plain = record(job, Plan(), layout, device=spec)
+    plain = _recorded_plain(job, layout, spec)
     space = search_space(
         plain.facts,
         allow,
@@ -129,24 +135,52 @@ def plan(
     )
     if space.must_split and space.split_checks is not None:
         space.split_checks.check_any()
-    evaluate = Evaluator(evaluator.in_short, evaluator.in_full)
-    search = _search(evaluate, space, is_long=plain.is_long and not thorough)
+    recordings = Evaluator(evaluator.in_short, evaluator.in_full)
+    search = _search(recordings, space, is_long=plain.is_long and not thorough)
     best = search.run()
     if best is None:
         raise _no_plan_fits(search, bounds.num_bytes or 0)
     if measure:
         best = fastest_measured(job, spec, best, search)
     finished = FinishedSearch(
-        device=spec, plain=plain, evaluate=evaluate, search=search, is_measured=measure
+        device=spec, plain=plain, evaluate=recordings, search=search, is_measured=measure
     )
-    return finished.result(best)
+    return _reaching_both_spreads(finished.result(best), evaluator)
+
+
+def _reaching_both_spreads(result: PlanningResult, evaluator: JobEvaluator) -> PlanningResult:
+    """Have the prediction of a plan reach from evenly spread choices to uneven ones."""
+    found, plain = result.prediction, evaluator.plain
+    if found is None or not plain.decides_sizes:
+        return result
+    job, device, budget = evaluator.job, evaluator.device, evaluator.budget
+    again = partial(record, job, result, evaluator.layout, device=device, facts=plain.facts)
+
+    def judge(recording: Recording) -> Prediction:
+        return evaluate(job, recording, device, result, budget=budget, times=evaluator.times)
+
+    return replace(result, prediction=with_other_spread(found, plain, again, judge))
+
+
+def _recorded_plain(job: Job, layout: BatchLayout, device: Device) -> Recording:
+    """Record the job as it is; where sizes rest on answers, with the spread that takes more."""
+    plain = record(job, Plan(), layout, device=device)
+    if not plain.decides_sizes:
+        return plain
+    way, rules = plain.way.other_spread, rules_of(device)
+    other = record(job, Plan(), layout, device=device, way=way, facts=plain.facts)
+    return max(plain, other, key=lambda each: peak_bytes(each.steady, rules))
 
 
 def _trial(
     job: Job, layout: BatchLayout, plain: Recording, prove: bool | None
 ) -> BatchTrial | None:
-    """Return what settles on a real batch what could not be followed, where that is wanted."""
-    if prove is False:
+    """Return what settles on a real batch what could not be followed, where that is wanted.
+
+    A step that looks at values may do something else for the next batch, such as a mean over those
+    of its rows that are left: one batch shows too little, unless it is asked for.
+    """
+    if prove is False or (prove is None and plain.answers):
         return None
     trial = BatchTrial(job, layout, plain)
     return trial if prove or trial.is_quick else None

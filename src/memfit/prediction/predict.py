@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import AllocatorRules, num_setup_events, phase_starts, replay
@@ -17,6 +18,7 @@ from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.process_memory import card_memory, host_memory, rules_of
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
 from memfit.prediction.waiting import waited_seconds
+from memfit.prediction.ways import widened
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.events import Allocation, Category, Trace
@@ -46,9 +48,35 @@ def predict(
     settings = None if allocator is None else AllocatorSettings.parse(allocator)
     recording = record(job, plan, device=spec)
     notes = effect_notes(recording)
-    return evaluate(
-        job, recording, spec, plan or Plan(), settings=settings, in_full=True, notes=notes
-    )
+
+    def judge(recorded: Recording) -> Prediction:
+        return evaluate(
+            job, recorded, spec, plan or Plan(), settings=settings, in_full=True, notes=notes
+        )
+
+    again = partial(record, job, plan, device=spec, facts=recording.facts)
+    return with_other_spread(judge(recording), recording, again, judge)
+
+
+def with_other_spread(
+    found: Prediction,
+    recording: Recording,
+    again: Callable[..., Recording],
+    judge: Callable[[Recording], Prediction],
+) -> Prediction:
+    """Return a prediction whose intervals reach from evenly spread choices to uneven ones.
+
+    The job is recorded once more where a size rests on an answer; else it stays as it is.
+
+    Args:
+        found: the prediction.
+        recording: what the prediction was made of.
+        again: records the same job under the same plan, in the ``way`` that it is given.
+        judge: turns the other recording into a prediction with the same budget and settings.
+    """
+    if not recording.decides_sizes:
+        return found
+    return widened(found, judge(again(way=recording.way.other_spread)))
 
 
 def effect_notes(recording: Recording) -> Sequence[str]:
@@ -203,6 +231,7 @@ def _predicted(
         record_seconds=recording.record_seconds,
         notes=[*recording.notes, *step.notes],
         modules_in_evaluation=tuple(recording.modules_in_evaluation),
+        answers=tuple(recording.answers),
         timeline=timeline_of(steady, rules),
     )
 

@@ -7,20 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
 from memfit.devices.spec import CPU, CUDA, Device
-from memfit.errors import JobFunctionError, MemfitError, RecordingError
+from memfit.figures import Answer
 from memfit.forward_state import RandomPositions
 from memfit.job import Job
 from memfit.kernels.cuda.card import Card
 from memfit.live_state import LiveState
+from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault
+from memfit.prediction.ways import Way, batch_for, fake_batch, mode_of
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.separation.separation import Separation
-from memfit.session.batches import BatchLayout, find_layout, shapes_of
+from memfit.session.batches import BatchLayout, find_layout
 from memfit.session.borrowing import borrowed_to_record, code_left_alone, left_alone
 from memfit.session.evaluation_mode import ModesSeen, evaluation_notes
 from memfit.session.own_precision import OwnPrecisionWatch
@@ -30,27 +31,16 @@ from memfit.strategies.fact_finding import gather_facts, probes
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
-from memfit.trace.modules import user_frames
 from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
+from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cuda.kernels import CudaKernels
-from memfit.virtual.tensors import (
-    ValuesNeededError,
-    VirtualTensors,
-    as_virtual,
-    virtual_tensors,
-)
+from memfit.virtual.tensors import ValuesNeededError, VirtualTensors, virtual_tensors
 
 Step = Callable[[], object]
 _NUM_STEPS = 2
 _MANY_OPERATIONS = 3000
 """About a second's worth of recording, and several of analysis."""
-_WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
-_NO_WEIGHTS_NEEDED = (
-    "No weights are needed for a prediction: build the model from its configuration, with "
-    "Model(config) or AutoModel.from_config(config), or under torch.device('meta') followed by "
-    "model.to_empty(device=...)."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +51,8 @@ class StepRecording:
     marks: Sequence[StepMark]
     card: Card | None
     record_seconds: float
+    answers: Sequence[Answer] = ()
+    """What was made up where the step looked at values."""
     modules_in_evaluation: Sequence[str] = ()
     """The outermost modules that a step calls in evaluation mode."""
     notes: Sequence[str] = ()
@@ -78,6 +70,11 @@ class StepRecording:
         return trace_of_step(self.history, self.marks[-1])
 
     @property
+    def decides_sizes(self) -> bool:
+        """Return whether the size of a tensor rests on an answer."""
+        return any(answer.decides_sizes for answer in self.answers)
+
+    @property
     def is_long(self) -> bool:
         """Return whether recording such a step takes seconds; the same on every machine."""
         return len(self.steady.operations) > _MANY_OPERATIONS
@@ -88,8 +85,8 @@ class Recording(StepRecording):
     """A job's first and second step under a plan."""
 
     facts: JobFacts
-    is_disguised: bool = True
-    """Whether fake tensors could pass for real ones; see ``virtual_tensors``."""
+    way: Way = field(default_factory=Way)
+    """How the step could be recorded."""
     spill: Spill = field(default_factory=Spill)
     """What the last step kept and moved outside the device."""
 
@@ -100,23 +97,25 @@ def record(
     layout: BatchLayout | None = None,
     *,
     device: Device | None = None,
-    disguised: bool = True,
+    way: Way | None = None,
     facts: JobFacts | None = None,
 ) -> Recording:
     """Record two steps of a job under a plan on fake tensors.
 
-    The second step is the steady one: optimizer states exist by then.
+    The second step is the steady one: optimizer states exist by then. A step that looks at values
+    gets answers, which are listed.
 
     Args:
         job: what would be trained.
         plan: how; None means as it is.
         layout: of the job's batches, if it is known already.
         device: where; None means the CPU.
-        disguised: whether to try first what ``is_disguised`` of an earlier recording says.
+        way: that of an earlier recording, which is tried first.
         facts: what an earlier recording of the job as it is has gathered.
 
     Raises:
-        RecordingError: if the step needs the values of tensors, or an operator has no fake version.
+        RecordingError: if a size that nobody can bound depends on values, or an operator has no
+            fake version.
         StrategyError: if a strategy of the plan cannot apply.
     """
     started = time.perf_counter()
@@ -125,13 +124,9 @@ def record(
     card = card_of(device)
     separation = _asked_beforehand(job, plan, layout, facts)
     record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
-    with left_alone(job, copies_content=False), clear_refusals():
-        try:
-            recorder, found, spill, notes = record_with(disguised=disguised)
-        except ValuesNeededError:
-            # Code that looks at its batch may have a path for fake tensors that does not.
-            disguised = not disguised
-            recorder, found, spill, notes = record_with(disguised=disguised)
+    with clear_refusals():
+        way, seen = _first_that_works(job, way or Way(), record_with)
+    recorder, found = seen.recorder, seen.facts
     check_placed(recorder, card)
     return Recording(
         history=recorder.history,
@@ -142,12 +137,32 @@ def record(
         notes=[
             *evaluation_notes(found.modules_in_evaluation),
             *found.own_precision.notes_of_a_job(),
-            *notes,
+            *seen.notes,
         ],
-        is_disguised=disguised,
-        spill=spill,
+        way=way,
+        answers=seen.answers,
+        spill=seen.spill,
         record_seconds=time.perf_counter() - started,
     )
+
+
+def _first_that_works(
+    job: Job, way: Way, record_with: Callable[..., _JobSeen]
+) -> tuple[Way, _JobSeen]:
+    """Record in the first way that does not fail for want of values.
+
+    Raises:
+        ValuesNeededError: if none does.
+    """
+    error: ValuesNeededError | None = None
+    for each in way.then():
+        try:
+            with left_alone(job, copies_content=each.is_answered):
+                return each, record_with(way=each)
+        except ValuesNeededError as problem:
+            error = problem
+    assert error is not None, "there is at least one way"
+    raise error
 
 
 def record_steps(
@@ -237,6 +252,17 @@ def recording_on(
             yield recorder, mode
 
 
+@dataclass(frozen=True, slots=True)
+class _JobSeen:
+    """What was seen of a job's steps."""
+
+    recorder: Recorder
+    facts: JobFacts
+    spill: Spill
+    notes: Sequence[str]
+    answers: Sequence[Answer]
+
+
 def _record_job(
     job: Job,
     plan: Plan,
@@ -245,18 +271,20 @@ def _record_job(
     facts: JobFacts | None,
     *,
     separation: Separation,
-    disguised: bool,
-) -> tuple[Recorder, JobFacts, Spill, Sequence[str]]:
+    way: Way,
+) -> _JobSeen:
     """Record two steps of a job, gather its facts, and note what is done otherwise."""
-    batch_shapes = shapes_of(job, job.batch_size)
+    given = batch_for(job, way)
+    assumptions = Assumptions(is_skewed=way.is_skewed)
+    make_mode = mode_of(way, assumptions)
     with (
-        recording_on(card, disguised=disguised) as (recorder, mode),
+        recording_on(card, disguised=way.is_disguised, make_mode=make_mode) as (recorder, mode),
         borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
         ExitStack() as stack,
     ):
         # Watching every function of torch takes time, so what is known is not looked for again.
         probed = stack.enter_context(probes()) if facts is None else list
-        batch = as_virtual(mode, batch_shapes)
+        batch = fake_batch(mode, given, way)
         session = open_plain_session(borrowed_job, CPU if card is None else CUDA, layout)
         session.facts = facts
         if facts is None:
@@ -279,7 +307,8 @@ def _record_job(
         if facts is None:
             facts = gather_facts(session, probed=probed(), draws_random=draws_random)
             facts = replace(facts, modules_in_evaluation=modes.found, own_precision=precision.found)
-        return recorder, facts, session.spill, mode.compiled_code.notes(session.model)
+        notes = mode.compiled_code.notes(session.model)
+        return _JobSeen(recorder, facts, session.spill, notes, assumptions.answers)
 
 
 def _asked_beforehand(
@@ -330,69 +359,3 @@ def _record_code(
     notes = [*evaluation_notes(modes.found), *precision.found.notes_of_a_step()]
     notes += mode.compiled_code.notes()
     return recorder, _Seen(modules_in_evaluation=modes.found, notes=notes)
-
-
-@contextmanager
-def clear_refusals() -> Iterator[None]:
-    """Name the user's line where values are needed, and say that weights are not."""
-    try:
-        yield
-    except ValuesNeededError as error:
-        place = _place_of(error.__cause__ or error)
-        where = f" ({place})" if place else ""
-        raise ValuesNeededError(f"{error.what}{where}", error.remedy) from error
-    except JobFunctionError as error:
-        if error.function != "model" or not _is_about_files(error.__cause__):
-            raise
-        raise JobFunctionError(
-            error.function, error.expected, error.reason, remedy=_NO_WEIGHTS_NEEDED
-        ) from error.__cause__
-
-
-@contextmanager
-def code_at_fault(card: Card | None) -> Iterator[None]:
-    """Say where code of any kind failed while it was recorded, and what may help."""
-    try:
-        yield
-    except (MemfitError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        place = _place_of(error)
-        where = f" ({place})" if place else ""
-        what = f"the code raised {type(error).__name__}: {str(error).rstrip('.')}{where}"
-        remedy = "If it runs without memfit, --debug shows where it goes wrong here."
-        if _is_about_files(error):
-            remedy = _NO_WEIGHTS_NEEDED
-        elif card is None and "cuda" in str(error).lower():
-            remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
-        raise RecordingError(what, remedy) from error
-
-
-def check_placed(recorder: Recorder, card: Card | None) -> None:
-    """Refuse a recording that never touched the card: its figures would be zeros.
-
-    Raises:
-        RecordingError: if nothing was placed on the card.
-    """
-    if card is not None and not any(a.num_bytes for a in recorder.history.allocations):
-        raise RecordingError(
-            f"nothing was placed on the GPU ({card.title})",
-            "Move model and batch there, with model.cuda(), batch.cuda() or device='cuda', or "
-            "predict with --device cpu. For a memfit.Job memfit moves both by itself.",
-        )
-
-
-def _place_of(error: BaseException) -> str:
-    """Name the innermost line that belongs neither to torch nor to memfit."""
-    own = user_frames(error)
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
-
-
-def _is_about_files(error: BaseException | None) -> bool:
-    """Return whether an error is about a file or a download that is not there."""
-    while error is not None:
-        library = type(error).__module__.partition(".")[0]
-        if isinstance(error, OSError) or library in _WEIGHT_LIBRARIES:
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -28,6 +28,7 @@ from .terminal import (
 )
 from .wording import (
     advice_sentence,
+    answer_sentences,
     bounded_certainty,
     fits_sentence,
     interval_words,
@@ -98,7 +99,14 @@ def prediction_parts(
         parts.append(section("Largest allocations at the peak", holders))
     if prediction.terms:
         parts.append(section("Terms", _terms(prediction.terms)))
+    if prediction.answers:
+        parts.append(answers_section(answer_sentences(prediction.answers)))
     return parts
+
+
+def answers_section(lines: Sequence[str]) -> RenderableType:
+    """Show what was answered without being known, a line each."""
+    return section("Answered without knowing", dashed(map(Text, lines)))
 
 
 def _named_modules(by_module: Mapping[str, int]) -> dict[str, int]:

@@ -11,13 +11,11 @@ from rich.text import Text
 
 from memfit.script.prediction import PhasePeak, ScriptPrediction
 from memfit.units import format_bytes
-from memfit.virtual.assumptions import Answer
 
 from .data_text import data_sections
-from .prediction_text import prediction_parts
+from .prediction_text import answers_section, prediction_parts
 from .terminal import INDENT, amount, at_page_width, dashed, grid, section, word
-
-_MOST_ANSWERS = 12
+from .wording import answer_sentences
 
 
 def script_text(found: ScriptPrediction, *, top: int) -> RenderableType:
@@ -36,7 +34,14 @@ def script_text(found: ScriptPrediction, *, top: int) -> RenderableType:
         *prediction_parts(found.prediction, top=top),
     ]
     if found.answers:
-        parts.append(section("Answered without knowing", dashed(map(Text, _answers(found)))))
+        lines = answer_sentences(found.answers)
+        if found.skewed is not None:
+            even, uneven = found.prediction.bounded_bytes(), found.skewed.bounded_bytes()
+            lines.append(
+                f"sizes: {format_bytes(even)} where choices are evenly spread, "
+                f"{format_bytes(uneven)} where they are as uneven as can be"
+            )
+        parts.append(answers_section(lines))
     if kept := _kept_back(found):
         parts.append(section("Kept from the outside", dashed(map(Text, kept))))
     return at_page_width(*parts)
@@ -92,27 +97,6 @@ def _cells(phase: PhasePeak, *, is_card: bool, has_host: bool) -> list[str]:
     if has_host:
         figures.append(phase.host_peak_bytes)
     return [format_bytes(num_bytes) for num_bytes in figures]
-
-
-def _answers(found: ScriptPrediction) -> Sequence[str]:
-    """Write what was answered, what decides sizes first."""
-    ordered = sorted(found.answers, key=lambda answer: not answer.decides_sizes)
-    lines = [_answer_sentence(answer) for answer in ordered[:_MOST_ANSWERS]]
-    if len(ordered) > _MOST_ANSWERS:
-        lines.append(f"and {len(ordered) - _MOST_ANSWERS} more; --json has all of them")
-    if found.skewed is not None:
-        even, uneven = found.prediction.bounded_bytes(), found.skewed.bounded_bytes()
-        lines.append(
-            f"sizes: {format_bytes(even)} where choices are evenly spread, "
-            f"{format_bytes(uneven)} where they are as uneven as can be"
-        )
-    return lines
-
-
-def _answer_sentence(answer: Answer) -> str:
-    times = f", {answer.num_times} times" if answer.num_times > 1 else ""
-    end = "a size rests on it" if answer.decides_sizes else "branches on it may go another way"
-    return f"{answer.source_line}: answered {answer.given}{times}; {end}"
 
 
 def _kept_back(found: ScriptPrediction) -> Sequence[str]:

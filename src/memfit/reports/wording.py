@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memfit.figures import Certainty, ConsideredPlan, Interval, Measurement, Prediction
+from memfit.figures import Answer, Certainty, ConsideredPlan, Interval, Measurement, Prediction
 from memfit.prediction.advice import Advice, Topic
 from memfit.units import format_bytes, format_fraction, format_seconds, in_unit_of
 
@@ -25,6 +25,7 @@ FIGURE_NAMES = {
 }
 
 _MOST_ALIKE = 2
+_MOST_ANSWERS = 12
 _LONG_LIST = re.compile(r"(?P<setting>\w+=|)(?P<words>[^=,()]+ [^=,()]+)")
 _NOUNS = {"keep=": "results", "blocks=": "modules"}
 
@@ -335,3 +336,18 @@ def flat_values(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, 
         else:
             flat.append((f"{prefix}{name}", format_value(name, value)))
     return flat
+
+
+def answer_sentences(answers: Sequence[Answer]) -> list[str]:
+    """Write what was answered without being known, what decides sizes first."""
+    ordered = sorted(answers, key=lambda answer: not answer.decides_sizes)
+    lines = [_answer_sentence(answer) for answer in ordered[:_MOST_ANSWERS]]
+    if len(ordered) > _MOST_ANSWERS:
+        lines.append(f"and {len(ordered) - _MOST_ANSWERS} more; --json has all of them")
+    return lines
+
+
+def _answer_sentence(answer: Answer) -> str:
+    times = f", {answer.num_times} times" if answer.num_times > 1 else ""
+    end = "a size rests on it" if answer.decides_sizes else "branches on it may go another way"
+    return f"{answer.source_line}: answered {answer.given}{times}; {end}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from memfit.errors import JobError
 
@@ -21,19 +22,27 @@ class DrawnBatches:
     samples for larger ones; ``windows`` draws anew, to train with.
 
     Limits: samples are counted along the first dimension. Batches of a window have to be alike in
-    all other dimensions: what is padded to another length cannot be joined.
+    all other dimensions, but for what ``padding`` names.
 
     Args:
         batches: yields the script's batches: pytrees of tensors.
         window: how many of them one update sees.
+        padding: what batches of one window are filled up with to one length, at the end, by the key
+            or the place of a tensor in its batch.
 
     Raises:
         JobError: if there are too few batches, no samples in them, or they cannot be joined.
     """
 
-    def __init__(self, batches: Callable[[], Iterable[Any]], window: int = 1) -> None:
+    def __init__(
+        self,
+        batches: Callable[[], Iterable[Any]],
+        window: int = 1,
+        padding: Mapping[str | int, float] = MappingProxyType({}),
+    ) -> None:
         self._batches = batches
         self._window = window
+        self._padding = dict(padding)
         first = next(self.windows(), None)
         if first is None:
             msg = f"The script gives fewer than {window} batches, and one update needs as many."
@@ -59,7 +68,24 @@ class DrawnBatches:
         """
         source = map(plain_batch, self._batches())
         while len(window := list(islice(source, self._window))) == self._window:
-            yield _joined(window)
+            yield self.joined(window)
+
+    def joined(self, window: Sequence[Any]) -> Any:
+        """Join the batches of one update along their samples.
+
+        Raises:
+            JobError: if they differ in other dimensions, and nothing is known to fill them up with.
+        """
+        if len(window) == 1:
+            return window[0]
+        flat = [tree_flatten(batch)[0] for batch in window]
+        paths, spec = tree_flatten_with_path(window[0])
+        names = [place_of(path) for path, _ in paths]
+        leaves = [
+            _joined_leaf(parts, self._padding.get(name))
+            for name, parts in zip(names, zip(*flat, strict=True), strict=True)
+        ]
+        return tree_unflatten(leaves, spec)
 
 
 def plain_batch(batch: Any) -> Any:
@@ -97,28 +123,32 @@ def _of_rows(batch: Any, rows: torch.Tensor, num_samples: int) -> Any:
     return tree_unflatten(chosen, spec)
 
 
-def _joined(window: Sequence[Any]) -> Any:
-    """Join batches along their samples.
+def place_of(path: Sequence[Any]) -> str | int:
+    """Return the key of a tensor in its batch, or its place; 0 where it is the batch."""
+    last = path[-1] if path else None
+    found: str | int = getattr(last, "key", getattr(last, "idx", 0))
+    return found
 
-    Raises:
-        JobError: if they differ in other dimensions.
-    """
-    if len(window) == 1:
-        return window[0]
-    flat = [tree_flatten(batch)[0] for batch in window]
-    spec = tree_flatten(window[0])[1]
-    joined = []
-    for leaves in zip(*flat, strict=True):
-        if not _has_rows(leaves[0]):
-            joined.append(leaves[0])
-            continue
-        shapes = {tuple(leaf.shape[1:]) for leaf in leaves}
-        if len(shapes) > 1:
-            found = ", ".join(str(list(leaf.shape)) for leaf in leaves)
-            msg = (
-                f"Batches of one update differ in more than their samples ({found}), and their "
-                "mean is not that of one batch. Pad all of them to one length."
-            )
-            raise JobError(msg)
-        joined.append(torch.cat(list(leaves)))
-    return tree_unflatten(joined, spec)
+
+def _joined_leaf(parts: Sequence[Any], filler: float | None) -> Any:
+    if not _has_rows(parts[0]):
+        return parts[0]
+    shapes = [tuple(part.shape[1:]) for part in parts]
+    if len(set(shapes)) == 1:
+        return torch.cat(list(parts))
+    if filler is None or len({len(shape) for shape in shapes}) > 1:
+        found = ", ".join(str(list(part.shape)) for part in parts)
+        msg = (
+            f"Batches of one update differ in more than their samples ({found}), and their "
+            "mean is not that of one batch. Pad all of them to one length."
+        )
+        raise JobError(msg)
+    longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    return torch.cat([_filled_up(part, longest, filler) for part in parts])
+
+
+def _filled_up(part: torch.Tensor, sizes: Sequence[int], filler: float) -> torch.Tensor:
+    """Fill a tensor up to these sizes of all dimensions but the first."""
+    missing = [wanted - size for wanted, size in zip(sizes, part.shape[1:], strict=True)]
+    pairs = [number for more in reversed(missing) for number in (0, more)]
+    return torch.nn.functional.pad(part, pairs, value=filler)

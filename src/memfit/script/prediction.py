@@ -10,7 +10,7 @@ from memfit.allocator.replay import simulate_events
 from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import CPU_RULES, peak_bytes
 from memfit.devices.spec import CUDA, Device
-from memfit.figures import BOUNDED_FIGURES, Prediction
+from memfit.figures import BOUNDED_FIGURES, Answer, Prediction
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate_steps
 from memfit.prediction.process_memory import rules_of
@@ -23,7 +23,6 @@ from memfit.script.data_prediction import (
 from memfit.script.question import Refused, ScriptRecording, Span
 from memfit.script.steps import EVALUATION, OTHER, STEADY_STEP
 from memfit.trace.events import Trace, history_until, trace_of_step
-from memfit.virtual.assumptions import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

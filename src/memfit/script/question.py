@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.devices.spec import Device
+from memfit.figures import Answer
 from memfit.prediction.recording import StepRecording
 from memfit.script.scanned_data import ScannedData
-from memfit.virtual.assumptions import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from memfit.figures import Answer
 from memfit.trace.modules import line_of_caller
 
 _MOST_EQUAL_ANSWERS = 1000
 """Truths in a row at one line: code that asks until it hears another gets another."""
 _ATEN = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What was answered at a line of code, and whether the size of a tensor came of it."""
-
-    source_line: str
-    operator: str
-    given: str
-    decides_sizes: bool = False
-    num_times: int = 1
 
 
 class Assumptions:

@@ -28,16 +28,20 @@ class HostDraws:
 
     Limits: what is drawn from a distribution whose parameters are unknown tensors may take another
     number of draws.
+
+    Args:
+        most_numbers: drawn in all; after that the generator stands elsewhere than in a real run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_numbers: int = _MOST_NUMBERS) -> None:
+        self._most_numbers = most_numbers
         self._num_drawn = 0
         self._depth = 0
 
     @property
     def is_true(self) -> bool:
         """Return whether the generator still stands where that of a real run would."""
-        return self._num_drawn <= _MOST_NUMBERS
+        return self._num_drawn <= self._most_numbers
 
     @property
     def is_inside(self) -> bool:
@@ -65,14 +69,14 @@ class HostDraws:
         count = max(each.numel() for each in tensors)
         self._num_drawn += count
         if not self.is_true or count > _MOST_AT_ONCE:
-            self._num_drawn = _MOST_NUMBERS + 1
+            self._num_drawn = self._most_numbers + 1
             return
         with no_dispatch(), torch.no_grad():
             real_args, real_kwargs = tree_map_only(FakeTensor, _blank, (tuple(args), dict(kwargs)))
             try:
                 func(*real_args, **real_kwargs)
             except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
-                self._num_drawn = _MOST_NUMBERS + 1
+                self._num_drawn = self._most_numbers + 1
 
     def truncated(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Draw truncated normals, by rejection, for nothing."""

@@ -25,7 +25,7 @@ _MOST_BYTES = 64 * MIB
 """Of results that are computed for real: more than token ids and masks take, less than weights."""
 _MOST_RANDOM_NUMBERS = 4096
 """Drawn for real: coin flips and schedules, but no weights."""
-_VALUE = "_memfit_value"
+VALUE = "_memfit_value"
 _ASSUMED = "_memfit_assumed"
 _HOST = torch.device("cpu")
 _DETACH = torch.ops.aten.detach.default
@@ -50,7 +50,7 @@ def value_of(tensor: object) -> torch.Tensor | None:
     """
     if isinstance(tensor, FakeTensor):
         # A parameter is about to change; what it began with is no value to rely on.
-        return None if tensor.requires_grad else vars(tensor).get(_VALUE)
+        return None if tensor.requires_grad else vars(tensor).get(VALUE)
     if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and not tensor.is_sparse:
         return None if tensor.requires_grad else tensor
     return None
@@ -113,10 +113,10 @@ class KnownValues:
     def attach(self, out: object, values: object) -> None:
         """Keep values beside the fake tensors that stand for them."""
         for fake, value in zip(tensors_in(out), tensors_in(values), strict=False):
-            if not isinstance(fake, FakeTensor) or vars(fake).get(_VALUE) is value:
+            if not isinstance(fake, FakeTensor) or vars(fake).get(VALUE) is value:
                 continue
             if fake.shape == value.shape:
-                vars(fake)[_VALUE] = value
+                vars(fake)[VALUE] = value
                 key = value.untyped_storage()._cdata
                 self._holders.setdefault(key, []).append(weakref.ref(fake, self._dropper(key)))
 
@@ -130,7 +130,7 @@ class KnownValues:
     ) -> None:
         """Forget the values of what an operator has changed in place to something unknown."""
         for tensor in changed_tensors(func, tuple(args), kwargs):
-            value = vars(tensor).get(_VALUE) if isinstance(tensor, FakeTensor) else None
+            value = vars(tensor).get(VALUE) if isinstance(tensor, FakeTensor) else None
             if value is not None:
                 self._forget(value.untyped_storage()._cdata)
 
@@ -138,10 +138,10 @@ class KnownValues:
         """Forget all values that lie in one storage."""
         for holder in self._holders.pop(key, ()):
             fake = holder()
-            value = None if fake is None else vars(fake).get(_VALUE)
+            value = None if fake is None else vars(fake).get(VALUE)
             # Another value may have come since, and another storage to the same place.
             if fake is not None and value is not None and value.untyped_storage()._cdata == key:
-                del vars(fake)[_VALUE]
+                del vars(fake)[VALUE]
 
     def _dropper(self, key: int) -> Callable[[weakref.ref[FakeTensor]], None]:
         def drop(holder: weakref.ref[FakeTensor]) -> None:

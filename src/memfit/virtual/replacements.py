@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from memfit.virtual.cuda.placement import is_on_card
 from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
-from memfit.virtual.known_values import value_of
+from memfit.virtual.known_values import VALUE, value_of
 
 _RANDOM_STATE_BYTES = 5056
 """Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
@@ -39,6 +39,8 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     yield patch.object(torch.nn.Module, "_apply", _ConvertedInPlace().apply)
     # A copied storage would be real, and no fake tensor can have one.
     yield patch.object(torch.Tensor, "__deepcopy__", _deep_copy)
+    # Copies of a mode's tensors are its tensors; torch would copy the mode with them.
+    yield patch.object(FakeTensorMode, "__deepcopy__", _same_mode, create=True)
     # The random state does not pass through dispatch, but it takes memory.
     for module in (torch, torch.random):
         yield patch.object(module, "get_rng_state", _random_state)
@@ -156,6 +158,8 @@ def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     is_plain = type(tensor) is torch.Tensor and not (tensor.is_conj() or tensor.is_neg())
     has_memory = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not (is_plain and has_memory and tensor.is_leaf) or tensor.is_quantized:
+        if (value := vars(tensor).get(VALUE)) is not None:
+            memo[id(value)] = None  # what is known is kept beside one tensor alone
         return _deep_copy_as_torch_makes_it(tensor, memo)
     storage = tensor.untyped_storage()
     # Torch keeps what it has copied of storages in the same place.
@@ -174,6 +178,10 @@ def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         copied.grad = copy.deepcopy(tensor.grad, memo)
     vars(copied).update(copy.deepcopy(vars(tensor), memo))
     return copied
+
+
+def _same_mode(mode: FakeTensorMode, _memo: dict[Any, Any]) -> FakeTensorMode:
+    return mode
 
 
 def _random_state() -> torch.Tensor:

@@ -55,13 +55,20 @@ class TensorsWithValues(VirtualTensors):
     Args:
         has_card: whether there is a virtual GPU.
         assumptions: makes up the answers for what is not known.
+        draws: moves the host's random generator on; None does so as a real run would.
     """
 
-    def __init__(self, *, has_card: bool = False, assumptions: Assumptions) -> None:
+    def __init__(
+        self,
+        *,
+        has_card: bool = False,
+        assumptions: Assumptions,
+        draws: HostDraws | None = None,
+    ) -> None:
         super().__init__(has_card=has_card)
         self._assumptions = assumptions
         self._values = KnownValues()
-        self._draws = HostDraws()
+        self._draws = draws or HostDraws()
 
     @property
     def draws_are_true(self) -> bool:

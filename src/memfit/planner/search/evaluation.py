@@ -142,7 +142,7 @@ class JobEvaluator:
                 plan,
                 self.layout,
                 device=self.device,
-                disguised=self.plain.is_disguised,
+                way=self.plain.way,
                 facts=self.plain.facts,
             )
 

@@ -47,4 +47,6 @@ class SeenScript:
     loss_factor: int
     """What the script's expression has to be multiplied by to be the mean over one update."""
     micro_batch_size: int
+    padding: Mapping[str | int, float] = field(default_factory=dict)
+    """What the script's batches are filled up with to one length, where they differ."""
     notes: list[str] = field(default_factory=list)

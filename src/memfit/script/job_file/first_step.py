@@ -19,10 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memfit.script.job_file.facts import SeenScript
 from memfit.script.job_file.loop import TrainingLoop
+from memfit.script.job_file.next_batch import first_line_with_batch
 from memfit.script.job_file.optimizers import NotDescribedError, describe_optimizer
 from memfit.script.steps import EnoughRecordedError
 
 _DEVICES = ("cpu", "cuda")
+_SCHEDULERS = (LRScheduler, ReduceLROnPlateau)
 Tracer = Callable[[FrameType, str, Any], Any]
 
 
@@ -63,7 +65,7 @@ class FirstStep:
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
         self._file = str(loop.script)
-        self._body_line = loop.loop.body[0].lineno
+        self._body_line = first_line_with_batch(loop.loop.body)
         function = loop.levels[-1].function
         self._function = "<module>" if function is None else function.name
         self._stack = ExitStack()
@@ -71,6 +73,8 @@ class FirstStep:
         self._frames: dict[str, Any] = {}
         self.lines: set[int] = set()
         self.start: Start | None = None
+        self.iterations: list[Mapping[str, Any]] = []
+        """The names of each iteration of the first update, where it began."""
         self.losses: list[float] = []
         """What was differentiated before the first update, without what a scaler multiplied."""
         self._expressions: list[float] = []
@@ -108,6 +112,7 @@ class FirstStep:
     def _iteration_begins(self, frame: FrameType) -> None:
         if self.updated:
             raise EnoughRecordedError
+        self.iterations.append({**frame.f_globals, **frame.f_locals})
         if self.start is None:
             names = {**frame.f_globals, **frame.f_locals}
             outer = frame.f_back
@@ -138,11 +143,16 @@ class FirstStep:
 
         return note
 
-    def _loss_behind(self) -> float:
-        """Return the value of the script's own expression: a scaler may have multiplied it."""
+    def _frame_behind(self) -> FrameType | None:
+        """Return the innermost frame of the script."""
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
+        return frame
+
+    def _loss_behind(self) -> float:
+        """Return the value of the script's own expression: a scaler may have multiplied it."""
+        frame = self._frame_behind()
         value = self._loop.loss
         if frame is None or any(isinstance(each, ast.Call) for each in ast.walk(value)):
             return self.losses[-1]
@@ -211,7 +221,8 @@ class FirstStep:
             schedulers={
                 key
                 for key, value in names.items()
-                if isinstance(value, (LRScheduler, ReduceLROnPlateau))
+                if isinstance(value, _SCHEDULERS)
+                or isinstance(getattr(value, "scheduler", None), _SCHEDULERS)  # Accelerate's
             },
             lines=self.lines,
             optimizer=described,

@@ -198,6 +198,11 @@ def _the_call(script: Path, tree: ast.Module, function: ast.FunctionDef) -> ast.
     found = [call for call in calls_in(tree, function.name) if isinstance(call.func, ast.Name)]
     if len(found) == 1:
         return found[0]
+    classes = (each for each in ast.walk(tree) if isinstance(each, ast.ClassDef))
+    owner = next((each for each in classes if function in each.body), None)
+    if owner is not None:
+        reason = f"the training step is a method, {owner.name}.{function.name}"
+        raise NoJobError(script.name, function.lineno, reason, f"{CUT_BY_HAND}.")
     reason = (
         f"the loop is in {function.name}, which is called {len(found)} times"
         if found

@@ -15,6 +15,7 @@ from memfit.script.job_file.names import (
     written,
     written_by_all,
 )
+from memfit.script.job_file.next_batch import taken_by_next
 from memfit.script.job_file.prelude import Prelude
 
 _LEAVES = (ast.Return, ast.Break, ast.Continue)
@@ -34,6 +35,8 @@ class Loss:
     fetch: Sequence[ast.stmt]
     """What fetches a batch, where no loop does."""
     left_out: Sequence[ast.stmt]
+    is_endless: bool = False
+    """Whether the script begins anew where its batches end."""
 
 
 def cut_loss(loop: TrainingLoop, prelude: Prelude, seen: SeenScript) -> Loss:
@@ -43,6 +46,9 @@ def cut_loss(loop: TrainingLoop, prelude: Prelude, seen: SeenScript) -> Loss:
         NoJobError: if it depends on what a job's loss cannot have.
     """
     flat = _up_to_backward(loop, loop.loop.body, list(loop.way))
+    taken = taken_by_next(loop, prelude, flat)
+    if taken is not None:
+        flat = [each for each in flat if each is not taken.statement]
     chosen, inputs = _needed(loop, flat, read(loop.loss), seen)
     changing = prelude.changing | written(loop.loop) | written_by_all(_bodies(loop))
     _refuse_made_from_model(loop, inputs, prelude, seen)
@@ -50,7 +56,10 @@ def cut_loss(loop: TrainingLoop, prelude: Prelude, seen: SeenScript) -> Loss:
     names = sorted(inputs & changing - seen.modules - {seen.model})
     fetch: Sequence[ast.stmt] = ()
     header: ast.For | None = None
-    if not names:
+    if taken is not None and names and set(names) <= written(taken.header.target):
+        header = taken.header
+        _refuse_changing(loop, read(header.iter) & changing, header)
+    elif not names:
         fetch, chosen = _fetched_first(loop, chosen, seen)
         names = sorted(written_by_all(fetch) & _read(chosen, loop.loss))
     elif set(names) <= targets:
@@ -60,7 +69,7 @@ def cut_loss(loop: TrainingLoop, prelude: Prelude, seen: SeenScript) -> Loss:
     else:
         fetch = _carried(loop, set(names), changing)
     ordered = _in_order(names, header, fetch)
-    kept = {id(each) for each in (*chosen, *fetch)}
+    kept = {id(each) for each in (*chosen, *fetch, *([taken.statement] if taken else ()))}
     left = [each for each in _all_of(loop) if id(each) not in kept and not _is_update(each)]
     return Loss(
         statements=chosen,
@@ -69,6 +78,7 @@ def cut_loss(loop: TrainingLoop, prelude: Prelude, seen: SeenScript) -> Loss:
         header=header,
         fetch=fetch,
         left_out=left,
+        is_endless=taken is not None and header is taken.header and taken.begins_anew,
     )
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from memfit.job import Job, Total, build_optimizer
-from memfit.script.drawn_batches import DrawnBatches, plain_batch
+from memfit.script.drawn_batches import place_of, plain_batch
 from memfit.script.job_file.first_step import FirstStep, RandomStates
 from memfit.script.job_file.text import Cut
+from memfit.session.deterministic_draws import DeterministicDraws, untouched_randomness
 
 _MOST_RELATIVE = 1e-5
 """Of the loss in fp32: the same operators on the same numbers, so that only rounding is left."""
+_MOST_WINDOWS = 8
+"""Updates that are looked through for parts of different lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +102,8 @@ def compare(
 def compare_window(module: ModuleType, cut: Cut) -> None:
     """Compare the mean over the parts of one update with the loss of all of its samples at once.
 
-    Without gradients and in evaluation mode, so that nothing is drawn.
+    Without gradients, in evaluation mode, and with draws that do not depend on the grouping. Among
+    the first updates one is taken whose parts differ in length, where there is one.
 
     Raises:
         OtherThanScriptError: if they differ.
@@ -105,16 +112,12 @@ def compare_window(module: ModuleType, cut: Cut) -> None:
     if num == 1:
         return
     job: Job = module.job
-    drawn: DrawnBatches = module.drawn
-    size = cut.seen.micro_batch_size
+    parts = _window(module, num)
     model = job.model().eval()
-    whole = drawn.of_size(num * size)
-    with torch.no_grad():
-        parts = [
-            _value(job.loss(model, _rows(whole, number * size, size, num * size)))
-            for number in range(num)
-        ]
-        found = Losses(script=sum(parts) / num, job=_value(job.loss(model, whole)))
+    whole = module.drawn.joined(parts)
+    with untouched_randomness(), DeterministicDraws(), torch.no_grad():
+        means = [_value(job.loss(model, part)) for part in parts]
+        found = Losses(script=sum(means) / num, job=_value(job.loss(model, whole)))
     if not found.are_equal:
         msg = (
             f"the mean over the {num} parts of an update is {found.script:.8g}, and over all of "
@@ -123,15 +126,43 @@ def compare_window(module: ModuleType, cut: Cut) -> None:
         raise OtherThanScriptError(msg)
 
 
-def _rows(batch: Any, start: int, num_rows: int, whole: int) -> Any:
-    return tree_map(
-        lambda leaf: (
-            leaf[start : start + num_rows]
-            if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == whole
-            else leaf
-        ),
-        batch,
-    )
+def _window(module: ModuleType, num_parts: int) -> list[Any]:
+    """Return the script's batches of one update, of different lengths if there are such."""
+    drawn = [plain_batch(each) for each in islice(module.batches(), _MOST_WINDOWS * num_parts)]
+    windows = [drawn[i : i + num_parts] for i in range(0, len(drawn), num_parts)]
+    whole = [window for window in windows if len(window) == num_parts]
+    return next((each for each in whole if len({*map(_lengths, each)}) > 1), whole[0])
+
+
+def _lengths(batch: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(leaf.shape[1:]) for leaf in _tensors(batch))
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+
+
+def padding_of(batches: Iterable[Any]) -> dict[str | int, float]:
+    """Find what batches are filled up with whose lengths differ, by keys or places of tensors.
+
+    That is the number with which most rows end that end with one number twice. Whether the loss is
+    indifferent to it is for ``compare_window`` to say.
+
+    Args:
+        batches: some of the script's.
+    """
+    seen: dict[str | int, list[torch.Tensor]] = {}
+    for batch in map(plain_batch, batches):
+        for path, leaf in tree_flatten_with_path(batch)[0]:
+            if isinstance(leaf, torch.Tensor) and leaf.dim() > 1:
+                seen.setdefault(place_of(path), []).append(leaf)
+    found: dict[str | int, float] = {}
+    for place, tensors in seen.items():
+        if len({tuple(tensor.shape[1:]) for tensor in tensors}) > 1:
+            ends = [row for each in tensors for row in each.flatten(0, -2)[:, -2:].tolist()]
+            twice = Counter(row[0] for row in ends if len(row) > 1 and row[0] == row[1])
+            found[place] = twice.most_common(1)[0][0] if twice else 0
+    return found
 
 
 def first_batch(module: ModuleType, cut: Cut, first: FirstStep) -> Any:
@@ -145,6 +176,28 @@ def first_batch(module: ModuleType, cut: Cut, first: FirstStep) -> Any:
         batch = next(iter(module.batches()))
         first.start.random_states = RandomStates()  # the fetch has drawn its part
         return batch
+    return _batch_of(names, cut)
+
+
+def parts_of_first_update(cut: Cut, first: FirstStep, batch: Any) -> list[Any]:
+    """Return the batches that the script's first update has seen, one for each backward.
+
+    Where statements fetch them, the first one stands for all.
+
+    Args:
+        cut: what the job file was made of.
+        first: how the script stood at each of its iterations.
+        batch: of the first iteration.
+    """
+    num = cut.seen.num_backwards
+    names = set(cut.loss.batch_names)
+    begins = first.iterations[:num]
+    if cut.loss.header is None or len(begins) < num or not all(names <= {*b} for b in begins):
+        return [batch] * num
+    return [batch, *(_batch_of(each, cut) for each in begins[1:])]
+
+
+def _batch_of(names: Mapping[str, Any], cut: Cut) -> Any:
     values = [names[name] for name in cut.loss.batch_names]
     return plain_batch(values[0] if len(values) == 1 else tuple(values))
 

@@ -182,6 +182,8 @@ def _batches_function(cut: Cut) -> str:
     if loss.header is not None:
         head = f"for {ast.unparse(loss.header.target)} in {ast.unparse(loss.header.iter)}:"
         inside = [f"yield {names}"]
+        if loss.is_endless:
+            head, inside = "while True:", [head, _indented(inside)]
     else:
         head = "while True:"
         inside = [*(_statement_text(each, source) for each in loss.fetch), f"yield {names}"]
@@ -293,11 +295,12 @@ def _scheduler(cut: Cut) -> tuple[str, str] | None:
 def _job(cut: Cut, clip: str) -> str:
     seen = cut.seen
     window = f", window={seen.num_backwards}" if seen.num_backwards > 1 else ""
+    padding = f", padding={seen.padding!r}" if seen.padding else ""
     size = str(seen.micro_batch_size)
     if seen.num_backwards > 1:
         size = f"{seen.num_backwards} * {seen.micro_batch_size}"
     lines = [
-        f"drawn = memfit.DrawnBatches(batches{window})",
+        f"drawn = memfit.DrawnBatches(batches{window}{padding})",
         "job = memfit.Job(",
         "    model=build_model,",
         "    batch=drawn.of_size,  # the first that the script sees; give its largest",

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +41,8 @@ from memfit.script.job_file.proof import (
     compare_window,
     first_batch,
     load_text,
+    padding_of,
+    parts_of_first_update,
 )
 from memfit.script.job_file.text import Cut, job_text, left_out_lines
 from memfit.script.kernel_lock import lock_writes
@@ -52,6 +56,7 @@ from memfit.strategies.plan import Plan
 from memfit.trace.events import trace_of_step
 from memfit.virtual.loaders import loaders_in_process
 
+_MANY_BATCHES = 16
 _MODULE = "memfit.script.job_file.writing"
 
 
@@ -186,6 +191,11 @@ class _Making:
                 seen.micro_batch_size = module.drawn.num_samples // seen.num_backwards
                 self.text = job_text(cut, question.output)
                 module = load_text(self.text, question.output, question.script.parent)
+            if seen.num_backwards > 1:
+                seen.padding = padding_of(islice(module.batches(), _MANY_BATCHES))
+            if seen.padding:
+                self.text = job_text(cut, question.output)
+                module = load_text(self.text, question.output, question.script.parent)
             return self._proved(module, cut, first, live)
 
     def _proved(
@@ -194,7 +204,9 @@ class _Making:
         batch = first_batch(module, cut, first)
         loss = compare(module, cut, first, live, batch)
         compare_window(module, cut)
-        first_bytes, steady_bytes, is_measured = _peaks(module.job, batch, cut.seen)
+        parts = parts_of_first_update(cut, first, batch)
+        peaks = [_peaks(module.job, each, cut.seen) for each in _repeated(parts)]
+        first_bytes, steady_bytes, is_measured = map(max, zip(*peaks, strict=True))
         optimizer = cut.seen.optimizer
         return WrittenJob(
             text=self.text,
@@ -206,7 +218,7 @@ class _Making:
             num_backwards=cut.seen.num_backwards,
             optimizer=optimizer.name,
             left_out=tuple(left_out_lines(cut)),
-            own_bytes=_own_bytes(live, [batch] * cut.seen.num_backwards),
+            own_bytes=_own_bytes(live, parts),
         )
 
 
@@ -232,16 +244,39 @@ def _num_rows(cut: Cut, first: FirstStep) -> int:
         return 0
 
 
-def _peaks(job: Job, batch: Any, seen: SeenScript) -> tuple[int, int, bool]:
+def _repeated(parts: Sequence[Any]) -> list[list[Any]]:
+    """Return updates that take together what one of different parts does.
+
+    The first part runs before there are gradients, and the longest of the others with them. Parts
+    of one update are filled up to one length in a job, which the script does not do.
+    """
+    first, *others = parts
+    if not others:
+        return [[first]]
+    longest = max(others, key=_num_elements)
+    with_gradients = [longest] * len(parts)
+    if _num_elements(first) <= _num_elements(longest):
+        return [with_gradients]
+    return [[first], with_gradients]
+
+
+def _num_elements(batch: Any) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def _peaks(job: Job, parts: Sequence[Any], seen: SeenScript) -> tuple[int, int, bool]:
     """Return the peaks of the job's first and second step, and whether they had to be measured.
 
-    Both see the script's first batch, in pieces where the script has pieces.
+    Args:
+        job: that was written.
+        parts: batches of one length that both steps see.
+        seen: what the script has shown.
     """
-    drawn = DrawnBatches(lambda: [batch] * seen.num_backwards, window=seen.num_backwards)
+    drawn = DrawnBatches(lambda: list(parts), window=len(parts))
     plan = None
-    if seen.num_backwards > 1:
+    if len(parts) > 1:
         plan = Plan(strategies=(MicroBatching(micro_batch_size=seen.micro_batch_size),))
-    same = replace(job, batch=drawn.of_size)
+    same = replace(job, batch=drawn.of_size, batch_size=len(parts) * seen.micro_batch_size)
     try:
         recording = record(same, plan, device=load_device("cpu"))
     except RecordingError:

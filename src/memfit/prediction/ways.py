@@ -1,0 +1,116 @@
+"""Ways to record a step: whether fake tensors pass for real ones, and what becomes of their values.
+
+A step that looks at values is recorded with answers in their place, which are listed. All others
+are recorded without, so that nothing rests on an answer where none is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, cast
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from memfit.figures import BOUNDED_FIGURES, Interval, Prediction
+from memfit.job import Job
+from memfit.session.batches import real_batch, shapes_of
+from memfit.session.borrowing import left_alone
+from memfit.virtual.assumptions import Assumptions
+from memfit.virtual.host_draws import HostDraws
+from memfit.virtual.tensors import VirtualTensors, as_virtual
+from memfit.virtual.with_values import TensorsWithValues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a step is recorded."""
+
+    is_disguised: bool = True
+    """Whether fake tensors can pass for real ones; see ``virtual_tensors``."""
+    is_answered: bool = False
+    """Whether values that nobody knows are made up, and those of the batch are known."""
+    is_skewed: bool = False
+    """Whether routing and masks are answered as uneven as they can be, rather than balanced."""
+
+    @property
+    def other_spread(self) -> Self:
+        """Return the way that answers unevenly what this one spreads evenly, or the reverse."""
+        return replace(self, is_skewed=not self.is_skewed)
+
+    def then(self) -> Iterator[Self]:
+        """Yield this way, and what is tried where it fails for want of values."""
+        yield self
+        if not self.is_answered:
+            # Code that looks at its batch may have a path for fake tensors that does not.
+            yield replace(self, is_disguised=not self.is_disguised)
+            yield replace(self, is_disguised=True, is_answered=True)
+
+
+def mode_of(way: Way, assumptions: Assumptions) -> Callable[..., VirtualTensors]:
+    """Return what makes the fake mode for a way."""
+    if not way.is_answered:
+        return VirtualTensors
+
+    def make(*, has_card: bool) -> VirtualTensors:
+        # Batches are there already, so that their order does not hang on how weights are drawn.
+        draws = HostDraws(most_numbers=0)
+        return TensorsWithValues(has_card=has_card, assumptions=assumptions, draws=draws)
+
+    return make
+
+
+def batch_for(job: Job, way: Way) -> Any:
+    """Return a batch of the job's: of fake tensors, or where values are wanted of real ones.
+
+    Raises:
+        JobFunctionError: if the batch function fails.
+    """
+    if not way.is_answered:
+        return shapes_of(job, job.batch_size)
+    with left_alone(job):
+        # Copies, because what the step changes in its batch is changed in the values too.
+        return tree_map_only(torch.Tensor, _copy, real_batch(job, job.batch_size))
+
+
+def fake_batch(mode: VirtualTensors, batch: Any, way: Way) -> Any:
+    """Return a batch as fake tensors of the mode, with the values that are known beside them."""
+    fake = as_virtual(mode, batch)
+    if way.is_answered:
+        keep = cast(TensorsWithValues, mode).keep_values
+        for made, value in zip(tree_leaves(fake), tree_leaves(batch), strict=True):
+            if type(value) is torch.Tensor and value.layout is torch.strided:
+                keep(made, value)
+    return fake
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    return tensor.detach().clone() if is_plain else tensor
+
+
+def widened(prediction: Prediction, other: Prediction) -> Prediction:
+    """Return a prediction whose intervals reach to another one, and which fits if both do.
+
+    Args:
+        prediction: with choices spread one way.
+        other: the same with choices spread the other way.
+    """
+    fits = None if prediction.fits is None else bool(prediction.fits and other.fits)
+    intervals = {figure: _around((prediction, other), figure) for figure in BOUNDED_FIGURES}
+    return replace(prediction, intervals=intervals, fits=fits)
+
+
+def _around(predictions: Sequence[Prediction], figure: str) -> Interval:
+    """Return the interval that holds those of several predictions."""
+    own = [each.intervals.get(figure) or _point(each, figure) for each in predictions]
+    return Interval(
+        low_bytes=min(each.low_bytes for each in own),
+        high_bytes=max(each.high_bytes for each in own),
+    )
+
+
+def _point(prediction: Prediction, figure: str) -> Interval:
+    num_bytes: int = getattr(prediction, BOUNDED_FIGURES[figure])
+    return Interval(low_bytes=num_bytes, high_bytes=num_bytes)

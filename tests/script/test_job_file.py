@@ -253,7 +253,7 @@ LOOPS = {
     "Lightning's Trainer": "import lightning as L\nL.Trainer().fit(m)\n",
     "called 2 times": "def f():\n    for x in y:\n        l.backward()\nf()\nf()\n",
     "is not around it": "def f():\n    l.backward()\nfor x in y:\n    f()\n",
-    "in fit, which the file does not call": (
+    "the training step is a method, T.fit": (
         "class T:\n    def fit(self):\n        for x in y:\n            l.backward()\nT().fit()\n"
     ),
     "never calls backward": "print(1)\n",

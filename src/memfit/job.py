@@ -40,8 +40,8 @@ class StepOrder:
     """How the loop around a step orders it; by default as memfit's own loop does."""
 
     keeps_gradients: bool = False
-    """Whether the gradients of one update live until the first backward after it: the order of
-    loops that clear them between forward and backward."""
+    """Whether the gradients of one update live until the first backward after it, the order of
+    loops that clear them between forward and backward; or until the first piece of a batch."""
     num_batches: int = 1
     """How many batches are held and passed over for one update."""
     before_update: Callable[[torch.optim.Optimizer], None] | None = None
@@ -87,6 +87,9 @@ class Job:
     """A name for reports."""
     order: StepOrder = field(default_factory=StepOrder)
     """How the loop around the step orders it, where that is not memfit's."""
+    assumes_values: bool = False
+    """Whether what the step asks of values is answered without knowing while it is recorded, with
+    a note, as in scripts; else such a step is refused."""
 
     def __post_init__(self) -> None:
         for function in ("model", "batch", "loss", "optimizer"):

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
 from memfit.devices.spec import CPU, CUDA, Device
-from memfit.errors import JobFunctionError, MemfitError, RecordingError
+from memfit.errors import RecordingError
 from memfit.forward_state import RandomPositions
 from memfit.job import Job
 from memfit.kernels.cuda.card import Card
 from memfit.live_state import LiveState
+from memfit.prediction.refusals import clear_refusals, code_at_fault
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, find_layout, shapes_of
@@ -30,9 +30,9 @@ from memfit.strategies.fact_finding import gather_facts, probes
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
-from memfit.trace.modules import user_frames
 from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
+from memfit.virtual.assumptions import Answer, Assumptions
 from memfit.virtual.cuda.kernels import CudaKernels
 from memfit.virtual.tensors import (
     ValuesNeededError,
@@ -40,17 +40,12 @@ from memfit.virtual.tensors import (
     as_virtual,
     virtual_tensors,
 )
+from memfit.virtual.with_values import with_values
 
 Step = Callable[[], object]
 _NUM_STEPS = 2
 _MANY_OPERATIONS = 3000
 """About a second's worth of recording, and several of analysis."""
-_WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
-_NO_WEIGHTS_NEEDED = (
-    "No weights are needed for a prediction: build the model from its configuration, with "
-    "Model(config) or AutoModel.from_config(config), or under torch.device('meta') followed by "
-    "model.to_empty(device=...)."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +126,16 @@ def record(
         except ValuesNeededError:
             # Code that looks at its batch may have a path for fake tensors that does not.
             disguised = not disguised
-            recorder, found, spill, notes = record_with(disguised=disguised)
+            try:
+                recorder, found, spill, notes = record_with(disguised=disguised)
+            except ValuesNeededError:
+                if not job.assumes_values:
+                    raise
+                assumed = Assumptions()
+                recorder, found, spill, notes = record_with(
+                    disguised=disguised, make_mode=with_values(assumed)
+                )
+                notes = [*notes, *(_assumed(answer) for answer in assumed.answers)]
     check_placed(recorder, card)
     return Recording(
         history=recorder.history,
@@ -246,11 +250,12 @@ def _record_job(
     *,
     separation: Separation,
     disguised: bool,
+    make_mode: Callable[..., VirtualTensors] = VirtualTensors,
 ) -> tuple[Recorder, JobFacts, Spill, Sequence[str]]:
     """Record two steps of a job, gather its facts, and note what is done otherwise."""
     batch_shapes = shapes_of(job, job.batch_size)
     with (
-        recording_on(card, disguised=disguised) as (recorder, mode),
+        recording_on(card, disguised=disguised, make_mode=make_mode) as (recorder, mode),
         borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
         ExitStack() as stack,
     ):
@@ -280,6 +285,11 @@ def _record_job(
             facts = gather_facts(session, probed=probed(), draws_random=draws_random)
             facts = replace(facts, modules_in_evaluation=modes.found, own_precision=precision.found)
         return recorder, facts, session.spill, mode.compiled_code.notes(session.model)
+
+
+def _assumed(answer: Answer) -> str:
+    """Say what was answered where a step asked for a value."""
+    return f"{answer.source_line} asks for a {answer.operator}, taken to be {answer.given}"
 
 
 def _asked_beforehand(
@@ -319,7 +329,10 @@ def _record_code(
 ) -> tuple[Recorder, _Seen]:
     """Record code of any kind."""
     precision = OwnPrecisionWatch(CPU if card is None else CUDA)
-    with recording_on(card, disguised=disguised) as (recorder, mode), StepFollower(recorder):
+    with (
+        recording_on(card, disguised=disguised) as (recorder, mode),
+        StepFollower(recorder),
+    ):
         step = setup()
         with ModesSeen() as modes, precision:
             for _ in range(num_steps):
@@ -330,42 +343,6 @@ def _record_code(
     notes = [*evaluation_notes(modes.found), *precision.found.notes_of_a_step()]
     notes += mode.compiled_code.notes()
     return recorder, _Seen(modules_in_evaluation=modes.found, notes=notes)
-
-
-@contextmanager
-def clear_refusals() -> Iterator[None]:
-    """Name the user's line where values are needed, and say that weights are not."""
-    try:
-        yield
-    except ValuesNeededError as error:
-        place = _place_of(error.__cause__ or error)
-        where = f" ({place})" if place else ""
-        raise ValuesNeededError(f"{error.what}{where}", error.remedy) from error
-    except JobFunctionError as error:
-        if error.function != "model" or not _is_about_files(error.__cause__):
-            raise
-        raise JobFunctionError(
-            error.function, error.expected, error.reason, remedy=_NO_WEIGHTS_NEEDED
-        ) from error.__cause__
-
-
-@contextmanager
-def code_at_fault(card: Card | None) -> Iterator[None]:
-    """Say where code of any kind failed while it was recorded, and what may help."""
-    try:
-        yield
-    except (MemfitError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        place = _place_of(error)
-        where = f" ({place})" if place else ""
-        what = f"the code raised {type(error).__name__}: {str(error).rstrip('.')}{where}"
-        remedy = "If it runs without memfit, --debug shows where it goes wrong here."
-        if _is_about_files(error):
-            remedy = _NO_WEIGHTS_NEEDED
-        elif card is None and "cuda" in str(error).lower():
-            remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
-        raise RecordingError(what, remedy) from error
 
 
 def check_placed(recorder: Recorder, card: Card | None) -> None:
@@ -380,19 +357,3 @@ def check_placed(recorder: Recorder, card: Card | None) -> None:
             "Move model and batch there, with model.cuda(), batch.cuda() or device='cuda', or "
             "predict with --device cpu. For a memfit.Job memfit moves both by itself.",
         )
-
-
-def _place_of(error: BaseException) -> str:
-    """Name the innermost line that belongs neither to torch nor to memfit."""
-    own = user_frames(error)
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
-
-
-def _is_about_files(error: BaseException | None) -> bool:
-    """Return whether an error is about a file or a download that is not there."""
-    while error is not None:
-        library = type(error).__module__.partition(".")[0]
-        if isinstance(error, OSError) or library in _WEIGHT_LIBRARIES:
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -119,12 +119,13 @@ class PlannedSteps:
         return batch
 
     def clear_old_gradients(self) -> None:
-        """Drop the gradients of the update before, which have lived through the first forward."""
+        """Drop the gradients of the update before, where they have lived on."""
         self.session.optimizer.zero_grad(set_to_none=True)
 
     def _carry_out(self, batch: Any, before_update: Callable[[], None] | None) -> torch.Tensor:
         """Compute gradients and update; return the mean loss of the batch passed over last."""
         session, order = self.session, self.session.job.order
+        self.release_before_pieces(self.num_samples(batch))
         for _ in range(min(order.num_batches, _ENOUGH_BATCHES)):
             loss = session.gradient_pass(session, batch, self.enter_phase)
         if before_update is not None:
@@ -194,11 +195,25 @@ class PlannedSteps:
             return batch
         return tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
 
-    def enter_phase(self, phase: Phase) -> None:
-        """Note that a part of the step begins; backward ends the gradients of the step before."""
-        if phase is Phase.BACKWARD and self._has_old_gradients:
+    def cuts(self, num_samples: int) -> bool:
+        """Return whether a batch of so many samples is run in pieces."""
+        splitting = self.plan.splitting
+        return splitting is not None and splitting.micro_batch_size < num_samples
+
+    def release_before_pieces(self, num_samples: int) -> None:
+        """End the gradients of the step before, where the batch is run in pieces."""
+        if self.cuts(num_samples):
+            self._release_old_gradients()
+
+    def _release_old_gradients(self) -> None:
+        if self._has_old_gradients:
             self._has_old_gradients = False
             self.clear_old_gradients()
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Note that a part of the step begins; backward ends the gradients of the step before."""
+        if phase is Phase.BACKWARD:
+            self._release_old_gradients()
         self.place = str(phase)
         self.observer.phase(phase)
         if self._listener is not None:

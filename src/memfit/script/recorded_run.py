@@ -17,10 +17,9 @@ from memfit.prediction.recording import (
     StepRecording,
     card_of,
     check_placed,
-    clear_refusals,
-    code_at_fault,
     recording_on,
 )
+from memfit.prediction.refusals import clear_refusals, code_at_fault
 from memfit.script.compiled_files import compiled_files
 from memfit.script.data_scan import DataScan, recorded_copy
 from memfit.script.host_meter import HostMeter

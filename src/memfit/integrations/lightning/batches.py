@@ -62,7 +62,7 @@ def largest_training_batch(trainer: Any) -> Any:
     loaders = trainer.fit_loop._combined_loader
     if loaders is None or not all(map(can_look_ahead, loaders.flattened)):
         return None
-    before = LiveState({"data": [each.dataset for each in loaders.flattened]}).snapshot()
+    before = LiveState({"data": [*loaders.flattened]}).snapshot()
     try:
         found = [largest_batch(each, most_seconds=MOST_SECONDS).batch for each in loaders.flattened]
         batch = torch.utils._pytree.tree_unflatten(found, loaders._spec)

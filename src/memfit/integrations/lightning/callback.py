@@ -15,8 +15,8 @@ from memfit.integrations.lightning.framework import callback_class
 from memfit.integrations.lightning.loggers import LoggerListener
 from memfit.integrations.lightning.loop import LoopSettings, PlannedLoop
 from memfit.integrations.lightning.phases import trained
-from memfit.integrations.lightning.planning import PlanningSettings, plan_for
-from memfit.integrations.lightning.training_step import TrainingStep, job_of
+from memfit.integrations.lightning.planning import PlanningSettings, count_terms, plan_for
+from memfit.integrations.lightning.training_step import Count, TrainingStep, job_of
 from memfit.journal.records import Event
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
@@ -50,6 +50,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
             Lightning counts all batches alike and divides a short last window by its full length;
             so does memfit unless this is set.
         worst_phase: whether to plan for the time when all parameters are trained, from the start.
+        count: counts the terms that the loss is a mean of, ``(batch) -> int``, where that is not
+            the samples. Labels that the loss ignores are found without it.
         find_leaks: whether to look for what keeps growing.
         folder: of the run's journal; None for none.
 
@@ -71,6 +73,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         rehearse: bool = True,
         exact_windows: bool = False,
         worst_phase: bool = False,
+        count: Count | None = None,
         find_leaks: bool = False,
         folder: str | Path | None = None,
     ) -> None:
@@ -85,7 +88,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         )
         self._given = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
         self._settings = LoopSettings(guard=guard, exact_windows=exact_windows)
-        self._rehearses = rehearse
+        self._rehearses, self._count = rehearse, count
         self._finds_leaks, self._folder = find_leaks, folder
         self._loop: PlannedLoop | None = None
         self._attached: Attached | None = None
@@ -121,6 +124,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
             self._attached = attach(pl_module, trainer.optimizers[0], self._given)
             return
         self._step = TrainingStep(trainer)
+        self._step.count = self._count
         self._batch = largest_training_batch(trainer)
         if self._batch is None:  # the data can be read once only: the first batch has to tell
             loop = trainer.fit_loop.epoch_loop.automatic_optimization
@@ -173,6 +177,9 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         found = self._given
         if found is None:
             found = plan_for(step, job, self._wanted)
+        else:
+            with step.metrics.replaced():
+                count_terms(step, job)
         if self._observer is None:
             self._observer = self._made_observer(trainer, found)
         self._trained = trained(trainer)

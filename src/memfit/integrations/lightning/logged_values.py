@@ -21,7 +21,8 @@ class _Logged:
     name: str
     settings: dict[str, Any]
     values: list[Any] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
+    weights: list[Any] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
 
 class LoggedValues:
@@ -57,17 +58,24 @@ class LoggedValues:
                 del vars(self._module)["log"]
 
     @contextmanager
-    def piece(self, num_samples: int) -> Iterator[None]:
-        """Collect what a forward logs; one that fails, or has no gradients, does not count."""
+    def piece(self, num_samples: int, terms: Any = None) -> Iterator[None]:
+        """Collect what a forward logs; one that fails, or has no gradients, does not count.
+
+        Args:
+            num_samples: in the piece.
+            terms: how many terms its loss is a mean of; None where that is the samples.
+        """
         before, self._piece = self._piece, []
         try:
             yield
             if torch.is_grad_enabled():
-                self._take(self._piece, num_samples)
+                self._take(self._piece, num_samples, terms)
         finally:
             self._piece = before
 
-    def _take(self, logged: Sequence[tuple[str, str, Any, dict[str, Any]]], samples: int) -> None:
+    def _take(
+        self, logged: Sequence[tuple[str, str, Any, dict[str, Any]]], samples: int, terms: Any
+    ) -> None:
         counts: dict[tuple[str, str], int] = {}
         for hook, name, value, settings in logged:
             number = counts[hook, name] = counts.get((hook, name), -1) + 1
@@ -75,7 +83,8 @@ class LoggedValues:
             own = _Logged(hook, name, settings)
             kept = self._kept.setdefault((hook, name, number), own)
             kept.values.append(value)
-            kept.weights.append(samples if size is None else size)
+            kept.sizes.append(samples if size is None else size)
+            kept.weights.append(kept.sizes[-1] if terms is None else terms)
 
     def flush(self) -> None:
         """Log what was collected."""
@@ -83,10 +92,10 @@ class LoggedValues:
         for each in kept.values():
             settings = dict(each.settings)
             if settings.get("batch_size") is not None and len(each.weights) > 1:
-                settings["batch_size"] = sum(each.weights)
+                settings["batch_size"] = sum(each.sizes)
             value = self._metrics.of_batch(each.values[-1])
             if value is None:
-                value = _mean(each.values, each.weights)
+                value = _joined(each.values, each.weights, settings.get("reduce_fx", "mean"))
             with inside_hook(self._module, each.hook):
                 self._module.log(each.name, value, **settings)
 
@@ -98,20 +107,27 @@ class LoggedValues:
         if self._piece is not None:
             self._piece.append((hook, name, value, settings))
         else:
-            self._take([(hook, name, value, settings)], 1)
+            self._take([(hook, name, value, settings)], 1, None)
 
 
+_REDUCTIONS: dict[str, Any] = {"sum": sum, "min": min, "max": max}
 _POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph")
 """The arguments of ``LightningModule.log`` behind name and value, in their order."""
 
 
-def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """Average what pieces have logged; a single value, and equal numbers, stay as they are."""
+def _joined(values: Sequence[Any], weights: Sequence[Any], reduction: Any) -> Any:
+    """Join what pieces have logged as steps are joined over an epoch: a mean, a sum, an extreme.
+
+    A single value, and equal numbers of a mean, stay as they are.
+    """
     first = values[0]
     if isinstance(first, dict):
-        return {key: _mean([each[key] for each in values], weights) for key in first}
+        return {key: _joined([each[key] for each in values], weights, reduction) for key in first}
     if len(values) == 1 or not isinstance(first, (int, float, torch.Tensor)):
         return values[-1]
+    name = reduction if isinstance(reduction, str) else getattr(reduction, "__name__", "")
+    if name.lower() in _REDUCTIONS:
+        return _REDUCTIONS[name.lower()](values)
     if not isinstance(first, torch.Tensor) and all(each == first for each in values):
         return first
     total = sum(weights)

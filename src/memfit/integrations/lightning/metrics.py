@@ -212,4 +212,6 @@ def _value_alone(metric: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     except (MemfitError, RuntimeError, ValueError):
         if not any(isinstance(each, FakeTensor) for each in args):
             raise
+        if isinstance(metric, torch.nn.ModuleDict):  # a collection
+            return {name: torch.zeros(()) for name in metric.keys()}  # noqa: SIM118 - prefixed
         return torch.zeros(())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from memfit.errors import MemfitError
 from memfit.figures import Prediction, Refusal, RefusalKind
 from memfit.integrations.lightning.batches import largest_training_batch
 from memfit.integrations.lightning.framework import callback_class
+from memfit.integrations.lightning.labels import LabelsSeen
 from memfit.integrations.lightning.phases import all_trained
 from memfit.integrations.lightning.training_step import TrainingStep, job_of
 from memfit.job import Job
@@ -18,6 +19,7 @@ from memfit.planner.planning import plan as plan_job
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.evaluation import Progress
 from memfit.prediction.predict import predict as predict_job
+from memfit.prediction.recording import record
 from memfit.session.deterministic_draws import untouched_randomness
 from memfit.strategies.plan import Plan
 
@@ -78,11 +80,28 @@ def plan_for(
         **dict(wanted.others),
     }
     with step.metrics.replaced():
+        count_terms(step, job)
         if not wanted.worst_phase:
             return _with_reasons(plan_job(job, **arguments))
         with all_trained(job, step.module) as worst:
             found = plan_job(worst, **arguments)
         return _with_reasons(replace(found, prediction=predict_job(job, device=device, plan=found)))
+
+
+def count_terms(step: TrainingStep, job: Job) -> None:
+    """Have pieces count by the labels that the loss does not ignore, where the batch has such.
+
+    The step is recorded to see which part of the batch its loss takes for labels. That pieces keep
+    the results then is tried on the batch.
+    """
+    if step.count is not None or job.batch_size < 2:
+        return
+    step.labels_seen = LabelsSeen()
+    with suppress(MemfitError):  # whoever plans will say why it cannot be recorded
+        record(job)
+    found, step.labels_seen = step.labels_seen.labels, None
+    if found is not None and found.are_ignored_in(step.reference):
+        step.count = found
 
 
 def _with_reasons(found: PlanningResult) -> PlanningResult:

@@ -59,7 +59,7 @@ class LightningSteps(PlannedSteps):
         self._step = step
         self._trainer = step.trainer
         self._loop = step.trainer.fit_loop.epoch_loop.automatic_optimization
-        self._is_training = self._has_gone_back = False
+        self._is_training = self._has_gone_back = self._is_cut = False
         session.backward = self._backward
         self._undos: list[Undo] = []
         separation = Separation(session.job, session.layout, inside=self._taken_off)
@@ -199,6 +199,9 @@ class LightningSteps(PlannedSteps):
         self._step.divisor, self._step.batch_index = part.divisor, part.batch_index
         self._has_old_gradients = is_first
         self._is_training, self._has_gone_back = True, False
+        num_samples = num_rows(part.batch)
+        self._is_cut = self.cuts(num_samples)
+        self.release_before_pieces(num_samples)
         self.enter_phase(Phase.FORWARD)
         try:
             with self._step.counting(part.batch):
@@ -207,6 +210,8 @@ class LightningSteps(PlannedSteps):
             return self._skip()
         finally:
             self._is_training = False
+        if self._is_cut:  # between pieces the module has to be left as it is
+            call_hook(self._trainer, *_BEFORE, loss)
         call_hook(self._trainer, *_AFTER)
         return loss
 
@@ -232,7 +237,7 @@ class LightningSteps(PlannedSteps):
         if not self._is_training:
             loss.backward()
             return
-        muted = _AFTER | _BEFORE if self._has_gone_back else _AFTER
+        muted = _AFTER | _BEFORE if self._is_cut else _AFTER
         self._has_gone_back = True
         call: Any = part_of(self._trainer, "trainer.call")
         with ExitStack() as stack:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from memfit.errors import MemfitError, StrategyError
 from memfit.integrations.lightning.batches import num_rows, resized
 from memfit.integrations.lightning.framework import inside_hook, part_of
+from memfit.integrations.lightning.labels import LabelsSeen
 from memfit.integrations.lightning.logged_values import LoggedValues
 from memfit.integrations.lightning.metrics import Metrics
 from memfit.job import Job, StepOrder
@@ -21,6 +22,17 @@ HOOK = "training_step"
 
 class StepSkippedError(MemfitError):
     """Leave a step whose ``training_step`` returned None, as Lightning has it skipped."""
+
+
+Count = Callable[[Any], Any]
+"""Counts the terms that the mean over a batch is taken of."""
+
+
+class _Whole(NamedTuple):
+    """The batch that pieces are parts of."""
+
+    num_samples: int
+    num_terms: Any
 
 
 class TrainingStep:
@@ -38,7 +50,13 @@ class TrainingStep:
         self.divisor = 1.0
         """What losses are divided by, as Lightning does with the batches of an update."""
         self.batch_index = 0
-        self._whole_samples: int | None = None
+        self.count: Count | None = None
+        """Counts the terms that the loss is a mean of; None where that is the samples."""
+        self.labels_seen: LabelsSeen | None = None
+        """Told of the labels of losses, where they are looked for."""
+        self.reference: Any = None
+        """The batch that pieces are parts of while none of the training is run."""
+        self._whole: _Whole | None = None
         self._outputs: list[tuple[Any, int]] = []
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -49,13 +67,16 @@ class TrainingStep:
         """
         del model  # the module that the trainer has, in which stand-ins lie while it is recorded
         num_samples = num_rows(batch)
-        self.metrics.is_whole = num_samples == self._whole_samples
+        self.metrics.is_whole = self._whole is not None and num_samples == self._whole.num_samples
+        terms = None if self.count is None or self.metrics.is_whole else self.count(batch)
         self.metrics.begin_forward()
         with ExitStack() as stack:
             stack.enter_context(self.logged.collecting())
             stack.enter_context(self.metrics.replaced())
-            stack.enter_context(self.logged.piece(num_samples))
+            stack.enter_context(self.logged.piece(num_samples, terms))
             stack.enter_context(inside_hook(self.module, HOOK))
+            if self.labels_seen is not None:
+                stack.enter_context(self.labels_seen.noting(batch))
             stack.enter_context(self.trainer.precision_plugin.train_step_context())
             output = self.module.training_step(*self._arguments(batch))
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -64,6 +85,8 @@ class TrainingStep:
         if torch.is_grad_enabled() and self.metrics.counts:
             self._outputs.append((self._kept(output), num_samples))
         loss = loss.reshape(()) if loss.numel() == 1 else loss
+        if terms is not None:
+            loss = self._weighted(loss, terms, num_samples)
         value: torch.Tensor = loss if self.divisor == 1 else loss / self.divisor
         return value
 
@@ -71,7 +94,7 @@ class TrainingStep:
     def counting(self, batch: Any) -> Iterator[None]:
         """Run a batch of the training itself: metrics add up, outputs are kept."""
         self.metrics.begin_batch()
-        self._outputs, self._whole_samples = [], num_rows(batch)
+        self._outputs, self._whole = [], self._whole_of(batch)
         self.metrics.counts = True
         try:
             yield
@@ -91,6 +114,21 @@ class TrainingStep:
             values = [(extra[name], samples) for extra, samples in outputs]
             joined[name] = _joined(name, values)
         return joined
+
+    def _whole_of(self, batch: Any) -> _Whole:
+        return _Whole(num_rows(batch), 1 if self.count is None else self.count(batch))
+
+    def _weighted(self, loss: torch.Tensor, terms: Any, num_samples: int) -> torch.Tensor:
+        """Have a piece count by its terms, where it would count by its samples."""
+        whole = self._whole if self.metrics.counts else None
+        if whole is None:
+            whole = self._whole_of(self.reference)
+        if self.metrics.counts and not int(terms):  # the mean of nothing is no number
+            trained = [p.sum() * 0 for p in self.module.parameters() if p.requires_grad]
+            return torch.stack(trained).sum().to(loss.dtype)
+        # Whole numbers divided by one another would be a number in float32.
+        share = torch.as_tensor(terms, device=loss.device).to(loss.dtype) / whole.num_terms
+        return loss * share * (whole.num_samples / num_samples)
 
     def _kept(self, output: Any) -> dict[str, Any]:
         """Keep what a step returned besides its loss."""
@@ -153,7 +191,7 @@ def job_of(step: TrainingStep, batch: Any) -> Job:
     def model(_also: Any = callbacks) -> torch.nn.Module:
         return module
 
-    step.divisor = float(trainer.accumulate_grad_batches)
+    step.divisor, step.reference = float(trainer.accumulate_grad_batches), batch
     return Job(
         model=model,
         batch=_Resized(batch),
@@ -161,6 +199,7 @@ def job_of(step: TrainingStep, batch: Any) -> Job:
         optimizer=lambda _: optimizer,
         batch_size=num_rows(batch),
         name=type(module).__name__,
+        assumes_values=True,
         order=StepOrder(
             keeps_gradients=True,
             num_batches=trainer.accumulate_grad_batches,

@@ -1,0 +1,73 @@
+"""Words what cannot be recorded: the user's line, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from memfit.errors import JobFunctionError, MemfitError, RecordingError
+from memfit.kernels.cuda.card import Card
+from memfit.trace.modules import user_frames
+from memfit.virtual.tensors import ValuesNeededError
+
+_WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
+_NO_WEIGHTS_NEEDED = (
+    "No weights are needed for a prediction: build the model from its configuration, with "
+    "Model(config) or AutoModel.from_config(config), or under torch.device('meta') followed by "
+    "model.to_empty(device=...)."
+)
+
+
+@contextmanager
+def clear_refusals() -> Iterator[None]:
+    """Name the user's line where values are needed, and say that weights are not."""
+    try:
+        yield
+    except ValuesNeededError as error:
+        place = _place_of(error.__cause__ or error)
+        where = f" ({place})" if place else ""
+        raise ValuesNeededError(f"{error.what}{where}", error.remedy) from error
+    except JobFunctionError as error:
+        if error.function != "model" or not _is_about_files(error.__cause__):
+            raise
+        raise JobFunctionError(
+            error.function, error.expected, error.reason, remedy=_NO_WEIGHTS_NEEDED
+        ) from error.__cause__
+
+
+@contextmanager
+def code_at_fault(card: Card | None) -> Iterator[None]:
+    """Say where code of any kind failed while it was recorded, and what may help."""
+    try:
+        yield
+    except (MemfitError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        place = _place_of(error)
+        where = f" ({place})" if place else ""
+        what = f"the code raised {type(error).__name__}: {str(error).rstrip('.')}{where}"
+        remedy = "If it runs without memfit, --debug shows where it goes wrong here."
+        if _is_about_files(error):
+            remedy = _NO_WEIGHTS_NEEDED
+        elif card is None and "cuda" in str(error).lower():
+            remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
+        raise RecordingError(what, remedy) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Name the innermost line that belongs neither to torch nor to memfit."""
+    own = user_frames(error)
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+
+
+def _is_about_files(error: BaseException | None) -> bool:
+    """Return whether an error is about a file or a download that is not there."""
+    while error is not None:
+        library = type(error).__module__.partition(".")[0]
+        if isinstance(error, OSError) or library in _WEIGHT_LIBRARIES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -166,8 +166,11 @@ def load_job(reference: str) -> Job:
         JobFileError: if the file is missing or fails while it is imported.
         JobNameError: if the file has no such job.
         JobNeededError: if the name is a function that gives something else, or fails.
+        BuildsTrainerError: if it is, or gives, a framework's trainer.
     """
     path_text, name, jobs, found = _find(reference)
+    if is_trainer(found):
+        raise BuildsTrainerError(reference, found)
     if callable(found) and not isinstance(found, (Job, type)):
         return _given_job(reference, Path(path_text), found)
     if not isinstance(found, Job):
@@ -189,6 +192,8 @@ def _given_job(reference: str, path: Path, function: Callable[..., object]) -> J
         raise JobNeededError(reference, reason) from error
     if isinstance(given, Job):
         return given
+    if is_trainer(given):
+        raise BuildsTrainerError(reference, given)
     kind = "function, as one that runs a step would be" if callable(given) else type(given).__name__
     raise JobNeededError(reference, f"gives a {kind}")
 
@@ -203,7 +208,8 @@ class BuildsJobError(MemfitError):
 class BuildsTrainerError(MemfitError):
     """Tell that a name stands for a framework's trainer; it is recorded as scripts are."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, trainer: object = None) -> None:
+        self.trainer = trainer
         super().__init__(
             f"{name} is a framework's trainer, not a memfit.Job. `memfit predict {name}` predicts "
             "it as it is."

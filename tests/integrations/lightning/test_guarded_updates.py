@@ -110,8 +110,9 @@ def test_a_shortage_in_the_rehearsal_is_found_before_the_first_batch() -> None:
         def on_train_start(self, *_: Any) -> None:
             self._mode.__enter__()
 
-        def on_train_epoch_start(self, *_: Any) -> None:
-            self._mode.__exit__(None, None, None)
+        def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.current_epoch == 0:
+                self._mode.__exit__(None, None, None)
 
         def on_train_batch_start(self, *_: Any) -> None:
             pass

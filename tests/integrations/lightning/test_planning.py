@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from torch.utils.data import DataLoader
 from memfit.cli.main import main
 from memfit.errors import MemfitError, NoPlanFitsError
 from memfit.integrations.lightning import MemfitCallback, plan, predict
-from memfit.strategies import ActivationCheckpointing, MicroBatching
+from memfit.integrations.lightning.training_step import check_supported
+from memfit.strategies import ActivationCheckpointing, MicroBatching, OptimizerImplementation
 from memfit.strategies.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -68,7 +70,14 @@ def test_planning_leaves_module_trainer_and_random_states_alone() -> None:
     assert all(torch.equal(weights[name], value) for name, value in module.state_dict().items())
     assert not module.hooks
     assert not module.losses
-    assert "step" not in vars(module)
+    L.seed_everything(0, verbose=False)
+    again = Classifier()
+    L.seed_everything(0, verbose=False)
+    module.load_state_dict(again.state_dict())
+    for trained, its_trainer in ((module, made), (again, trainer())):
+        torch.manual_seed(1)
+        its_trainer.fit(trained, loader())
+    assert difference(module, again) == 0
 
 
 def test_a_budget_that_nothing_fits_is_an_error_before_training() -> None:
@@ -162,6 +171,25 @@ def test_optimization_by_hand_is_refused_with_what_there_is_instead() -> None:
     blocks = Plan(strategies=(ActivationCheckpointing(blocks=("net",)),))
     attached, _ = fitted(ByHand, MemfitCallback(plan=blocks))
     assert difference(plain, attached) == 0
+
+
+def test_a_checkpoint_does_not_say_how_the_optimizer_was_run(tmp_path: Any) -> None:
+    plan = Plan(strategies=(OptimizerImplementation(implementation="foreach"),))
+    writer = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    _, made = fitted(Classifier, MemfitCallback(plan=plan), writer, enable_checkpointing=True)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
+
+    assert saved["optimizer_states"][0]["param_groups"][0]["foreach"] is None
+    assert made.optimizers[0].param_groups[0]["foreach"] is None
+
+
+def test_sharded_parameters_are_refused() -> None:
+    class FSDPStrategy:
+        handles_gradient_accumulation = False
+
+    module = SimpleNamespace(automatic_optimization=True)
+    with pytest.raises(MemfitError, match="FSDPStrategy parameters are sharded"):
+        check_supported(SimpleNamespace(strategy=FSDPStrategy()), module)
 
 
 def test_a_strategy_that_the_loop_has_no_place_for_says_who_has() -> None:

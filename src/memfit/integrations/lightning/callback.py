@@ -141,6 +141,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
 
     def _start(self, trainer: Any) -> None:
         check_supported(trainer, trainer.lightning_module)
+        self._loop, self._observer = None, None  # of an earlier fit
         self._step = TrainingStep(trainer)
         self._step.count = self._count
         self._batch = largest_training_batch(trainer)
@@ -194,7 +195,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         job = job_of(step, self._batch)
         found = self._given
         if found is None:
-            found = plan_for(step, job, self._wanted)
+            # One plan on all ranks, whose clocks and data may differ.
+            found = trainer.strategy.broadcast(plan_for(step, job, self._wanted))
         else:
             with step.metrics.replaced():
                 count_terms(step, job)

@@ -45,6 +45,7 @@ _SECTIONS = (
     Section("Runs that fail at random operators", "guard_faults", runs.faults),
     Section("Training loops with state of their own", "guard_scenarios", runs.scenarios),
     Section("What guard, monitor and journal cost", "guard_overhead", runs.guard_overhead),
+    Section("Lightning modules as people write them", "lightning", runs.lightning),
     Section("What watching a script costs", "watch_overhead", runs.watch_overhead),
     Section("Starting the command", "startup", prediction.startup),
     Section(

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,19 @@ class Total:
 
     sum: torch.Tensor
     count: torch.Tensor | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOrder:
+    """How the loop around a step orders it; by default as memfit's own loop does."""
+
+    keeps_gradients: bool = False
+    """Whether the gradients of one update live until the first backward after it, the order of
+    loops that clear them between forward and backward; or until the first piece of a batch."""
+    num_batches: int = 1
+    """How many batches are held and passed over for one update."""
+    before_update: Callable[[torch.optim.Optimizer], None] | None = None
+    """What is done to whole gradients before the optimizer steps, such as clipping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +85,8 @@ class Job:
     """Clip the global gradient norm to this before the optimizer steps; None clips nothing."""
     name: str = "job"
     """A name for reports."""
+    order: StepOrder = field(default_factory=StepOrder)
+    """How the loop around the step orders it, where that is not memfit's."""
 
     def __post_init__(self) -> None:
         for function in ("model", "batch", "loss", "optimizer"):
@@ -148,8 +163,11 @@ def load_job(reference: str) -> Job:
         JobFileError: if the file is missing or fails while it is imported.
         JobNameError: if the file has no such job.
         JobNeededError: if the name is a function that gives something else, or fails.
+        BuildsTrainerError: if it is, or gives, a framework's trainer.
     """
     path_text, name, jobs, found = _find(reference)
+    if is_trainer(found):
+        raise BuildsTrainerError(reference, found)
     if callable(found) and not isinstance(found, (Job, type)):
         return _given_job(reference, Path(path_text), found)
     if not isinstance(found, Job):
@@ -171,6 +189,8 @@ def _given_job(reference: str, path: Path, function: Callable[..., object]) -> J
         raise JobNeededError(reference, reason) from error
     if isinstance(given, Job):
         return given
+    if is_trainer(given):
+        raise BuildsTrainerError(reference, given)
     kind = "function, as one that runs a step would be" if callable(given) else type(given).__name__
     raise JobNeededError(reference, f"gives a {kind}")
 
@@ -185,7 +205,8 @@ class BuildsJobError(MemfitError):
 class BuildsTrainerError(MemfitError):
     """Tell that a name stands for a framework's trainer; it is recorded as scripts are."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, trainer: object = None) -> None:
+        self.trainer = trainer
         super().__init__(
             f"{name} is a framework's trainer, not a memfit.Job. `memfit predict {name}` predicts "
             "it as it is."

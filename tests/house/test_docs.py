@@ -167,6 +167,8 @@ def is_public(name: str) -> bool:
     first, *rest = name.split(".")[1:]
     if first in memfit.__all__:
         return True
+    if first == "integrations" and rest:  # a package per framework
+        first, rest = f"{first}.{rest[0]}", rest[1:]
     try:
         home = importlib.import_module(f"memfit.{first}")
     except ModuleNotFoundError:

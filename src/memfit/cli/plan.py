@@ -13,7 +13,7 @@ from .job_arguments import add_budget_arguments, add_device_argument, add_job_ar
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memfit.job import Job
+    from memfit.job import BuildsTrainerError, Job
     from memfit.planner.result.planning_result import PlanningResult
 
 
@@ -30,9 +30,10 @@ class PlanCommand:
 
     The effective batch size never changes. Strategies that change results (bf16) are used only if
     they are allowed by name. The plan's peak comes from recording the step with the plan applied.
-    Nothing is trained. Micro-batches are used where the recorded step proves that they keep the
-    results; --prove tries on a real batch what could not be followed, and --measure runs a few
-    steps. The exit code is 3 when no plan fits; the message names the smallest peak.
+    Nothing is trained; NAME may be a Lightning (Trainer, module, data) as well. Micro-batches are
+    used where the recorded step proves that they keep the results; --prove tries on a real batch
+    what could not be followed, and --measure runs a few steps. The exit code is 3 when no plan
+    fits; the message names the smallest peak.
     """
 
     example = "memfit plan examples/transformer.py:job --budget 220MiB --save plan.yaml"
@@ -61,15 +62,18 @@ class PlanCommand:
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Plan, show why, and save."""
         from memfit.devices.catalogue import load_device
-        from memfit.job import load_job
+        from memfit.job import BuildsTrainerError, load_job
         from memfit.prediction.importing import imported_on
 
         if args.pareto:
             from memfit.reports.pareto_plot import check_can_draw
 
             check_can_draw()
-        job = imported_on(load_device(args.device), load_job, args.job)
-        plan = _plan(job, args, console)
+        try:
+            job = imported_on(load_device(args.device), load_job, args.job)
+            plan = _plan(job, args, console)
+        except BuildsTrainerError as found:
+            plan = _plan_of_trainer(found, args, console)
         written = _write_files(args, plan)
         if args.json:
             write_json(_as_json(plan))
@@ -135,6 +139,23 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResul
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
     with status(console, "recording the step as it is", quiet=args.json) as show:
         return plan(job, **wanted, progress=lambda text: show(f"recording: {text}"))
+
+
+def _plan_of_trainer(
+    found: BuildsTrainerError, args: argparse.Namespace, console: Console
+) -> PlanningResult:
+    """Plan for Lightning's trainer with its module and data.
+
+    Raises:
+        BuildsTrainerError: if it is another framework's.
+    """
+    if not isinstance(found.trainer, tuple):
+        raise found
+    from memfit.integrations.lightning import plan
+
+    wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
+    with status(console, "beginning the trainer's fit", quiet=args.json) as show:
+        return plan(*found.trainer, **wanted, progress=lambda text: show(f"recording: {text}"))
 
 
 def _as_json(plan: PlanningResult) -> dict[str, Any]:

@@ -40,6 +40,18 @@ class RunCommand:
             "out-of-memory error (on cpu this costs a Python call per operator)",
         )
         parser.add_argument(
+            "--fit",
+            action="store_true",
+            help="plan and guard the training of a Lightning Trainer inside, for --budget if given",
+        )
+        parser.add_argument(
+            "--allow",
+            metavar="NAME",
+            action="append",
+            default=[],
+            help="with --fit, allow a strategy that changes results, such as bf16; may be repeated",
+        )
+        parser.add_argument(
             "--folder", type=Path, metavar="DIR", help="where to write; by default one in runs/"
         )
         parser.add_argument(
@@ -61,10 +73,15 @@ class RunCommand:
         if not words:
             msg = "A command is needed, as in `memfit run -- python train.py`."
             raise UsageError(msg)
+        if args.allow and not args.fit:
+            msg = "--allow is for --fit, which plans; without it nothing is changed."
+            raise UsageError(msg)
+        budget_bytes = _budget_bytes(args.budget)
         run = watch_command(
             words,
             folder=args.folder,
-            budget_bytes=_budget_bytes(args.budget),
+            budget_bytes=None if args.fit else budget_bytes,
+            fit={"budget": budget_bytes, "allow": args.allow} if args.fit else None,
             finds_leaks=not args.no_leaks,
             overwrite=args.overwrite,
         )

@@ -55,19 +55,20 @@ class PrecisionWatch(OperatorMode):
 
 
 class CastsKept(OperatorMode):
-    """Leave in fp64 what operators would cast from fp64 to a lower precision.
+    """Leave in fp64 what operators would cast from fp64, or from whole numbers, to less.
 
     A part of a step that insists on fp32, such as ``logits.float()``, is then compared in fp64 too.
 
-    Limits: tensors that a step makes in a lower precision, not out of fp64, stay as they are.
+    Limits: tensors that a step makes in a lower precision, out of nothing, stay as they are.
     """
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         kwargs = dict(kwargs)
         asked = kwargs.get("dtype")
         if asked is not None and asked.is_floating_point and asked is not torch.float64:
-            given = (each for each in args if isinstance(each, torch.Tensor))
-            if next((each.dtype for each in given), None) is torch.float64:
+            given = (each.dtype for each in args if isinstance(each, torch.Tensor))
+            dtype = next(given, torch.float32)
+            if dtype is torch.float64 or not dtype.is_floating_point:
                 kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from memfit.errors import CommandNotStartedError, DataError
 from memfit.journal.folder import (
@@ -50,6 +51,7 @@ def watch_command(
     budget_bytes: int | None = None,
     finds_leaks: bool = True,
     overwrite: bool = False,
+    fit: Mapping[str, Any] | None = None,
     signs: KillerSigns | None = None,
 ) -> WatchedRun:
     """Run a command to its end, with everything that happens in it noted in a folder.
@@ -60,6 +62,7 @@ def watch_command(
         budget_bytes: what every process may allocate with torch; None for no limit.
         finds_leaks: whether to look for what keeps growing.
         overwrite: whether a run that lies in the folder is replaced.
+        fit: what a framework's trainer inside is planned with; None leaves trainers alone.
         signs: where the signs of the host's out-of-memory killer are looked for.
 
     Raises:
@@ -75,7 +78,7 @@ def watch_command(
     else:
         own_folder = _free_folder(folder, OVERWRITE if overwrite else REFUSE)
     settings = WatchSettings(
-        folder=own_folder.resolve(), budget_bytes=budget_bytes, finds_leaks=finds_leaks
+        folder=own_folder.resolve(), budget_bytes=budget_bytes, finds_leaks=finds_leaks, fit=fit
     )
     writer = JournalWriter(own_folder)
     words_folder(own_folder).mkdir(exist_ok=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -13,11 +15,12 @@ import memfit
 from memfit.journal.folder import WATCH_FOLDER_VARIABLE
 
 DISABLE = "MEMFIT_DISABLE"
-_FOLDER, _BUDGET, _LEAKS, _SOURCE = (
+_FOLDER, _BUDGET, _LEAKS, _SOURCE, _FIT = (
     WATCH_FOLDER_VARIABLE,
     "MEMFIT_WATCH_BUDGET_BYTES",
     "MEMFIT_WATCH_LEAKS",
     "MEMFIT_WATCH_SOURCE",
+    "MEMFIT_WATCH_FIT",
 )
 _ATTACH_FOLDER = Path(__file__).parent / "attach"
 
@@ -31,6 +34,8 @@ class WatchSettings:
     budget_bytes: int | None = None
     """Enforced in each process by itself."""
     finds_leaks: bool = True
+    fit: Mapping[str, Any] | None = None
+    """What to ask of a framework's trainer that is found inside; None leaves trainers alone."""
 
 
 def watched_environment(settings: WatchSettings, base: Mapping[str, str]) -> dict[str, str]:
@@ -46,6 +51,9 @@ def watched_environment(settings: WatchSettings, base: Mapping[str, str]) -> dic
     watched.pop(_BUDGET, None)
     if settings.budget_bytes is not None:
         watched[_BUDGET] = str(settings.budget_bytes)
+    watched.pop(_FIT, None)
+    if settings.fit is not None:
+        watched[_FIT] = json.dumps(dict(settings.fit))
     return watched
 
 
@@ -58,4 +66,5 @@ def settings_from(environment: Mapping[str, str]) -> WatchSettings | None:
         folder=Path(environment[_FOLDER]),
         budget_bytes=None if budget is None else int(budget),
         finds_leaks=environment.get(_LEAKS) != "0",
+        fit=json.loads(environment[_FIT]) if _FIT in environment else None,
     )

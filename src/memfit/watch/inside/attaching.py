@@ -19,6 +19,7 @@ from .errors_seen import describe_error, describe_here
 from .loaders import hook_loaders
 from .process_record import ProcessRecord
 from .script_watch import ScriptWatch
+from .trainers import fit_trainers
 
 
 def attach() -> None:
@@ -32,6 +33,7 @@ class _Attachment:
     """The hooks in a process, and what they are attached to."""
 
     def __init__(self, settings: WatchSettings) -> None:
+        self._settings = settings
         self._record = ProcessRecord(settings.folder)
         self._budget = self._enforced(settings.budget_bytes)
         self._watch = ScriptWatch(settings, self._record, self._budget)
@@ -45,6 +47,8 @@ class _Attachment:
         os.register_at_fork(after_in_child=self._watch.leave)
         atexit.register(self._end)
         self._chain_exception_hooks()
+        if self._settings.fit is not None:
+            fit_trainers(self._settings.fit, self._record.note)
 
     def _enforced(self, budget_bytes: int | None) -> WatchedBudget | None:
         if budget_bytes is None:

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import profiler
 
 from memfit.journal.records import Ending, Event, LeakEvent, RunFacts, StepRecord
@@ -114,7 +115,7 @@ class ScriptWatch:
     # --- Steps ---
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
-        if is_inside_own_step(optimizer) or not self._is_own_thread():
+        if is_inside_own_step(optimizer) or not self._is_own_thread() or _is_recorded(optimizer):
             return
         if not self._ends.is_end(optimizer):
             return
@@ -259,3 +260,9 @@ def _rank() -> tuple[int, int]:
     if rank.isdecimal() and num_ranks.isdecimal():
         return int(rank), int(num_ranks)
     return 0, 1
+
+
+def _is_recorded(optimizer: Any) -> bool:
+    """Return whether a step computes with fake tensors: memfit looks at it, nothing is trained."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    return isinstance(next(parameters, None), FakeTensor)

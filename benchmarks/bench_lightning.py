@@ -5,8 +5,9 @@ Run: python benchmarks/bench_lightning.py [NAME ...]        (a quarter of an hou
 The four modules of ``lightning_modules`` know nothing of memfit. Each is predicted and planned from
 its trainer, for half of the plain peak, and trained for 20 steps with and without the callback from
 the same seed. Weights are compared in fp64 and fp32, as the largest difference over the largest
-weight. A shortage of memory is raised inside one operator of backward. Checkpoints of either
-training go on in the other. The price of a step is processor time, of rounds that take turns.
+weight; what becomes of other rounding alone is told beside it. A shortage of memory is raised
+inside one operator of backward. Checkpoints of either training go on in the other. The price of a
+step is processor time, of rounds that take turns.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from memfit.strategies.plan import Plan
 _NAMES = ("image_classifier", "gpt", "contrastive", "ragged")
 _SHARE = 0.5
 _STEPS, _FEW_STEPS = 20, 4
+_ROUNDING = 1e-7
+"""About that of a number in fp32."""
 
 
 class _Shortage(TorchDispatchMode, Instrument):
@@ -123,6 +126,7 @@ def _row(name: str) -> dict[str, Any]:
         "num_steps": _STEPS,
         "difference_fp64": _difference(alone, planned),
         "difference_fp32": _difference(*single),
+        "difference_fp32_of_rounding": _difference(single[1], _begun_otherwise(module)),
         **_shortage_row(module, bare),
         **_checkpoint_row(module, bare),
     }
@@ -135,6 +139,18 @@ def _trained(module: Any, *callbacks: Any, path: Any = None, **options: Any) -> 
     trainer.callbacks += callbacks
     loaders = {"datamodule": data} if isinstance(data, L.LightningDataModule) else {}
     trainer.fit(model, *(() if loaders else (data,)), **loaders, ckpt_path=path)
+    return model
+
+
+def _begun_otherwise(module: Any) -> Any:
+    """Train alone from weights that are rounded otherwise, to see what becomes of rounding."""
+    trainer, model, data = module.build(0, max_steps=_STEPS)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + _ROUNDING * torch.randn(parameter.shape, generator=generator))
+    is_module = isinstance(data, L.LightningDataModule)
+    trainer.fit(model, **({"datamodule": data} if is_module else {"train_dataloaders": data}))
     return model
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from memfit.integrations.lightning import MemfitCallback
 from memfit.strategies.plan import Plan
 
-_ROUNDS, _STEPS, _FIRST = 6, 90, 20
+_ROUNDS, _STEPS, _FIRST = 4, 300, 150
 
 
 class _Perceptron(L.LightningModule):

@@ -85,24 +85,29 @@ class PlannedSteps:
         self.place = DATA_TRANSFER
         batch = self.checked(batch)
         session = self.session
-        num_samples = self.num_samples(batch)
-        self._has_old_gradients = session.job.order.keeps_gradients
+        order = session.job.order
+        num_samples = session.layout.num_samples(batch)
+        self._has_old_gradients = order.keeps_gradients
         with self.observer.measuring(batch):
             session.spill.begin_step()
             try:
                 self.enter_phase(Phase.FORWARD)
-                loss = self._carry_out(batch, before_update)
+                self.release_before_pieces(num_samples)
+                for _ in range(min(order.num_batches, _ENOUGH_BATCHES)):
+                    loss = session.gradient_pass(session, batch, self.enter_phase)
+                if before_update is not None:
+                    before_update()
+                self.enter_phase(Phase.OPTIMIZER)
+                if order.before_update is not None:
+                    order.before_update(session.optimizer)
+                session.update(session)
             except BaseException:
                 self.on_failure()
                 raise
             finally:  # the gradients of a step that failed are not those of the next one
-                if not session.job.order.keeps_gradients:
+                if not order.keeps_gradients:
                     session.optimizer.zero_grad(set_to_none=True)
         return DoneStep(loss=loss, num_samples=num_samples, reading=self.observer.reading)
-
-    def num_samples(self, batch: Any) -> int:
-        """Count the samples of a batch."""
-        return self.session.layout.num_samples(batch)
 
     def checked(self, batch: Any) -> Any:
         """Return a batch on the session's device that the plan's pieces may be cut from.
@@ -121,20 +126,6 @@ class PlannedSteps:
     def clear_old_gradients(self) -> None:
         """Drop the gradients of the update before, where they have lived on."""
         self.session.optimizer.zero_grad(set_to_none=True)
-
-    def _carry_out(self, batch: Any, before_update: Callable[[], None] | None) -> torch.Tensor:
-        """Compute gradients and update; return the mean loss of the batch passed over last."""
-        session, order = self.session, self.session.job.order
-        self.release_before_pieces(self.num_samples(batch))
-        for _ in range(min(order.num_batches, _ENOUGH_BATCHES)):
-            loss = session.gradient_pass(session, batch, self.enter_phase)
-        if before_update is not None:
-            before_update()
-        self.enter_phase(Phase.OPTIMIZER)
-        if order.before_update is not None:
-            order.before_update(session.optimizer)
-        session.update(session)
-        return loss
 
     def drop_gradients(self) -> None:
         """Drop what gradients there are; a step does so itself, but may fail in that as well."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
+from inspect import getmro
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from memfit.errors import MemfitError, MissingExtraError
 
@@ -36,11 +38,17 @@ def part_of(trainer: Any, name: str) -> ModuleType:
         trainer: Lightning's own, or one of a class below it.
         name: of the module below the package.
     """
-    for kind in type(trainer).__mro__:
+    return _part(cast(Hashable, type(trainer)), name)
+
+
+@cache
+def _part(kind: Hashable, name: str) -> ModuleType:
+    """Import a module of the package that a class of trainers is from."""
+    for base in getmro(cast(type, kind)):
         for package in _PACKAGES:
-            if kind.__module__.startswith(f"{package}."):
+            if base.__module__.startswith(f"{package}."):
                 return import_module(f"{package}.{name}")
-    msg = f"A Trainer of Lightning is needed, not a {type(trainer).__name__}."
+    msg = f"A Trainer of Lightning is needed, not a {kind}."
     raise MemfitError(msg)
 
 
@@ -83,6 +91,34 @@ def hooks_muted(trainer: Any, names: frozenset[str]) -> Iterator[None]:
         yield
     finally:
         call._call_callback_hooks, call._call_lightning_module_hook = callbacks, module
+
+
+class Progress:
+    """Keeps the counters of a loop, and puts them back.
+
+    Args:
+        counters: of Lightning, which hold others.
+    """
+
+    def __init__(self, counters: Any) -> None:
+        self._parts = [*_with_parts(counters)]
+        self._values: list[dict[str, Any]] = []
+
+    def keep(self) -> None:
+        """Keep the counters as they are."""
+        self._values = [dict(vars(part)) for part in self._parts]
+
+    def put_back(self) -> None:
+        """Set the counters to what was kept."""
+        for part, values in zip(self._parts, self._values, strict=True):
+            vars(part).update(values)
+
+
+def _with_parts(counters: Any) -> Iterator[Any]:
+    yield counters
+    for value in vars(counters).values():
+        if hasattr(value, "__dict__"):
+            yield from _with_parts(value)
 
 
 def call_hook(trainer: Any, name: str, *args: Any) -> None:

@@ -17,7 +17,7 @@ from memfit.errors import (
     OutOfMemoryAfterAllError,
 )
 from memfit.integrations.lightning.batches import num_rows
-from memfit.integrations.lightning.framework import callbacks_muted
+from memfit.integrations.lightning.framework import Progress, callbacks_muted
 from memfit.integrations.lightning.steps import LightningSteps, Part
 from memfit.integrations.lightning.training_step import TrainingStep
 from memfit.job import Job
@@ -155,7 +155,8 @@ class PlannedLoop:
             OutOfMemoryAfterAllError: if it fits under no plan.
         """
         assert self.guard is not None, "what is rehearsed has to be undone"
-        trainer, progress = self._trainer, self._loop.optim_progress.state_dict()
+        trainer, progress = self._trainer, Progress(self._loop.optim_progress)
+        progress.keep()
         part = Part(-1, 0, self._divisor(), batch)
         self.steps.take(part, None)
         held, self.steps.sums = self.steps.sums, None
@@ -172,7 +173,7 @@ class PlannedLoop:
             msg = f"{error} Training begins without it."
             warnings.warn(msg, MemfitWarning, stacklevel=2)
         finally:
-            self._loop.optim_progress.load_state_dict(progress)
+            progress.put_back()
             self.steps.end_window()
             parameters = self.steps.session.model.parameters()
             for parameter, gradient in zip(parameters, held or (), strict=False):

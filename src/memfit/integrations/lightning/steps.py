@@ -10,13 +10,19 @@ import torch
 
 from memfit.errors import StrategyError
 from memfit.integrations.lightning.batches import num_rows
-from memfit.integrations.lightning.framework import call_hook, hooks_muted, part_of
+from memfit.integrations.lightning.framework import Progress, call_hook, hooks_muted, part_of
 from memfit.integrations.lightning.training_step import StepSkippedError, TrainingStep
 from memfit.live_state import Snapshot
 from memfit.live_state.random_sources import GlobalRandomness, RandomSourcesReader
 from memfit.observe.observer import StepObserver
 from memfit.runtime.first_step_check import check_split
-from memfit.runtime.planned_steps import PlannedSteps, apply_strategies, undo_all
+from memfit.runtime.planned_steps import (
+    DATA_TRANSFER,
+    DoneStep,
+    PlannedSteps,
+    apply_strategies,
+    undo_all,
+)
 from memfit.separation.separation import Separation
 from memfit.session.session import Session
 from memfit.strategies.base import Undo
@@ -59,6 +65,7 @@ class LightningSteps(PlannedSteps):
         self._step = step
         self._trainer = step.trainer
         self._loop = step.trainer.fit_loop.epoch_loop.automatic_optimization
+        self._progress = Progress(self._loop.optim_progress)
         self._is_training = self._has_gone_back = self._is_cut = False
         session.backward = self._backward
         self._undos: list[Undo] = []
@@ -93,7 +100,7 @@ class LightningSteps(PlannedSteps):
         self.sums = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
-        self._progress = self._loop.optim_progress.state_dict()
+        self._progress.keep()
 
     def end_window(self) -> None:
         """Begin with an empty one."""
@@ -118,26 +125,27 @@ class LightningSteps(PlannedSteps):
         finally:
             self._undos = apply_strategies(self.session, self.plan.strategies)
 
-    def num_samples(self, batch: Any) -> int:
-        """Count the samples of the part that came last."""
-        return num_rows(batch[-1][-1])
-
-    def checked(self, batch: Any) -> Any:
-        """Check the part that came last."""
-        super().checked(batch[-1][-1])
-        return batch
-
     def on_device(self, batch: Any) -> Any:
         """Leave a batch alone: Lightning has moved it."""
         return batch
 
-    def attempt(self, batch: Any, before_update: Callable[[], None] | None = None) -> Any:
+    def attempt(self, batch: Any, before_update: Callable[[], None] | None = None) -> DoneStep:
         """Run the part that came last, and the update where it is due."""
-        self._loop.optim_progress.load_state_dict(self._progress)
+        self._progress.put_back()
         self.is_skipped = False
         self._has_sums = self._put_sums_back()
+        self.place = DATA_TRANSFER
         with self._step.logged.collecting(), self._step.metrics.replaced():
-            return super().attempt(batch, before_update)
+            self.checked(batch[-1][-1])
+            with self.observer.measuring(batch):
+                self.session.spill.begin_step()
+                try:
+                    loss = self._carry_out(batch, before_update)
+                except BaseException:
+                    self.on_failure()
+                    raise
+        samples = num_rows(batch[-1][-1])
+        return DoneStep(loss=loss, num_samples=samples, reading=self.observer.reading)
 
     def _put_sums_back(self) -> bool:
         """Give parameters the gradients that were put aside; say whether there were any still."""

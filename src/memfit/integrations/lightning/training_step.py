@@ -56,6 +56,7 @@ class TrainingStep:
         """Told of the labels of losses, where they are looked for."""
         self.reference: Any = None
         """The batch that pieces are parts of while none of the training is run."""
+        self._takes_index: bool | None = None
         self._whole: _Whole | None = None
         self._outputs: list[tuple[Any, int]] = []
 
@@ -144,8 +145,10 @@ class TrainingStep:
         }
 
     def _arguments(self, batch: Any) -> Sequence[Any]:
-        build = self.trainer.fit_loop.epoch_loop._build_kwargs
-        return [*build(OrderedDict(), batch, self.batch_index).values()]
+        if self._takes_index is None:  # what Lightning finds out anew for every batch
+            build = self.trainer.fit_loop.epoch_loop._build_kwargs
+            self._takes_index = len(build(OrderedDict(), batch, self.batch_index)) > 1
+        return (batch, self.batch_index) if self._takes_index else (batch,)
 
 
 def _joined(name: str, values: Sequence[tuple[Any, int]]) -> Any:

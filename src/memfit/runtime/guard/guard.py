@@ -101,7 +101,8 @@ class Guard:
             LostContextError: if nothing can be computed on the card any more.
         """
         entry = self.begin(number)
-        done, seconds = self.run(entry, batch, number)
+        self._retried(lambda: self._log.take_batch(entry, batch))
+        done, seconds = self._run_step(entry, number)
         self.end(entry, seconds)
         return done
 

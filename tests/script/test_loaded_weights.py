@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.script.running import measured, predicted, recorded
 
+from memfit.errors import RecordingError
 from memfit.trace.events import Category
 
 FINE_TUNE = """
@@ -119,3 +120,23 @@ def test_on_a_card_loaded_weights_and_their_states_are_counted_as_such(script, b
 
 def test_weights_that_the_script_itself_saved_are_loaded_again(script):
     assert len(recorded(script(SAVE)).recording.marks) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["/nowhere/bert", "./bert", "bert", "someone/bert"])
+def test_a_folder_that_is_not_there_is_named_and_no_weights_are_needed(script, name):
+    pytest.importorskip("transformers")
+    with pytest.raises(RecordingError, match=f"'{name}' is no folder") as caught:
+        recorded(script(FINE_TUNE), name, "float32")
+    assert "No weights are needed" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["whole", "shards"])
+def test_a_file_of_weights_that_is_not_there_is_named(script, bert, tmp_path, kind):
+    bert(kind)
+    lost = sorted((tmp_path / "bert").glob("*.safetensors"))[0]
+    lost.unlink()
+    with pytest.raises(RecordingError, match=lost.name) as caught:
+        recorded(script(FINE_TUNE), "bert", "float32")
+    assert "No weights are needed" in str(caught.value)

@@ -16,9 +16,9 @@ from memfit.kernels.scratch import Scratch
 class CpuKernels:
     """The CPU's kernels; every tensor counts."""
 
-    def is_counted(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
-        """Count every tensor."""
-        return True
+    def is_counted(self, tensor: torch.Tensor) -> bool:
+        """Count every tensor but those of the meta device, which have no memory."""
+        return tensor.device.type != "meta"
 
     def around(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,8 @@ from memfit.trace.recorder import Recorder
 from memfit.virtual.tensors import ValuesNeededError
 
 _WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
+_GIVEN_NAME = "pretrained_model_name_or_path"
+"""What `from_pretrained` of transformers and diffusers is given, by the name of its argument."""
 _NO_WEIGHTS_NEEDED = (
     "No weights are needed for a prediction: build the model from its configuration, with "
     "Model(config) or AutoModel.from_config(config), or under torch.device('meta') followed by "
@@ -53,6 +57,11 @@ def code_at_fault(card: Card | None) -> Iterator[None]:
         remedy = "If it runs without memfit, --debug shows where it goes wrong here."
         if _is_about_files(error):
             remedy = _NO_WEIGHTS_NEEDED
+            folder = _absent_folder(error)
+            if folder:
+                what = (
+                    f"{folder} is no folder on this machine, and is not among the downloads{where}"
+                )
         elif card is None and "cuda" in str(error).lower():
             remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
         raise RecordingError(what, remedy) from error
@@ -76,6 +85,15 @@ def _place_of(error: BaseException) -> str:
     """Name the innermost line that belongs neither to torch nor to memfit."""
     own = user_frames(error)
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+
+
+def _absent_folder(error: BaseException) -> str:
+    """Return what `from_pretrained` was given where it is no local folder; "" for other errors."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_locals.get(_GIVEN_NAME)
+        if isinstance(name, (str, os.PathLike)) and not Path(name).exists():
+            return repr(os.fspath(name))
+    return ""
 
 
 def _is_about_files(error: BaseException | None) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from memfit.trace.lent_memory import memory_of
+
 
 class HostMeter:
     """Follow the storages of tensors on the host, from the operator that returned them to the end.
@@ -23,7 +25,7 @@ class HostMeter:
         """Count a tensor's storage if it is new and lies on the host."""
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return
-        storage = tensor.untyped_storage()
+        storage = memory_of(tensor)
         key = storage._cdata
         if key in self._alive:
             return

@@ -21,12 +21,14 @@ from memfit.script.compiled_files import compiled_files
 from memfit.script.data_scan import DataScan, recorded_copy
 from memfit.script.host_meter import HostMeter
 from memfit.script.lightning_epochs import end_epochs
+from memfit.script.mapped_files import MappedFiles
 from memfit.script.outside import Outside
 from memfit.script.overlay import Overlay
 from memfit.script.question import ScriptQuestion, ScriptRecording, ScriptTarget, Workplace
 from memfit.script.saved_objects import SavedObjects
 from memfit.script.steps import EnoughRecordedError, RecordedTime, StepCounter
 from memfit.script.target import run_target
+from memfit.script.weight_files import WeightFiles
 from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.virtual.assumptions import Assumptions
@@ -152,10 +154,12 @@ def _recording(
         counter = stack.enter_context(
             StepCounter(time_of_events, question.num_steps, question.most_seconds, scan)
         )
+        files = MappedFiles(mode, recorder.paused)
         reader = None if scan is None else _DataReader(scan, counter)
         for replacement in (
             *loaders_in_process(recorder.paused, counter.may_fetch, reader, _receiver(mode, host)),
-            *SavedObjects(mode, counter.writing).replacements(),
+            *WeightFiles(files).replacements(),
+            *SavedObjects(mode, counter.writing, files).replacements(),
             *compiled_files(overlay),
             *overlay.replacements(),
         ):

@@ -19,6 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from memfit.script.mapped_files import MappedFiles
 from memfit.virtual.known_values import value_of
 from memfit.virtual.with_values import TensorsWithValues
 
@@ -53,12 +54,17 @@ class SavedObjects:
     Args:
         mode: whose fake tensors are made of what is loaded.
         writing: entered while something is saved.
+        files: makes the tensors of files that are mapped.
     """
 
     def __init__(
-        self, mode: TensorsWithValues, writing: Callable[[], AbstractContextManager[None]]
+        self,
+        mode: TensorsWithValues,
+        writing: Callable[[], AbstractContextManager[None]],
+        files: MappedFiles,
     ) -> None:
         self._mode = mode
+        self._files = files
         self._writing = writing
         self._load_as_torch_does_it = torch.load
 
@@ -89,12 +95,16 @@ class SavedObjects:
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Load an object: one saved here as fake tensors, another with its values."""
-        content = _content_saved_here(f)
+        content = content_saved_here(f)
         if content is not None:
             return _Unpickler(io.BytesIO(content), map_location, self._mode).load()
         with _disable_current_modes():
             loaded = self._load_as_torch_does_it(f, "cpu", *args, **kwargs)
         device = torch.device("cpu") if map_location is None else _device_named(map_location, "cpu")
+        if kwargs.get("mmap"):
+            memory = self._files.take(os.stat(f).st_size)  # noqa: PTH116 - as the overlay has it
+            copy = self._files.copies(memory)
+            return tree_map_only(torch.Tensor, lambda real: copy(real).to(device), loaded)
         return tree_map_only(
             torch.Tensor, lambda real: self._mode.with_known_values(real, device), loaded
         )
@@ -114,7 +124,7 @@ class SavedObjects:
         with self._writing():
             held = [each.cpu() for each in tensors.values()]
             del held
-        return {name: tuple(each.shape) for name, each in tensors.items()}
+        return {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
 
     def _write_flat(self, shapes: dict[str, Any], filename: Any, metadata: Any = None) -> None:
         del metadata
@@ -200,7 +210,7 @@ def _tensor_of(saved: _Saved) -> torch.Tensor:
         return raw.view(saved.dtype).reshape(saved.shape)
 
 
-def _content_saved_here(f: Any) -> bytes | None:
+def content_saved_here(f: Any) -> bytes | None:
     """Return what follows the mark of this module; None for another file."""
     if isinstance(f, (str, os.PathLike)):
         with open(f, "rb") as file:  # noqa: PTH123 - the name that the overlay replaces

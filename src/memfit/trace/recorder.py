@@ -32,6 +32,7 @@ from memfit.trace.events import (
     Trace,
     trace_of_step,
 )
+from memfit.trace.lent_memory import memory_of
 from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
@@ -240,7 +241,7 @@ class Recorder(OperatorMode):
         """Return the allocations, by index, that counted tensors lie in, each once."""
         found: dict[int, None] = {}
         for tensor in tensors:
-            live = self._live.get(tensor.untyped_storage()._cdata)
+            live = self._live.get(memory_of(tensor)._cdata)
             if live is not None:
                 found[live.index] = None
         return tuple(found)
@@ -260,7 +261,7 @@ class Recorder(OperatorMode):
             if self._tell_beside is not None:
                 self._tell_beside(tensor)
             return
-        storage = tensor.untyped_storage()
+        storage = memory_of(tensor)
         key, num_bytes = storage._cdata, storage.nbytes()
         known = self._live.get(key)
         if known is not None and known.num_bytes == num_bytes:
@@ -348,7 +349,7 @@ class Recorder(OperatorMode):
         """Give every storage with a known owner its category and module."""
         for owned in self.owners():
             for part in parts_of(owned.tensor):
-                live = self._live.get(part.untyped_storage()._cdata)
+                live = self._live.get(memory_of(part)._cdata)
                 if live is not None:
                     allocation = self.history.allocations[live.index]
                     allocation.category = owned.category

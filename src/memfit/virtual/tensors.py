@@ -246,8 +246,9 @@ class VirtualTensors(FakeTensorMode):
         describe = super()._prep_args_for_hash
 
         def append_other(argument: object) -> None:
-            if is_nested_int(argument):
-                raise _BypassDispatchCache("the lengths of a nested tensor")
+            # The cache would keep a storage alive.
+            if is_nested_int(argument) or isinstance(argument, torch.UntypedStorage):
+                raise _BypassDispatchCache("the lengths of a nested tensor, or a storage")
             describe(result, (argument,), state, id_hashed_objects)
 
         if isinstance(args, Mapping):

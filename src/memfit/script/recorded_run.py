@@ -76,6 +76,7 @@ def record_run(
         for replacement in outside.replacements():
             stack.enter_context(replacement)
         notes += _run_until_enough(question.target, seen.counter)
+        notes += seen.counter.notes()
     _check_steps(seen.recorder, question.target)
     check_placed(seen.recorder, card)
     return ScriptRecording(
@@ -125,7 +126,7 @@ class _DataReader:
 
     def fetched(self, iterator: Any, batch: Any) -> None:
         """Tell the scan of what is not evaluated."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self.scan.is_finished:
             self.scan.fetched(iterator, batch)
 
 
@@ -164,9 +165,7 @@ def _recording(
             *overlay.replacements(),
         ):
             stack.enter_context(replacement)
-        counter.when_enough = partial(
-            end_epochs, stack, lambda: counter.has_steps, counter.stop_if_enough
-        )
+        counter.when_enough = partial(end_epochs, stack, counter.ends_epoch, counter.stop_if_enough)
         yield _Seen(recorder=recorder, counter=counter, mode=mode, scan=scan)
 
 
@@ -195,13 +194,15 @@ def _run_until_enough(target: ScriptTarget, counter: StepCounter) -> tuple[str, 
     except EnoughRecordedError:
         return ()
     except SystemExit as end:
-        if end.code not in (None, 0):
+        if end.code not in (None, 0) and not counter.has_seen_all:
             what = f"the script ended with exit code {end.code}"
             raise RecordingError(what, "Start it as usual first, with the same arguments.") from end
     except Exception as error:
         # Its training data has been cut short, which not every script expects.
         if not counter.has_steps:
             raise
+        if counter.has_seen_all:
+            return ()
         reason = str(error).partition("\n")[0]
         return (f"After its steps the script ended with {type(error).__name__}: {reason}",)
     return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
@@ -10,19 +11,21 @@ from typing import Any, Protocol, Self
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import TensorWeakRef
 
+from memfit.script.after_steps import AfterSteps
 from memfit.script.host_meter import HostMeter
 from memfit.script.question import Span
 from memfit.trace.events import Phase
 from memfit.trace.recorder import Recorder
+from memfit.virtual.loaders import Asked
 
 LOAD, FIRST_STEP, STEADY_STEP = "load", "first step", "steady step"
 EVALUATION, CHECKPOINT, OTHER = "evaluation", "checkpoint", "other"
+LATER_TRAINING = "later training"
 _STEPS = (FIRST_STEP, STEADY_STEP)
 _MOST_EMPTY_LOADS = 1000
 """Times that a loop may ask for data that has ended, before it is taken to never stop asking."""
-_MOST_EXTRA_STEPS = 4
-"""Updates after the recorded ones: batches that a loop has fetched ahead."""
 
 
 class EnoughRecordedError(BaseException):
@@ -86,9 +89,10 @@ class StepCounter:
 
     A step ends with the update of the first optimizer that makes one. It begins where the one
     before ended, or with the next forward in training mode after an evaluation or a checkpoint.
-    An evaluation begins with a forward without gradients of a model in evaluation mode. Once the
-    steps are there, training data is told to have ended, so that the script goes on to what it
-    does after an epoch.
+    An evaluation begins with a forward without gradients of a model in evaluation mode. What is
+    saved before the first update is part of loading. Once the steps are there, training data is
+    told to have ended, so that the script goes on to what it does after an epoch. Steps of an
+    optimizer that makes its first update after them are a later training.
 
     Args:
         timekeeper: is told of steps.
@@ -108,16 +112,19 @@ class StepCounter:
         self._data = data
         self._num_steps = num_steps
         self._ends_at = time.perf_counter() + most_seconds
-        self._first: torch.optim.Optimizer | None = None
+        # To hold an optimizer would keep its states in memory after the script has dropped them.
+        self._first: weakref.ref[torch.optim.Optimizer] | None = None
         self._phase = LOAD
         self._began = 0
         self._handles: list[Any] = []
-        self._trained: set[int] = set()
+        self._after = AfterSteps()
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._trained: dict[int, TensorWeakRef] = {}
         self._are_trained: dict[int, bool] = {}
         self._fetched_from: object = None
         self._training_data: list[object] = []
         self._num_empty_loads = 0
-        self._num_extra = 0
+        self._was_late = False
         self._num_spans_of_load = 0
         self.num_done = 0
         self.spans: list[Span] = []
@@ -135,12 +142,17 @@ class StepCounter:
     def __exit__(self, *exc_info: object) -> None:
         for handle in self._handles:
             handle.remove()
-        self._turn_to("")
+        self._turn_to(OTHER)
 
     @property
     def has_steps(self) -> bool:
         """Return whether all the steps are there."""
         return self.num_done >= self._num_steps and (self._data is None or self._data.is_finished)
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Return whether an evaluation and a checkpoint came after the steps."""
+        return self._after.has_seen_all
 
     def may_be_given(self, source: object) -> bool:
         """Return whether a loader reads training data, after the steps that were asked for."""
@@ -151,6 +163,21 @@ class StepCounter:
         """Leave out of the script's time what was spent on something else."""
         self._ends_at += seconds
 
+    def ends_epoch(self) -> bool:
+        """Return whether an epoch ends with the batch that was just trained on."""
+        if self.has_steps:
+            self._after.cut_short()
+        return self.has_steps
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what the figures of phases rest on, where that is less than in a real run."""
+        after = {span.phase for span in self.spans[self._num_spans_of_load :]}
+        seen = [phase for phase in (EVALUATION, CHECKPOINT) if phase in after]
+        notes = self._after.notes(self.num_done, seen)
+        if self._was_late and self._phase == EVALUATION:
+            notes += ("The time was over before the evaluation was: later batches are not in it",)
+        return notes
+
     def missing(self) -> Sequence[str]:
         """Return the phases that were not reached."""
         seen = {span.phase for span in self.spans} | {self._phase}
@@ -159,7 +186,7 @@ class StepCounter:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Take what happens inside for a checkpoint."""
-        if self._phase == CHECKPOINT:
+        if self._phase == CHECKPOINT or self.num_done == 0:
             yield
             return
         self._turn_to(CHECKPOINT)
@@ -168,26 +195,29 @@ class StepCounter:
         finally:
             self._turn_to(OTHER)
 
-    def may_fetch(self, source: object) -> bool:
-        """Return whether a loader may give another batch; after the steps, training data may not.
+    def may_fetch(self, asked: Asked) -> bool:
+        """Return whether a loader may give another batch; after the steps, training data has ended.
 
         Args:
-            source: the loader.
+            asked: what the script asks for.
         """
         self._stop_if_late()
+        source = asked.source
         # What is read without gradients is evaluated, and training may follow from other data.
         trains = torch.is_grad_enabled() and self._trains_on(source)
         if not self.has_steps or not trains:
             self._fetched_from = source if torch.is_grad_enabled() else None
             return True
         self.stop_if_enough()
+        if self._after.may_give(asked):
+            return True
         self._num_empty_loads += 1
         if self._num_empty_loads > _MOST_EMPTY_LOADS:
             raise EnoughRecordedError
         return False
 
     def stop_if_enough(self) -> None:
-        """End the script once its steps are there, and an evaluation and a checkpoint after them.
+        """End the script some time after an evaluation and a checkpoint came after its steps.
 
         An evaluation before the steps lacks what they leave.
         """
@@ -195,7 +225,7 @@ class StepCounter:
             return
         after = {span.phase for span in self.spans[self._num_spans_of_load :]} | {self._phase}
         if after >= {EVALUATION, CHECKPOINT}:
-            raise EnoughRecordedError
+            self._after.see_all()
 
     def function_ended(self) -> None:
         """Take the end of a function that does one step for its update, if it made none."""
@@ -203,18 +233,34 @@ class StepCounter:
             self._step_ends()
 
     def _updated(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._first = self._first or optimizer
+        self._first = self._first or weakref.ref(optimizer)
         self._are_trained.clear()
-        self._trained.update(
-            id(each) for group in optimizer.param_groups for each in group["params"]
-        )
-        if optimizer is self._first:
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                if not self._has_trained(each):
+                    self._trained[id(each)] = TensorWeakRef(each)
+        if optimizer is self._first():
             self._step_ends()
+        else:
+            self._other_step_ends(optimizer)
+
+    def _other_step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take an update of another optimizer for a step, if it makes its first after the steps."""
+        if any(optimizer is each() for each in self._optimizers):
+            return
+        if not self.has_steps:
+            self._optimizers.append(weakref.ref(optimizer))
+            return
+        self._stop_if_late()
+        self._note_training_data()
+        if self._phase in _STEPS:
+            self._phase = LATER_TRAINING
+            self._turn_to(STEADY_STEP)
 
     def _step_ends(self) -> None:
         if self.has_steps:
-            self._num_extra += 1
-            if self._num_extra > _MOST_EXTRA_STEPS:
+            self._stop_if_late()
+            if not self._after.may_step():
                 raise EnoughRecordedError  # a loop that does not get its data from a loader
             return
         self._time.end_step()
@@ -229,6 +275,8 @@ class StepCounter:
         self.stop_if_enough()
         if self.num_done == self._num_steps:
             self.when_enough()
+        if self.has_steps:
+            self._after.begin()
         self._begin_step()
 
     def _trains_on(self, source: object) -> bool:
@@ -257,7 +305,8 @@ class StepCounter:
             self._turn_to(EVALUATION)
 
     def _stop_if_late(self) -> None:
-        if time.perf_counter() > self._ends_at:
+        self._was_late = time.perf_counter() > self._ends_at
+        if self._was_late or self._after.is_over:
             raise EnoughRecordedError
 
     def _is_trained(self, module: torch.nn.Module) -> bool:
@@ -266,9 +315,16 @@ class StepCounter:
             return True
         known = self._are_trained.get(id(module))
         if known is None:
-            known = any(id(each) in self._trained for each in module.parameters())
+            parameters = list(module.parameters())
+            # A teacher that was trained before is frozen when it teaches.
+            known = any(each.requires_grad and self._has_trained(each) for each in parameters)
             self._are_trained[id(module)] = known
         return known
+
+    def _has_trained(self, parameter: torch.Tensor) -> bool:
+        """Return whether a parameter was updated, and not another one that lay in its place."""
+        found = self._trained.get(id(parameter))
+        return found is not None and found() is parameter
 
     def _turn_to(self, phase: str) -> None:
         """End a phase of the run and begin another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 from torch.optim.optimizer import (
@@ -24,7 +25,8 @@ class StepFollower:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        # To hold an optimizer would keep its states in memory after the script has dropped them.
+        self._optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self._handles: list[Any] = []
         recorder.owners = self.owned
         recorder.follows_engine = True

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -14,6 +19,18 @@ from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a script asks a loader for: its next batch."""
+
+    source: object
+    """The loader's data set."""
+    num_batches: int | None = None
+    """Of an epoch; None where the data has no known length."""
+    ends_loop: bool = True
+    """Whether a loop ends with the data, rather than a ``next`` that raises."""
 
 
 class Reader(Protocol):
@@ -30,7 +47,7 @@ class Reader(Protocol):
 
 def loaders_in_process(
     elsewhere: Callable[[], AbstractContextManager[None]],
-    may_fetch: Callable[[object], bool],
+    may_fetch: Callable[[Asked], bool],
     reader: Reader | None = None,
     received: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Iterator[Any]:
@@ -45,7 +62,7 @@ def loaders_in_process(
 
     Args:
         elsewhere: entered around what a worker would do.
-        may_fetch: asked before each batch, with the loader's data set; if not, its data has ended.
+        may_fetch: asked before each batch; if not, the loader's data has ended.
         reader: sees every batch, and may give others.
         received: makes a tensor of this process of one that a worker sent; None leaves it.
     """
@@ -72,13 +89,13 @@ def loaders_in_process(
 
 
 def _ending(
-    fetch: Callable[[Any], Any], may_fetch: Callable[[object], bool], reader: Reader | None
+    fetch: Callable[[Any], Any], may_fetch: Callable[[Asked], bool], reader: Reader | None
 ) -> Callable[[Any], Any]:
     def fetch_if_it_may(iterator: Any) -> Any:
         given = None if reader is None else reader.instead(iterator, fetch)
         if given is not None:
             return given[0]
-        if not may_fetch(iterator._dataset):
+        if not may_fetch(_asked(iterator, ends_loop=_ends_loop(sys._getframe(1)))):
             raise StopIteration
         batch = fetch(iterator)
         if reader is not None:
@@ -86,6 +103,22 @@ def _ending(
         return batch
 
     return fetch_if_it_may
+
+
+def _asked(iterator: Any, *, ends_loop: bool) -> Asked:
+    try:
+        num_batches = len(iterator)
+    except TypeError:
+        num_batches = None  # a data set without a length, or its sampler
+    return Asked(source=iterator._dataset, num_batches=num_batches, ends_loop=ends_loop)
+
+
+def _ends_loop(frame: FrameType) -> bool:
+    """Return whether what asks an iterator in a frame ends with it: a ``for``, or a generator."""
+    code = frame.f_code
+    if code.co_flags & inspect.CO_GENERATOR:
+        return True
+    return dis.opname[code.co_code[frame.f_lasti]] == "FOR_ITER"
 
 
 def _as_if_without_workers(

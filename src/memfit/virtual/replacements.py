@@ -151,6 +151,11 @@ def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     """
     if id(tensor) in memo:
         return cast(torch.Tensor, memo[id(tensor)])
+    if isinstance(tensor, FakeTensor) and isinstance(tensor, torch.nn.Parameter):
+        # As ``Parameter.__deepcopy__``: without the gradient, and without a hold on the original.
+        values = tensor.detach().clone(memory_format=torch.preserve_format)
+        memo[id(tensor)] = parameter = torch.nn.Parameter(values, tensor.requires_grad)
+        return parameter
     if isinstance(tensor, FakeTensor) and value_of(tensor) is not None:
         # Torch's way copies the memory of values as if it were that of the fake tensor.
         memo[id(tensor)] = copied = tensor.clone()

@@ -61,6 +61,9 @@ class Shortage(L.Callback):
         if trainer.fit_loop.epoch_loop.total_batch_idx == self._batch:
             self._mode.__exit__(None, None, None)
 
+    def on_exception(self, trainer: Any, *_: Any) -> None:
+        self.on_train_batch_end(trainer)
+
 
 @pytest.mark.parametrize(
     ("operator", "number", "place"),

@@ -288,7 +288,7 @@ def _peaks(job: Job, parts: Sequence[Any], seen: SeenScript) -> tuple[int, int, 
     return first, steady, False
 
 
-def _always(_source: object) -> bool:
+def _always(_asked: object) -> bool:
     return True
 
 

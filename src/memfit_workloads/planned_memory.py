@@ -53,7 +53,11 @@ class PlannedMemory:
 
 
 def plan_memory(
-    job: Job, settings: MemorySettings, strategies: Sequence[Strategy] | None = None
+    job: Job,
+    settings: MemorySettings,
+    strategies: Sequence[Strategy] | None = None,
+    *,
+    forbid: Sequence[str] = (),
 ) -> PlannedMemory:
     """Predict the job as it is, and find or read the plan that it is trained under.
 
@@ -61,6 +65,7 @@ def plan_memory(
         job: what is trained.
         settings: how much memory it may take, and by which means.
         strategies: what the plan is, where it is to be neither found nor read.
+        forbid: strategies by name that whoever trains cannot carry out.
 
     Raises:
         NoPlanFitsError: if no plan keeps the step inside the budget.
@@ -82,6 +87,7 @@ def plan_memory(
             budget=budget_bytes,
             allow=list(settings.allow),
             require=list(settings.require),
+            forbid=list(forbid),
         )
     # What a file says was predicted for other settings, perhaps.
     planned = plan.prediction if settings.plan_file is None else None

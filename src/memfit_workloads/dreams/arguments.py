@@ -11,7 +11,7 @@ from memfit_workloads.flags import fraction, not_negative, positive, whole
 
 from .presets import PRESETS
 from .settings import DATASETS, MODELS, PRECISIONS, REGIMES, TRAIN_REGIMES
-from .sizes import FUSED, PLAIN
+from .sizes import FUSED, PAIRWISE, PER_KEY, PLAIN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_data(parser)
     _add_model(parser)
     _add_training(parser)
+    _add_finetuning(parser)
     _add_trainer(parser)
     _add_memory(parser)
     _add_outputs(parser)
@@ -120,8 +121,27 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--attention",
         choices=(FUSED, PLAIN),
-        default=FUSED,
         help="fused: torch's scaled dot product, the default; plain: every logit exists",
+    )
+    group.add_argument(
+        "--bias",
+        choices=(PER_KEY, PAIRWISE),
+        help="of attention: per_key, exact, the default; pairwise: from the document's tensor of "
+        "all differences",
+    )
+    _add(
+        group,
+        "fourier_chunk",
+        type=whole(0),
+        metavar="N",
+        help="frequencies at a time; 0: all features at once; default 256",
+    )
+    _add(
+        group,
+        "as_documented",
+        action="store_true",
+        help="compute as the document does, to compare: pairwise bias, all features and logits at "
+        "once, batches of 2",
     )
     _add(
         group,
@@ -131,6 +151,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="start from this backbone: final_model.pt of an earlier run; its sizes are taken",
     )
     _add(group, "head_depth", type=whole(1), default=1, help="linear layers; default 1")
+    _add(
+        group,
+        "mz_accuracy",
+        type=positive,
+        help="finest period of the Fourier features in Da; default the format's, 0.001 in small",
+    )
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +168,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="mask_mz_hot (pre-training); has_F, has_Cl, has_N, a property such as qed, mol_props, "
         "fp_morgan_4096, contrastive_spec_embs (fine-tuning); default has_F",
     )
-    _add(group, "batch_size", type=whole(1), default=16, help="default 16; 1 works")
+    _add(group, "batch_size", type=whole(1), help="default 16; 1 works")
     _add(
         group,
         "accumulate_grad_batches",
@@ -168,6 +194,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="0 clips nothing; default 1",
     )
+    group.add_argument("--seed", type=whole(0), default=42, help="default 42")
+
+
+def _add_finetuning(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("fine-tuning")
     _add(group, "focal_gamma", type=not_negative, default=0.0, help="of has_*; default 0")
     _add(
         group,
@@ -189,7 +220,6 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seeds", type=whole(1), default=1, help="seeds of cross-validation; default 1"
     )
-    group.add_argument("--seed", type=whole(0), default=42, help="default 42")
 
 
 def _add_trainer(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from memfit.errors import UsageError
 from memfit_workloads.memory_settings import MemorySettings, SystemSettings, read_flags
 
 from .presets import apply_preset
-from .sizes import DOCUMENT, DreamsSizes
+from .sizes import DOCUMENT, PAIRWISE, PLAIN, DreamsSizes
 
 PRETRAIN, FINETUNE, EMBED, CONVERT = "pretrain", "finetune", "embed", "convert"
 REGIMES = (PRETRAIN, FINETUNE, EMBED, CONVERT)
@@ -34,6 +34,14 @@ SMALL = DreamsSizes(
     mz_accuracy=1e-3,
 )
 MODELS = {"small": SMALL, "document": DOCUMENT}
+_AS_DOCUMENTED = {
+    "bias_form": PAIRWISE, "attention": PLAIN, "fourier_chunk": 0, "loss_rows": 0,
+}  # fmt: skip
+_DOCUMENTED_BATCH, _DEFAULT_BATCH = 2, 16
+_SIZE_FLAGS = (
+    "d_fourier", "d_peak", "n_layers", "n_heads", "mz_bin", "mz_accuracy", "dropout", "attention",
+    "fourier_chunk",
+)  # fmt: skip
 _MAX_MZ = {"A": 1000.0, "B": 1500.0, "none": 1500.0}
 _MZ_ACCURACY = {"A": 1e-4, "B": 1e-3, "none": 1e-3}
 _DEFAULT_PEAKS = {PRETRAIN: 60}
@@ -133,6 +141,7 @@ def settings_from(args: argparse.Namespace, command: str) -> DreamsSettings:
         memory_settings=memory_settings,
         command=command,
         folds=_folds(args),
+        batch_size=args.batch_size or (_DOCUMENTED_BATCH if args.as_documented else _DEFAULT_BATCH),
         max_peaks_n=args.max_peaks_n or _DEFAULT_PEAKS.get(regime, _FINETUNE_PEAKS),
         train_objective=_objective(args, regime),
     )
@@ -189,20 +198,14 @@ def _objective(args: argparse.Namespace, regime: str) -> str:
 
 
 def _sizes(args: argparse.Namespace) -> DreamsSizes:
-    given = {
-        name: getattr(args, name)
-        for name in ("d_fourier", "d_peak", "n_layers", "n_heads", "mz_bin", "dropout")
-        if getattr(args, name) is not None
-    }
+    given = {name: getattr(args, name) for name in _SIZE_FLAGS if getattr(args, name) is not None}
     base = MODELS[args.model]
     accuracy = base.mz_accuracy if args.model == "small" else _MZ_ACCURACY[args.dformat]
-    return replace(
-        base,
-        max_mz=_MAX_MZ[args.dformat],
-        mz_accuracy=accuracy,
-        attention=args.attention,
-        **given,
-    )
+    if args.bias is not None:
+        given["bias_form"] = args.bias
+    documented = _AS_DOCUMENTED if args.as_documented else {}
+    given = {"mz_accuracy": accuracy, **documented, **given}
+    return replace(base, max_mz=_MAX_MZ[args.dformat], **given)
 
 
 def settings_json(settings: DreamsSettings) -> dict[str, Any]:

@@ -22,6 +22,10 @@ def train(settings: DreamsSettings, console: Console) -> dict[str, Any]:
     _check_packages()
     if settings.regime == CONVERT:
         return _convert(settings, console)
+    if settings.regime == "remedies":
+        from .remedies import show_remedies
+
+        return show_remedies(console)
     if settings.regime == "demo":
         from .demo import demo
 

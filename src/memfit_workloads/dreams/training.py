@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
+import memfit
 from memfit.errors import MissingExtraError, UsageError
 from memfit.job import Job
-from memfit.strategies import base
-from memfit_workloads.planned_memory import PlannedMemory, plan_memory
+from memfit.strategies import MicroBatching, base
+from memfit.strategies.plan import in_catalogue_order
+from memfit_workloads.planned_memory import PlannedMemory, devices, plan_memory
 
 from .callbacks import DocumentRemedies, PlanInForce, StopOnNoNumber
 from .data_module import DreamsData
@@ -83,9 +85,24 @@ def plan_training(
         NoPlanFitsError: if no plan keeps the step inside the budget.
     """
     refuse_precision(settings)
-    return plan_memory(
-        job_of(settings, build, data), settings.memory_settings, forbid=_not_offered()
-    )
+    job = job_of(settings, build, data)
+    planned = plan_memory(job, settings.memory_settings, forbid=_not_offered())
+    return _accumulated(settings, planned) if settings.accumulate_grad_batches > 1 else planned
+
+
+def _accumulated(settings: DreamsSettings, planned: PlannedMemory) -> PlannedMemory:
+    """Predict the whole window: gradients of its first batches are kept for the later ones.
+
+    The plan that is attached stays; Lightning itself does the accumulation.
+    """
+    num_samples = planned.job.batch_size * settings.accumulate_grad_batches
+    job = replace(planned.job, batch_size=num_samples)
+    parts = MicroBatching(micro_batch_size=planned.job.batch_size)
+    _, device = devices(settings.memory_settings.device)
+    plain = memfit.predict(job, device=device, plan=memfit.Plan(strategies=(parts,)))
+    whole = memfit.Plan(strategies=in_catalogue_order((*planned.plan.strategies, parts)))
+    in_parts = memfit.predict(job, device=device, plan=whole)
+    return replace(planned, plain=plain, planned=in_parts)
 
 
 def _not_offered() -> list[str]:

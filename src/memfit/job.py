@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,19 @@ class Total:
 
     sum: torch.Tensor
     count: torch.Tensor | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOrder:
+    """How the loop around a step orders it; by default as memfit's own loop does."""
+
+    keeps_gradients: bool = False
+    """Whether the gradients of one update live until the first backward after it: the order of
+    loops that clear them between forward and backward."""
+    num_batches: int = 1
+    """How many batches are held and passed over for one update."""
+    before_update: Callable[[torch.optim.Optimizer], None] | None = None
+    """What is done to whole gradients before the optimizer steps, such as clipping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +85,8 @@ class Job:
     """Clip the global gradient norm to this before the optimizer steps; None clips nothing."""
     name: str = "job"
     """A name for reports."""
+    order: StepOrder = field(default_factory=StepOrder)
+    """How the loop around the step orders it, where that is not memfit's."""
 
     def __post_init__(self) -> None:
         for function in ("model", "batch", "loss", "optimizer"):

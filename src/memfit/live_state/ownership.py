@@ -16,9 +16,10 @@ _REPORTING = frozenset(
         *("logging", "tqdm", "rich", "wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml"),
         *("matplotlib", "warnings", "_pytest", "pytest", "pdb"),
         *("torch.utils.tensorboard", "torch.profiler"),
+        *("lightning", "pytorch_lightning", "lightning_fabric"),
     )
 )
-"""What shows or logs a training: its state has no part in the results."""
+"""What shows, logs or drives a training: its state has no part in the results of a step."""
 _FOLDERS = tuple(
     f"{Path(folder).resolve()}{os.sep}"
     for key in ("stdlib", "platstdlib")

@@ -256,12 +256,12 @@ def _record_job(
     ):
         # Watching every function of torch takes time, so what is known is not looked for again.
         probed = stack.enter_context(probes()) if facts is None else list
-        batch = as_virtual(mode, batch_shapes)
+        batch, *held = (as_virtual(mode, batch_shapes) for _ in range(job.order.num_batches))
         session = open_plain_session(borrowed_job, CPU if card is None else CUDA, layout)
         session.facts = facts
         if facts is None:
             gather_facts(session, separation=separation)
-        recorder.owners = lambda: session.owned_tensors(batch)
+        recorder.owners = lambda: session.owned_tensors([batch, *held])
         recorder.name_modules(session.model)
         run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
         modes, precision = ModesSeen(session.model), OwnPrecisionWatch(session.device_type)

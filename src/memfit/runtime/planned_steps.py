@@ -23,6 +23,8 @@ from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Phase
 
 DATA_TRANSFER = "data transfer"
+_ENOUGH_BATCHES = 2
+"""What the second batch of an update takes, all later ones take as well."""
 
 
 def _nothing() -> None:
@@ -70,6 +72,7 @@ class PlannedSteps:
         self.on_failure: Callable[[], None] = _nothing
         """Is called when a step has failed, before its gradients are dropped."""
         self._listener = phase_listener
+        self._has_old_gradients = False
         self.checks = None if session.is_virtual else BatchChecks(session, try_split=try_split)
         self._undos = apply_strategies(session, plan.strategies)
         session.optimizer.zero_grad(set_to_none=True)
@@ -80,28 +83,57 @@ class PlannedSteps:
         ``before_update`` is called when the gradients are there.
         """
         self.place = DATA_TRANSFER
-        if self.checks is not None:
-            self.checks.check(self.plan, batch)
-        batch = self.on_device(batch)
-        if self.checks is not None:
-            self.checks.try_unproved(self.plan, batch)
+        batch = self.checked(batch)
         session = self.session
-        num_samples = session.layout.num_samples(batch)
+        num_samples = self.num_samples(batch)
+        self._has_old_gradients = session.job.order.keeps_gradients
         with self.observer.measuring(batch):
             session.spill.begin_step()
             try:
-                self._enter_phase(Phase.FORWARD)
-                loss = session.gradient_pass(session, batch, self._enter_phase)
-                if before_update is not None:
-                    before_update()
-                self._enter_phase(Phase.OPTIMIZER)
-                session.update(session)
+                self.enter_phase(Phase.FORWARD)
+                loss = self._carry_out(batch, before_update)
             except BaseException:
                 self.on_failure()
                 raise
             finally:  # the gradients of a step that failed are not those of the next one
-                session.optimizer.zero_grad(set_to_none=True)
+                if not session.job.order.keeps_gradients:
+                    session.optimizer.zero_grad(set_to_none=True)
         return DoneStep(loss=loss, num_samples=num_samples, reading=self.observer.reading)
+
+    def num_samples(self, batch: Any) -> int:
+        """Count the samples of a batch."""
+        return self.session.layout.num_samples(batch)
+
+    def checked(self, batch: Any) -> Any:
+        """Return a batch on the session's device that the plan's pieces may be cut from.
+
+        Raises:
+            NotSeparableError: if they would not keep the results.
+            BatchConditionError: if they would not for what the batch contains.
+        """
+        if self.checks is None:
+            return self.on_device(batch)
+        self.checks.check(self.plan, batch)
+        batch = self.on_device(batch)
+        self.checks.try_unproved(self.plan, batch)
+        return batch
+
+    def clear_old_gradients(self) -> None:
+        """Drop the gradients of the update before, which have lived through the first forward."""
+        self.session.optimizer.zero_grad(set_to_none=True)
+
+    def _carry_out(self, batch: Any, before_update: Callable[[], None] | None) -> torch.Tensor:
+        """Compute gradients and update; return the mean loss of the batch passed over last."""
+        session, order = self.session, self.session.job.order
+        for _ in range(min(order.num_batches, _ENOUGH_BATCHES)):
+            loss = session.gradient_pass(session, batch, self.enter_phase)
+        if before_update is not None:
+            before_update()
+        self.enter_phase(Phase.OPTIMIZER)
+        if order.before_update is not None:
+            order.before_update(session.optimizer)
+        session.update(session)
+        return loss
 
     def drop_gradients(self) -> None:
         """Drop what gradients there are; a step does so itself, but may fail in that as well."""
@@ -162,7 +194,11 @@ class PlannedSteps:
             return batch
         return tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
 
-    def _enter_phase(self, phase: Phase) -> None:
+    def enter_phase(self, phase: Phase) -> None:
+        """Note that a part of the step begins; backward ends the gradients of the step before."""
+        if phase is Phase.BACKWARD and self._has_old_gradients:
+            self._has_old_gradients = False
+            self.clear_old_gradients()
         self.place = str(phase)
         self.observer.phase(phase)
         if self._listener is not None:

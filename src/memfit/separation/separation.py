@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from memfit.analysis.alignment import RecordingsDifferError
@@ -38,10 +39,18 @@ class Separation:
     Args:
         job: whose step.
         layout: of its batches.
+        inside: a context for all recordings, such as one that takes a plan off a living model.
     """
 
-    def __init__(self, job: Job, layout: BatchLayout) -> None:
+    def __init__(
+        self,
+        job: Job,
+        layout: BatchLayout,
+        *,
+        inside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.job, self.layout = job, layout
+        self._inside = inside
         self._recordings: dict[int, RecordedStep | MemfitError] = {}
         self._followed: dict[tuple[int, bool], Separability] = {}
         self._settled: dict[tuple[int, bool], Separability] = {}
@@ -71,7 +80,8 @@ class Separation:
     def representations(self) -> tuple[str, ...]:
         """Name the outermost modules whose rows do not depend on one another; found once."""
         if self._representations is None:
-            self._representations = find_representations(self.job, self.layout)
+            with self._inside():
+                self._representations = find_representations(self.job, self.layout)
         return self._representations
 
     def of_rows(self, module: str) -> Separability:
@@ -81,7 +91,8 @@ class Separation:
             module: its name, ``""`` for the model itself.
         """
         if module not in self._of_rows:
-            self._of_rows[module] = rows_are_apart(self.job, self.layout, module)
+            with self._inside():
+                self._of_rows[module] = rows_are_apart(self.job, self.layout, module)
         return self._of_rows[module]
 
     def at_batch_size(self, batch_size: int) -> Separation:
@@ -90,13 +101,15 @@ class Separation:
             return self
         if batch_size not in self._others:
             job = replace(self.job, batch_size=batch_size)
-            self._others[batch_size] = Separation(job, self.layout)
+            self._others[batch_size] = Separation(job, self.layout, inside=self._inside)
         return self._others[batch_size]
 
     def _found(self, micro_batch_size: int, given_statistics: bool) -> Separability:
         whole = self.job.batch_size
         if micro_batch_size >= whole:
             return PROVED
+        if self._inside is not nullcontext:
+            self._recordings.clear()  # what lives may be other objects than when it was recorded
         if isinstance(self._recording(whole), MemfitError):
             return not_known(_not_recorded(self._recording(whole)))
         small = None if self._is_long() else self._small_size()
@@ -232,7 +245,7 @@ class Separation:
             JobFunctionError: if one of the job's functions fails.
         """
         if self._effects is None:
-            with undisturbed():
+            with self._inside(), undisturbed():
                 disguised = self._is_disguised is not False
                 self._effects = find_effects(self.job, self.layout, disguised=disguised)
         return self._effects
@@ -288,7 +301,7 @@ class Separation:
         error: MemfitError | None = None
         for disguised in ways:
             try:
-                with undisturbed():
+                with self._inside(), undisturbed():
                     found = record_step(
                         self.job, self.layout, num_samples, disguised=disguised, after=after
                     )

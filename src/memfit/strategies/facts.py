@@ -82,7 +82,9 @@ def shared_facts(session: Session, separation: Separation | None = None) -> JobF
         block_levels=_block_levels(session.model),
         optimizer=type(session.optimizer).__name__,
         module_names=tuple(name for name, _ in modules if name),
-        clips_gradients=session.job.clip_grad_norm is not None,
+        clips_gradients=(
+            session.job.clip_grad_norm is not None or session.job.order.before_update is not None
+        ),
         optimizer_package=package_of(session.optimizer),
         optimizer_options=options_in_use(session.optimizer),
         optimizer_attachments=attachments_of(session.optimizer),

@@ -100,14 +100,39 @@ class Guard:
             BatchChangedError: if the job changes the batch, so that the step cannot be done over.
             LostContextError: if nothing can be computed on the card any more.
         """
+        entry = self.begin(number)
+        done, seconds = self.run(entry, batch, number)
+        self.end(entry, seconds)
+        return done
+
+    def begin(self, number: int) -> StepEntry:
+        """Keep what a step begins with."""
         self._climb_if_due(number)
-        entry = self._retried(self._log.begin)
+        entry: StepEntry = self._retried(self._log.begin)
         self._write_if_due(number, entry)
+        return entry
+
+    def run(self, entry: StepEntry, batch: Any, number: int) -> tuple[DoneStep, float]:
+        """Run a step that has begun, or as much of it as the batch holds, until it is done.
+
+        Args:
+            entry: what it began with.
+            batch: of it; a step whose batches come one by one is run with more of them each time.
+            number: of the step.
+
+        Returns:
+            What was done, and how long the last attempt took.
+
+        Raises:
+            MemfitError: as ``step`` does.
+        """
         self._retried(lambda: self._log.take_batch(entry, batch))
-        done, seconds = self._run_step(entry, number)
+        return self._run_step(entry, number)
+
+    def end(self, entry: StepEntry, seconds: float) -> None:
+        """Log a step that is done, so that it can be repeated."""
         self._retried(partial(self._log.done, entry, seconds))
         self._larger.note_step()
-        return done
 
     def rehearse(self, batch: Any, number: int) -> DoneStep:
         """Run a step, under ever smaller plans if need be, and undo it.

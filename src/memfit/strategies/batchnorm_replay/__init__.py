@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.devices.spec import CPU
 from memfit.session.carried_effects import CarriedEffects
 from memfit.session.micro_batches import GradientSum
 from memfit.session.session import GradientPass, PhaseListener, Session
@@ -87,11 +88,11 @@ class _ReplayPass:
         if self._micro_batch_size >= num_samples:
             return self._whole_batch_pass(session, batch, enter_phase)
         with (
-            _replayed_randomness(session.device_type) as seed,
+            _replayed_randomness(session.device_type) as randomness,
             NormalisationCalls(session.model) as calls,
         ):
             pieces = [
-                _Piece(piece, count / num_samples, hash((seed, index)) % 2**63)
+                _Piece(piece, count / num_samples, hash((randomness.seed, index)) % 2**63)
                 for index, (piece, count) in enumerate(
                     session.layout.split(batch, self._micro_batch_size)
                 )
@@ -99,7 +100,7 @@ class _ReplayPass:
             self._carried.begin_step()
             passes = _Passes(session, pieces, calls, self._carried, enter_phase)
             passes.find_statistics(self._num_calls)
-            loss = passes.main_pass()
+            loss = passes.main_pass(randomness)
             self._carried.end_step()
         self._num_calls = len(calls.known)
         for statistics in calls.known:
@@ -159,12 +160,13 @@ class _Passes:
             whole = part if whole is None else whole.merged_with(part)
         return whole
 
-    def main_pass(self) -> torch.Tensor:
+    def main_pass(self, randomness: _Randomness) -> torch.Tensor:
         """Take all gradients, then carry those of the statistics back; return the mean loss."""
         total = GradientSum(self._session)
         for piece in self._pieces:
             self._begin(piece, stop_at=None)
             loss = self._carried.run_part(partial(self._session.loss_of, piece.batch))
+            randomness.look(piece.seed)
             part = total.weighted(loss, piece.share)
             del loss
             self._enter_phase(Phase.BACKWARD)
@@ -203,12 +205,30 @@ class _Passes:
         self._calls.begin_forward(stop_at)
 
 
+class _Randomness:
+    """The seed that a step's pieces draw from, and whether any has drawn."""
+
+    def __init__(self, seed: int, device_type: str) -> None:
+        self.seed = seed
+        self.has_drawn = device_type != CPU
+        """On a GPU it is not looked at, as reading a state would wait for the kernels."""
+
+    def look(self, seed: int) -> None:
+        """See whether a forward has drawn since the generator was seeded."""
+        if not self.has_drawn:
+            with _disable_current_modes():
+                untouched = torch.Generator().manual_seed(seed).get_state()
+                self.has_drawn = not torch.equal(torch.get_rng_state(), untouched)
+
+
 @contextmanager
-def _replayed_randomness(device_type: str) -> Iterator[int]:
-    """Give a seed taken from the random state, which afterwards has moved on by one draw."""
+def _replayed_randomness(device_type: str) -> Iterator[_Randomness]:
+    """Give a seed taken from the random state, which has moved on afterwards if any piece drew."""
     with _disable_current_modes():
         seed = hash(tuple(torch.get_rng_state().tolist()))
     devices = [torch.cuda.current_device()] if device_type == "cuda" else []
+    randomness = _Randomness(seed, device_type)
     with torch.random.fork_rng(devices=devices):
-        yield seed
-    torch.rand(())
+        yield randomness
+    if randomness.has_drawn:
+        torch.rand(())

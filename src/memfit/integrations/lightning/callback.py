@@ -1,0 +1,224 @@
+"""The callback that fits a Lightning training into its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memfit.figures import Prediction
+from memfit.integrations.lightning.batches import largest_training_batch, num_rows
+from memfit.integrations.lightning.framework import callback_class
+from memfit.integrations.lightning.loggers import LoggerListener
+from memfit.integrations.lightning.loop import LoopSettings, PlannedLoop
+from memfit.integrations.lightning.phases import trained
+from memfit.integrations.lightning.planning import PlanningSettings, plan_for
+from memfit.integrations.lightning.training_step import TrainingStep, job_of
+from memfit.journal.records import Event
+from memfit.observe.observer import LEAKS_FRACTION, StepObserver
+from memfit.observe.peaks import peaks_on
+from memfit.observe.starting import start_observing
+from memfit.runtime.attach import Attached, attach
+from memfit.session.storages import owned_tensors
+from memfit.strategies.plan import Plan
+
+_Callback: Any = callback_class()
+
+
+class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen when it is imported
+    """Plan a training when it begins, run its steps under the plan, and guard each update.
+
+    The plan is made from the module, the trainer and the largest batch of the training data, on
+    fake copies; nothing is changed by that. From then on each batch is cut as the plan says, and
+    gradients, logged values, hooks, schedulers and checkpoints are those of the whole batch. An
+    update that runs out of memory is undone and run again under the next smaller plan. Where other
+    parameters are trained from some epoch on, the plan is made anew.
+
+    Args:
+        budget: bytes, or a size such as ``"2GiB"``; None means the memory of the device.
+        allow: strategies, or classes of numerics, that may change the results.
+        require: strategies that the plan must have.
+        forbid: strategies that the plan may not have.
+        plan: to run under, instead of one that is made here; a file's path or a Plan.
+        device: from ``memfit devices``, whose memory and speed are planned for.
+        guard: whether an update that runs out of memory is undone and run again.
+        rehearse: whether the largest batch is tried, and undone, before the first one.
+        exact_windows: whether the batches of ``accumulate_grad_batches`` count by their samples.
+            Lightning counts all batches alike and divides a short last window by its full length;
+            so does memfit unless this is set.
+        worst_phase: whether to plan for the time when all parameters are trained, from the start.
+        find_leaks: whether to look for what keeps growing.
+        folder: of the run's journal; None for none.
+
+    Raises:
+        MemfitError: when training begins, if the training cannot be planned, with the reason.
+        NoPlanFitsError: when training begins, if no plan fits.
+    """
+
+    def __init__(
+        self,
+        budget: str | int | None = None,
+        *,
+        allow: Sequence[str] = (),
+        require: Sequence[str] = (),
+        forbid: Sequence[str] = (),
+        plan: Plan | str | Path | None = None,
+        device: str = "",
+        guard: bool = True,
+        rehearse: bool = True,
+        exact_windows: bool = False,
+        worst_phase: bool = False,
+        find_leaks: bool = False,
+        folder: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self._wanted = PlanningSettings(
+            budget=budget,
+            allow=tuple(allow),
+            require=tuple(require),
+            forbid=tuple(forbid),
+            device=device,
+            worst_phase=worst_phase,
+        )
+        self._given = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
+        self._settings = LoopSettings(guard=guard, exact_windows=exact_windows)
+        self._rehearses = rehearse
+        self._finds_leaks, self._folder = find_leaks, folder
+        self._loop: PlannedLoop | None = None
+        self._attached: Attached | None = None
+        self._observer: StepObserver | None = None
+        self._step: TrainingStep | None = None
+        self._batch: Any = None
+        self._trained: tuple[Any, ...] = ()
+        self.events: list[Event] = []
+        """What has happened: steps run again under smaller plans, leaks, drifts."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """Return the plan in force; None before training has begun."""
+        if self._attached is not None:
+            return self._attached.plan
+        return None if self._loop is None else self._loop.plan
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """Return what an update is predicted to take under the plan."""
+        return None if self.plan is None else self.plan.prediction
+
+    @property
+    def measured_peak_bytes(self) -> int | None:
+        """Return the highest peak measured so far."""
+        return None if self._observer is None else self._observer.peaks.highest_peak_bytes
+
+    # --- What Lightning calls ---
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Plan, and take the place of the loop's batches."""
+        if not pl_module.automatic_optimization and self._given is not None:
+            self._attached = attach(pl_module, trainer.optimizers[0], self._given)
+            return
+        self._step = TrainingStep(trainer)
+        self._batch = largest_training_batch(trainer)
+        if self._batch is None:  # the data can be read once only: the first batch has to tell
+            loop = trainer.fit_loop.epoch_loop.automatic_optimization
+            loop.run = self._first_batch
+            return
+        self._begin(trainer)
+        if self._rehearses and self._loop is not None and self._settings.guard:
+            self._loop.rehearse(self._batch)
+        self._batch = None if trainer.max_epochs == 1 else self._batch
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Give everything back as it was."""
+        del trainer, pl_module
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Note why training ended, and give everything back."""
+        del trainer, pl_module
+        if self._observer is not None:
+            self._observer.failed(exception)
+        self._end()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give everything back, however training ended."""
+        del trainer, pl_module, stage
+        self._end()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Leave nothing of the plan in a checkpoint."""
+        del trainer, pl_module
+        if self._loop is not None:
+            self._loop.clean_checkpoint(checkpoint)
+
+    # --- Beginning and end ---
+
+    def _first_batch(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+        """Plan with the first batch there is, and run it."""
+        assert self._step is not None, "training has begun"
+        trainer = self._step.trainer
+        vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("run")
+        self._batch = next(iter(kwargs.values()))
+        self._begin(trainer)
+        return trainer.fit_loop.epoch_loop.automatic_optimization.run(optimizer, batch_idx, kwargs)
+
+    def _begin(self, trainer: Any) -> None:
+        """Plan, and begin to run under the plan."""
+        assert self._step is not None, "training has begun"
+        step = self._step
+        job = job_of(step, self._batch)
+        found = self._given
+        if found is None:
+            found = plan_for(step, job, self._wanted)
+        if self._observer is None:
+            self._observer = self._made_observer(trainer, found)
+        self._trained = trained(trainer)
+        self._loop = PlannedLoop(step, job, found, self._observer, self._settings)
+        self._loop.on_other_phase = self._plan_anew
+        self._loop.begin()
+
+    def _plan_anew(self, batch: Any) -> bool:
+        """Plan again where other parameters are trained than before; say whether that was so."""
+        assert self._step is not None, "training has begun"
+        trainer = self._step.trainer
+        now = trained(trainer)
+        if now == self._trained or self._loop is None:
+            return False
+        kept = self._batch
+        if kept is None or num_rows(kept) < num_rows(batch):
+            self._batch = batch
+        self._loop.end()
+        self._begin(trainer)
+        return True
+
+    def _made_observer(self, trainer: Any, plan: Plan) -> StepObserver:
+        assert self._step is not None, "training has begun"
+        module = self._step.module
+        device_type = trainer.strategy.root_device.type
+        observer = StepObserver(
+            peaks_on(device_type, takes_timeline=self._folder is not None),
+            owned=lambda batch: _owned(trainer, module, batch),
+            leaks_fraction=LEAKS_FRACTION if self._finds_leaks else None,
+        )
+        listener = LoggerListener(trainer)
+        start_observing(observer, device_type, plan, folder=self._folder, listeners=[listener])
+        observer.listen(self.events.append)
+        return observer
+
+    def _end(self) -> None:
+        with ExitStack() as stack:
+            if self._observer is not None:
+                stack.callback(self._observer.close)
+            if self._attached is not None:
+                stack.callback(self._attached.detach)
+            if self._loop is not None:
+                stack.callback(self._loop.end)
+        self._batch = None
+
+
+def _owned(trainer: Any, module: torch.nn.Module, batch: Any) -> Any:
+    """List the tensors of a training, with the optimizer that it has now."""
+    return owned_tensors(module, trainer.optimizers[0], batch)

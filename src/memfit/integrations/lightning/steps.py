@@ -1,0 +1,260 @@
+"""Carries out the updates of Lightning's loop under a plan, its hooks called as often as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from memfit.errors import StrategyError
+from memfit.integrations.lightning.batches import num_rows
+from memfit.integrations.lightning.framework import call_hook, hooks_muted, part_of
+from memfit.integrations.lightning.training_step import StepSkippedError, TrainingStep
+from memfit.live_state import Snapshot
+from memfit.live_state.random_sources import GlobalRandomness, RandomSourcesReader
+from memfit.observe.observer import StepObserver
+from memfit.runtime.first_step_check import check_split
+from memfit.runtime.planned_steps import PlannedSteps, apply_strategies, undo_all
+from memfit.separation.separation import Separation
+from memfit.session.session import Session
+from memfit.strategies.base import Undo
+from memfit.strategies.fact_finding import gather_facts
+from memfit.strategies.facts import known_separation
+from memfit.strategies.plan import Plan
+from memfit.trace.events import Phase
+
+_BEFORE, _AFTER = frozenset({"on_before_backward"}), frozenset({"on_after_backward"})
+_MOST_STARTS = 2000
+
+
+class Part(NamedTuple):
+    """One batch of a window: the batches whose gradients add up to one update."""
+
+    total_index: int
+    """Counts the batches of all epochs."""
+    batch_index: int
+    divisor: float
+    batch: Any
+
+
+class LightningSteps(PlannedSteps):
+    """Run windows of batches; what guards and repeats them sees a list of parts.
+
+    A window grows batch by batch. An attempt runs the batch that came last; where the gradients of
+    those before it are lost, since an attempt has failed, it runs them again first, without a word
+    to loggers.
+
+    Args:
+        step: the training step of the trainer's module.
+        session: on the living objects.
+        plan: how.
+        observer: measures every attempt.
+    """
+
+    def __init__(
+        self, step: TrainingStep, session: Session, plan: Plan, *, observer: StepObserver
+    ) -> None:
+        self._step = step
+        self._trainer = step.trainer
+        self._loop = step.trainer.fit_loop.epoch_loop.automatic_optimization
+        self._is_training = self._has_gone_back = False
+        session.backward = self._backward
+        self._undos: list[Undo] = []
+        separation = Separation(session.job, session.layout, inside=self._taken_off)
+        with step.metrics.replaced():
+            gather_facts(session, separation=separation)
+            _ask(plan, session)
+            super().__init__(session, plan, observer=observer, try_split=check_split)
+        self._starts: dict[int, GlobalRandomness] = {}
+        self._reader = RandomSourcesReader()
+        self.window: list[Part] = []
+        """Under way; the last part is the one to be run."""
+        self.snapshots: list[Snapshot | None] = []
+        """What each part of the window began with; None for the first, and without a guard."""
+        self.sums: list[torch.Tensor | None] | None = None
+        """The gradients that were there when the last part came; None once they are lost."""
+        self.accumulates = False
+        """Whether the last part is followed by more before the update."""
+        self.scale: float = 1.0
+        """What whole gradients are multiplied by before the update."""
+        self.is_skipped = False
+
+    def take(self, part: Part, snapshot: Snapshot | None) -> None:
+        """Add a batch to the window; the gradients that are there are put aside until it is run."""
+        self.window.append(part)
+        self.snapshots.append(snapshot)
+        if snapshot is not None:
+            self._starts[part.total_index] = GlobalRandomness.here(self._reader)
+            while len(self._starts) > _MOST_STARTS:
+                del self._starts[next(iter(self._starts))]
+        parameters = [*self.session.model.parameters()]
+        self.sums = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        self._progress = self._loop.optim_progress.state_dict()
+
+    def end_window(self) -> None:
+        """Begin with an empty one."""
+        self.window, self.snapshots = [], []
+
+    def change_plan(self, plan: Plan) -> None:
+        """Run the steps to come under another plan; on an error the old one stays."""
+        with self._step.metrics.replaced():
+            _ask(plan, self.session)
+            super().change_plan(plan)
+
+    @contextmanager
+    def _taken_off(self) -> Iterator[None]:
+        """Take the plan off the living model, so that it is recorded as it is."""
+        if not self._undos:
+            yield
+            return
+        undo_all(self._undos)
+        self._undos = []
+        try:
+            yield
+        finally:
+            self._undos = apply_strategies(self.session, self.plan.strategies)
+
+    def num_samples(self, batch: Any) -> int:
+        """Count the samples of the part that came last."""
+        return num_rows(batch[-1][-1])
+
+    def checked(self, batch: Any) -> Any:
+        """Check the part that came last."""
+        super().checked(batch[-1][-1])
+        return batch
+
+    def on_device(self, batch: Any) -> Any:
+        """Leave a batch alone: Lightning has moved it."""
+        return batch
+
+    def attempt(self, batch: Any, before_update: Callable[[], None] | None = None) -> Any:
+        """Run the part that came last, and the update where it is due."""
+        self._loop.optim_progress.load_state_dict(self._progress)
+        self.is_skipped = False
+        self._has_sums = self._put_sums_back()
+        with self._step.logged.collecting(), self._step.metrics.replaced():
+            return super().attempt(batch, before_update)
+
+    def _put_sums_back(self) -> bool:
+        """Give parameters the gradients that were put aside; say whether there were any still."""
+        sums, self.sums = self.sums, None
+        for parameter, gradient in zip(self.session.model.parameters(), sums or (), strict=False):
+            parameter.grad = gradient
+        return sums is not None
+
+    def clear_old_gradients(self) -> None:
+        """Call what Lightning calls between forward and backward."""
+        optimizer = self._trainer.optimizers[0]
+        self._loop._on_before_zero_grad(optimizer)
+        self._loop._optimizer_zero_grad(self._step.batch_index, optimizer)
+
+    def _carry_out(self, batch: Any, before_update: Callable[[], None] | None) -> torch.Tensor:
+        is_current = batch is self.window or [each[0] for each in batch] == [
+            part.total_index for part in self.window
+        ]
+        parts = [Part(*each) for each in batch]
+        if not (is_current and self._has_sums):
+            for number, part in enumerate(parts[:-1]):
+                self._begin_again(number, part, is_current=is_current)
+                self._pass_over(part, is_first=number == 0)
+            self._begin_again(len(parts) - 1, parts[-1], is_current=is_current)
+        is_first = len(parts) == 1
+        if is_current and self.accumulates:
+            return self._pass_over(parts[-1], is_first=is_first)
+        losses: list[torch.Tensor] = []
+
+        def closure(*_: Any, **__: Any) -> torch.Tensor | None:
+            with torch.enable_grad():
+                losses[:] = [self._pass_over(parts[-1], is_first=is_first)]
+            if self.scale != 1.0 and is_current:
+                self._scale_gradients()
+            if before_update is not None:
+                before_update()
+            self.enter_phase(Phase.OPTIMIZER)
+            return None if self.is_skipped else losses[0]
+
+        self._loop._optimizer_step(parts[-1].batch_index, closure)
+        if not losses:
+            exceptions = part_of(self._trainer, "utilities.exceptions")
+            msg = "The closure hasn't been executed."
+            raise exceptions.MisconfigurationException(msg)
+        return losses[0]
+
+    def _begin_again(self, number: int, part: Part, *, is_current: bool) -> None:
+        """Go back to what a part began with; what the first began with is there."""
+        if number == 0:
+            return
+        snapshot = self.snapshots[number] if is_current else None
+        if snapshot is not None:
+            snapshot.restore()
+        elif part.total_index in self._starts:
+            self._starts[part.total_index].put_back()
+
+    def _pass_over(self, part: Part, *, is_first: bool) -> torch.Tensor:
+        """Add the gradients of a batch to those that are there."""
+        self._step.divisor, self._step.batch_index = part.divisor, part.batch_index
+        self._has_old_gradients = is_first
+        self._is_training, self._has_gone_back = True, False
+        self.enter_phase(Phase.FORWARD)
+        try:
+            with self._step.counting(part.batch):
+                loss = self.session.gradient_pass(self.session, part.batch, self.enter_phase)
+        except StepSkippedError:
+            return self._skip()
+        finally:
+            self._is_training = False
+        call_hook(self._trainer, *_AFTER)
+        return loss
+
+    def _skip(self) -> torch.Tensor:
+        """Leave out a batch without a loss, as Lightning does."""
+        if self._has_gone_back:
+            reason = "training_step returned None for some pieces of a batch and not for others."
+            raise StrategyError("micro-batching", reason)
+        if self._trainer.world_size > 1:
+            msg = (
+                "Skipping the `training_step` by returning None in distributed training is not "
+                "supported."
+            )
+            raise RuntimeError(msg)
+        self.is_skipped = True
+        if self._has_old_gradients:
+            self._has_old_gradients = False
+            self.clear_old_gradients()
+        return torch.zeros(())
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Backpropagate as the trainer's strategy and precision have it."""
+        if not self._is_training:
+            loss.backward()
+            return
+        muted = _AFTER | _BEFORE if self._has_gone_back else _AFTER
+        self._has_gone_back = True
+        call: Any = part_of(self._trainer, "trainer.call")
+        with ExitStack() as stack:
+            stack.enter_context(hooks_muted(self._trainer, muted))
+            stack.enter_context(self._unsynchronized())
+            call._call_strategy_hook(self._trainer, "backward", loss, self._trainer.optimizers[0])
+
+    @contextmanager
+    def _unsynchronized(self) -> Iterator[None]:
+        """Have ranks exchange nothing during backward: gradients are averaged once, at the end."""
+        loops: Any = part_of(self._trainer, "loops.utilities")
+        with loops._block_parallel_sync_behavior(self._trainer.strategy, block=True):
+            yield
+
+    @torch.no_grad()
+    def _scale_gradients(self) -> None:
+        for parameter in self.session.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.scale)
+
+
+def _ask(plan: Plan, session: Session) -> None:
+    """Find out what a plan's pieces do before anything of it is on the model."""
+    if plan.splitting is not None:
+        plan.splitting.separability(known_separation(session))

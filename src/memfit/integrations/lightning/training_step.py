@@ -1,0 +1,230 @@
+"""The training step of a LightningModule as memfit's sessions call it: a loss of a batch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from memfit.errors import MemfitError, StrategyError
+from memfit.integrations.lightning.batches import num_rows, resized
+from memfit.integrations.lightning.framework import inside_hook, part_of
+from memfit.integrations.lightning.logged_values import LoggedValues
+from memfit.integrations.lightning.metrics import Metrics
+from memfit.job import Job, StepOrder
+
+HOOK = "training_step"
+
+
+class StepSkippedError(MemfitError):
+    """Leave a step whose ``training_step`` returned None, as Lightning has it skipped."""
+
+
+class TrainingStep:
+    """Call ``training_step`` on a batch or a piece of one, inside the precision's contexts.
+
+    Args:
+        trainer: whose fit has begun.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.module = trainer.lightning_module
+        self.metrics = Metrics(self.module)
+        self.logged = LoggedValues(self.module, self.metrics)
+        self.divisor = 1.0
+        """What losses are divided by, as Lightning does with the batches of an update."""
+        self.batch_index = 0
+        self._whole_samples: int | None = None
+        self._outputs: list[tuple[Any, int]] = []
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Return the loss.
+
+        Raises:
+            StepSkippedError: if there is none.
+        """
+        del model  # the module that the trainer has, in which stand-ins lie while it is recorded
+        num_samples = num_rows(batch)
+        self.metrics.is_whole = num_samples == self._whole_samples
+        self.metrics.begin_forward()
+        with ExitStack() as stack:
+            stack.enter_context(self.logged.collecting())
+            stack.enter_context(self.metrics.replaced())
+            stack.enter_context(self.logged.piece(num_samples))
+            stack.enter_context(inside_hook(self.module, HOOK))
+            stack.enter_context(self.trainer.precision_plugin.train_step_context())
+            output = self.module.training_step(*self._arguments(batch))
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None:
+            raise StepSkippedError
+        if torch.is_grad_enabled() and self.metrics.counts:
+            self._outputs.append((self._kept(output), num_samples))
+        loss = loss.reshape(()) if loss.numel() == 1 else loss
+        value: torch.Tensor = loss if self.divisor == 1 else loss / self.divisor
+        return value
+
+    @contextmanager
+    def counting(self, batch: Any) -> Iterator[None]:
+        """Run a batch of the training itself: metrics add up, outputs are kept."""
+        self.metrics.begin_batch()
+        self._outputs, self._whole_samples = [], num_rows(batch)
+        self.metrics.counts = True
+        try:
+            yield
+        finally:
+            self.metrics.counts = False
+
+    def result(self, loss: torch.Tensor) -> dict[str, Any]:
+        """Return what Lightning hands to ``on_train_batch_end``: the loss, and what came with it.
+
+        Raises:
+            StrategyError: if outputs of pieces cannot be put together.
+        """
+        outputs, self._outputs = self._outputs, []
+        joined = {"loss": loss.detach().clone()}
+        extras = [extra for extra, _ in outputs if extra]
+        for name in extras[0] if extras else ():
+            values = [(extra[name], samples) for extra, samples in outputs]
+            joined[name] = _joined(name, values)
+        return joined
+
+    def _kept(self, output: Any) -> dict[str, Any]:
+        """Keep what a step returned besides its loss."""
+        if not isinstance(output, Mapping):
+            return {}
+        return {
+            name: value.detach()
+            if isinstance(value, torch.Tensor) and not self.metrics.is_whole
+            else value
+            for name, value in output.items()
+            if name != "loss"
+        }
+
+    def _arguments(self, batch: Any) -> Sequence[Any]:
+        build = self.trainer.fit_loop.epoch_loop._build_kwargs
+        return [*build(OrderedDict(), batch, self.batch_index).values()]
+
+
+def _joined(name: str, values: Sequence[tuple[Any, int]]) -> Any:
+    """Put together one output of the pieces of a batch.
+
+    Raises:
+        StrategyError: if it is neither a row for each sample nor a number.
+    """
+    first, _ = values[0]
+    if len(values) == 1:
+        return first
+    if all(isinstance(value, torch.Tensor) for value, _ in values):
+        if all(value.dim() and value.shape[0] == count for value, count in values):
+            return torch.cat([value for value, _ in values])
+        total = sum(count for _, count in values)
+        if not first.dim():
+            return sum(value * (count / total) for value, count in values)
+    if all(type(value) is type(first) and value == first for value, _ in values):
+        return first
+    reason = (
+        f"training_step returns {name!r} as a {type(first).__name__}, and what the pieces of a "
+        "batch return cannot be put together. Return a row for each sample, a number, or only "
+        "the loss."
+    )
+    raise StrategyError("micro-batching", reason)
+
+
+def job_of(step: TrainingStep, batch: Any) -> Job:
+    """Describe the training of a trainer whose fit has begun as a job on its living objects.
+
+    Args:
+        step: of its module.
+        batch: a real one, the largest that there is, where the step will see it.
+
+    Raises:
+        MemfitError: if it is a training that cannot be described so.
+    """
+    trainer: Any = step.trainer
+    module: torch.nn.Module = step.module
+    check_supported(trainer, module)
+    callbacks = trainer.callbacks
+    optimizer = trainer.optimizers[0]
+
+    def model(_also: Any = callbacks) -> torch.nn.Module:
+        return module
+
+    step.divisor = float(trainer.accumulate_grad_batches)
+    return Job(
+        model=model,
+        batch=_Resized(batch),
+        loss=step,
+        optimizer=lambda _: optimizer,
+        batch_size=num_rows(batch),
+        name=type(module).__name__,
+        order=StepOrder(
+            keeps_gradients=True,
+            num_batches=trainer.accumulate_grad_batches,
+            before_update=_clipping(trainer, module),
+        ),
+    )
+
+
+class _Resized:
+    """Give a batch in any number of samples.
+
+    Args:
+        batch: a real one; the walks over a job's objects leave it alone.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __call__(self, batch_size: int) -> Any:
+        """Return so many samples."""
+        return resized(self._batch, batch_size)
+
+
+def _clipping(trainer: Any, module: Any) -> Callable[[torch.optim.Optimizer], None] | None:
+    """Return what clips gradients as the trainer and the module have it; None if nothing does."""
+    overridden = part_of(trainer, "utilities.model_helpers").is_overridden
+    if not trainer.gradient_clip_val and not overridden("configure_gradient_clipping", module):
+        return None
+
+    def clip(optimizer: torch.optim.Optimizer) -> None:
+        trainer.precision_plugin._clip_gradients(
+            module, optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        )
+
+    return clip
+
+
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+
+
+def check_supported(trainer: Any, module: Any) -> None:
+    """Refuse trainings whose window is not Lightning's automatic optimization of one optimizer.
+
+    Raises:
+        MemfitError: with the reason and what there is instead.
+    """
+    strategy = type(trainer.strategy).__name__
+    reason = ""
+    if not module.automatic_optimization:
+        reason = (
+            "the module optimizes by hand (automatic_optimization = False), so when it goes "
+            "backward and steps is its own matter. Give a plan of what acts on the model alone: "
+            "MemfitCallback(plan=...); `memfit run` watches all of it"
+        )
+    elif not any(kind.__name__ in _STRATEGIES for kind in type(trainer.strategy).__mro__) or (
+        trainer.strategy.handles_gradient_accumulation
+    ):
+        reason = (
+            f"under {strategy} parameters are sharded or stepped by an engine of its own, which "
+            "Lightning's loop hands no window to. memfit.start runs FSDP2 itself"
+        )
+    elif isinstance(trainer.optimizers[0], torch.optim.LBFGS):
+        reason = "LBFGS runs its closure several times for one step"
+    elif "dataloader_iter" in module.training_step.__code__.co_varnames[:3]:
+        reason = "training_step takes the loader's iterator, not a batch"
+    if reason:
+        raise MemfitError(f"This training cannot be planned: {reason}.")

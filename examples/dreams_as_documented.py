@@ -2,10 +2,10 @@
 
     memfit run -- python examples/dreams_as_documented.py
 
-Batches of 2 spectra with 100 peaks, fp32, two devices where there are two, fingerprints of 4096 bits.
-The metrics are a torchmetrics collection that is called in every validation step: what it returns is
-logged, and it is never reset, so it keeps every prediction and every target that it has seen, 64 KiB
-per spectrum. `memfit run` names the holder and the line.
+Batches of 2 spectra with 100 peaks, fp32, two devices where there are two, fingerprints of 4096
+bits. The metrics are a torchmetrics collection that is called in every validation step: what it
+returns is logged, and it is never reset, so it keeps every prediction and every target that it has
+seen, 64 KiB per spectrum. `memfit run` names the holder and the line.
 """
 
 import argparse

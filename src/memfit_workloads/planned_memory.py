@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMemory:
+class PlannedFigures:
     """The plan that a run runs, and the figures it is held against."""
 
-    job: Job
     plan: Plan
     plain: Prediction
     """What training would take as it is, without any strategy."""
@@ -52,12 +51,17 @@ class PlannedMemory:
         return self.plan.considered if isinstance(self.plan, memfit.PlanningResult) else ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMemory(PlannedFigures):
+    """The same of a job, whose steps memfit runs itself."""
+
+    job: Job
+
+
 def plan_memory(
     job: Job,
     settings: MemorySettings,
     strategies: Sequence[Strategy] | None = None,
-    *,
-    forbid: Sequence[str] = (),
 ) -> PlannedMemory:
     """Predict the job as it is, and find or read the plan that it is trained under.
 
@@ -65,7 +69,6 @@ def plan_memory(
         job: what is trained.
         settings: how much memory it may take, and by which means.
         strategies: what the plan is, where it is to be neither found nor read.
-        forbid: strategies by name that whoever trains cannot carry out.
 
     Raises:
         NoPlanFitsError: if no plan keeps the step inside the budget.
@@ -87,7 +90,6 @@ def plan_memory(
             budget=budget_bytes,
             allow=list(settings.allow),
             require=list(settings.require),
-            forbid=list(forbid),
         )
     # What a file says was predicted for other settings, perhaps.
     planned = plan.prediction if settings.plan_file is None else None
@@ -115,7 +117,7 @@ def devices(name: str | None) -> tuple[str, str]:
     return ("cpu" if name == "cpu" else "cuda"), name
 
 
-def show_plan(planned_memory: PlannedMemory, console: Console) -> None:
+def show_plan(planned_memory: PlannedFigures, console: Console) -> None:
     """Say what training would take as it is, what it may take, and how it is run."""
     planned = planned_memory.planned
     budget_bytes = planned_memory.budget_bytes
@@ -129,7 +131,7 @@ def show_plan(planned_memory: PlannedMemory, console: Console) -> None:
     )
 
 
-def peaks_line(planned_memory: PlannedMemory, measured_bytes: int | None) -> str:
+def peaks_line(planned_memory: PlannedFigures, measured_bytes: int | None) -> str:
     """Write predicted and measured peak of the whole training."""
     predicted_bytes = planned_memory.planned.peak_allocated_bytes
     peak = f"peak: predicted {format_bytes(predicted_bytes)}"

@@ -248,11 +248,11 @@ def test_memory_is_logged_where_there_is_no_gpu(capsys):
 
 def test_similarities_are_what_they_say():
     one = np.array([[200.0, 1.1], [50, 1.0], [80, 0.5]])
-    shifted = one + [[10, 0], [0, 0], [10, 0]]
+    shifted = one + np.array([[10, 0], [0, 0], [10, 0]])
 
     assert modified_cosine(one, one) == pytest.approx(1)
     assert modified_cosine(one, shifted) == pytest.approx(1)  # one peak moved with the precursor
-    assert modified_cosine(one, one + [[0, 0], [5, 0], [5, 0]]) == 0
+    assert modified_cosine(one, one + np.array([[0, 0], [5, 0], [5, 0]])) == 0
     assert cosine_matrix(np.array([[1.0, 0], [0, 2], [0, 0]])).tolist() == [
         [1, 0, 0],
         [0, 1, 0],

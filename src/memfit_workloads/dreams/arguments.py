@@ -108,7 +108,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         choices=MODELS,
         default="small",
-        help="small: about 1.2 million weights, for CPUs, the default; document: 116 million",
+        help="small: about 0.3 million weights, for CPUs, the default; document: 116 million",
     )
     _add(group, "d_fourier", type=whole(1), help="980 in the document")
     _add(group, "d_peak", type=whole(1), help="44 in the document")
@@ -155,7 +155,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         group,
         "mz_accuracy",
         type=positive,
-        help="finest period of the Fourier features in Da; default the format's, 0.001 in small",
+        help="finest period of the Fourier features in Da; default the format's, 0.01 in small",
     )
 
 

@@ -1,4 +1,4 @@
-"""Lightning callbacks: the plan and its peak, divergence, and what the document does each step."""
+"""Lightning callbacks: divergence, and what the document does after each step."""
 
 from __future__ import annotations
 
@@ -8,60 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import memfit
 from memfit.errors import MemfitError
-from memfit.observe.peaks import Peaks, peaks_on
 
 from .memory_log import log_memory_usage
 from .settings import Remedies
-
-
-class PlanInForce(Callback):
-    """Apply a plan to the module and its optimizer before the first step, and measure peaks."""
-
-    def __init__(self, plan: memfit.Plan) -> None:
-        self._plan = plan
-        self._attached: memfit.Attached | None = None
-        self._peaks = Peaks()
-
-    @property
-    def measured_peak_bytes(self) -> int | None:
-        """Return the highest peak of the steps that were measured."""
-        return self._peaks.highest_peak_bytes
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply the plan; optimizer and device are settled by now."""
-        (optimizer,) = trainer.optimizers
-        self._attached = memfit.attach(pl_module, optimizer, self._plan)
-        if self._attached.optimizer is not optimizer:
-            trainer.strategy.optimizers = [self._attached.optimizer]
-        self._peaks = peaks_on(pl_module.device.type)
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Watch a step from here, where that is due; a window of several batches is one step."""
-        del pl_module
-        if batch_idx % trainer.accumulate_grad_batches == 0:
-            self._peaks.begin(_bytes_of(batch), None)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the watch, and drop gradients that Lightning keeps through the next forward."""
-        del pl_module, outputs, batch
-        is_last = batch_idx + 1 == trainer.num_training_batches
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or is_last:
-            for optimizer in trainer.optimizers:
-                optimizer.zero_grad()
-            self._peaks.account(self._peaks.end(), 0.0)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the plan off."""
-        del trainer, pl_module
-        if self._attached is not None:
-            self._attached.detach()
-        self._peaks.close()
 
 
 class StopOnNoNumber(Callback):
@@ -116,8 +66,3 @@ class DocumentRemedies(Callback):
 
     def _is_due(self, every: int | None) -> bool:
         return every is not None and self._num_steps % every == 0
-
-
-def _bytes_of(batch: Any) -> int:
-    values = batch.values() if isinstance(batch, dict) else batch
-    return sum(each.nbytes for each in values if isinstance(each, torch.Tensor))

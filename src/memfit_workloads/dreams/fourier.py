@@ -52,24 +52,25 @@ class _FourierLinear(torch.autograd.Function):
         """
         mz_M, frequencies_F, weight, bias_H, chunk = given
         ctx.save_for_backward(mz_M, frequencies_F)
-        ctx.chunk, ctx.weight_shape, ctx.weight_dtype = chunk, weight.shape, weight.dtype
+        ctx.chunk, ctx.weight_dtype = chunk, weight.dtype
         num = len(frequencies_F)
-        out_MH = bias_H.expand(len(mz_M), -1).clone()
+        out_MH = bias_H.expand(len(mz_M), -1)
         for own, cosines, sines in _parts(mz_M, frequencies_F, weight.dtype, chunk):
-            out_MH.addmm_(cosines, weight[:, :num][:, own].t())
-            out_MH.addmm_(sines, weight[:, num:][:, own].t())
+            out_MH = torch.addmm(out_MH, cosines, weight[:, :num][:, own].t())
+            out_MH = torch.addmm(out_MH, sines, weight[:, num:][:, own].t())
         return out_MH
 
     @staticmethod
     def backward(ctx: Any, grad_MH: Tensor) -> Any:
         """Return the gradients of weight and bias; m/z are data."""
         mz_M, frequencies_F = ctx.saved_tensors
-        num = len(frequencies_F)
         grad_MH = grad_MH.to(ctx.weight_dtype)
-        grad_weight = grad_MH.new_empty(ctx.weight_shape)
-        for own, cosines, sines in _parts(mz_M, frequencies_F, grad_MH.dtype, ctx.chunk):
-            grad_weight[:, :num][:, own] = grad_MH.t() @ cosines
-            grad_weight[:, num:][:, own] = grad_MH.t() @ sines
+        of_cosines, of_sines = [], []
+        for _, cosines, sines in _parts(mz_M, frequencies_F, grad_MH.dtype, ctx.chunk):
+            of_cosines.append(grad_MH.t() @ cosines)
+            of_sines.append(grad_MH.t() @ sines)
+        # Put together, not written into slices: so it can be seen that samples are only added up.
+        grad_weight = torch.cat([*of_cosines, *of_sines], dim=1)
         return None, None, grad_weight, grad_MH.sum(0), None
 
 

@@ -13,19 +13,16 @@ from memfit.units import format_bytes
 
 from .batches import FinetuningDataset
 from .data_module import DreamsData, rows_of
-from .finetuning import DreamsFinetuning
 from .inputs import Labelled, loader_settings
 from .ms_data import MSData
 from .objectives import objective_named
 from .remedy_list import REMEDIES, SIZES, Remedy
-from .runs import at_its_largest, finetuning_builder
+from .runs import finetuning_builder
 from .settings import DATASETS, DreamsSettings, settings_from
-from .training import fit, plan_training
+from .training import fit, given_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from memfit_workloads.planned_memory import PlannedMemory
 
 DOCUMENT, CPU = "document", "cpu"
 _NUM_SPECTRA = 6
@@ -98,14 +95,14 @@ def _figures(
 ) -> tuple[int, int | None]:
     """Return predicted and measured peak of a remedy at one of the two sizes."""
     settings = remedy_settings(remedy, where)
+    step = _step_of(settings)
+    if not is_measured and step in predicted:
+        return predicted[step], None
     data, given = _made_up(settings)
     build = finetuning_builder(settings, given, [0])
-    step = _step_of(settings)
-    planned: PlannedMemory | None = None
-    if is_measured or step not in predicted:
-        planned = plan_training(settings, _kept_frozen(build), data)
-        predicted[step] = planned.planned.peak_allocated_bytes
-    if not is_measured or planned is None:
+    planned = given_plan(settings, build, data)
+    predicted[step] = planned.planned.peak_allocated_bytes
+    if not is_measured:
         return predicted[step], None
     torch.manual_seed(settings.seed)
     trained = fit(settings, build(), data, planned, folder=None)
@@ -148,17 +145,6 @@ def _made_up(settings: DreamsSettings) -> tuple[DreamsData, Labelled]:
     return data, Labelled(
         rows=rows, labels=labels, molecules=[str(row) for row in rows], objective=objective
     )
-
-
-def _kept_frozen(build: Any) -> Any:
-    """Return what builds the module at its largest, with what never learns left frozen."""
-    built = at_its_largest(build)
-
-    def module() -> DreamsFinetuning:
-        made: DreamsFinetuning = built()
-        return made
-
-    return module
 
 
 def markdown(rows: Sequence[RemedyFigures]) -> str:

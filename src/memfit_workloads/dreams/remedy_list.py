@@ -67,11 +67,12 @@ REMEDIES: tuple[Remedy, ...] = (
         "95 % of the memory",
         "a step runs out of memory earlier; needs no less",
     ),
-    _one(
-        "lazy data",
-        "--dataset_pth pesticides",
-        _NONE_SAID,
-        "HDF5 rows are read when asked for, the default (`--in_mem` reads all); host memory only",
+    Remedy(
+        name="lazy data",
+        flag="no flag: the default",
+        claim=_NONE_SAID,
+        effect="HDF5 rows are read when asked for; `--in_mem` reads all; host memory only",
+        words={"document": (), "cpu": ()},
     ),
     _one(
         "half of validation",

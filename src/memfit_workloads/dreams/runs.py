@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from memfit_workloads.planned_memory import PlannedMemory, peaks_line, show_plan
+from memfit.errors import MissingExtraError
+from memfit.reports.run_contents import read_report
+from memfit.reports.run_page import write_run_page
+from memfit.reports.training import Training, write_training
+from memfit_workloads.planned_memory import PlannedFigures, peaks_line, show_plan
 from memfit_workloads.run_files import RunFiles
 
 from .checkpoints import FINAL, load_backbone, pre_trained_sizes, save_model
@@ -119,7 +123,7 @@ def _started_from(module: Any, settings: DreamsSettings) -> Any:
 
 def _train(
     settings: DreamsSettings, console: Console, spectra: Spectra, build: Any, data: Any
-) -> tuple[PlannedMemory, Trained]:
+) -> tuple[PlannedFigures, Trained]:
     """Plan, make the folder ready, and train."""
     with console.status("planning: recording steps, nothing is run yet"):
         planned = plan_training(settings, at_its_largest(build), data)
@@ -154,7 +158,7 @@ def run_files(settings: DreamsSettings) -> RunFiles:
 
 
 def begin_folder(
-    settings: DreamsSettings, told: dict[str, Any], planned: PlannedMemory | None
+    settings: DreamsSettings, told: dict[str, Any], planned: PlannedFigures | None
 ) -> None:
     """Make the run folder ready and write what is known before the first step."""
     files = run_files(settings)
@@ -172,7 +176,7 @@ def begin_folder(
 def finish(
     settings: DreamsSettings,
     console: Console,
-    planned: PlannedMemory,
+    planned: PlannedFigures,
     trained: Trained,
     *,
     metrics: dict[str, Any],
@@ -191,11 +195,39 @@ def finish(
         "run_folder": str(settings.output_dir),
     }
     run_files(settings).write_json(RESULTS, result)
+    _report(settings, planned, trained, metrics, console)
     scores = ", ".join(f"{name} {value}" for name, value in metrics.items())
     lines = [scores, peaks_line(planned, trained.measured_peak_bytes)]
     lines.append(f"run folder: {settings.output_dir} ({FINAL}, {RESULTS}, plan.yaml)")
     console.print("\n".join(lines), markup=False, soft_wrap=True)
     return result
+
+
+def _report(
+    settings: DreamsSettings,
+    planned: PlannedFigures,
+    trained: Trained,
+    metrics: dict[str, Any],
+    console: Console,
+) -> None:
+    """Write training.json, and report.html where that can be drawn and a journal is there."""
+    if settings.folds is not None:
+        return  # many trainings, no journal of one
+    training = Training(
+        title="DreaMS",
+        command=settings.command,
+        budget_bytes=planned.budget_bytes,
+        plain=planned.plain,
+        planned=planned.planned,
+        considered=planned.considered,
+        run_peak_bytes=trained.measured_peak_bytes,
+        results=metrics,
+    )
+    write_training(settings.output_dir, training)
+    try:
+        write_run_page(read_report(settings.output_dir))
+    except MissingExtraError as error:
+        console.print(f"No report.html: {error}", markup=False, soft_wrap=True)
 
 
 def plain_figure(value: Any) -> Any:

@@ -31,7 +31,7 @@ SMALL = DreamsSizes(
     fourier_width=64,
     fourier_depth=3,
     mz_bin=1.0,
-    mz_accuracy=1e-3,
+    mz_accuracy=1e-2,
 )
 MODELS = {"small": SMALL, "document": DOCUMENT}
 _AS_DOCUMENTED = {

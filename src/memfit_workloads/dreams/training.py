@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,11 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 import memfit
 from memfit.errors import MissingExtraError, UsageError
-from memfit.job import Job
-from memfit.strategies import MicroBatching, base
-from memfit.strategies.plan import in_catalogue_order
-from memfit_workloads.planned_memory import PlannedMemory, devices, plan_memory
+from memfit.integrations.lightning import MemfitCallback, plan, predict
+from memfit.strategies import ActivationCheckpointing
+from memfit_workloads.planned_memory import PlannedFigures, devices
 
-from .callbacks import DocumentRemedies, PlanInForce, StopOnNoNumber
+from .callbacks import DocumentRemedies, StopOnNoNumber
 from .data_module import DreamsData
 from .settings import DreamsSettings
 
@@ -46,71 +45,72 @@ class Trained:
     num_steps: int
 
 
-def job_of(settings: DreamsSettings, build: Callable[[], LightningModule], data: DreamsData) -> Job:
-    """Describe a training step of the module to memfit: what Lightning does between two updates.
+def plan_training(
+    settings: DreamsSettings, build: Callable[[], LightningModule], data: DreamsData
+) -> PlannedFigures:
+    """Predict training as it is, and find or read the plan that it is run under.
 
-    Batches of ``--accumulate_grad_batches`` are one effective batch.
+    Both are asked of a Trainer like the one that trains, for the time when all that ever learns
+    does.
+
+    Raises:
+        NoPlanFitsError: if no plan keeps an update inside the budget.
+        UsageError: if the precision cannot be had.
     """
+    refuse_precision(settings)
+    memory = settings.memory_settings
+    run_device, device = devices(memory.device)
+    torch.manual_seed(settings.seed)
+    module = build()
 
-    def model() -> torch.nn.Module:
-        torch.manual_seed(settings.seed)
-        module = build()
-        return module.double() if settings.train_precision == "64" else module
-
-    def loss(module: Any, batch: Any) -> torch.Tensor:
-        if settings.train_precision != "bf16":
-            return module.training_loss(batch)
-        with torch.autocast(batch["spectra"].device.type, dtype=torch.bfloat16):
-            return module.training_loss(batch)
-
-    return Job(
-        model=model,
-        batch=data.largest_batch,
-        loss=loss,
-        optimizer=lambda parameters: torch.optim.Adam(
-            parameters, lr=settings.lr, weight_decay=settings.weight_decay
-        ),
-        batch_size=min(settings.batch_size, data.num_train),
-        clip_grad_norm=settings.gradient_clip_val or None,
-        name="dreams",
+    with _quiet():
+        plain = predict(_trainer(settings, run_device), module, data, device=device)
+        budget_bytes = memory.budget_beside(plain.bounded_bytes())
+        trainer = _trainer(settings, run_device)
+        if memory.plan_file is not None:
+            found: memfit.Plan = memfit.Plan.load(memory.plan_file)
+        else:
+            found = plan(
+                trainer,
+                module,
+                data,
+                device=device,
+                budget=budget_bytes,
+                allow=list(memory.allow),
+                require=list(memory.require),
+            )
+        prediction = found.prediction if memory.plan_file is None else None
+        if prediction is None:
+            trainer = _trainer(settings, run_device)
+            prediction = predict(trainer, module, data, plan=found, device=device)
+            found = found.with_prediction(prediction)
+    return PlannedFigures(
+        plan=found,
+        plain=plain,
+        planned=prediction,
+        budget_bytes=budget_bytes,
+        run_device=run_device,
     )
 
 
-def plan_training(
+def given_plan(
     settings: DreamsSettings, build: Callable[[], LightningModule], data: DreamsData
-) -> PlannedMemory:
-    """Predict training as it is, and find the plan that Lightning's loop can carry out.
-
-    Raises:
-        NoPlanFitsError: if no plan keeps the step inside the budget.
-    """
+) -> PlannedFigures:
+    """Predict training under what its flags ask for alone, without looking for a plan."""
     refuse_precision(settings)
-    job = job_of(settings, build, data)
-    planned = plan_memory(job, settings.memory_settings, forbid=_not_offered())
-    return _accumulated(settings, planned) if settings.accumulate_grad_batches > 1 else planned
-
-
-def _accumulated(settings: DreamsSettings, planned: PlannedMemory) -> PlannedMemory:
-    """Predict the whole window: gradients of its first batches are kept for the later ones.
-
-    The plan that is attached stays; Lightning itself does the accumulation.
-    """
-    num_samples = planned.job.batch_size * settings.accumulate_grad_batches
-    job = replace(planned.job, batch_size=num_samples)
-    parts = MicroBatching(micro_batch_size=planned.job.batch_size)
-    _, device = devices(settings.memory_settings.device)
-    plain = memfit.predict(job, device=device, plan=memfit.Plan(strategies=(parts,)))
-    whole = memfit.Plan(strategies=in_catalogue_order((*planned.plan.strategies, parts)))
-    in_parts = memfit.predict(job, device=device, plan=whole)
-    return replace(planned, plain=plain, planned=in_parts)
-
-
-def _not_offered() -> list[str]:
-    """Name the strategies that act where Lightning's loop does its own."""
-    offered = {base.Seam.MODEL, base.Seam.OPTIMIZER, base.Seam.PROCESS}
-    from memfit.strategies import CATALOGUE
-
-    return [each.name for each in CATALOGUE if not each.seams <= offered]
+    run_device, device = devices(settings.memory_settings.device)
+    strategies = (ActivationCheckpointing(),) if settings.memory_settings.require else ()
+    own = memfit.Plan(strategies=strategies, device=device)
+    torch.manual_seed(settings.seed)
+    with _quiet():
+        found = predict(_trainer(settings, run_device), build(), data, plan=own, device=device)
+    return PlannedFigures(
+        plan=own.with_prediction(found),
+        plain=found,
+        planned=found,
+        budget_bytes=None,
+        run_device=run_device,
+    )
 
 
 def refuse_precision(settings: DreamsSettings) -> None:
@@ -131,7 +131,7 @@ def fit(
     settings: DreamsSettings,
     module: LightningModule,
     data: DreamsData,
-    planned: PlannedMemory,
+    planned: PlannedFigures,
     *,
     folder: Path | None,
     more: Sequence[Callback] = (),
@@ -149,8 +149,8 @@ def fit(
     Raises:
         MemfitError: if the loss is no number.
     """
-    in_force = PlanInForce(planned.plan)
-    callbacks = [in_force, StopOnNoNumber(), DocumentRemedies(settings.remedies), *more]
+    in_force = MemfitCallback(plan=planned.plan, worst_phase=True, folder=folder)
+    callbacks: list[Any] = [in_force, StopOnNoNumber(), DocumentRemedies(settings.remedies), *more]
     if folder is not None and settings.save_top_k:
         callbacks.append(_checkpoints(settings, folder))
     _set_up_process(settings)
@@ -169,7 +169,10 @@ def fit(
 
 
 def _trainer(
-    settings: DreamsSettings, device: str, callbacks: list[Callback], folder: Path | None
+    settings: DreamsSettings,
+    device: str,
+    callbacks: Sequence[Callback] = (),
+    folder: Path | None = None,
 ) -> Trainer:
     return Trainer(
         accelerator="cpu" if device == "cpu" else "gpu",
@@ -181,8 +184,8 @@ def _trainer(
         val_check_interval=settings.val_check_interval,
         limit_val_batches=settings.val_batches,
         num_sanity_val_steps=0,
-        callbacks=callbacks,
-        logger=_logger(settings),
+        callbacks=list(callbacks),
+        logger=_logger(settings) if callbacks else False,
         enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         enable_progress_bar=False,
         enable_model_summary=False,

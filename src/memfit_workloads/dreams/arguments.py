@@ -112,6 +112,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     _add(group, "d_fourier", type=whole(1), help="980 in the document")
     _add(group, "d_peak", type=whole(1), help="44 in the document")
+    _add(group, "fourier_width", type=whole(1), help="512 in the document")
     _add(group, "n_layers", type=whole(1), help="7 in the document")
     _add(group, "n_heads", type=whole(1), help="8 in the document")
     _add(

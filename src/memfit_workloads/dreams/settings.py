@@ -39,8 +39,8 @@ _AS_DOCUMENTED = {
 }  # fmt: skip
 _DOCUMENTED_BATCH, _DEFAULT_BATCH = 2, 16
 _SIZE_FLAGS = (
-    "d_fourier", "d_peak", "n_layers", "n_heads", "mz_bin", "mz_accuracy", "dropout", "attention",
-    "fourier_chunk",
+    "d_fourier", "d_peak", "fourier_width", "n_layers", "n_heads", "mz_bin", "mz_accuracy",
+    "dropout", "attention", "fourier_chunk",
 )  # fmt: skip
 _MAX_MZ = {"A": 1000.0, "B": 1500.0, "none": 1500.0}
 _MZ_ACCURACY = {"A": 1e-4, "B": 1e-3, "none": 1e-3}

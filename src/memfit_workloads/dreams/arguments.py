@@ -9,8 +9,16 @@ from typing import Any
 from memfit_workloads import flags
 from memfit_workloads.flags import fraction, not_negative, positive, whole
 
-from .presets import PRESETS
-from .settings import DATASETS, MODELS, PRECISIONS, REGIMES, TRAIN_REGIMES
+from .presets import PRESETS, apply_preset
+from .settings import (
+    DATASETS,
+    MODELS,
+    PRECISIONS,
+    REGIMES,
+    TRAIN_REGIMES,
+    DreamsSettings,
+    settings_from,
+)
 from .sizes import FUSED, PAIRWISE, PER_KEY, PLAIN
 
 
@@ -38,11 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_data(parser)
     _add_model(parser)
+    _add_computation(parser)
     _add_training(parser)
     _add_finetuning(parser)
     _add_trainer(parser)
     _add_memory(parser)
     _add_outputs(parser)
+
+
+def settings_of(args: argparse.Namespace, command: str) -> DreamsSettings:
+    """Turn parsed flags into settings, with a preset where nothing else was asked for.
+
+    Raises:
+        UsageError: if flags contradict each other, or do not say what to do.
+    """
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return settings_from(apply_preset(args, parser.parse_args([])), command)
 
 
 def _add(group: Any, name: str, **how: Any) -> None:
@@ -124,6 +144,24 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         choices=(FUSED, PLAIN),
         help="fused: torch's scaled dot product, the default; plain: every logit exists",
     )
+    _add(
+        group,
+        "pre_trained_pth",
+        type=Path,
+        metavar="FILE",
+        help="start from this backbone: final_model.pt of an earlier run; its sizes are taken",
+    )
+    _add(group, "head_depth", type=whole(1), default=1, help="linear layers; default 1")
+    _add(
+        group,
+        "mz_accuracy",
+        type=positive,
+        help="finest period of the Fourier features in Da; default the format's, 0.01 in small",
+    )
+
+
+def _add_computation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how the same is computed")
     group.add_argument(
         "--bias",
         choices=(PER_KEY, PAIRWISE),
@@ -143,20 +181,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compute as the document does, to compare: pairwise bias, all features and logits at "
         "once, batches of 2",
-    )
-    _add(
-        group,
-        "pre_trained_pth",
-        type=Path,
-        metavar="FILE",
-        help="start from this backbone: final_model.pt of an earlier run; its sizes are taken",
-    )
-    _add(group, "head_depth", type=whole(1), default=1, help="linear layers; default 1")
-    _add(
-        group,
-        "mz_accuracy",
-        type=positive,
-        help="finest period of the Fourier features in Da; default the format's, 0.01 in small",
     )
 
 
@@ -281,7 +305,10 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
     )
     _add(group, "gc_every", type=whole(1), metavar="N", help="collect garbage every N steps")
     _add(
-        group, "delete_batches", action="store_true", help="empty each batch when its step is done"
+        group,
+        "delete_batches",
+        action="store_true",
+        help="drop the names of batch and outputs after each step, as the document does",
     )
     _add(
         group,

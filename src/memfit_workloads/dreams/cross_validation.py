@@ -12,7 +12,7 @@ from memfit_workloads.planned_memory import show_plan
 
 from .data_module import in_batches, rows_of
 from .folds import auroc, binned, grouped_folds, logistic_scores
-from .inputs import Labelled, Spectra, finetuning_data
+from .inputs import Labelled, Spectra, finetuning_data, read_inputs, read_labels
 from .objectives import BINARY
 from .runs import (
     FOLDS,
@@ -22,6 +22,7 @@ from .runs import (
     finish,
     plain_figure,
     run_files,
+    with_pre_trained_sizes,
 )
 from .settings import DreamsSettings
 from .training import Trained, fit, plan_training
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 _BIN_WIDTH_MZ = 1.0
 
 
-def cross_validate(
-    settings: DreamsSettings, console: Console, spectra: Spectra, given: Labelled
-) -> dict[str, Any]:
+def cross_validate(settings: DreamsSettings, console: Console) -> dict[str, Any]:
     """Fine-tune in folds that share no molecule, for several seeds, beside logistic regression."""
+    settings = with_pre_trained_sizes(settings)
+    spectra = read_inputs(settings, console)
+    given = read_labels(settings, spectra)
     first = given.labels[:, 0].tolist() if given.labels.shape[1] else [0.0] * len(given.rows)
     features = _baseline_features(settings, spectra, given)
     lines: list[dict[str, Any]] = []

@@ -79,9 +79,9 @@ def _stage(settings: DreamsSettings, name: str, console: Console) -> dict[str, A
     return finetune(own, console) if name == FINETUNE else embed(own, console)
 
 
-def _without_plan(memory: MemorySettings, name: str) -> MemorySettings:
+def _without_plan(given: MemorySettings, name: str) -> MemorySettings:
     """Leave a saved plan to the first stage; it is made for that model."""
-    return memory if name == PRETRAIN else replace(memory, plan_file=None)
+    return given if name == PRETRAIN else replace(given, plan_file=None)
 
 
 _OWN: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ import torch
 
 from memfit.units import format_bytes
 
+from .arguments import add_arguments, settings_of
 from .batches import FinetuningDataset
 from .data_module import DreamsData, rows_of
 from .inputs import Labelled, loader_settings
@@ -18,7 +19,7 @@ from .ms_data import MSData
 from .objectives import objective_named
 from .remedy_list import REMEDIES, SIZES, Remedy
 from .runs import finetuning_builder
-from .settings import DATASETS, DreamsSettings, settings_from
+from .settings import DATASETS, DreamsSettings
 from .training import fit, given_plan
 
 if TYPE_CHECKING:
@@ -111,12 +112,10 @@ def _figures(
 
 def remedy_settings(remedy: Remedy, where: str) -> DreamsSettings:
     """Return the settings of a remedy: those of the document's run, and its flag."""
-    from .arguments import add_arguments
-
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     words = [*SIZES[where], *remedy.words[where]]
-    settings = settings_from(parser.parse_args(words), " ".join(words))
+    settings = settings_of(parser.parse_args(words), " ".join(words))
     return replace(settings, max_epochs=1, num_devices=1, limit_val_batches=1.0)
 
 

@@ -60,14 +60,10 @@ def pretrain(settings: DreamsSettings, console: Console) -> dict[str, Any]:
 
 
 def finetune(settings: DreamsSettings, console: Console) -> dict[str, Any]:
-    """Fine-tune on one objective, once or in folds."""
+    """Fine-tune on one objective."""
     settings = with_pre_trained_sizes(settings)
     spectra = read_inputs(settings, console)
     given = read_labels(settings, spectra)
-    if settings.folds is not None:
-        from .cross_validation import cross_validate
-
-        return cross_validate(settings, console, spectra, given)
     train, val = split_labelled(settings, spectra, given)
     data = finetuning_data(settings, spectra, given, train, val)
     build = finetuning_builder(settings, given, train)

@@ -10,7 +10,6 @@ from typing import Any
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import MemorySettings, SystemSettings, read_flags
 
-from .presets import apply_preset
 from .sizes import DOCUMENT, PAIRWISE, PLAIN, DreamsSizes
 
 PRETRAIN, FINETUNE, EMBED, CONVERT = "pretrain", "finetune", "embed", "convert"
@@ -123,11 +122,6 @@ def settings_from(args: argparse.Namespace, command: str) -> DreamsSettings:
     Raises:
         UsageError: if flags contradict each other, or do not say what to do.
     """
-    from .arguments import add_arguments
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    args = apply_preset(args, parser.parse_args([]))
     regime = _regime(args)
     required = ["activation-checkpointing"] if args.layer_by_layer else []
     memory_settings = MemorySettings.from_flags(args, required)

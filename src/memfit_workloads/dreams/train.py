@@ -34,6 +34,10 @@ def train(settings: DreamsSettings, console: Console) -> dict[str, Any]:
         from .embedding import embed
 
         return embed(settings, console)
+    if settings.regime == FINETUNE and settings.folds is not None:
+        from .cross_validation import cross_validate
+
+        return cross_validate(settings, console)
     from .runs import finetune, pretrain
 
     return {PRETRAIN: pretrain, FINETUNE: finetune}[settings.regime](settings, console)

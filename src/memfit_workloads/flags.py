@@ -45,9 +45,12 @@ def command_of(
     words = ["memfit", "train", workload]
     for action in parser._actions:
         value = getattr(args, action.dest)
-        flag = max(action.option_strings, key=len)
         if value == action.default:
             continue
+        if not action.option_strings:  # a word that says what is done
+            words.append(str(value))
+            continue
+        flag = max(action.option_strings, key=len)
         if value is True:
             words.append(flag)
         else:

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMemory:
+class PlannedFigures:
     """The plan that a run runs, and the figures it is held against."""
 
-    job: Job
     plan: Plan
     plain: Prediction
     """What training would take as it is, without any strategy."""
@@ -52,8 +51,17 @@ class PlannedMemory:
         return self.plan.considered if isinstance(self.plan, memfit.PlanningResult) else ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMemory(PlannedFigures):
+    """The same of a job, whose steps memfit runs itself."""
+
+    job: Job
+
+
 def plan_memory(
-    job: Job, settings: MemorySettings, strategies: Sequence[Strategy] | None = None
+    job: Job,
+    settings: MemorySettings,
+    strategies: Sequence[Strategy] | None = None,
 ) -> PlannedMemory:
     """Predict the job as it is, and find or read the plan that it is trained under.
 
@@ -109,7 +117,7 @@ def devices(name: str | None) -> tuple[str, str]:
     return ("cpu" if name == "cpu" else "cuda"), name
 
 
-def show_plan(planned_memory: PlannedMemory, console: Console) -> None:
+def show_plan(planned_memory: PlannedFigures, console: Console) -> None:
     """Say what training would take as it is, what it may take, and how it is run."""
     planned = planned_memory.planned
     budget_bytes = planned_memory.budget_bytes
@@ -123,7 +131,7 @@ def show_plan(planned_memory: PlannedMemory, console: Console) -> None:
     )
 
 
-def peaks_line(planned_memory: PlannedMemory, measured_bytes: int | None) -> str:
+def peaks_line(planned_memory: PlannedFigures, measured_bytes: int | None) -> str:
     """Write predicted and measured peak of the whole training."""
     predicted_bytes = planned_memory.planned.peak_allocated_bytes
     peak = f"peak: predicted {format_bytes(predicted_bytes)}"

@@ -173,8 +173,8 @@ def lightning(figures: Figures) -> Iterator[str]:
         "trained for 20 steps with and without the callback. Differences are the largest of "
         "any weight, over the largest weight; beside those in fp32 stands what becomes of initial "
         "weights that differ by 1e-7, without memfit. A shortage of memory in one operator of "
-        "backward is undone; checkpoints of either training go on in the other. The measured peak is that of "
-        "the largest batch; predicted against measured is on that batch as well."
+        "backward is undone; checkpoints of either training go on in the other. The measured peak "
+        "is that of the largest batch; predicted against measured is on that batch as well."
     )
     yield table(
         "module | plan | plain peak | budget | measured | predicted | weights, fp64 | fp32 "
@@ -187,7 +187,7 @@ def lightning(figures: Figures) -> Iterator[str]:
                 format_bytes(row["plain_peak_bytes"]),
                 format_bytes(row["budget_bytes"]),
                 format_bytes(row["measured_peak_bytes"]),
-                f"{row['prediction_error']:+.2%}",
+                f"{row['prediction_error'] + 0.0:+.2%}",
                 f"{row['difference_fp64']:.0e}",
                 f"{row['difference_fp32']:.0e}",
                 f"{row['difference_fp32_of_rounding']:.0e}",

@@ -187,7 +187,7 @@ def lightning(figures: Figures) -> Iterator[str]:
                 format_bytes(row["plain_peak_bytes"]),
                 format_bytes(row["budget_bytes"]),
                 format_bytes(row["measured_peak_bytes"]),
-                f"{row['prediction_error']:+.2%}",
+                f"{row['prediction_error'] + 0.0:+.2%}",
                 f"{row['difference_fp64']:.0e}",
                 f"{row['difference_fp32']:.0e}",
                 f"{row['difference_fp32_of_rounding']:.0e}",

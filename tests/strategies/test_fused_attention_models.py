@@ -94,9 +94,9 @@ def test_results_with_padding_are_those_of_eager_attention(name):
     assert found.largest_error <= EXACT, found.worst_gradient
 
 
-def test_a_model_that_rounds_its_softmax_to_float32_is_as_exact_as_float32():
+def test_a_model_that_rounds_its_softmax_to_float32_is_compared_in_doubles():
     found = memfit.verify(job_of("llama"), FUSED)
-    assert EXACT < found.largest_error < 1e-5
+    assert found.largest_error <= EXACT
 
 
 @EACH_MODEL

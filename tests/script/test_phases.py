@@ -122,3 +122,26 @@ def test_copies_of_what_is_computed_from_data_keep_their_values(script, capfd):
     """
     recorded(script(source))
     assert "copied [3, 1, 2]" in capfd.readouterr().out
+
+
+PINS = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(512, 1024))
+model = torch.nn.Linear(1024, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in DataLoader(data, batch_size=64, pin_memory=sys.argv[1] == "pinned"):
+    x = x.cuda(non_blocking=True)
+    model(x).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_and_its_pinned_copy_are_on_the_host_at_once(tmp_path):
+    script = tmp_path / "pins.py"
+    script.write_text(PINS)
+    data_bytes, batch_bytes = 512 * 1024 * 4, 64 * 1024 * 4
+    for word, num_batches in (("pinned", 2), ("plain", 1)):
+        found = recorded(script, word, device="t4")
+        host = max(each.host_peak_bytes for each in found.spans if each.phase == "steady step")
+        assert 0 <= host - data_bytes - num_batches * batch_bytes < 4096

@@ -79,7 +79,7 @@ def loaders_in_process(
 
     def iterator(loader: DataLoader[Any]) -> _BaseDataLoaderIter:
         if loader.num_workers == 0:
-            return _unpinned(_SingleProcessDataLoaderIter(loader))
+            return _SingleProcessDataLoaderIter(loader)
         # The iterator of this process insists on a loader without workers and without a timeout.
         return _unpinned(_as_if_without_workers(loader, InProcess))
 
@@ -136,7 +136,7 @@ def _as_if_without_workers(
 
 
 def _unpinned(iterator: _BaseDataLoaderIter) -> _BaseDataLoaderIter:
-    """Leave out the thread that pins memory: the card is not there."""
+    """Leave out the copy into pinned memory: what a worker sends is dropped once it is made."""
     iterator._pin_memory = False
     return iterator
 

@@ -110,7 +110,7 @@ def placement() -> Iterator[Any]:
         "get_device": _device_index,
         "new_tensor": _new_tensor,
         "type": _type,
-        "pin_memory": _unchanged,
+        "pin_memory": _pinned,
         "record_stream": _unchanged,
     }
     for name, method in methods.items():
@@ -291,6 +291,11 @@ def _type(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -
     module, _, kind = name.rpartition(".")
     place = CARD if module == "torch.cuda" else _CPU
     return _to(tensor, place, getattr(torch, kind).dtype, non_blocking)
+
+
+def _pinned(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """Return a copy, as pinning makes one; memory of the card stays where it is."""
+    return tensor if is_on_card(tensor) else tensor.clone()
 
 
 def _unchanged(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:

@@ -60,6 +60,7 @@ ON_CARD = {
     ),
     "pinned": lambda: torch.zeros(NUM).pin_memory().to("cuda", non_blocking=True),
     "tensor(list)": lambda: torch.tensor([1.0] * NUM, device="cuda"),
+    "tensor(array)": lambda: torch.tensor(np.zeros(NUM, np.float32), device="cuda"),
     "as_tensor(list)": lambda: torch.as_tensor([1.0] * NUM, device="cuda"),
     "as_tensor(array)": lambda: torch.as_tensor(np.zeros(NUM, np.float32), device="cuda"),
     "asarray(array)": lambda: torch.asarray(np.zeros(NUM, np.float32), device=0),

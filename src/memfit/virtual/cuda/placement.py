@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
@@ -50,7 +51,6 @@ _FACTORIES = (
     "randn",
     "randn_like",
     "randperm",
-    "tensor",
     "zeros",
     "zeros_like",
 )
@@ -124,6 +124,7 @@ def _numbered_devices() -> Iterator[Any]:
     _device._device_constructors()
     for name in _FACTORIES:
         yield patch.object(torch, name, _with_device_named(getattr(torch, name)))
+    yield patch.object(torch, "tensor", _copied_afterwards(torch.tensor))
     for name in ("as_tensor", "asarray"):
         yield patch.object(torch, name, _placed_afterwards(getattr(torch, name)))
     parse = torch._C._nn._parse_to
@@ -149,6 +150,20 @@ def _with_device_named(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> Any:
         return factory(*args, **_with_name(kwargs))
+
+    return make
+
+
+def _copied_afterwards(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Move what was made from an array to its device by way of dispatch, which C++ leaves out."""
+
+    @functools.wraps(factory)
+    def make(data: Any, *, requires_grad: bool = False, **kwargs: Any) -> Any:
+        kwargs = _with_name(kwargs)
+        if not isinstance(data, np.ndarray) or kwargs.get("device") is None:
+            return factory(data, requires_grad=requires_grad, **kwargs)
+        made = _to(factory(data, **{**kwargs, "device": _CPU}), kwargs["device"])
+        return made.requires_grad_(requires_grad)
 
     return make
 

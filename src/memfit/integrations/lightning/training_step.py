@@ -82,7 +82,12 @@ class TrainingStep:
             output = self.module.training_step(*self._arguments(batch))
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
-            raise StepSkippedError
+            msg = (
+                "training_step returned None for the batch, or the piece of one, that is tried "
+                "before training, so there is no loss to plan with. Return None only for batches "
+                "that have to be skipped whole."
+            )
+            raise StepSkippedError(msg)
         if torch.is_grad_enabled() and self.metrics.counts:
             self._outputs.append((self._kept(output), num_samples))
         loss = loss.reshape(()) if loss.numel() == 1 else loss

@@ -191,7 +191,7 @@ def _checkpoint_row(module: Any, found: Plan) -> dict[str, Any]:
         files = {}
         for name, callbacks in (("plain", []), ("planned", [MemfitCallback(plan=found)])):
             files[name] = Path(folder) / f"{name}.ckpt"
-            _trained(module, *callbacks, _Saving(files[name]), max_steps=2, **options)
+            _trained(module, *callbacks, _Saving(files[name]), max_steps=_FEW_STEPS, **options)
         plain = torch.load(files["plain"], weights_only=False)
         planned = torch.load(files["planned"], weights_only=False)
         ends = [
@@ -210,13 +210,14 @@ def _checkpoint_row(module: Any, found: Plan) -> dict[str, Any]:
 
 
 class _Saving(L.Callback):
-    """Save a checkpoint when training ends."""
+    """Save a checkpoint half way: schedules know how long the training is."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def on_train_end(self, trainer: Any, *_: Any) -> None:
-        trainer.save_checkpoint(self._path)
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == _FEW_STEPS // 2:
+            trainer.save_checkpoint(self._path)
 
 
 def _copies(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -26,6 +26,24 @@ def replace_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Cal
 
 
 @contextmanager
+def forwards_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Leave the forwards of all modules as they are, whatever the attributes are set to inside.
+
+    Args:
+        model: whose state is put back to what it was under another plan.
+    """
+    kept = [(vars(module), vars(module).get("forward")) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for attributes, forward in kept:
+            if forward is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = forward
+
+
+@contextmanager
 def without_generation_caches(model: torch.nn.Module) -> Iterator[None]:
     """Switch ``use_cache`` off in all configurations of a model, and on again afterwards.
 

@@ -208,3 +208,12 @@ def test_a_step_whose_log_chooses_by_values_is_predicted() -> None:
     found = predict(trainer(), Asking(), loader())
 
     assert found.peak_allocated_bytes > 0
+
+
+def test_a_step_without_a_loss_before_training_says_so() -> None:
+    class Skipping(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None
+
+    with pytest.raises(MemfitError, match="training_step returned None"):
+        fitted(Skipping, MemfitCallback(plan=SPLIT))

@@ -57,6 +57,10 @@ class LoggedValues:
             if not self._depth:
                 del vars(self._module)["log"]
 
+    def begin_batch(self) -> None:
+        """Forget a batch of the same window that was run again: it has been logged."""
+        self._kept = {}
+
     @contextmanager
     def piece(self, num_samples: int, terms: Any = None) -> Iterator[None]:
         """Collect what a forward logs; one that fails, or has no gradients, does not count.
@@ -100,6 +104,8 @@ class LoggedValues:
                 self._module.log(each.name, value, **settings)
 
     def _log(self, name: str, value: Any, *args: Any, **settings: Any) -> None:
+        if self._piece is None and _is_in_backward():
+            return  # a forward that is run again has been logged
         settings.update(zip(_POSITIONAL, args, strict=False))
         hook = self._module._current_fx_name
         if isinstance(value, torch.Tensor):
@@ -108,6 +114,10 @@ class LoggedValues:
             self._piece.append((hook, name, value, settings))
         else:
             self._take([(hook, name, value, settings)], 1, None)
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 _REDUCTIONS: dict[str, Any] = {"sum": sum, "min": min, "max": max}

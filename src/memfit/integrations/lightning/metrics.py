@@ -7,7 +7,7 @@ batch is run, a proxy stands in its place, so that forwards of pieces leave the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,24 +43,49 @@ class _Calls(Instrument):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Take up some samples, and return the value for them."""
         owner = self._owner
-        if not owner.counts:
+        if not owner.takes:
             return _value_alone(self.metric, args, kwargs)
         if owner.is_whole:
             return self.metric(*args, **kwargs)
         self.has_pieces = True
         number, self.num_calls = self.num_calls, self.num_calls + 1
-        if number == len(self._of_batch):
-            self._of_batch.append(_emptied(self.metric))
-        self.metric.update(*args, **kwargs)
         value = _value_alone(self.metric, args, kwargs)
-        self._of_batch[number].update(*args, **kwargs)
+        owner.put_off(lambda: self._take_up(number, args, kwargs))
         owner.note(value, self, number)
         return value
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         """Take up some samples."""
-        if self._owner.counts:
+        if not self._owner.takes:
+            return
+        if self._owner.is_whole:
             self.metric.update(*args, **kwargs)
+            return
+        self.has_pieces = True
+        self._owner.put_off(lambda: self.metric.update(*args, **kwargs))
+
+    def reset(self) -> None:
+        """Forget all samples.
+
+        Raises:
+            MemfitError: where the batch is run in pieces, each of which would forget the others.
+        """
+        owner = self._owner
+        if owner.takes and not owner.is_whole:
+            raise MemfitError(
+                f"training_step resets the metric {self.name}, while the batch is run in pieces, "
+                "each of which would forget the others. Reset it in on_train_batch_start or when "
+                "an epoch ends."
+            )
+        if owner.takes or not owner.is_in_forward:
+            self.metric.reset()
+
+    def _take_up(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take up the samples of a forward that has come to its end."""
+        if number == len(self._of_batch):
+            self._of_batch.append(_emptied(self.metric))
+        self.metric.update(*args, **kwargs)
+        self._of_batch[number].update(*args, **kwargs)
 
     def batch_value(self, number: int) -> Any:
         """Return the value of a call over the pieces of the batch."""
@@ -92,6 +117,10 @@ class MetricProxy(torch.nn.Module):
     def update(self, *args: Any, **kwargs: Any) -> None:
         """Take up some samples."""
         self._calls.update(*args, **kwargs)
+
+    def reset(self) -> None:
+        """Forget all samples; refused where the batch is run in pieces."""
+        self._calls.reset()
 
     def compute(self) -> Any:
         """Refuse to tell the value so far, of which pieces are a part already.
@@ -128,6 +157,10 @@ class Metrics:
         """Whether what is run is the training itself, not a recording or a trial."""
         self.is_whole = True
         """Whether a forward gets the whole batch."""
+        self.takes = False
+        """Whether samples are taken up: in a forward of the training itself, with gradients."""
+        self.is_in_forward = False
+        self._put_off: list[Callable[[], None]] = []
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
@@ -150,10 +183,28 @@ class Metrics:
         for *_, proxy in self._places:
             proxy._calls.begin()
 
-    def begin_forward(self) -> None:
-        """Begin with the first call of every metric in a forward."""
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Take up what metrics are called with inside, once the forward has come to its end.
+
+        Forwards that find statistics, or stop half way, leave nothing behind; neither does one that
+        is run again in backward, which is outside.
+        """
         for *_, proxy in self._places:
             proxy._calls.num_calls = 0
+        self._put_off, self.is_in_forward = [], True
+        self.takes = self.counts and torch.is_grad_enabled()
+        try:
+            yield
+            for take_up in self._put_off:
+                take_up()
+        finally:
+            self.takes = self.is_in_forward = False
+            self._put_off = []
+
+    def put_off(self, take_up: Callable[[], None]) -> None:
+        """Take up some samples at the end of the forward."""
+        self._put_off.append(take_up)
 
     def end_batch(self) -> None:
         """Leave the values of the batch where they are looked for when metrics are logged."""

@@ -24,6 +24,7 @@ from memfit.runtime.planned_steps import (
     undo_all,
 )
 from memfit.separation.separation import Separation
+from memfit.session.forwards import forwards_kept
 from memfit.session.session import Session
 from memfit.strategies.base import Undo
 from memfit.strategies.fact_finding import gather_facts
@@ -198,7 +199,8 @@ class LightningSteps(PlannedSteps):
             return
         snapshot = self.snapshots[number] if is_current else None
         if snapshot is not None:
-            snapshot.restore()
+            with forwards_kept(self.session.model):  # the plan may have become another
+                snapshot.restore()
         elif part.total_index in self._starts:
             self._starts[part.total_index].put_back()
 

@@ -70,10 +70,10 @@ class TrainingStep:
         num_samples = num_rows(batch)
         self.metrics.is_whole = self._whole is not None and num_samples == self._whole.num_samples
         terms = None if self.count is None or self.metrics.is_whole else self.count(batch)
-        self.metrics.begin_forward()
         with ExitStack() as stack:
             stack.enter_context(self.logged.collecting())
             stack.enter_context(self.metrics.replaced())
+            stack.enter_context(self.metrics.forward())
             stack.enter_context(self.logged.piece(num_samples, terms))
             stack.enter_context(inside_hook(self.module, HOOK))
             if self.labels_seen is not None:
@@ -82,7 +82,12 @@ class TrainingStep:
             output = self.module.training_step(*self._arguments(batch))
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
-            raise StepSkippedError
+            msg = (
+                "training_step returned None for the batch, or the piece of one, that is tried "
+                "before training, so there is no loss to plan with. Return None only for batches "
+                "that have to be skipped whole."
+            )
+            raise StepSkippedError(msg)
         if torch.is_grad_enabled() and self.metrics.counts:
             self._outputs.append((self._kept(output), num_samples))
         loss = loss.reshape(()) if loss.numel() == 1 else loss
@@ -93,8 +98,9 @@ class TrainingStep:
 
     @contextmanager
     def counting(self, batch: Any) -> Iterator[None]:
-        """Run a batch of the training itself: metrics add up, outputs are kept."""
+        """Run a batch of the training itself: metrics add up, outputs and logs are kept."""
         self.metrics.begin_batch()
+        self.logged.begin_batch()
         self._outputs, self._whole = [], self._whole_of(batch)
         self.metrics.counts = True
         try:

@@ -217,3 +217,28 @@ def test_a_step_without_a_loss_before_training_says_so() -> None:
 
     with pytest.raises(MemfitError, match="training_step returned None"):
         fitted(Skipping, MemfitCallback(plan=SPLIT))
+
+
+def test_pieces_that_disagree_about_a_loss_are_an_error() -> None:
+    class Choosy(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.global_step and batch[0][-1, 0] < 0:
+                return None  # a whole batch asks its last sample, a piece asks its own
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(MemfitError, match="for some pieces of a batch and not for others"):
+        fitted(Choosy, MemfitCallback(plan=SPLIT, rehearse=False), max_epochs=4)
+
+
+def test_a_batch_of_which_no_piece_has_a_loss_is_skipped() -> None:
+    class Skipping(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            pass
+
+    plain, _ = fitted(Skipping)
+    cut, _ = fitted(Skipping, MemfitCallback(plan=SPLIT, rehearse=False))
+    for one, other in zip(plain.parameters(), cut.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

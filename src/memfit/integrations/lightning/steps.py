@@ -217,7 +217,7 @@ class LightningSteps(PlannedSteps):
             with self._step.counting(part.batch):
                 loss = self.session.gradient_pass(self.session, part.batch, self.enter_phase)
         except StepSkippedError:
-            return self._skip()
+            return self._skip(part)
         finally:
             self._is_training = False
         if self._is_cut:  # between pieces the module has to be left as it is
@@ -225,10 +225,18 @@ class LightningSteps(PlannedSteps):
         call_hook(self._trainer, *_AFTER)
         return loss
 
-    def _skip(self) -> torch.Tensor:
-        """Leave out a batch without a loss, as Lightning does."""
-        if self._has_gone_back:
-            reason = "training_step returned None for some pieces of a batch and not for others."
+    def _skip(self, part: Part) -> torch.Tensor:
+        """Leave out a batch without a loss, as Lightning does.
+
+        Raises:
+            StrategyError: if pieces of the batch have one.
+        """
+        if self._has_gone_back or (self._is_cut and self._has_a_loss(part)):
+            reason = (
+                "training_step returned None for some pieces of a batch and not for others, so "
+                "what it returns for the whole batch is not known. Return None for whole batches "
+                "only, or forbid the strategies that cut."
+            )
             raise StrategyError("micro-batching", reason)
         if self._trainer.world_size > 1:
             msg = (
@@ -241,6 +249,19 @@ class LightningSteps(PlannedSteps):
             self._has_old_gradients = False
             self.clear_old_gradients()
         return torch.zeros(())
+
+    @torch.no_grad()
+    def _has_a_loss(self, part: Part) -> bool:
+        """Return whether training_step gives a loss for any piece of a batch but the first."""
+        pieces = self.session.layout.split(part.batch, self.session.micro_batch_size)
+        for number, (piece, _) in enumerate(pieces):
+            try:
+                if number:
+                    self.session.loss_of(piece)
+                    return True
+            except StepSkippedError:
+                continue
+        return False
 
     def _backward(self, loss: torch.Tensor) -> None:
         """Backpropagate as the trainer's strategy and precision have it."""

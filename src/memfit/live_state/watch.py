@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -57,8 +57,6 @@ class Watch:
                 self._groups.append(busy)
         self.copies = [group.begin() for group in self._groups]
         """Of the containers that were not empty, by kind."""
-        self._steady = [group for group in self._groups if group.is_steady]
-        self._read = self._read_all()
 
     def look(self) -> list[Slot] | None:
         """Copy the containers; return what holds other objects now; None if nothing does."""
@@ -66,23 +64,15 @@ class Watch:
         if any(self._idle) or (_hooks_now() != self._hooks_then and any(self._idle_hooks)):
             changed += ((identity(each[0], each[1]), None) for each in self.idle if each[1])
         self._hooks_then = _hooks_now()
-        read = self._read_all()
-        is_steady = _addresses_in(read) == _addresses_in(self._read)
-        self._read = read
         self.copies = copies = []
         for group in self._groups:
-            if is_steady and group.is_steady:
+            if group.is_steady and not group.has_moved():
                 copies.append(group.copies)
                 continue
             copies.append(group.copied())
             if group.kind.has_values:
                 changed += group.changed()
         return changed or None
-
-    def _read_all(self) -> tuple[Any, ...]:
-        """List all that the steady groups hold; in most steps it is what they held before."""
-        every = (chain.from_iterable(each) for group in self._steady for each in group.read())
-        return tuple(chain.from_iterable(every))
 
     def kept(self, copies: Sequence[Sequence[Any]]) -> Iterator[tuple[Kind, Any, Place, Any]]:
         """Yield every container with its kind, its place and one of its copies."""
@@ -123,6 +113,7 @@ class _Group:
         """The latest."""
         self.is_steady = kind.has_values
         """Whether equal contents of two moments show that no container was changed in between."""
+        self._read: tuple[Any, ...] = ()
         self._lengths: list[int] = []
         self._held: tuple[Any, ...] = ()
         self._held_lengths: list[int] = []
@@ -140,16 +131,24 @@ class _Group:
             self._held = self._values()
             self._addresses = _addresses_in(self._held)
             self._held_lengths = [*map(len, copies)]
+        if self.is_steady:
+            self._read = self._read_all()
         return copies
+
+    def has_moved(self) -> bool:
+        """Return whether the containers hold other objects than they did when last asked."""
+        before, self._read = self._read, self._read_all()
+        return _addresses_in(self._read) != _addresses_in(before)
 
     def copied(self) -> list[Any]:
         """Copy the containers."""
         self.copies = [*map(self.kind.copy, self.targets)]
         return self.copies
 
-    def read(self) -> Iterator[Iterator[Iterable[Any]]]:
+    def _read_all(self) -> tuple[Any, ...]:
         """List all that the containers hold, without copying them."""
-        return (map(reader, self.targets) for reader in self.kind.readers)
+        each = (chain.from_iterable(map(reader, self.targets)) for reader in self.kind.readers)
+        return tuple(chain.from_iterable(each))
 
     def changed(self) -> list[Slot]:
         """Return what holds other objects than at the last copies, apart from plain values."""

@@ -10,22 +10,39 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
+
+_SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 def leaves_of(batch: Any) -> list[Any]:
     """List the leaves of a pytree, in its order."""
-    if isinstance(batch, torch.Tensor):
+    kind = type(batch)
+    if kind in _SCALARS or isinstance(batch, torch.Tensor):
         return [batch]
-    if type(batch) in (tuple, list):
-        leaves = [*batch]
-    elif type(batch) is dict:
-        leaves = [*batch.values()]
+    if kind is dict:
+        children = batch.values()
+    elif kind is list or is_plain_tuple(kind):
+        children = batch
     else:
         return tree_leaves(batch)
-    if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        return leaves
-    return tree_leaves(batch)
+    leaves = []
+    for child in children:
+        if isinstance(child, torch.Tensor):
+            leaves.append(child)
+        else:
+            leaves += leaves_of(child)
+    return leaves
+
+
+def is_plain_tuple(kind: type) -> bool:
+    """Return whether objects of a class are tuples, perhaps with names, and nothing besides."""
+    return kind is tuple or (
+        issubclass(kind, tuple)
+        and hasattr(kind, "_fields")
+        and not kind.__dictoffset__
+        and kind not in SUPPORTED_NODES
+    )
 
 
 def bytes_in(batch: Any) -> int:
@@ -36,6 +53,8 @@ def bytes_in(batch: Any) -> int:
         return sum(map(bytes_in, batch.values()))
     if isinstance(batch, list | tuple):
         return sum(map(bytes_in, batch))
+    if type(batch) in _SCALARS:
+        return 0
     leaves = tree_leaves(batch)
     is_leaf = len(leaves) == 1 and leaves[0] is batch
     return 0 if is_leaf else sum(map(bytes_in, leaves))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from memfit.errors import MemfitError
@@ -13,6 +13,7 @@ from memfit.integrations.lightning.framework import part_of
 from memfit.live_state import LiveState
 from memfit.runtime.largest_batch import largest_batch
 from memfit.session.deterministic_draws import untouched_randomness
+from memfit.session.leaves import leaves_of
 
 MOST_SECONDS = 10.0
 """Reading samples to find the largest may take so long."""
@@ -24,7 +25,7 @@ def num_rows(batch: Any) -> int:
     Raises:
         MemfitError: if there is no tensor to be found in it.
     """
-    for leaf in tree_leaves(batch):
+    for leaf in leaves_of(batch):
         if isinstance(leaf, torch.Tensor) and leaf.dim():
             return int(leaf.shape[0])
     msg = (

@@ -175,8 +175,7 @@ class PlannedLoop:
         finally:
             progress.put_back()
             self.steps.end_window()
-            parameters = self.steps.session.model.parameters()
-            for parameter, gradient in zip(parameters, held or (), strict=False):
+            for parameter, gradient in held or ():
                 parameter.grad = gradient
 
     def clean_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -81,8 +81,8 @@ class LightningSteps(PlannedSteps):
         """Under way; the last part is the one to be run."""
         self.snapshots: list[Snapshot | None] = []
         """What each part of the window began with; None for the first, and without a guard."""
-        self.sums: list[torch.Tensor | None] | None = None
-        """The gradients that were there when the last part came; None once they are lost."""
+        self.sums: list[tuple[torch.nn.Parameter, torch.Tensor | None]] | None = None
+        """Parameters with their gradients when the last part came; None once these are lost."""
         self.accumulates = False
         """Whether the last part is followed by more before the update."""
         self.scale: float = 1.0
@@ -97,9 +97,8 @@ class LightningSteps(PlannedSteps):
             self._starts[part.total_index] = GlobalRandomness.here(self._reader)
             while len(self._starts) > _MOST_STARTS:
                 del self._starts[next(iter(self._starts))]
-        parameters = [*self.session.model.parameters()]
-        self.sums = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
+        self.sums = [(each, each.grad) for each in self.session.model.parameters()]
+        for parameter, _ in self.sums:
             parameter.grad = None
         self._progress.keep()
 
@@ -151,7 +150,7 @@ class LightningSteps(PlannedSteps):
     def _put_sums_back(self) -> bool:
         """Give parameters the gradients that were put aside; say whether there were any still."""
         sums, self.sums = self.sums, None
-        for parameter, gradient in zip(self.session.model.parameters(), sums or (), strict=False):
+        for parameter, gradient in sums or ():
             parameter.grad = gradient
         return sums is not None
 

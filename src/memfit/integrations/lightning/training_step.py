@@ -195,7 +195,7 @@ def job_of(step: TrainingStep, batch: Any) -> Job:
     trainer: Any = step.trainer
     module: torch.nn.Module = step.module
     check_supported(trainer, module)
-    callbacks = trainer.callbacks
+    callbacks = _called_in_updates(trainer)
     optimizer = trainer.optimizers[0]
 
     def model(_also: Any = callbacks) -> torch.nn.Module:
@@ -215,6 +215,26 @@ def job_of(step: TrainingStep, batch: Any) -> Job:
             before_update=_clipping(trainer, module),
         ),
     )
+
+
+_HOOKS_OF_UPDATES = (
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+"""What Lightning calls of callbacks between the beginning of a batch and the end of its update."""
+
+
+def _called_in_updates(trainer: Any) -> list[Any]:
+    """List the callbacks that an update calls: it may change them, and they are put back."""
+    base: Any = part_of(trainer, "callbacks").Callback
+    return [
+        each
+        for each in trainer.callbacks
+        if any(getattr(type(each), hook) is not getattr(base, hook) for hook in _HOOKS_OF_UPDATES)
+        or any(hook in vars(each) for hook in _HOOKS_OF_UPDATES)
+    ]
 
 
 class _Resized:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from memfit.live_state import LiveState, Obstacle, Snapshot
 from memfit.live_state.findings import PLAIN_TYPES
 from memfit.live_state.tensors import KeptGrad, KeptTensor, keep, put_back
 from memfit.runtime.guard.batch_file import BatchFile, StoredBatch
 from memfit.runtime.guard.fingerprint import Fingerprint, places_of
-from memfit.session.leaves import tensors_in
+from memfit.session.leaves import is_plain_tuple, leaves_of, tensors_in
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +123,7 @@ def has_been_told_of_change(record: BatchRecord) -> bool:
 
 def _containers(batch: Any) -> Iterator[tuple[Any, Any]]:
     kind = type(batch)
-    if kind is tuple:
+    if is_plain_tuple(kind):
         for each in batch:
             yield from _containers(each)
     elif kind is list:
@@ -142,7 +141,7 @@ def _is_known(batch: Any) -> bool:
     kind = type(batch)
     if kind is torch.Tensor or kind in PLAIN_TYPES:
         return True
-    if kind in {tuple, list}:
+    if kind is list or is_plain_tuple(kind):
         return all(map(_is_known, batch))
     return kind is dict and all(map(_is_known, batch.values()))
 
@@ -153,7 +152,7 @@ def _others(batch: Any) -> list[Any]:
         return []
     return [
         leaf
-        for leaf in tree_leaves(batch)
+        for leaf in leaves_of(batch)
         if not isinstance(leaf, torch.Tensor) and type(leaf) not in PLAIN_TYPES
     ]
 

@@ -85,7 +85,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "validation twice per epoch",
         "--val_check_interval 0.5",
         "only twice per epoch",
-        "a step is the same; twice as often as here by default",
+        "the step after a validation has no gradients of the step before; the others are the same",
     ),
     _one("one checkpoint kept", "--save_top_k 1", _NONE_SAID, "disk only"),
     _one("fewer checkpoints", "--every_n_train_steps 2000", _NONE_SAID, "disk only"),

@@ -75,7 +75,11 @@ class PlannedLoop:
             self.steps.checks.on_event = observer.event_of_next_step
         average = GradientAverage(session, broadcasts_buffers=True)
         self._average = average if self._trainer.world_size > 1 else None
-        self.guard = self._made_guard()
+        self.guard = guard = self._made_guard()
+        if (
+            guard is not None
+        ):  # which looks at each step whether there are others, so nobody else has to
+            self.steps.parameters = lambda: guard.parameters
         self._entry: StepEntry | None = None
         self._live: LiveState | None = None
         self._samples = self._first = 0

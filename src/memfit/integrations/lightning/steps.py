@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -81,7 +81,11 @@ class LightningSteps(PlannedSteps):
         """Under way; the last part is the one to be run."""
         self.snapshots: list[Snapshot | None] = []
         """What each part of the window began with; None for the first, and without a guard."""
-        self.sums: list[tuple[torch.nn.Parameter, torch.Tensor | None]] | None = None
+        self.parameters: Callable[[], Sequence[torch.Tensor]] = lambda: [
+            *session.model.parameters()
+        ]
+        """Lists those whose gradients are put aside."""
+        self.sums: list[tuple[torch.Tensor, torch.Tensor | None]] | None = None
         """Parameters with their gradients when the last part came; None once these are lost."""
         self.accumulates = False
         """Whether the last part is followed by more before the update."""
@@ -97,7 +101,7 @@ class LightningSteps(PlannedSteps):
             self._starts[part.total_index] = GlobalRandomness.here(self._reader)
             while len(self._starts) > _MOST_STARTS:
                 del self._starts[next(iter(self._starts))]
-        self.sums = [(each, each.grad) for each in self.session.model.parameters()]
+        self.sums = [(each, each.grad) for each in self.parameters()]
         for parameter, _ in self.sums:
             parameter.grad = None
         self._progress.keep()

@@ -8,11 +8,13 @@ handler can't allocate memory").
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from memfit.errors import (
     BatchChangedError,
@@ -89,6 +91,11 @@ class Guard:
     def not_put_back(self) -> tuple[Obstacle, ...]:
         """Return what the job's code can reach and change, and nobody can put back."""
         return self._log.not_put_back
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """List the parameters, as they were when the latest step began."""
+        return self._log.parameters
 
     def step(self, batch: Any, number: int) -> DoneStep:
         """Run a step, under ever smaller plans if need be.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -88,6 +89,11 @@ class StepLog:
     def fatal_obstacles(self) -> tuple[Obstacle, ...]:
         """Return those that make a failed step end the run."""
         return tuple(each for each in self.not_put_back if each.kind not in _HARMLESS)
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """List the parameters, as they were when the latest step began."""
+        return self._entries.parameters
 
     @property
     def is_due(self) -> bool:

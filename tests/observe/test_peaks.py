@@ -64,6 +64,28 @@ def test_the_highest_of_all_peaks_is_kept():
     assert peaks.highest_peak_bytes == 3000 * FLOAT
 
 
+@pytest.mark.parametrize("num_unwatched", [0, 1])
+def test_gradients_that_end_inside_a_step_count_no_longer(num_unwatched):
+    """Whether the step that they come from was watched or not."""
+    weight = torch.zeros(100, requires_grad=True)
+
+    def owned():
+        gradients = [] if weight.grad is None else [weight.grad]
+        return owned_of(weight) + [Owned(each, Category.GRADIENTS, "") for each in gradients]
+
+    def step():
+        weight.grad = None
+        del owned_now[:]
+        weight.grad = torch.zeros(100)
+
+    owned_now = owned()
+    peak_of(CpuPeaks(), step, owned=owned_now)
+    for _ in range(num_unwatched):
+        step()
+    owned_now = owned()
+    assert peak_of(CpuPeaks(), step, owned=owned_now) == 200 * FLOAT
+
+
 def test_each_storage_counts_once_whoever_shares_it():
     base = torch.zeros(10)
     assert storage_bytes(owned_of(base, base[:2], base.view(5, 2))) == 10 * FLOAT

@@ -12,12 +12,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from memfit.observe.allocator_events import GrowthWatch
 
 _HIDDEN_BUCKETS = (
     "DistributedDataParallel keeps buckets of gradients that cannot be seen from Python "
@@ -42,6 +44,22 @@ def living_blocks() -> dict[int, int]:
     blocks: dict[int, int] = {}
     _visit_living(blocks.__setitem__)
     return blocks
+
+
+def note_blocks(tensors: Iterable[torch.Tensor]) -> None:
+    """Note the blocks behind tensors: their ends are events of the profiles to come in this thread.
+
+    Where a build of torch does not let blocks be noted, none are.
+    """
+    note, found = _noting(), [*tensors]
+    if note is None or not found:
+        return
+    watch = GrowthWatch()  # the allocator takes notes while it is watched alone
+    watch.begin()
+    for tensor in found:
+        for part in _parts(tensor):
+            _visit_block(part, note)
+    watch.end()
 
 
 def note_living_blocks() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memfit.figures import Timeline
-from memfit.observe.allocator_blocks import note_living_blocks
+from memfit.observe.allocator_blocks import note_blocks, note_living_blocks
 from memfit.observe.allocator_events import GrowthWatch
 from memfit.observe.step_timeline import PhaseMark, step_timeline
 from memfit.session.storages import owned_bytes, storages_of
@@ -111,8 +111,8 @@ class CudaPeaks(Peaks):
 class CpuPeaks(Peaks):
     """Watch some steps event by event, within a small share of the time.
 
-    The peak is what lives when watching begins and the highest growth after it. Where the job's
-    tensors are not known, what lives is found (``allocator_blocks``), and its end is seen; a build
+    The peak is what lives when watching begins and the highest growth after it. Gradients that live
+    then are noted, as they may end inside. Where the job's tensors are not known, what lives is found (``allocator_blocks``), and its end is seen; a build
     of torch that does not let it be seen measures nothing. The first steps of a training are
     watched, every step whose batch is larger than any before, and others only while the watched
     steps, counted whole, take less than ``overhead_fraction`` of the run. None is while a profile
@@ -152,6 +152,7 @@ class CpuPeaks(Peaks):
         is_whole = known is not None and all(known_parts_of(each.tensor) for each in known)
         self._base_bytes = storage_bytes(known) if known is not None and is_whole else None
         self._at_start = owned_bytes(known or ()) if self._takes_timeline else {}
+        note_blocks(each.tensor for each in known or () if each.category is Category.GRADIENTS)
         self._watch = GrowthWatch()
         self._watch.begin()
         if not is_whole:

@@ -112,11 +112,12 @@ class CpuPeaks(Peaks):
     """Watch some steps event by event, within a small share of the time.
 
     The peak is what lives when watching begins and the highest growth after it. Gradients that live
-    then are noted, as they may end inside. Where the job's tensors are not known, what lives is found (``allocator_blocks``), and its end is seen; a build
-    of torch that does not let it be seen measures nothing. The first steps of a training are
-    watched, every step whose batch is larger than any before, and others only while the watched
-    steps, counted whole, take less than ``overhead_fraction`` of the run. None is while a profile
-    of the caller's own is under way, as there can be only one.
+    then are noted, as they may end inside. Where the job's tensors are not known, what lives is
+    found (``allocator_blocks``), and its end is seen; a build of torch that does not let it be seen
+    measures nothing. The first steps of a training are watched, every step whose batch is larger
+    than any before, and others only while the watched steps, counted whole, take less than
+    ``overhead_fraction`` of the run. None is while a profile of the caller's own is under way, as
+    there can be only one.
 
     Args:
         overhead_fraction: the share of the time that watched steps may take.

@@ -149,7 +149,9 @@ def fit(
     Raises:
         MemfitError: if the loss is no number.
     """
-    in_force = MemfitCallback(plan=planned.plan, worst_phase=True, folder=folder)
+    in_force = MemfitCallback(
+        plan=planned.plan, worst_phase=True, find_leaks=folder is not None, folder=folder
+    )
     callbacks: list[Any] = [in_force, StopOnNoNumber(), DocumentRemedies(settings.remedies), *more]
     if folder is not None and settings.save_top_k:
         callbacks.append(_checkpoints(settings, folder))

@@ -18,6 +18,7 @@ from memfit.errors import (
 )
 from memfit.integrations.lightning.batches import num_rows
 from memfit.integrations.lightning.framework import Progress, callbacks_muted
+from memfit.integrations.lightning.log_trial import LogTrial
 from memfit.integrations.lightning.steps import LightningSteps, Part
 from memfit.integrations.lightning.training_step import TrainingStep
 from memfit.job import Job
@@ -82,6 +83,7 @@ class PlannedLoop:
         self.on_other_phase: Callable[[Any], bool] = _never
         """Asked once an epoch, with a batch: whether another loop has taken this one's place."""
         self._epoch = -1
+        self._log_trial = LogTrial(step, self.steps, self._snapshot)
 
     def _session(self, job: Job) -> Session:
         scaler = getattr(self._trainer.precision_plugin, "scaler", None)
@@ -134,6 +136,7 @@ class PlannedLoop:
             if error.__cause__ is None:
                 raise
             raise error.__cause__ from None  # what the module raised, as without a callback
+        self._log_trial.after(batch, batch_idx)
         self._step.metrics.end_batch()
         self._step.logged.flush()
         if self.steps.is_skipped:

@@ -15,6 +15,7 @@ from memfit.integrations.lightning.framework import inside_hook, part_of
 from memfit.integrations.lightning.labels import LabelsSeen
 from memfit.integrations.lightning.logged_values import LoggedValues
 from memfit.integrations.lightning.metrics import Metrics
+from memfit.integrations.lightning.muted_loggers import StepLoggers
 from memfit.job import Job, StepOrder
 
 HOOK = "training_step"
@@ -47,6 +48,7 @@ class TrainingStep:
         self.module = trainer.lightning_module
         self.metrics = Metrics(self.module)
         self.logged = LoggedValues(self.module, self.metrics)
+        self.loggers = StepLoggers(trainer)
         self.divisor = 1.0
         """What losses are divided by, as Lightning does with the batches of an update."""
         self.batch_index = 0
@@ -70,7 +72,12 @@ class TrainingStep:
         num_samples = num_rows(batch)
         self.metrics.is_whole = self._whole is not None and num_samples == self._whole.num_samples
         terms = None if self.count is None or self.metrics.is_whole else self.count(batch)
+        counts = torch.is_grad_enabled() and self.metrics.counts
+        loggers = self.loggers.of_forward(
+            is_training=counts, is_first=not self._outputs, is_whole=self.metrics.is_whole
+        )
         with ExitStack() as stack:
+            stack.enter_context(loggers)
             stack.enter_context(self.logged.collecting())
             stack.enter_context(self.metrics.replaced())
             stack.enter_context(self.metrics.forward())
@@ -88,7 +95,7 @@ class TrainingStep:
                 "that have to be skipped whole."
             )
             raise StepSkippedError(msg)
-        if torch.is_grad_enabled() and self.metrics.counts:
+        if counts:
             self._outputs.append((self._kept(output), num_samples))
         loss = loss.reshape(()) if loss.numel() == 1 else loss
         if terms is not None:
@@ -107,6 +114,15 @@ class TrainingStep:
             yield
         finally:
             self.metrics.counts = False
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Run forwards that are no part of the batch under way."""
+        before, self._whole = self._whole, None
+        try:
+            yield
+        finally:
+            self._whole = before
 
     def result(self, loss: torch.Tensor) -> dict[str, Any]:
         """Return what Lightning hands to ``on_train_batch_end``: the loss, and what came with it.

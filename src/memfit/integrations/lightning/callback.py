@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,20 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         if not pl_module.automatic_optimization and self._given is not None:
             self._attached = attach(pl_module, trainer.optimizers[0], self._given)
             return
-        try:
+        with self._refusing("the trainer is not planned"):
             self._start(trainer)
+
+    @contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        """Have a training that cannot be planned go on as it is, where that is asked for."""
+        try:
+            yield
         except MemfitError as error:
             if self._on_refusal is None:
                 raise
             self._end()
             self._loop = None
-            self._on_refusal(f"the trainer is not planned: {error}")
+            self._on_refusal(f"{what}: {error}")
 
     def _start(self, trainer: Any) -> None:
         check_supported(trainer, trainer.lightning_module)
@@ -185,7 +191,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         trainer = self._step.trainer
         vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("run")
         self._batch = next(iter(kwargs.values()))
-        self._begin(trainer)
+        with self._refusing("the trainer is not planned"):
+            self._begin(trainer)
         return trainer.fit_loop.epoch_loop.automatic_optimization.run(optimizer, batch_idx, kwargs)
 
     def _begin(self, trainer: Any) -> None:
@@ -202,6 +209,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
                 count_terms(step, job)
         if self._observer is None:
             self._observer = self._made_observer(trainer, found)
+        else:  # what is trained now takes other peaks, which have to be seen
+            self._observer.peaks.begin_training()
         self._trained = trained(trainer)
         self.num_plans += 1
         self._loop = PlannedLoop(step, job, found, self._observer, self._settings)
@@ -219,7 +228,9 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         if kept is None or num_rows(kept) < num_rows(batch):
             self._batch = batch
         self._loop.end()
-        self._begin(trainer)
+        what = f"from epoch {trainer.current_epoch} on, when others are trained, there is no plan"
+        with self._refusing(what):
+            self._begin(trainer)
         return True
 
     def _made_observer(self, trainer: Any, plan: Plan) -> StepObserver:

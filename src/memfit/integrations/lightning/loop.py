@@ -82,7 +82,7 @@ class PlannedLoop:
         self._samples = self._first = 0
         self.on_other_phase: Callable[[Any], bool] = _never
         """Asked once an epoch, with a batch: whether another loop has taken this one's place."""
-        self._epoch = -1
+        self._epoch, self._is_new = -1, True
         self._log_trial = LogTrial(step, self.steps, self._snapshot)
 
     def _session(self, job: Job) -> Session:
@@ -214,9 +214,10 @@ class PlannedLoop:
         if self.guard is not None and self._entry is not None:
             self.guard.end(self._entry, seconds)
         self._entry = None
-        if len(self.steps.window) > 1 and number == 1:
+        if len(self.steps.window) > 1 and self._is_new:
             # What was measured so far went before the optimizer's states were made.
             self._observer.peaks.begin_training()
+        self._is_new = False
         samples = sum(num_rows(part.batch) for part in self.steps.window)
         self._observer.end_step(
             number,

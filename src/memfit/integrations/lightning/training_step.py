@@ -262,6 +262,22 @@ def _clipping(trainer: Any, module: Any) -> Callable[[torch.optim.Optimizer], No
     return clip
 
 
+def _engine(strategy: str) -> str:
+    """Say why a strategy of Lightning is refused, and what there is instead."""
+    if "DeepSpeed" in strategy:
+        return (
+            f"under {strategy} an engine of its own cuts batches and steps. Micro-batches, "
+            "checkpointing and offload are settings of its configuration; `memfit run` watches the "
+            "training as it is"
+        )
+    return (
+        f"under {strategy} parameters are sharded or moved by an engine of its own, which "
+        "Lightning's loop hands no window to. memfit.predict counts a Job whose model function "
+        "calls fully_shard, `memfit run` watches this training as it is, and DDPStrategy is "
+        "planned"
+    )
+
+
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
@@ -271,7 +287,6 @@ def check_supported(trainer: Any, module: Any) -> None:
     Raises:
         MemfitError: with the reason and what there is instead.
     """
-    strategy = type(trainer.strategy).__name__
     reason = ""
     if not module.automatic_optimization:
         reason = (
@@ -282,10 +297,7 @@ def check_supported(trainer: Any, module: Any) -> None:
     elif not any(kind.__name__ in _STRATEGIES for kind in type(trainer.strategy).__mro__) or (
         trainer.strategy.handles_gradient_accumulation
     ):
-        reason = (
-            f"under {strategy} parameters are sharded or stepped by an engine of its own, which "
-            "Lightning's loop hands no window to. memfit.start runs FSDP2 itself"
-        )
+        reason = _engine(type(trainer.strategy).__name__)
     elif isinstance(trainer.optimizers[0], torch.optim.LBFGS):
         reason = "LBFGS runs its closure several times for one step"
     elif "dataloader_iter" in module.training_step.__code__.co_varnames[:3]:

@@ -18,6 +18,7 @@ from memfit.integrations.lightning.loop import LoopSettings, PlannedLoop
 from memfit.integrations.lightning.phases import trained
 from memfit.integrations.lightning.planning import PlanningSettings, count_terms, plan_for
 from memfit.integrations.lightning.training_step import Count, TrainingStep, check_supported, job_of
+from memfit.journal.folder import CONTINUE, REFUSE
 from memfit.journal.records import Event
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
@@ -57,6 +58,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
             the samples. Labels that the loss ignores are found without it.
         find_leaks: whether to look for what keeps growing.
         folder: of the run's journal; None for none.
+        earlier_run: what to do with a run that lies in the folder: ``refuse``, ``overwrite`` or
+            ``continue``; None continues it if ``fit`` is given a checkpoint, and else refuses.
 
     Raises:
         MemfitError: when training begins, if the training cannot be planned, with the reason.
@@ -80,6 +83,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         count: Count | None = None,
         find_leaks: bool = False,
         folder: str | Path | None = None,
+        earlier_run: str | None = None,
     ) -> None:
         super().__init__()
         self._wanted = PlanningSettings(
@@ -95,6 +99,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         self._on_refusal = on_refusal
         self._rehearses, self._count = rehearse, count
         self._finds_leaks, self._folder = find_leaks, folder
+        self._earlier_run = earlier_run
         self._loop: PlannedLoop | None = None
         self._attached: Attached | None = None
         self._observer: StepObserver | None = None
@@ -243,7 +248,14 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
             leaks_fraction=LEAKS_FRACTION if self._finds_leaks else None,
         )
         listener = LoggerListener(trainer)
-        start_observing(observer, device_type, plan, folder=self._folder, listeners=[listener])
+        start_observing(
+            observer,
+            device_type,
+            plan,
+            folder=self._folder,
+            listeners=[listener],
+            earlier_run=self._earlier_run or (CONTINUE if trainer.ckpt_path else REFUSE),
+        )
         observer.listen(self.events.append)
         return observer
 

@@ -129,7 +129,8 @@ def test_values_of_half_precision_are_tried_in_full() -> None:
 def test_a_mean_over_samples_beside_a_loss_over_labels_counts_by_samples() -> None:
     class Both(Tagger):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("length", (batch[1] != -100).double().sum(1).mean(), on_step=True)
+            length = (batch[1] != -100).double().sum(1).mean()
+            self.log("length", length, on_step=True, on_epoch=True)
             return super().training_step(batch, batch_idx)
 
     _, plain = fitted(Both, data=tagged, max_epochs=1)

@@ -41,17 +41,19 @@ def marks_of(logger: CSVLogger) -> list[str]:
 def test_a_leak_is_an_event_and_a_mark_in_every_logger(tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="board")]
     callback = MemfitCallback(plan=Plan(), find_leaks=True, rehearse=False)
-    fitted(Keeping, callback, logger=loggers, max_epochs=12)
+    fitted(Keeping, callback, logger=loggers, max_epochs=30)
 
     leaks = [each for each in callback.events if isinstance(each, LeakEvent)]
     assert len(leaks) == 1
     assert "kept" in leaks[0].holder
-    assert marks_of(loggers[0]) == [str(leaks[0].step - 1)]
+    marks = [int(step) for step in marks_of(loggers[0])]
+    # What is found when training ends is marked behind its last step.
+    assert marks in ([leaks[0].step - 1], [leaks[0].step])
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = accumulators.EventAccumulator(loggers[1].log_dir)
     loggers[1].experiment.flush()
     board.Reload()
-    assert [each.step for each in board.Scalars("memory/event_leak")] == [leaks[0].step - 1]
+    assert [each.step for each in board.Scalars("memory/event_leak")] == marks
 
 
 def test_without_a_leak_there_is_no_mark(tmp_path: Path) -> None:

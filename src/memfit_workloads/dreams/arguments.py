@@ -256,7 +256,7 @@ def _add_trainer(parser: argparse.ArgumentParser) -> None:
         default="32",
         help="64, 32 (default), bf16, or 16 on a GPU",
     )
-    _add(group, "num_devices", type=whole(1), default=1, help="default 1")
+    _add(group, "num_devices", type=whole(1), default=1, help="default 1; more are refused")
     _add(
         group,
         "val_check_interval",

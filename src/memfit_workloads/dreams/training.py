@@ -58,6 +58,7 @@ def plan_training(
         UsageError: if the precision cannot be had.
     """
     refuse_precision(settings)
+    refuse_devices(settings)
     memory = settings.memory_settings
     run_device, device = devices(memory.device)
     torch.manual_seed(settings.seed)
@@ -98,6 +99,7 @@ def given_plan(
 ) -> PlannedFigures:
     """Predict training under what its flags ask for alone, without looking for a plan."""
     refuse_precision(settings)
+    refuse_devices(settings)
     run_device, device = devices(settings.memory_settings.device)
     strategies = (ActivationCheckpointing(),) if settings.memory_settings.require else ()
     own = memfit.Plan(strategies=strategies, device=device)
@@ -123,6 +125,21 @@ def refuse_precision(settings: DreamsSettings) -> None:
         msg = (
             "--train_precision 16 needs a GPU: fp16 has no kernels for training on the CPU. Use "
             "--train_precision bf16."
+        )
+        raise UsageError(msg)
+
+
+def refuse_devices(settings: DreamsSettings) -> None:
+    """Refuse several devices, whose processes would each run the whole command.
+
+    Raises:
+        UsageError: then.
+    """
+    if settings.num_devices > 1:
+        msg = (
+            f"--num_devices {settings.num_devices} cannot be had: Lightning starts the whole "
+            "command again for each device, and all of them would write the same folder. Use "
+            "--num_devices 1, and one run with a seed or fold of its own on each device."
         )
         raise UsageError(msg)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from torch.utils.data import DataLoader
 from memfit.cli.main import main
 from memfit.errors import MemfitError, NoPlanFitsError
 from memfit.integrations.lightning import MemfitCallback, plan, predict
-from memfit.integrations.lightning.training_step import check_supported
 from memfit.strategies import ActivationCheckpointing, MicroBatching, OptimizerImplementation
 from memfit.strategies.plan import Plan
 
@@ -181,15 +179,6 @@ def test_a_checkpoint_does_not_say_how_the_optimizer_was_run(tmp_path: Any) -> N
 
     assert saved["optimizer_states"][0]["param_groups"][0]["foreach"] is None
     assert made.optimizers[0].param_groups[0]["foreach"] is None
-
-
-def test_sharded_parameters_are_refused() -> None:
-    class FSDPStrategy:
-        handles_gradient_accumulation = False
-
-    module = SimpleNamespace(automatic_optimization=True)
-    with pytest.raises(MemfitError, match="FSDPStrategy parameters are sharded"):
-        check_supported(SimpleNamespace(strategy=FSDPStrategy()), module)
 
 
 def test_a_strategy_that_the_loop_has_no_place_for_says_who_has() -> None:

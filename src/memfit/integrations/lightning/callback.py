@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from memfit.integrations.lightning.loop import LoopSettings, PlannedLoop
 from memfit.integrations.lightning.phases import trained
 from memfit.integrations.lightning.planning import PlanningSettings, count_terms, plan_for
 from memfit.integrations.lightning.training_step import Count, TrainingStep, check_supported, job_of
+from memfit.journal.folder import CONTINUE, REFUSE
 from memfit.journal.records import Event
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
@@ -57,6 +58,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
             the samples. Labels that the loss ignores are found without it.
         find_leaks: whether to look for what keeps growing.
         folder: of the run's journal; None for none.
+        earlier_run: what to do with a run that lies in the folder: ``refuse``, ``overwrite`` or
+            ``continue``; None continues it if ``fit`` is given a checkpoint, and else refuses.
 
     Raises:
         MemfitError: when training begins, if the training cannot be planned, with the reason.
@@ -80,6 +83,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         count: Count | None = None,
         find_leaks: bool = False,
         folder: str | Path | None = None,
+        earlier_run: str | None = None,
     ) -> None:
         super().__init__()
         self._wanted = PlanningSettings(
@@ -95,6 +99,7 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         self._on_refusal = on_refusal
         self._rehearses, self._count = rehearse, count
         self._finds_leaks, self._folder = find_leaks, folder
+        self._earlier_run = earlier_run
         self._loop: PlannedLoop | None = None
         self._attached: Attached | None = None
         self._observer: StepObserver | None = None
@@ -130,14 +135,20 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         if not pl_module.automatic_optimization and self._given is not None:
             self._attached = attach(pl_module, trainer.optimizers[0], self._given)
             return
-        try:
+        with self._refusing("the trainer is not planned"):
             self._start(trainer)
+
+    @contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        """Have a training that cannot be planned go on as it is, where that is asked for."""
+        try:
+            yield
         except MemfitError as error:
             if self._on_refusal is None:
                 raise
             self._end()
             self._loop = None
-            self._on_refusal(f"the trainer is not planned: {error}")
+            self._on_refusal(f"{what}: {error}")
 
     def _start(self, trainer: Any) -> None:
         check_supported(trainer, trainer.lightning_module)
@@ -185,7 +196,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         trainer = self._step.trainer
         vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("run")
         self._batch = next(iter(kwargs.values()))
-        self._begin(trainer)
+        with self._refusing("the trainer is not planned"):
+            self._begin(trainer)
         return trainer.fit_loop.epoch_loop.automatic_optimization.run(optimizer, batch_idx, kwargs)
 
     def _begin(self, trainer: Any) -> None:
@@ -202,6 +214,8 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
                 count_terms(step, job)
         if self._observer is None:
             self._observer = self._made_observer(trainer, found)
+        else:  # what is trained now takes other peaks, which have to be seen
+            self._observer.peaks.begin_training()
         self._trained = trained(trainer)
         self.num_plans += 1
         self._loop = PlannedLoop(step, job, found, self._observer, self._settings)
@@ -219,7 +233,9 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         if kept is None or num_rows(kept) < num_rows(batch):
             self._batch = batch
         self._loop.end()
-        self._begin(trainer)
+        what = f"from epoch {trainer.current_epoch} on, when others are trained, there is no plan"
+        with self._refusing(what):
+            self._begin(trainer)
         return True
 
     def _made_observer(self, trainer: Any, plan: Plan) -> StepObserver:
@@ -232,7 +248,14 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
             leaks_fraction=LEAKS_FRACTION if self._finds_leaks else None,
         )
         listener = LoggerListener(trainer)
-        start_observing(observer, device_type, plan, folder=self._folder, listeners=[listener])
+        start_observing(
+            observer,
+            device_type,
+            plan,
+            folder=self._folder,
+            listeners=[listener],
+            earlier_run=self._earlier_run or (CONTINUE if trainer.ckpt_path else REFUSE),
+        )
         observer.listen(self.events.append)
         return observer
 

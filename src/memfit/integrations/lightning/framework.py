@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from memfit.errors import MemfitError, MissingExtraError
+from memfit.integrations.lightning.muted_loggers import muted
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -64,10 +65,38 @@ def inside_hook(module: Any, name: str) -> Iterator[None]:
 
 
 @contextmanager
+def log_replaced(module: Any, log: Callable[..., None]) -> Iterator[None]:
+    """Have another function called for ``module.log``, however it is reached.
+
+    A bound method that a module has kept, as in ``self._log = self.log``, is Lightning's own; what
+    it hands on to the results of the loop is turned around there.
+    """
+    results = module.trainer.fit_loop.epoch_loop._results
+    check = module._LightningModule__check_allowed
+
+    def of_results(fx: str, name: str, value: Any, **settings: Any) -> None:
+        del fx
+        settings.pop("sync_dist_fn", None)
+        log(name, value, **settings)
+
+    def stand_ins_allowed(value: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(value, "stands_for_metric", False):
+            check(value, *args, **kwargs)
+
+    own = vars(module)
+    own["log"], vars(results)["log"] = log, of_results
+    own["_LightningModule__check_allowed"] = stand_ins_allowed
+    try:
+        yield
+    finally:
+        del own["log"], vars(results)["log"], own["_LightningModule__check_allowed"]
+
+
+@contextmanager
 def callbacks_muted(trainer: Any) -> Iterator[None]:
     """Call no callbacks, and of what is logged tell nobody."""
     before = trainer.callbacks, trainer.loggers
-    trainer.callbacks, trainer.loggers = [], []
+    trainer.callbacks, trainer.loggers = [], muted(trainer.loggers)
     try:
         yield
     finally:
@@ -107,6 +136,17 @@ class Progress:
     def keep(self) -> None:
         """Keep the counters as they are."""
         self._values = [dict(vars(part)) for part in self._parts]
+
+    @contextmanager
+    def as_kept(self) -> Iterator[None]:
+        """Have the counters be for a while what was kept."""
+        now = [dict(vars(part)) for part in self._parts]
+        self.put_back()
+        try:
+            yield
+        finally:
+            for part, values in zip(self._parts, now, strict=True):
+                vars(part).update(values)
 
     def put_back(self) -> None:
         """Set the counters to what was kept."""

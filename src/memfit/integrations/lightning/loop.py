@@ -18,6 +18,7 @@ from memfit.errors import (
 )
 from memfit.integrations.lightning.batches import num_rows
 from memfit.integrations.lightning.framework import Progress, callbacks_muted
+from memfit.integrations.lightning.log_trial import LogTrial
 from memfit.integrations.lightning.steps import LightningSteps, Part
 from memfit.integrations.lightning.training_step import TrainingStep
 from memfit.job import Job
@@ -85,7 +86,8 @@ class PlannedLoop:
         self._samples = self._first = 0
         self.on_other_phase: Callable[[Any], bool] = _never
         """Asked once an epoch, with a batch: whether another loop has taken this one's place."""
-        self._epoch = -1
+        self._epoch, self._is_new = -1, True
+        self._log_trial = LogTrial(step, self.steps, self._snapshot)
 
     def _session(self, job: Job) -> Session:
         scaler = getattr(self._trainer.precision_plugin, "scaler", None)
@@ -138,6 +140,7 @@ class PlannedLoop:
             if error.__cause__ is None:
                 raise
             raise error.__cause__ from None  # what the module raised, as without a callback
+        self._log_trial.after(batch, batch_idx)
         self._step.metrics.end_batch()
         self._step.logged.flush()
         if self.steps.is_skipped:
@@ -214,9 +217,10 @@ class PlannedLoop:
         if self.guard is not None and self._entry is not None:
             self.guard.end(self._entry, seconds)
         self._entry = None
-        if len(self.steps.window) > 1 and number == 1:
+        if len(self.steps.window) > 1 and self._is_new:
             # What was measured so far went before the optimizer's states were made.
             self._observer.peaks.begin_training()
+        self._is_new = False
         samples = sum(num_rows(part.batch) for part in self.steps.window)
         self._observer.end_step(
             number,

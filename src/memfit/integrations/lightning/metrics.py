@@ -106,6 +106,8 @@ class _Calls(Instrument):
 class MetricProxy(torch.nn.Module):
     """Stand in the place of a metric; made by ``Metrics``."""
 
+    stands_for_metric = True
+
     def __init__(self, calls: _Calls) -> None:
         super().__init__()
         self._calls = calls

@@ -12,6 +12,7 @@ from memfit.figures import Prediction, Refusal, RefusalKind
 from memfit.integrations.lightning.batches import largest_training_batch
 from memfit.integrations.lightning.framework import callback_class
 from memfit.integrations.lightning.labels import LabelsSeen
+from memfit.integrations.lightning.muted_loggers import muted
 from memfit.integrations.lightning.phases import all_trained
 from memfit.integrations.lightning.training_step import TrainingStep, job_of
 from memfit.job import Job
@@ -218,7 +219,8 @@ def at_train_start(
 def _only(trainer: Any, callback: Any) -> Iterator[None]:
     """Have a trainer call one callback alone, log nothing and validate nothing before training."""
     before = trainer.callbacks, trainer.loggers, trainer.num_sanity_val_steps
-    trainer.callbacks, trainer.loggers, trainer.num_sanity_val_steps = [callback], [], 0
+    trainer.callbacks, trainer.num_sanity_val_steps = [callback], 0
+    trainer.loggers = muted(trainer.loggers)
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -105,6 +105,10 @@ class LightningSteps(PlannedSteps):
         for parameter, _ in self.sums:
             parameter.grad = None
         self._progress.keep()
+
+    def as_before(self) -> AbstractContextManager[None]:
+        """Have the loop's counters be what they were when the last batch came."""
+        return self._progress.as_kept()
 
     def end_window(self) -> None:
         """Begin with an empty one."""

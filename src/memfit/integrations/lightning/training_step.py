@@ -15,6 +15,7 @@ from memfit.integrations.lightning.framework import inside_hook, part_of
 from memfit.integrations.lightning.labels import LabelsSeen
 from memfit.integrations.lightning.logged_values import LoggedValues
 from memfit.integrations.lightning.metrics import Metrics
+from memfit.integrations.lightning.muted_loggers import StepLoggers
 from memfit.job import Job, StepOrder
 
 HOOK = "training_step"
@@ -47,6 +48,7 @@ class TrainingStep:
         self.module = trainer.lightning_module
         self.metrics = Metrics(self.module)
         self.logged = LoggedValues(self.module, self.metrics)
+        self.loggers = StepLoggers(trainer)
         self.divisor = 1.0
         """What losses are divided by, as Lightning does with the batches of an update."""
         self.batch_index = 0
@@ -70,7 +72,12 @@ class TrainingStep:
         num_samples = num_rows(batch)
         self.metrics.is_whole = self._whole is not None and num_samples == self._whole.num_samples
         terms = None if self.count is None or self.metrics.is_whole else self.count(batch)
+        counts = torch.is_grad_enabled() and self.metrics.counts
+        loggers = self.loggers.of_forward(
+            is_training=counts, is_first=not self._outputs, is_whole=self.metrics.is_whole
+        )
         with ExitStack() as stack:
+            stack.enter_context(loggers)
             stack.enter_context(self.logged.collecting())
             stack.enter_context(self.metrics.replaced())
             stack.enter_context(self.metrics.forward())
@@ -88,7 +95,7 @@ class TrainingStep:
                 "that have to be skipped whole."
             )
             raise StepSkippedError(msg)
-        if torch.is_grad_enabled() and self.metrics.counts:
+        if counts:
             self._outputs.append((self._kept(output), num_samples))
         loss = loss.reshape(()) if loss.numel() == 1 else loss
         if terms is not None:
@@ -107,6 +114,15 @@ class TrainingStep:
             yield
         finally:
             self.metrics.counts = False
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Run forwards that are no part of the batch under way."""
+        before, self._whole = self._whole, None
+        try:
+            yield
+        finally:
+            self._whole = before
 
     def result(self, loss: torch.Tensor) -> dict[str, Any]:
         """Return what Lightning hands to ``on_train_batch_end``: the loss, and what came with it.
@@ -266,6 +282,22 @@ def _clipping(trainer: Any, module: Any) -> Callable[[torch.optim.Optimizer], No
     return clip
 
 
+def _engine(strategy: str) -> str:
+    """Say why a strategy of Lightning is refused, and what there is instead."""
+    if "DeepSpeed" in strategy:
+        return (
+            f"under {strategy} an engine of its own cuts batches and steps. Micro-batches, "
+            "checkpointing and offload are settings of its configuration; `memfit run` watches the "
+            "training as it is"
+        )
+    return (
+        f"under {strategy} parameters are sharded or moved by an engine of its own, which "
+        "Lightning's loop hands no window to. memfit.predict counts a Job whose model function "
+        "calls fully_shard, `memfit run` watches this training as it is, and DDPStrategy is "
+        "planned"
+    )
+
+
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
@@ -275,7 +307,6 @@ def check_supported(trainer: Any, module: Any) -> None:
     Raises:
         MemfitError: with the reason and what there is instead.
     """
-    strategy = type(trainer.strategy).__name__
     reason = ""
     if not module.automatic_optimization:
         reason = (
@@ -286,10 +317,7 @@ def check_supported(trainer: Any, module: Any) -> None:
     elif not any(kind.__name__ in _STRATEGIES for kind in type(trainer.strategy).__mro__) or (
         trainer.strategy.handles_gradient_accumulation
     ):
-        reason = (
-            f"under {strategy} parameters are sharded or stepped by an engine of its own, which "
-            "Lightning's loop hands no window to. memfit.start runs FSDP2 itself"
-        )
+        reason = _engine(type(trainer.strategy).__name__)
     elif isinstance(trainer.optimizers[0], torch.optim.LBFGS):
         reason = "LBFGS runs its closure several times for one step"
     elif "dataloader_iter" in module.training_step.__code__.co_varnames[:3]:

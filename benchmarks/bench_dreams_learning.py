@@ -4,7 +4,8 @@ Run: python benchmarks/bench_dreams_learning.py [FOLDER]     (about an hour on o
 
 Runs that FOLDER has already are kept, so that what was interrupted goes on. Nothing here was chosen
 on the folds that are tested: a probe's strength is chosen inside each training part, the range of
-strengths and the number of peaks on folds inside the training part of the first fold.
+strengths and the number of peaks on folds inside the training part of the first fold. The runs
+`bsa_scan`, `has_F_scratch` and `has_Cl_scratch` are not in the results yet.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ _PROBE = (
     "--max_peaks_n 24 --probe 0.003 --probe 0.01 --probe 0.03 --probe 0.1 --probe 0.3 "
     "--unfreeze_backbone_at_epoch 1 --max_epochs 1 --lr 1e-6"
 )
+_TUNED = (
+    "--max_peaks_n 24 --probe 0.003 --probe 0.01 --probe 0.03 --probe 0.1 --probe 0.3 "
+    "--batch_size 16 --max_epochs 10 --lr 5e-4"
+)
 _TRAINED = (
     "--max_peaks_n 60 --batch_size 16 --max_epochs 10 --lr 5e-4 --d_fourier 240 --d_peak 16 "
     "--n_layers 1 --fourier_width 512 --mz_accuracy 1e-3 --dropout 0.3"
@@ -41,6 +46,8 @@ RUNS = {
     "has_Cl_pre_trained": f"{_FOLDS} --train_objective has_Cl {_PROBE} {_PRE_TRAINED}",
     "has_F_random": f"{_FOLDS} --train_objective has_F {_PROBE} {_SIZES}",
     "has_Cl_random": f"{_FOLDS} --train_objective has_Cl {_PROBE} {_SIZES}",
+    "has_F_pre_trained_tuned": f"{_FOLDS} --train_objective has_F {_TUNED} {_PRE_TRAINED}",
+    "has_F_random_tuned": f"{_FOLDS} --train_objective has_F {_TUNED} {_SIZES}",
     "bsa_group": f"{_BSA} --split_by group",
     "bsa_scan": f"{_BSA} --split_by scan",
     "has_F_scratch": f"{_FOLDS} --train_objective has_F {_TRAINED}",

@@ -126,6 +126,39 @@ def of_jobs() -> Iterator[str]:
         )
 
 
+def of_dreams() -> Iterator[str]:
+    found = {row["run"]: row["metrics"] for row in load_result("dreams_learning")["rows"]}
+
+    def spread(run: str, name: str) -> str:
+        return f"{found[run][f'{name}_mean']:.3f} +- {found[run][f'{name}_std']:.3f}"
+
+    ions = found["bsa_group"]
+    yield (
+        f"the same with whole ions held out, `--split_by group` | {percent(ions['val_mask_top1'])}"
+        f" | {percent(ions['frequency_top1'])}"
+    )
+    yield (
+        f"the same with whole ions held out | {ions['val_order_accuracy']:.3f} | "
+        f"{ions['logistic_order_accuracy']:.3f}"
+    )
+    for element in ("F", "Cl"):
+        pre_trained, random = f"has_{element}_pre_trained", f"has_{element}_random"
+        yield (
+            f"| has_{element}, AUROC | {spread(pre_trained, 'auroc')} | {spread(random, 'auroc')} "
+            f"| {spread(pre_trained, 'logistic_auroc')} | |"
+        )
+        yield (
+            f"| has_{element}, accuracy | {spread(pre_trained, 'accuracy')} | "
+            f"{spread(random, 'accuracy')} | {spread(pre_trained, 'logistic_accuracy')} | "
+            f"{spread(pre_trained, 'majority_accuracy')} |"
+        )
+    tuned = "has_F_pre_trained_tuned"
+    yield (
+        f"| has_F fine-tuned, AUROC | {spread(tuned, 'auroc')} | "
+        f"{spread('has_F_random_tuned', 'auroc')} | {spread(tuned, 'logistic_auroc')} | |"
+    )
+
+
 CLAIMS = {
     "README.md": of_conve,
     "docs/guarded-runs.md": of_the_guard,
@@ -134,6 +167,7 @@ CLAIMS = {
     "docs/exactness.md": of_exactness,
     "docs/leaks.md": of_leaks,
     "docs/scripts.md": of_jobs,
+    "src/memfit_workloads/dreams/README.md": of_dreams,
 }
 
 

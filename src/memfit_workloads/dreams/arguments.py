@@ -11,8 +11,8 @@ from memfit_workloads.flags import fraction, not_negative, positive, whole
 
 from .presets import PRESETS, apply_preset
 from .settings import (
-    DATASETS,
     MODELS,
+    NAMES,
     PRECISIONS,
     REGIMES,
     TRAIN_REGIMES,
@@ -78,8 +78,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help=f"a .hdf5, .mgf, .mzML or .mzML.gz file, or {', '.join(DATASETS)}; convert takes "
-        "several",
+        help=f"a .hdf5, .mgf, .mzML or .mzML.gz file, or {', '.join(NAMES)}; convert takes several",
     )
     _add(
         group,
@@ -190,8 +189,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         group,
         "train_objective",
         metavar="NAME",
-        help="mask_mz_hot (pre-training); has_F, has_Cl, has_N, a property such as qed, mol_props, "
-        "fp_morgan_4096, contrastive_spec_embs (fine-tuning); default has_F",
+        help="mask_mz_hot (pre-training); has_F, has_Cl, has_N, elements, a property such as qed, "
+        "mol_props, fp_morgan_4096, contrastive_spec_embs (fine-tuning); default has_F",
     )
     _add(group, "batch_size", type=whole(1), help="default 16; 1 works")
     _add(
@@ -240,6 +239,16 @@ def _add_finetuning(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="the first N blocks and what lies below never learn; default 0",
+    )
+    _add(
+        group,
+        "probe",
+        action="append",
+        type=positive,
+        default=[],
+        metavar="C",
+        help="begin has_* with a logistic regression on the backbone's embeddings, its penalty "
+        "1/C; of several C the one that is best on folds inside the training part",
     )
     group.add_argument("--folds", type=whole(2), help="cross-validate fine-tuning, by molecule")
     group.add_argument(

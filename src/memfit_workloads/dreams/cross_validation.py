@@ -21,6 +21,7 @@ from .runs import (
     finetuning_builder,
     finish,
     plain_figure,
+    probing,
     run_files,
     with_pre_trained_sizes,
 )
@@ -49,15 +50,17 @@ def cross_validate(settings: DreamsSettings, console: Console) -> dict[str, Any]
             data = finetuning_data(own, spectra, given, train, [])
             build = finetuning_builder(own, given, train)
             if planned is None:
-                planned = plan_training(own, at_its_largest(build), data)
+                planned = plan_training(own, at_its_largest(own, build), data)
                 show_plan(planned, console)
                 begin_folder(settings, {**spectra.to_json(), **planned.to_json()}, planned)
             torch.manual_seed(seed)
-            trained = fit(own, build(), data, planned, folder=None)
+            module = build()
+            begun = probing(own, spectra, given, train)(module)
+            trained = fit(own, module, data, planned, folder=None)
             scores = _fold_scores(own, spectra, given, trained, test)
             scores |= _baseline_scores(given, features, train, test)
             scores = {name: plain_figure(value) for name, value in scores.items()}
-            lines.append({"seed": seed, "fold": number, "num_test": len(test), **scores})
+            lines.append({"seed": seed, "fold": number, "num_test": len(test), **begun, **scores})
             console.print(str(lines[-1]), markup=False, soft_wrap=True, highlight=False)
     assert planned is not None
     assert trained is not None
@@ -105,7 +108,7 @@ def _baseline_scores(
 
 def _over_folds(folds: list[dict[str, Any]]) -> dict[str, float]:
     """Return mean and standard deviation over all folds of all seeds."""
-    names = [name for name in folds[0] if name not in {"seed", "fold", "num_test"}]
+    names = [name for name in folds[0] if name not in {"seed", "fold", "num_test", "probe"}]
     out: dict[str, float] = {}
     for name in names:
         values = np.array([fold[name] for fold in folds], dtype=float)

@@ -66,6 +66,15 @@ def logistic_scores(
     return model.predict_proba(features[test])[:, 1]
 
 
+def logistic_head(
+    features: np.ndarray, labels: np.ndarray, strength: float
+) -> tuple[np.ndarray, float]:
+    """Return the weights and the intercept of a logistic regression of inverse penalty C."""
+    model = _sklearn("linear_model").LogisticRegression(C=strength, max_iter=5000)
+    model.fit(features, labels)
+    return model.coef_[0], float(model.intercept_[0])
+
+
 def _sklearn(module: str) -> Any:
     import importlib
 

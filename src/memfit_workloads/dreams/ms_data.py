@@ -12,6 +12,7 @@ import numpy as np
 from memfit.errors import DataError, MissingExtraError
 from memfit.files import replace_atomically
 
+from .made_spectra import generated_spectra, is_generated
 from .mgf import read_mgf
 from .mzml import read_mzml
 from .spectra import BadRecords, Spectrum, checked, fault_of
@@ -26,11 +27,18 @@ _READERS = {".mgf": read_mgf, ".mzml": read_mzml, ".mzml.gz": read_mzml}
 
 
 def read_spectra(path: Path, bad_records: BadRecords) -> Iterator[Spectrum]:
-    """Yield the spectra of a .mgf, .mzML or .mzML.gz file that can be used, and report the others.
+    """Yield the spectra of a file that can be used, and report the others.
+
+    Args:
+        path: a .mgf, .mzML or .mzML.gz file, or the name of generated spectra.
+        bad_records: is told of what cannot be used.
 
     Raises:
         DataError: if there is no such file, or it is of another kind.
     """
+    if is_generated(path):
+        yield from checked(generated_spectra(path), path, bad_records)
+        return
     if not path.is_file():
         raise DataError(str(path), "there is no such file. Give a .mgf, .mzML or .hdf5 file.")
     name = path.name.lower()

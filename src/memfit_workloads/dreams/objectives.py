@@ -10,11 +10,18 @@ import numpy as np
 
 from memfit.errors import DataError, MissingExtraError, UsageError
 
-from .elements import SmilesError, has_element
+from .elements import SmilesError, atom_counts, has_element
 from .spectra import BadRecords
 
 BINARY, REGRESSION, FINGERPRINT, CONTRASTIVE = "binary", "regression", "fingerprint", "contrastive"
 ELEMENTS = {"has_F": "F", "has_Cl": "Cl", "has_N": "N"}
+ELEMENT_COUNTS = "elements"
+_AT_LEAST = {
+    "F": (1, 2, 3, 4, 6), "Cl": (1, 2, 3), "Br": (1,), "S": (1, 2), "P": (1,),
+    "N": (1, 2, 3, 4, 5, 6), "O": (1, 2, 3, 4, 5, 6, 8, 10), "C": (8, 12, 16, 20, 24, 30, 40),
+    "H": (6, 10, 14, 18, 22, 28, 36, 50),
+}  # fmt: skip
+"""What ``elements`` predicts: whether there are at least so many atoms of each."""
 PROPERTIES = (
     "logp", "hba", "hbd", "tpsa", "rotatable_bonds", "aromatic_rings", "aliphatic_rings", "fsp3",
     "qed", "sa", "bertz",
@@ -25,7 +32,14 @@ _FINGERPRINT_BITS = {
 }  # fmt: skip
 CONTRASTIVE_OBJECTIVE = "contrastive_spec_embs"
 MASK_MZ = "mask_mz_hot"
-FINETUNING = (*ELEMENTS, *PROPERTIES, MOL_PROPS, *_FINGERPRINT_BITS, CONTRASTIVE_OBJECTIVE)
+FINETUNING = (
+    *ELEMENTS,
+    ELEMENT_COUNTS,
+    *PROPERTIES,
+    MOL_PROPS,
+    *_FINGERPRINT_BITS,
+    CONTRASTIVE_OBJECTIVE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,9 @@ def objective_named(name: str, d_model: int) -> Objective:
         return Objective(
             name=name, kind=BINARY, num_outputs=1, labels=lambda s: [float(has_element(s, symbol))]
         )
+    if name == ELEMENT_COUNTS:
+        width = sum(map(len, _AT_LEAST.values()))
+        return Objective(name=name, kind=BINARY, num_outputs=width, labels=_at_least)
     if name in PROPERTIES:
         return Objective(
             name=name, kind=REGRESSION, num_outputs=1, labels=lambda s: [_properties(s)[name]]
@@ -70,6 +87,15 @@ def objective_named(name: str, d_model: int) -> Objective:
         return Objective(name=name, kind=CONTRASTIVE, num_outputs=d_model, labels=lambda _: [])
     msg = f"There is no objective {name!r}. There are: {', '.join(FINETUNING)}."
     raise UsageError(msg)
+
+
+def _at_least(smiles: str) -> list[float]:
+    counts = atom_counts(smiles)
+    return [
+        float(counts.get(symbol, 0) >= number)
+        for symbol, numbers in _AT_LEAST.items()
+        for number in numbers
+    ]
 
 
 def labelled(

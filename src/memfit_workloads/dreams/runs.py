@@ -29,6 +29,7 @@ from .inputs import (
     split_labelled,
 )
 from .pretraining import DreamsPretraining
+from .probing import begin_at_probe
 from .schedule import Schedule
 from .settings import DreamsSettings, settings_json
 from .training import Trained, fit, plan_training
@@ -67,7 +68,8 @@ def finetune(settings: DreamsSettings, console: Console) -> dict[str, Any]:
     train, val = split_labelled(settings, spectra, given)
     data = finetuning_data(settings, spectra, given, train, val)
     build = finetuning_builder(settings, given, train)
-    planned, trained = _train(settings, console, spectra, build, data)
+    begin = probing(settings, spectra, given, train)
+    planned, trained = _train(settings, console, spectra, build, data, begin=begin)
     save_model(
         settings.output_dir / FINAL, trained.module, settings.train_objective, settings.head_depth
     )
@@ -111,6 +113,22 @@ def finetuning_builder(
     return build
 
 
+def probing(
+    settings: DreamsSettings, spectra: Spectra, given: Labelled, train: list[int]
+) -> Callable[[Any], dict[str, float]]:
+    """Return what sets a module's head before training, where that was asked for, and says how."""
+
+    def begin(module: Any) -> dict[str, float]:
+        if not settings.probe or settings.resume_from_checkpoint is not None:
+            return {}
+        rows = rows_of(spectra.ms_data, [given.rows[i] for i in train], settings.max_peaks_n)
+        molecules = [given.molecules[i] for i in train]
+        labels = given.labels[train]
+        return {"probe": begin_at_probe(module, rows, labels, molecules, settings.probe)}
+
+    return begin
+
+
 def _started_from(module: Any, settings: DreamsSettings) -> Any:
     if settings.pre_trained_pth is not None:
         load_backbone(module.backbone, settings.pre_trained_pth)
@@ -118,24 +136,33 @@ def _started_from(module: Any, settings: DreamsSettings) -> Any:
 
 
 def _train(
-    settings: DreamsSettings, console: Console, spectra: Spectra, build: Any, data: Any
+    settings: DreamsSettings,
+    console: Console,
+    spectra: Spectra,
+    build: Any,
+    data: Any,
+    *,
+    begin: Callable[[Any], Any] | None = None,
 ) -> tuple[PlannedFigures, Trained]:
     """Plan, make the folder ready, and train."""
     with console.status("planning: recording steps, nothing is run yet"):
-        planned = plan_training(settings, at_its_largest(build), data)
+        planned = plan_training(settings, at_its_largest(settings, build), data)
     show_plan(planned, console)
     begin_folder(settings, {**spectra.to_json(), **planned.to_json()}, planned)
     torch.manual_seed(settings.seed)
     module = build()
+    if begin is not None:
+        begin(module)
     return planned, fit(settings, module, data, planned, folder=settings.output_dir)
 
 
-def at_its_largest(build: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what builds the module with all unfrozen that will ever be: its largest step."""
+def at_its_largest(settings: DreamsSettings, build: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what builds the module with all unfrozen that the run ever frees: its largest step."""
 
     def built() -> Any:
         module = build()
-        if isinstance(module, DreamsFinetuning):
+        is_freed = settings.unfreeze_backbone_at_epoch < settings.max_epochs
+        if isinstance(module, DreamsFinetuning) and is_freed:
             module.unfreeze_all()
         return module
 

@@ -32,6 +32,7 @@ SMALL = DreamsSizes(
     mz_bin=1.0,
     mz_accuracy=1e-2,
 )
+NAMES = (*DATASETS, "generated:NUMBER")
 MODELS = {"small": SMALL, "document": DOCUMENT}
 _AS_DOCUMENTED = {
     "bias_form": PAIRWISE, "attention": PLAIN, "fourier_chunk": 0, "loss_rows": 0,
@@ -91,6 +92,7 @@ class DreamsSettings(SystemSettings):
     focal_gamma: float
     unfreeze_backbone_at_epoch: int
     frozen_layers: int
+    probe: list[float]
     folds: int | None
     seeds: int
     seed: int
@@ -164,7 +166,7 @@ def _paths(args: argparse.Namespace, regime: str) -> tuple[Path, ...]:
     paths = tuple(DATASETS.get(name, Path(name)) for name in args.dataset_pth)
     if regime in REGIMES and not paths:
         msg = (
-            f"No spectra to read. Give --dataset_pth FILE, or one of {', '.join(DATASETS)}, which "
+            f"No spectra to read. Give --dataset_pth FILE, or one of {', '.join(NAMES)}, which "
             "come with memfit."
         )
         raise UsageError(msg)

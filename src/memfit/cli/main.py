@@ -32,6 +32,8 @@ COMMANDS = {
     "predict": "predict the peak memory of a step without running it",
     "job": "write a memfit.Job out of a training script, and prove it",
     "plan": "find the fastest exact way to fit a budget",
+    "apply": "write a plan into configuration files, reversibly",
+    "undo": "put back what the last apply has replaced",
     "measure": "run a step here and measure its peak memory",
     "verify": "prove on the job itself that a plan keeps the results",
     "run": "run any training command, watched and inside a budget",

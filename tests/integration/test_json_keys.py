@@ -82,6 +82,9 @@ def words_of(command: str, folder: Path) -> list[str]:
     (folder / "snapshot.json").write_text(json.dumps(steady_training(num_steps=1).snapshot()))
     (folder / "train.py").write_text(SCRIPT)
     (folder / "plain.py").write_text(TRAINS)
+    (folder / "config.yaml").write_text(
+        "data_loader: {batch_size: 8}\ntraining: {trainer: {accumulate_grad_batches: 2}}\n"
+    )
     (folder / "micro.yaml").write_text(MICRO_BATCHES)
     (folder / "arguments.yaml").write_text("output_dir: o\nper_device_train_batch_size: 8\n")
     script = [sys.executable, "-c", "print(1)"]
@@ -91,6 +94,7 @@ def words_of(command: str, folder: Path) -> list[str]:
         "plan": ["plan", job],
         "apply": ["apply", str(folder / "micro.yaml"), str(folder / "arguments.yaml"), "--yes"],
         "undo": ["undo", str(folder)],
+        "config": ["config", "--gpu-memory", "24", "--config-path", str(folder / "config.yaml")],
         "measure": ["measure", job],
         "job": ["job", str(folder / "plain.py"), "--output", str(folder / "job_plain.py")],
         "verify": ["verify", job, "--plan", str(folder / "plan.yaml")],

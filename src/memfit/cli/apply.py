@@ -95,11 +95,11 @@ def _as_json(applied: Applied) -> dict[str, Any]:
     """Return what changes as plain values."""
     from dataclasses import asdict
 
-    from memfit.configfile.changes import summary_rows
+    from memfit.configfile.changes import rows_of
 
     changes = applied.changes
     return {
-        "files": summary_rows(changes),
+        "files": rows_of(changes.files),
         "kinds": [each.kind.name for each in applied.settings],
         "batch_before": _batch_json(changes.before),
         "batch_after": _batch_json(changes.after),

@@ -34,6 +34,7 @@ COMMANDS = {
     "plan": "find the fastest exact way to fit a budget",
     "apply": "write a plan into configuration files, reversibly",
     "undo": "put back what the last apply has replaced",
+    "config": "work out a training's settings for a card, and write them",
     "measure": "run a step here and measure its peak memory",
     "verify": "prove on the job itself that a plan keeps the results",
     "run": "run any training command, watched and inside a budget",

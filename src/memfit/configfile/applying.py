@@ -65,7 +65,7 @@ def apply_plan(
     """
     wanted = read_plan_settings(plan)
     folder = common_folder(list(configs), Path.cwd())
-    num_put_back = _finish_earlier(folder, write=write)
+    num_put_back = finish_earlier(folder, write=write)
     settings = read_settings(configs, read_mapping(mapping) if mapping else None)
     if not even_if_changed:
         _check_older(plan, settings, folder)
@@ -114,13 +114,17 @@ def _written(applied: Applied) -> Applied:
 
 
 def _checked(applied: Applied) -> Applied:
-    """Refuse at the dry run what writing would refuse."""
-    for each in applied.changes.files:
-        real_file(each.path, applied.folder)
+    check_links(applied.folder, applied.changes.files)
     return applied
 
 
-def _finish_earlier(folder: Path, *, write: bool) -> int:
+def check_links(folder: Path, files: Sequence[FileChange]) -> None:
+    """Refuse at a dry run the links that writing would refuse."""
+    for each in files:
+        real_file(each.path, folder)
+
+
+def finish_earlier(folder: Path, *, write: bool) -> int:
     """Put back what was cut off earlier, where something is to be written.
 
     Raises:

@@ -311,7 +311,7 @@ def _optimizer_in(edits: Edits, settings: Settings, optimizer: str) -> str:
     return "" if _set(edits, settings, Role.OPTIMIZER, word) else "there is no key for it"
 
 
-def summary_rows(changes: Changes) -> list[Mapping[str, object]]:
+def rows_of(files: Sequence[FileChange]) -> list[Mapping[str, object]]:
     """Return the changes as plain values."""
     return [
         {
@@ -328,5 +328,5 @@ def summary_rows(changes: Changes) -> list[Mapping[str, object]]:
                 for change in each.changes
             ],
         }
-        for each in changes.files
+        for each in files
     ]

@@ -92,7 +92,9 @@ def dotted(key: Key) -> str:
 
 def spliced(text: str, splices: Iterable[Splice]) -> str:
     """Replace stretches of a text, which do not overlap."""
-    for splice in sorted(splices, key=lambda each: (each.start, each.end), reverse=True):
+    # From the end, so that places stay; of two insertions at one place the first comes first.
+    ordered = sorted(splices, key=lambda each: (each.start, each.end))
+    for splice in reversed(ordered):
         text = text[: splice.start] + splice.text + text[splice.end :]
     return text
 

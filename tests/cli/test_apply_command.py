@@ -71,6 +71,16 @@ def test_undo_finds_the_history_from_any_path_below(path, config):
     assert config.read_text() == CONFIG
 
 
+def test_undo_of_a_folder_leaves_an_apply_to_other_files_alone(config, refuse, capsys):
+    main(["apply", "plan.yaml", str(config), "--yes"])
+    capsys.readouterr()
+    written = config.read_text()
+    Path("other").mkdir()
+
+    assert "was to " in refuse("undo", "other")
+    assert config.read_text() == written
+
+
 def test_undo_refuses_what_was_changed_by_hand_unless_asked_to(config, refuse, capsys):
     main(["apply", "plan.yaml", str(config), "--yes"])
     capsys.readouterr()

@@ -161,6 +161,12 @@ CASES = [
         amp="on",
     ),
     mapped(
+        "python/arguments.py",
+        'micro_batch = "add_argument.batch_size.default"\n'
+        'accumulation = "add_argument.grad_accum.default"\n',
+        **{"--batch-size__default": 4, "--grad-accum__default": 8},
+    ),
+    mapped(
         "python/settings_dict.py",
         'micro_batch = "CONFIG.loader.size"\naccumulation = "CONFIG.every"\n',
         size=4,

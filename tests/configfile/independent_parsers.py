@@ -48,9 +48,7 @@ def python_values(text: str) -> dict[str, Any]:
 def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            for keyword in node.keywords:
-                yield f"{name}/{keyword.arg}", _literal(keyword.value)
+            yield from _keywords(node)
         elif isinstance(node, ast.Assign):
             yield ast.unparse(node.targets[0]), _literal(node.value)
         elif isinstance(node, ast.AnnAssign):
@@ -58,6 +56,14 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 yield str(_literal(key)), _literal(value)
+
+
+def _keywords(node: ast.Call) -> Iterator[tuple[str, Any]]:
+    name = ast.unparse(node.func).rpartition(".")[2]
+    if name == "add_argument":
+        name = str(_literal(node.args[0]))
+    for keyword in node.keywords:
+        yield f"{name}/{keyword.arg}", _literal(keyword.value)
 
 
 def _literal(node: Any) -> Any:

@@ -13,6 +13,8 @@ from memfit.configfile.applying import apply_plan
 from memfit.configfile.changes import Wishes
 from memfit.configfile.transaction import undo_last
 
+BOM = b"\xef\xbb\xbf"
+
 
 @pytest.fixture
 def apply_case(folder):
@@ -39,7 +41,7 @@ def test_every_file_of_the_corpus_has_a_case():
     assert len(files) >= 60
     contents = [(CORPUS / file).read_bytes() for file in files]
     assert sum(b"\r\n" in content for content in contents) >= 8
-    assert sum(content.startswith(b"\xef\xbb\xbf") for content in contents) >= 3
+    assert sum(content.startswith(BOM) for content in contents) >= 3
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
@@ -57,6 +59,7 @@ def test_only_what_is_meant_changes_and_undo_gives_every_byte_back(case, apply_c
     assert differing == expected
     assert before.keys() - after.keys() == set()
     assert unchanged_lines(original, written)
+    assert written.startswith(BOM) == original.startswith(BOM)
 
     undo_last(tmp_path)
 

@@ -136,6 +136,11 @@ REFUSED = {
         "no micro-batch was found",
     ),
     "aliases without end": ("a.yaml", "a: &a [*a]\n", "ever more values"),
+    "a key in the long form, beside which nothing can be written": (
+        "a.yaml",
+        "? per_device_train_batch_size\n: 8\n? output_dir\n: o\n",
+        "would change more than that",
+    ),
     "several documents without a batch": ("a.yaml", "a: 1\n---\nb: 2\n", "Say which key"),
 }
 
@@ -208,6 +213,42 @@ def test_a_batch_without_exact_factors_names_those_that_are_near(apply, folder):
     assert (folder / "a.yaml").read_text() == text
     assert apply(("a.yaml", text), micro_batch_size=3).changes.after.effective_size == 225
     assert apply(("a.yaml", text), effective_size=224).changes.after.accumulation == 56
+
+
+def test_a_plan_without_micro_batches_leaves_the_batch_alone(apply, folder):
+    (folder / "plan.yaml").write_text("memfit_plan: 1\nstrategies: [{name: bf16}]\n")
+    changes = apply(("a.yaml", ARGUMENTS)).changes
+
+    (file,) = changes.files
+    assert [(each.key, each.after) for each in file.changes] == [("bf16", True)]
+    assert changes.after is None
+
+
+def test_a_plan_of_the_whole_batch_needs_no_accumulation(apply, folder):
+    (folder / "plan.yaml").write_text("memfit_plan: 1\nprediction: {batch_size: 16}\n")
+
+    assert apply(("a.yaml", ARGUMENTS)).changes.after.product() == "16 x 1 x 1 = 16"
+
+
+def test_conditions_of_the_plan_and_a_finder_of_batch_sizes_are_said(apply, folder):
+    with (folder / "plan.yaml").open("a") as plan:
+        plan.write("reasons: [holds while no row is empty]\n")
+    notes = " ".join(apply(("a.yaml", ARGUMENTS + "auto_find_batch_size: true\n")).changes.notes)
+
+    assert "The plan: holds while no row is empty" in notes
+    assert "auto_find_batch_size (a.yaml) makes the micro-batch smaller" in notes
+
+
+@pytest.mark.parametrize(
+    ("optim", "is_written"), [("", True), ("optim: adamw_torch\n", True), ("optim: lion\n", False)]
+)
+def test_an_eight_bit_optimizer_takes_the_place_of_adamw_alone(optim, is_written, apply, folder):
+    (folder / "plan.yaml").write_text("memfit_plan: 1\nstrategies: [{name: eight-bit-optimizer}]\n")
+    changes = apply(("a.yaml", ARGUMENTS + optim)).changes
+
+    written = [each.after for file in changes.files for each in file.changes]
+    assert written == (["adamw_bnb_8bit"] if is_written else [])
+    assert bool(changes.left_out) is not is_written
 
 
 def test_a_micro_batch_beyond_the_plan_is_refused(apply):

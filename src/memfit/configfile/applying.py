@@ -88,12 +88,20 @@ def write_changes(folder: Path, files: Sequence[FileChange]) -> Record | None:
 
 
 def history_folder(path: Path) -> Path:
-    """Find the folder in which something was applied to a path.
+    """Find the folder in which something was last applied to a path, or to files below it.
 
     Raises:
-        UndoError: if there is none.
+        UndoError: if there is none, or the last apply there was to other files.
     """
     found = folder_with_history(path)
+    if found is not None:
+        last = records(found)[-1]
+        touched = [found.resolve() / file.path for file in last.files]
+        if not any(file.is_relative_to(path.resolve()) for file in touched):
+            raise UndoError(
+                f"The last apply in {found} was to {', '.join(map(str, touched))}, and not to "
+                f"{path.absolute()}. Name one of these, or {found}, to undo it."
+            )
     if found is None:
         raise UndoError(
             f"Nothing has been applied in {path.absolute()} or above it, so there is nothing to "

@@ -17,6 +17,7 @@ from .settings_files import Place, Settings
 from .tree import Insertion, Key, Scalar, Value, dotted
 
 _ADAMW = "adamw"
+_FINDER = "auto_find_batch_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,7 @@ def changes_of(plan: PlanSettings, settings: Sequence[Settings], wishes: Wishes)
     left_out += _write_precision(edits, settings, plan.precision)
     left_out += _write_checkpointing(edits, settings, plan)
     left_out += _write_optimizer(edits, settings, plan.optimizer)
+    notes += _notes_of_finders(settings)
     if plan.checkpointing and plan.checkpoints_some:
         notes.append(
             "The plan checkpoints some blocks, or keeps some results; the switch in a "
@@ -211,6 +213,7 @@ def _batch_after(
 
 
 def _batch_notes(plan: PlanSettings, before: Batch, after: Batch) -> Iterator[str]:
+    yield from (f"The plan: {reason}" for reason in plan.reasons)
     share = before.micro_batch_size * before.accumulation
     if plan.batch_size is not None and plan.batch_size != share:
         yield (
@@ -221,6 +224,19 @@ def _batch_notes(plan: PlanSettings, before: Batch, after: Batch) -> Iterator[st
         yield (
             f"The effective batch becomes {after.effective_size}; it was {before.effective_size}."
         )
+
+
+def _notes_of_finders(settings: Sequence[Settings]) -> Iterator[str]:
+    """Warn of switches that change the micro-batch while training, and not the accumulation."""
+    for each in settings:
+        for part in each.parts:
+            for key, entry in part.document.tree.entries.items():
+                if key[-1] == _FINDER and entry.value is True:
+                    yield (
+                        f"{dotted(key)} ({part.document.path}) makes the micro-batch smaller when "
+                        "memory runs out, and leaves the accumulation: the effective batch would "
+                        "change. Switch it off."
+                    )
 
 
 def _add(edits: Edits, settings: Sequence[Settings], role: Role, value: Value) -> bool:

@@ -12,7 +12,7 @@ from memfit.errors import ConfigFileError
 from .json_text import edit_json, read_json
 from .python_text import edit_python, read_python
 from .toml_text import edit_toml, read_toml
-from .tree import Insertion, Key, Tree, Value, dotted, expected_values, same_values
+from .tree import Insertion, Key, Scalar, Tree, Value, dotted, expected_values, same_values
 from .yaml_text import edit_yaml, read_yaml
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -69,8 +69,7 @@ class Document:
                 self._refuse(each.key, f"it would have to be added, and {obstacle}")
         found = _FORMATS[self.path.suffix.lower()]
         text = found.edit(self.text, self.tree, replaced, inserted)
-        outcome = found.read(text)
-        if not same_values(outcome.values(), expected_values(self.tree, replaced, inserted)):
+        if not _says(found, text, expected_values(self.tree, replaced, inserted)):
             names = ", ".join(map(dotted, [*replaced, *(each.key for each in inserted)]))
             raise ConfigFileError(
                 f"changing {names} would change more than that; change them by hand", self.path
@@ -86,6 +85,14 @@ class Document:
             "Write the value there by hand, or name another key with --mapping",
             self.path,
         )
+
+
+def _says(form: _Format, text: str, expected: Mapping[Key, Scalar]) -> bool:
+    """Return whether a text can be read and says this, and nothing else."""
+    try:
+        return same_values(form.read(text).values(), expected)
+    except ConfigFileError:
+        return False
 
 
 def read_document(path: Path) -> Document:

@@ -54,8 +54,8 @@ class PlanSettings:
     optimizer: str = ""
     """``eight-bit`` or the name of an implementation."""
     left_out: tuple[LeftOut, ...] = ()
-    peak_bytes: int | None = None
-    """The predicted peak of the planned step, allocated."""
+    reasons: tuple[str, ...] = ()
+    """What the plan was proved with, and while what it holds."""
 
 
 def read_plan_settings(path: Path) -> PlanSettings:
@@ -87,7 +87,7 @@ def read_plan_settings(path: Path) -> PlanSettings:
         checkpoints_some=bool(checkpointing and any(map(checkpointing.get, ("blocks", "keep")))),
         optimizer="eight-bit" if _EIGHT_BIT in strategies else implementation,
         left_out=tuple(_left_out(name) for name in strategies if not _is_written(name)),
-        peak_bytes=prediction.get("peak_allocated_bytes"),
+        reasons=tuple(str(reason) for reason in content.get("reasons") or ()),
     )
 
 

@@ -108,7 +108,7 @@ class _Walk(ast.NodeVisitor):
         """Note the keywords of a call, under the last name of what is called."""
         name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
         if name and node.keywords:
-            group = (str(name),)
+            group = _group_of(str(name), node)
             line = self._calls.setdefault(group, node.lineno)
             self.groups.add(group)
             if any(keyword.arg is None for keyword in node.keywords):
@@ -169,6 +169,14 @@ class _Walk(ast.NodeVisitor):
         """Turn a place as ``ast`` gives it, in bytes of UTF-8, into a place in the text."""
         before = self._lines[line - 1].encode()[:utf8_column]
         return self._starts[line - 1] + len(before.decode())
+
+
+def _group_of(name: str, node: ast.Call) -> Key:
+    """Name a call; an argument of a command line is named by itself."""
+    first = node.args[0] if node.args else None
+    if name == "add_argument" and isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return (name, first.value.lstrip("-").replace("-", "_"))
+    return (name,)
 
 
 def _literal(node: ast.expr, source: str) -> tuple[Scalar, str]:

@@ -112,7 +112,7 @@ def detected_card() -> Card:
     if not machine.cuda_devices:
         raise MemfitError(NO_CARD)
     first = machine.cuda_devices[0]
-    managed = ManagedCard.find()
+    managed = ManagedCard.find(_first_uuid())
     occupancy = managed.occupancy() if managed else None
     others = managed.processes() if managed else ()
     return Card(
@@ -122,6 +122,14 @@ def detected_card() -> Card:
         device=catalogue_name(first),
         other_processes=tuple(each for each in others if each.pid != os.getpid()),
     )
+
+
+def _first_uuid() -> str | None:
+    """Return the identifier of the first card, by which the driver tells cards apart."""
+    import torch
+
+    found = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+    return None if found is None else str(found)
 
 
 def named_card(name: str) -> Card:

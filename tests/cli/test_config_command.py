@@ -194,7 +194,8 @@ def test_auto_counts_what_others_hold_and_names_them(tmp_path, monkeypatch, caps
             CardProcess(pid=2**22 + 1, used_bytes=None),
         ),
     )
-    monkeypatch.setattr(card_settings.ManagedCard, "find", lambda: managed)
+    monkeypatch.setattr(card_settings.ManagedCard, "find", lambda uuid: managed)
+    monkeypatch.setattr(card_settings, "_first_uuid", lambda: "GPU-1")
 
     assert main(["config", "--auto"]) == 0
     shown = capsys.readouterr().out

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import tomlkit
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.configfile.independent_parsers import flat
 
 from memfit.configfile.json_text import edit_json, read_json
+from memfit.configfile.toml_text import edit_toml, read_toml
 from memfit.configfile.tree import Insertion
 from memfit.configfile.yaml_text import edit_yaml, read_yaml
 from memfit.errors import ConfigFileError
@@ -110,6 +113,23 @@ def test_one_value_is_added_to_yaml(content, value, data, flow):
     edited = edit_yaml(text, tree, {}, [added])
 
     assert_only(yaml.safe_load(text), yaml.safe_load(edited), added.key, value)
+
+
+@given(
+    st.dictionaries(NAMES, st.integers(0, 99) | st.dictionaries(NAMES, st.booleans(), max_size=2)),
+    st.data(),
+)
+def test_one_value_of_toml_is_replaced(content, data):
+    text = "# first\n" + tomlkit.dumps(content) + "# last\n"
+    tree = read_toml(text)
+    if not tree.entries:
+        return
+    key = data.draw(st.sampled_from(sorted(tree.entries)))
+    edited = edit_toml(text, tree, {key: 12345}, [])
+
+    assert_only(content, tomllib.loads(edited), key, 12345)
+    assert edited.startswith("# first\n")
+    assert edited.endswith("# last\n")
 
 
 @given(st.text("ab:-{}[]&*<\"'#|> \n\t1", max_size=30))

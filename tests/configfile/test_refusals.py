@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from memfit.configfile.changes import Wishes
 from memfit.errors import (
     ConfigFileError,
     MemfitError,
+    MissingExtraError,
     NoExactFactorsError,
     PlanFileError,
     UsageError,
@@ -213,6 +215,31 @@ def test_a_batch_without_exact_factors_names_those_that_are_near(apply, folder):
     assert (folder / "a.yaml").read_text() == text
     assert apply(("a.yaml", text), micro_batch_size=3).changes.after.effective_size == 225
     assert apply(("a.yaml", text), effective_size=224).changes.after.accumulation == 56
+
+
+def test_a_constant_that_several_loaders_take_is_what_is_changed(apply):
+    text = (
+        "BATCH_SIZE = 8\nt = Trainer(accumulate_grad_batches=2)\n"
+        "a = DataLoader(x, batch_size=BATCH_SIZE)\nb = DataLoader(y, batch_size=BATCH_SIZE)\n"
+    )
+    (file,) = apply(("a.py", text)).changes.files
+
+    assert file.content.decode().startswith("BATCH_SIZE = 4\n")
+    assert b"accumulate_grad_batches=4" in file.content
+
+
+def test_toml_without_its_library_names_the_pip_line(apply, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tomlkit", None)
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'memfit\[toml\]'"):
+        apply(("a.toml", 'output_dir = "o"\nper_device_train_batch_size = 8\n'))
+
+
+def test_stages_that_are_named_too_are_left_as_they_are(apply):
+    stage = ("01_stage.yaml", "name: s\nn_positives: 32\nn_negatives: 24\n")
+    changes = apply(("a.yaml", "data: {batch_size: 8}\n" + TRAINER), stage).changes
+
+    assert [file.path.name for file in changes.files] == ["a.yaml"]
 
 
 def test_a_plan_without_micro_batches_leaves_the_batch_alone(apply, folder):

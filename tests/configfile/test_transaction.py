@@ -137,6 +137,46 @@ def test_a_backup_that_is_not_what_it_was_is_never_put_back(content, tmp_path):
     assert file.read_bytes() == b"2"
 
 
+def test_what_somebody_has_put_under_the_name_of_a_backup_stays(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"1")
+    write_all(tmp_path, [rewrite(file, b"2")])
+    file.write_bytes(b"1")  # put back by hand, and the name used for something else
+    (tmp_path / "a.yaml.backup-1").write_bytes(b"somebody's own")
+
+    undo_last(tmp_path)
+
+    assert (tmp_path / "a.yaml.backup-1").read_bytes() == b"somebody's own"
+    assert records(tmp_path) == []
+
+
+def test_two_processes_write_one_after_the_other(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"0")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from memfit.configfile.transaction import Rewrite, write_all\n"
+        "from memfit.errors import ConfigFileError\n"
+        "file, done = Path(sys.argv[1]), 0\n"
+        "while done < 10:\n"
+        "    before = file.read_bytes()\n"
+        "    try:\n"
+        "        after = b'%d' % (int(before) + 1)\n"
+        "        write_all(file.parent, [Rewrite(path=file, before=before, after=after)])\n"
+        "        done += 1\n"
+        "    except ConfigFileError:\n"
+        "        continue\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}"}
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(file)], env=environment) for _ in range(2)
+    ]
+
+    assert [each.wait() for each in both] == [0, 0]
+    assert file.read_bytes() == b"20"
+    assert [record.number for record in records(tmp_path)] == list(range(1, 21))
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_bytes(b"1")

@@ -154,4 +154,4 @@ def _show(applied: Applied, console: Console, *, is_written: bool) -> None:
         lines.append(f"Written. `memfit undo {applied.folder}` puts it back.")
     elif not is_written:
         lines.append("Nothing has been written; --yes writes it.")
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    console.out("\n".join(lines), highlight=False)  # as it is: patch reads tabs and line ends

@@ -92,7 +92,7 @@ class ConfigCommand:
         else:
             lines = text.settings_lines(card, stages, wanted, written)
             lines += text.profile_lines(profiles)
-            console.print("\n".join(lines), markup=False, soft_wrap=True)
+            console.out("\n".join(lines), highlight=False)
         return 0
 
 

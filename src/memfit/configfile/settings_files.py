@@ -65,6 +65,8 @@ class Settings:
                         part.document.path,
                     )
         if len(found) > 1:
+            found = _without_computed(found)
+        if len(found) > 1:
             raise ConfigFileError(
                 f"the {role} could be any of {', '.join(map(str, found))}. Say with --mapping "
                 "which is meant",
@@ -151,6 +153,16 @@ class Settings:
                             "Correct it, or take it out",
                             part.document.path,
                         )
+
+
+def _without_computed(places: list[Place]) -> list[Place]:
+    """Leave out what a program computes, where there is a literal that it may come from."""
+    literal = [
+        place
+        for place in places
+        if place.document.format != "Python" or not str(place.entry.value).startswith("=")
+    ]
+    return literal or places
 
 
 def read_settings(paths: Sequence[Path], mapping: Kind | None = None) -> list[Settings]:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,8 +140,18 @@ def _put_back(folder: Path, record: Record, *, even_if_changed: bool) -> None:
             take_place(part, path)
         remove(part)
     for file in record.files:
-        remove(root / file.backup)
+        _remove_own(root / file.backup, root / file.path)
     forget(folder, record)
+
+
+def _remove_own(backup: Path, path: Path) -> None:
+    """Remove a backup that holds what the file holds again, or its beginning if it was cut off.
+
+    What somebody else has put under its name meanwhile stays.
+    """
+    with suppress(FileNotFoundError):
+        if path.read_bytes().startswith(backup.read_bytes()):
+            remove(backup)
 
 
 def _check_as_left(root: Path, record: Record, *, even_if_changed: bool) -> None:

@@ -138,6 +138,41 @@ def test_a_hydra_tree_is_followed_into_the_files_that_its_defaults_name(config, 
     assert "accumulate_grad_batches: 2" in (config.parent / "trainer/kinds/fast.yaml").read_text()
 
 
+def test_of_two_files_that_set_a_key_the_later_one_counts(config, capsys):
+    files = {
+        "config.yaml": "defaults:\n  - _self_\n  - data: small\n  - trainer: two\n"
+        "  - experiment: big\ntask: t\n",
+        "data/small.yaml": "batch_size: 99\n",
+        "data/big.yaml": "batch_size: 30\n",
+        "trainer/default.yaml": "devices: 1\nmax_epochs: 3\n",
+        "trainer/two.yaml": "defaults:\n  - default\n\nstrategy: ddp\ndevices: 2\n",
+        "experiment/big.yaml": "# @package _global_\ndefaults:\n  - override /data: big\n"
+        "  - override /hydra/sweeper: x\ntrainer:\n  accumulate_grad_batches: 3\n",
+    }
+    for name, text in files.items():
+        (config.parent / name).parent.mkdir(exist_ok=True)
+        (config.parent / name).write_text(text)
+
+    assert main(["apply", "plan.yaml", "conf", "--yes"]) == 0
+    assert "30 x 2 x 3 = 180 becomes 15 x 2 x 6 = 180" in capsys.readouterr().out
+    found = {name: (config.parent / name).read_text() for name in files}
+    changed = {name for name, text in files.items() if found[name] != text}
+    assert changed == {"data/big.yaml", "experiment/big.yaml"}
+
+
+def test_arguments_of_transformers_are_found_in_a_tree(config, capsys):
+    config.write_text("defaults:\n  - train: default\nseed: 1\n")
+    (config.parent / "train").mkdir()
+    file = config.parent / "train/default.yaml"
+    file.write_text("args:\n  output_dir: o\n  per_device_train_batch_size: 30\n")
+
+    assert main(["apply", "plan.yaml", "conf", "--yes"]) == 0
+    assert file.read_text() == (
+        "args:\n  output_dir: o\n  per_device_train_batch_size: 15\n"
+        "  gradient_accumulation_steps: 2\n  optim: adamw_bnb_8bit\n"
+    )
+
+
 def test_a_package_header_puts_a_group_elsewhere(config):
     config.write_text("defaults:\n  - experiment: one\n  - _self_\n")
     (config.parent / "experiment").mkdir()

@@ -17,6 +17,7 @@ from .settings_files import Place, Settings
 from .tree import Insertion, Key, Scalar, Value, dotted
 
 _ADAMW = "adamw"
+_CHECKPOINTING = "activation-checkpointing"
 _FINDER = "auto_find_batch_size"
 
 
@@ -147,7 +148,8 @@ def changes_of(plan: PlanSettings, settings: Sequence[Settings], wishes: Wishes)
     left_out += _write_checkpointing(edits, settings, plan)
     left_out += _write_optimizer(edits, settings, plan.optimizer)
     notes += _notes_of_finders(settings)
-    if plan.checkpointing and plan.checkpoints_some:
+    is_switched = all(each.strategy != _CHECKPOINTING for each in left_out)
+    if plan.checkpointing and plan.checkpoints_some and is_switched:
         notes.append(
             "The plan checkpoints some blocks, or keeps some results; the switch in a "
             "configuration checkpoints every layer."
@@ -296,7 +298,7 @@ def _write_checkpointing(
     written = [_set(edits, each, Role.CHECKPOINTING, value=True) for each in settings]
     if not any(written):
         yield LeftOut(
-            strategy="activation-checkpointing",
+            strategy=_CHECKPOINTING,
             reason="the files have no switch for it; memfit.attach(model, optimizer, plan) does "
             "it in the program",
         )

@@ -38,6 +38,11 @@ def recognise(document: Document) -> Kind:
     return found
 
 
+def has_arguments(document: Document) -> bool:
+    """Return whether a file has arguments of transformers' own name for the micro-batch."""
+    return any(key[-1] == "per_device_train_batch_size" for key in document.tree.entries)
+
+
 def home_of(document: Document, kind: Kind) -> Key:
     """Return the group that a kind's keys are in.
 

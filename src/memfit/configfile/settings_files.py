@@ -11,8 +11,8 @@ from memfit.errors import ConfigFileError
 
 from .document import Document, read_document
 from .hydra import CONFIG_NAME, Part, parts_of
-from .kinds import Kind, Role
-from .recognition import home_of, recognise
+from .kinds import HYDRA, TRANSFORMERS, Kind, Role
+from .recognition import has_arguments, home_of, recognise
 from .tree import Entry, Insertion, Key, Value, dotted
 
 _LIKE = 0.9
@@ -42,6 +42,8 @@ class Settings:
     kind: Kind
     parts: tuple[Part, ...]
     home: Key = ()
+    is_one: bool = True
+    """Whether the parts are one configuration, so that of two that set a key the later counts."""
 
     def keys(self, role: Role) -> list[Key]:
         """Return where a role's value may be, in the whole configuration."""
@@ -53,12 +55,13 @@ class Settings:
         Raises:
             ConfigFileError: if several keys could be meant, or the key holds no single value.
         """
-        found = []
+        found: list[Place] = []
         for key in self.keys(role):
-            for part, local in self._local(key):
+            there = [each for each in self._local(key) if self._is_in(*each)]
+            for part, local in there[-1:] if self.is_one else there:
                 if local in part.document.tree.entries:
                     found.append(Place(part.document, local))
-                elif local and local in part.document.tree.groups and role is not Role.DEVICES:
+                elif role is not Role.DEVICES:
                     raise ConfigFileError(
                         f"{dotted(key)} is a group of values, such as a schedule, and no single "
                         "number; change it by hand",
@@ -79,8 +82,9 @@ class Settings:
     def num_listed(self, role: Role) -> int | None:
         """Count the entries of a list; None where the role's value is none."""
         for key in self.keys(role):
-            for part, local in self._local(key):
-                if local and local in part.document.tree.groups:
+            there = [each for each in self._local(key) if self._is_in(*each)]
+            for part, local in there[-1:]:
+                if local in part.document.tree.groups:
                     return len(part.document.tree.under(local))
         return None
 
@@ -115,12 +119,16 @@ class Settings:
                 )
 
     def _local(self, key: Key) -> list[tuple[Part, Key]]:
-        """Return each file that may hold a key, with the key as that file has it."""
+        """Return each file that may hold a key, the one that counts last, with its key there."""
         return [
             (part, key[len(part.package) :])
-            for part in self.parts
+            for part in sorted(self.parts, key=lambda part: part.order)
             if key[: len(part.package)] == part.package and len(key) > len(part.package)
         ]
+
+    @staticmethod
+    def _is_in(part: Part, key: Key) -> bool:
+        return key in part.document.tree.entries or key in part.document.tree.groups
 
     def _beside(self, document: Document, group: Key) -> Key | None:
         """Choose the key that a new one is written behind."""
@@ -175,7 +183,7 @@ def read_settings(paths: Sequence[Path], mapping: Kind | None = None) -> list[Se
     documents = [read_document(path) for path in {file.resolve(): file for file in files}.values()]
     if mapping is not None:
         parts = tuple(_without_repeats([part for each in documents for part in parts_of(each)]))
-        told = Settings(kind=mapping, parts=parts)
+        told = Settings(kind=mapping, parts=parts, is_one=len(documents) == 1)
         told.check_all_there()
         return [told]
     found, brought_in = [], set()
@@ -184,9 +192,21 @@ def read_settings(paths: Sequence[Path], mapping: Kind | None = None) -> list[Se
             continue
         parts = tuple(_without_repeats(parts_of(document)))
         brought_in |= {part.document.path.resolve() for part in parts[1:]}
-        kind = recognise(document)
-        found.append(Settings(kind=kind, parts=parts, home=home_of(document, kind)))
+        found.append(_settings_of(parts))
     return [each for each in found if each.parts[0].document.path.resolve() not in brought_in]
+
+
+def _settings_of(parts: tuple[Part, ...]) -> Settings:
+    """Tell the kind by the first file, or by one that it brings in."""
+    main = parts[0].document
+    kind = recognise(main)
+    home: Key = ()
+    if kind is not HYDRA:
+        return Settings(kind=kind, parts=parts, home=home_of(main, kind))
+    for part in parts[1:]:
+        if has_arguments(part.document):
+            kind, home = TRANSFORMERS, (*part.package, *home_of(part.document, TRANSFORMERS))
+    return Settings(kind=kind, parts=parts, home=home)
 
 
 def _without_repeats(parts: Sequence[Part]) -> list[Part]:

@@ -143,6 +143,16 @@ REFUSED = {
         "? per_device_train_batch_size\n: 8\n? output_dir\n: o\n",
         "would change more than that",
     ),
+    "an accumulation in a group that is not known": (
+        "a.yaml",
+        "output_dir: o\nper_device_train_batch_size: 8\nloop:\n  gradient_accumulation_steps: 4\n",
+        "loop.gradient_accumulation_steps (a.yaml:4), in a group that memfit does not know",
+    ),
+    "an accumulation of a trainer that is not known": (
+        "a.yaml",
+        "data: {batch_size: 8}\ntrainer: {max_steps: 1}\nx: {accumulate_grad_batches: 4}\n",
+        "x.accumulate_grad_batches (a.yaml:3), in a group",
+    ),
     "several documents without a batch": ("a.yaml", "a: 1\n---\nb: 2\n", "Say which key"),
 }
 
@@ -240,6 +250,15 @@ def test_stages_that_are_named_too_are_left_as_they_are(apply):
     changes = apply(("a.yaml", "data: {batch_size: 8}\n" + TRAINER), stage).changes
 
     assert [file.path.name for file in changes.files] == ["a.yaml"]
+
+
+def test_what_a_file_leaves_to_deepspeed_is_left_to_it(apply):
+    text = '{"per_device_train_batch_size": 8, "deepspeed": {"train_batch_size": "auto", '
+    text += '"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}}'
+    changes = apply(("a.json", text)).changes
+
+    assert changes.after.product() == "4 x 1 x 2 = 8"
+    assert changes.files[0].content.count(b'"auto"') == 3
 
 
 def test_a_plan_without_micro_batches_leaves_the_batch_alone(apply, folder):

@@ -16,6 +16,7 @@ from .recognition import has_arguments, home_of, recognise
 from .tree import Entry, Insertion, Key, Value, dotted
 
 _LIKE = 0.9
+_COUNTS = frozenset({Role.MICRO_BATCH, Role.ACCUMULATION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Settings:
             )
         if not found:
             self._refuse_likely_misspelling(role)
+            self._refuse_elsewhere(role)
         return found[0] if found else None
 
     def num_listed(self, role: Role) -> int | None:
@@ -141,6 +143,25 @@ class Settings:
         inside = [key for key in inside if not entries[key].obstacle or document.format == "Python"]
         ours = [key for key in inside if key[-1] in wanted]
         return next(iter(ours or inside[-1:]), None)
+
+    def _refuse_elsewhere(self, role: Role) -> None:
+        """Refuse to take a default where a number of that name stands in another group.
+
+        Raises:
+            ConfigFileError: if there is such a number.
+        """
+        if role not in self.kind.adds & _COUNTS:
+            return
+        names = {key[-1] for key in self.keys(role)}
+        for part in self.parts:
+            for key, entry in part.document.tree.entries.items():
+                if key[-1] in names and type(entry.value) is int:
+                    raise ConfigFileError(
+                        f"the {role} was looked for as {dotted(self.keys(role)[0])}, and there is "
+                        f"{Place(part.document, key)}, in a group that memfit does not know. Say "
+                        "with --mapping whether that is meant",
+                        part.document.path,
+                    )
 
     def _refuse_likely_misspelling(self, role: Role) -> None:
         """Refuse a key that is nearly the one that is looked for.

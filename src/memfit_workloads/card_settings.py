@@ -48,13 +48,19 @@ _NOTHING_TO_PROFILE = (
     "--profile runs a step on a CUDA card, and there is none in this machine. Leave it out, or run "
     "it where the card is."
 )
+_TRAINER_TO_PROFILE = (
+    "--profile runs a step of a memfit.Job, and the workload gives a Lightning trainer. Leave it "
+    "out; `memfit train` measures the peak of a run, and `memfit report` shows it."
+)
 
 
 class JobFactory(Protocol):
-    """Make the workload's job for a stage, as its configuration says."""
+    """Make what a stage trains, as its configuration says."""
 
-    def __call__(self, *, config_path: Path | None, batch_size: int, n_negatives: int) -> Job:
-        """Return the job of one micro-batch."""
+    def __call__(
+        self, *, config_path: Path | None, batch_size: int, n_negatives: int
+    ) -> Job | tuple[Any, Any, Any]:
+        """Return the job of one micro-batch, or Lightning's (Trainer, module, data) for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,22 +172,30 @@ def with_predictions(
     factory = job_factory()
     if factory is None or card.device is None:
         return list(stages)
-    from memfit import predict
-
     return [
-        replace(
-            each,
-            prediction=predict(
-                factory(
-                    config_path=config_path,
-                    batch_size=each.batch.micro_batch_size,
-                    n_negatives=each.n_negatives,
-                ),
-                device=card.device,
-            ),
-        )
+        replace(each, prediction=_predicted(_made(factory, each, config_path), card.device))
         for each in stages
     ]
+
+
+def _predicted(made: Job | tuple[Any, Any, Any], device: str) -> Prediction:
+    if isinstance(made, tuple):
+        from memfit.integrations.lightning import predict as predict_training
+
+        return predict_training(*made, device=device)
+    from memfit import predict
+
+    return predict(made, device=device)
+
+
+def _made(
+    factory: JobFactory, stage: StageSettings, config_path: Path | None
+) -> Job | tuple[Any, Any, Any]:
+    return factory(
+        config_path=config_path,
+        batch_size=stage.batch.micro_batch_size,
+        n_negatives=stage.n_negatives,
+    )
 
 
 def job_factory() -> JobFactory | None:
@@ -215,12 +229,10 @@ def profile(stages: Sequence[StageSettings], config_path: Path | None) -> list[d
 
     rows = []
     for each in stages:
-        job = factory(
-            config_path=config_path,
-            batch_size=each.batch.micro_batch_size,
-            n_negatives=each.n_negatives,
-        )
-        measured = measure(job, device="cuda")
+        made = _made(factory, each, config_path)
+        if isinstance(made, tuple):
+            raise MemfitError(_TRAINER_TO_PROFILE)
+        measured = measure(made, device="cuda")
         rows.append(
             {
                 "stage": each.stage,

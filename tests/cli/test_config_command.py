@@ -206,6 +206,43 @@ def test_auto_counts_what_others_hold_and_names_them(tmp_path, monkeypatch, caps
     assert "the guide's own rule: 28 x 9 = 252" in shown
 
 
+def test_a_lightning_training_of_the_workload_is_predicted_too(tmp_path, monkeypatch, ask):
+    monkeypatch.chdir(tmp_path)
+    prediction = SimpleNamespace(process_bytes=12345)
+    seen = []
+
+    def predict(*made, device):
+        seen.append((made, device))
+        return prediction
+
+    monkeypatch.setattr("memfit.integrations.lightning.predict", predict)
+    made = ("trainer", "module", "data")
+    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: made)
+
+    stages = ask("config", "--device", "quadro-rtx-6000")["stages"]
+
+    assert seen == [(made, "quadro-rtx-6000")] * 2
+    assert [stage["predicted_bytes"] for stage in stages] == [12345, 12345]
+
+
+def test_profile_measures_a_job_and_refuses_a_trainer(
+    tmp_path, monkeypatch, ask, refuse, regression_job
+):
+    monkeypatch.chdir(tmp_path)
+    card = CudaDevice(name="Quadro RTX 6000", memory_bytes=int(23.65 * GIB))
+    monkeypatch.setattr(card_settings, "host", lambda: machine_with(card))
+    words = ["config", "--gpu-memory", "23.6", "--profile"]
+    assert "does not give its job here" in refuse(*words)
+
+    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: ("t", "m", "d"))
+    assert "gives a Lightning trainer" in refuse(*words)
+
+    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: regression_job)
+    measured = SimpleNamespace(process_bytes=777)
+    monkeypatch.setattr("memfit.measure", lambda job, device: measured)
+    assert [each["measured_bytes"] for each in ask(*words)["profiles"]] == [777, 777]
+
+
 def test_memfits_prediction_stands_beside_the_formula_where_the_workload_gives_its_job(
     tmp_path, monkeypatch, ask, regression_job
 ):

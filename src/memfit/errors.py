@@ -17,6 +17,9 @@ MemfitError
 ├── StrategyError               a strategy that is unknown, badly set or cannot apply
 ├── NoSmallerPlanError          nothing smaller to go on with keeps the results; the guard says so
 ├── PlanFileError               a plan file that cannot be read
+├── ConfigFileError             a configuration file that cannot be read or changed
+├── NoExactFactorsError         no micro-batch and accumulation give the effective batch (exit 3)
+├── UndoError                   an applied plan that cannot be taken back
 ├── RecordingError              the step cannot be recorded virtually
 │   └── OpaqueTensorError       a tensor subclass does not say what it is made of
 ├── OutOfMemoryAfterAllError    a step ran out of memory under every plan there is (exit code 4)
@@ -223,6 +226,31 @@ class PlanFileError(MemfitError):
         super().__init__(
             f"Cannot read the plan file {path}: {reason}. `memfit plan --save FILE` writes one."
         )
+
+
+class ConfigFileError(MemfitError):
+    """Say which configuration file cannot be read or changed, and why."""
+
+    def __init__(self, reason: str, path: object = "") -> None:
+        self.reason = reason
+        super().__init__(f"{path}: {reason}. Nothing has been written." if path else reason)
+
+
+class NoExactFactorsError(MemfitError):
+    """Say which effective batch has no exact factors, and name the nearest that have."""
+
+    exit_code = 3
+
+    def __init__(self, wanted: str, offers: Sequence[str]) -> None:
+        self.offers = tuple(offers)
+        super().__init__(
+            f"{wanted} has no exact factors. Nearest: {'; '.join(offers)}. Nothing has been "
+            "written."
+        )
+
+
+class UndoError(MemfitError):
+    """Say why an applied plan cannot be taken back."""
 
 
 class RecordingError(MemfitError):

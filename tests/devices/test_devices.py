@@ -36,6 +36,7 @@ EXPECTED_NAMES = (
     "h100-80gb",
     "h200",
     "l4",
+    "quadro-rtx-6000",
     "rtx-3060-12gb",
     "rtx-3090",
     "rtx-4090",

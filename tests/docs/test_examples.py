@@ -77,6 +77,17 @@ def test_the_training_loop_keeps_its_promise(
     assert predicted == pytest.approx(measured, rel=0.02)
 
 
+def test_the_card_settings_are_those_of_the_guide(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = output_of("card_settings.py", monkeypatch, capsys)
+
+    for row in ("45 x 5 = 225, 32 positives, 24 negatives, 19.8 GB (84.0%)", "82 x 3 = 246"):
+        assert f"stage 01: {row}" in output
+    assert "stage 02-05: 128 x 2 = 256, 16 positives, 8 negatives, 21.4 GB (26.8%)" in output
+    assert output.endswith("with safety_margin=0.75: batch_size 39\n")
+
+
 def test_ragged_tokens_are_exact_as_a_total_and_refused_as_a_mean(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,11 @@ for _ in range(3):
     print(loss.item())
 """
 
+MICRO_BATCHES = """memfit_plan: 1
+strategies:
+- {name: micro-batching, micro_batch_size: 4}
+- {name: fused-attention}
+"""
 
 SCRIPT = """
 import os
@@ -77,11 +82,19 @@ def words_of(command: str, folder: Path) -> list[str]:
     (folder / "snapshot.json").write_text(json.dumps(steady_training(num_steps=1).snapshot()))
     (folder / "train.py").write_text(SCRIPT)
     (folder / "plain.py").write_text(TRAINS)
+    (folder / "config.yaml").write_text(
+        "data_loader: {batch_size: 8}\ntraining: {trainer: {accumulate_grad_batches: 2}}\n"
+    )
+    (folder / "micro.yaml").write_text(MICRO_BATCHES)
+    (folder / "arguments.yaml").write_text("output_dir: o\nper_device_train_batch_size: 8\n")
     script = [sys.executable, "-c", "print(1)"]
     return {
         "predict": ["predict", job],
         "predict of a script": ["predict", str(folder / "train.py"), "--device", "t4"],
         "plan": ["plan", job],
+        "apply": ["apply", str(folder / "micro.yaml"), str(folder / "arguments.yaml"), "--yes"],
+        "undo": ["undo", str(folder)],
+        "config": ["config", "--gpu-memory", "24", "--config-path", str(folder / "config.yaml")],
         "measure": ["measure", job],
         "job": ["job", str(folder / "plain.py"), "--output", str(folder / "job_plain.py")],
         "verify": ["verify", job, "--plan", str(folder / "plan.yaml")],
@@ -100,6 +113,9 @@ def words_of(command: str, folder: Path) -> list[str]:
 def test_the_names_in_json_are_those_that_are_listed(command, tmp_path, capfd):
     if command in {"report", "replay of a run"}:
         main(words_of("run", tmp_path))
+        capfd.readouterr()
+    if command == "undo":
+        main(words_of("apply", tmp_path))
         capfd.readouterr()
     words = words_of(command, tmp_path)
     main(words if "--json" in words else [*words, "--json"])

@@ -46,6 +46,15 @@ class Occupancy:
     """What this process holds; None where NVML does not see it, as in most containers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardProcess:
+    """One process that holds memory of a card."""
+
+    pid: int
+    used_bytes: int | None
+    """None where the driver does not tell."""
+
+
 class ManagedCard:
     """One card, seen through NVML."""
 
@@ -91,18 +100,25 @@ class ManagedCard:
         status = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_TEXT_BYTES))
         return text.value.decode("ascii", "replace") if status == _SUCCESS else None
 
-    def _process_bytes(self, pid: int) -> int | None:
+    def processes(self) -> tuple[CardProcess, ...]:
+        """List the processes that compute on the card; none where NVML does not see them."""
         ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
         if ask is None:
-            return None
+            return ()
         count = ctypes.c_uint(_MOST_PROCESSES)
         found = (_ProcessInfo * _MOST_PROCESSES)()
         if ask(self._handle, ctypes.byref(count), found) != _SUCCESS:
-            return None
-        for each in found[: count.value]:
-            if each.pid == pid and each.used_bytes != _NOT_AVAILABLE:
-                return int(each.used_bytes)
-        return None
+            return ()
+        return tuple(
+            CardProcess(
+                pid=each.pid,
+                used_bytes=None if each.used_bytes == _NOT_AVAILABLE else int(each.used_bytes),
+            )
+            for each in found[: count.value]
+        )
+
+    def _process_bytes(self, pid: int) -> int | None:
+        return next((each.used_bytes for each in self.processes() if each.pid == pid), None)
 
 
 def _load_library() -> Any:

@@ -1,0 +1,265 @@
+"""``memfit config`` gives the guide's figures, exact products, and writes what it says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import yaml
+from tests.zoo.machines import machine_with
+
+from memfit import Job
+from memfit.cli.main import main
+from memfit.devices.detect import CudaDevice
+from memfit.devices.occupancy import CardProcess, Occupancy
+from memfit.units import GIB
+from memfit_workloads import card_settings
+
+CONFIG = """# main
+data_loader:
+  batch_size: 22   # half of it
+  num_workers: 4
+training:
+  trainer:
+    precision: 16-mixed
+    accumulate_grad_batches: 10  # to maintain the effective batch
+"""
+STAGE = "name: {name}\npositive_level: [2, 3]\nn_positives: 4   # rows\nn_negatives: 2\n"
+FOLDERS = ("curriculum", "text_curriculum")
+
+
+@pytest.fixture
+def conf(tmp_path, monkeypatch) -> Path:
+    """Stand in a folder with conf/ as the guide describes it, in both spellings of its folder."""
+    monkeypatch.chdir(tmp_path)
+    for folder in FOLDERS:
+        (tmp_path / "conf" / folder).mkdir(parents=True)
+        for number in range(1, 6):
+            name = f"0{number}_stage"
+            (tmp_path / "conf" / folder / f"{name}.yaml").write_text(STAGE.format(name=name))
+        chain = "chain_name: c\nstages:\n  - name: 01_stage\n    max_epochs: 3\n"
+        (tmp_path / "conf" / folder / "chain_default.yaml").write_text(chain)
+    (tmp_path / "conf/config.yaml").write_text(CONFIG)
+    return tmp_path / "conf"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_the_guides_row_stands_beside_an_exact_product(tmp_path, monkeypatch, ask):
+    monkeypatch.chdir(tmp_path)
+    first, later = ask("config", "--gpu-memory", "23.6")["stages"]
+
+    assert first["guide"]["batch_size"] == 45
+    assert first["guide"]["accumulate_grad_batches"] == 5
+    assert first["guide"]["effective_batch"] == 225
+    assert first["guide"]["expected_bytes"] / GIB == pytest.approx(19.82, abs=0.005)
+    assert (first["batch_size"], first["accumulate_grad_batches"]) == (32, 8)
+    assert first["effective_batch"] == later["effective_batch"] == 256
+    assert (first["n_positives"], first["n_negatives"]) == (32, 24)
+    assert later["stage"] == "02-05"
+    assert sum(first["breakdown_bytes"].values()) == first["expected_bytes"]
+
+
+def test_the_guides_own_target_gives_the_guides_own_row(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "--gpu-memory", "23.6", "--target-effective-batch", "225"]) == 0
+
+    shown = capsys.readouterr().out
+    assert "batch_size: 45\n  accumulate_grad_batches: 5\n" in shown
+    for figure in ("200.7", "802.7", "17,554.4", "36.6", "1,500.0", "20,295.0"):
+        assert f"{figure} MB" in shown
+    assert "expected: 19.82 GB, 84% of the card" in shown
+    assert "frozen weights gradients" in shown
+    assert "prediction: not available here" in shown
+    assert "less than half" not in shown
+
+
+@pytest.mark.parametrize("memory", ["23.6", "24", "32", "40", "80"])
+def test_512_on_two_devices_is_exactly_512(memory, tmp_path, monkeypatch, ask):
+    monkeypatch.chdir(tmp_path)
+    words = ["config", "--gpu-memory", memory, "--target-effective-batch", "512", "--devices", "2"]
+    for stage in ask(*words)["stages"]:
+        factors = ("batch_size", "num_devices", "accumulate_grad_batches")
+        micro, devices, accumulation = (stage[name] for name in factors)
+        assert micro * devices * accumulation == 512
+        assert devices == 2
+        assert micro <= stage["largest_batch_size"]
+
+
+def test_a_target_that_the_devices_do_not_divide_ends_with_3_and_the_nearest(refuse):
+    words = ["--gpu-memory", "80", "--target-effective-batch", "511", "--devices", "2"]
+    line = refuse("config", *words, exit_code=3)
+
+    assert "--target-effective-batch 510 (85 x 2 x 3 = 510)" in line
+    assert "--target-effective-batch 512 (128 x 2 x 2 = 512)" in line
+
+
+def test_little_use_and_a_printed_figure_that_differs_are_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["config", "--gpu-memory", "32"])
+    shown = capsys.readouterr().out
+    assert (
+        "The guide prints 26.5 GB for stage 01 on such a card; its own formula gives 27.07" in shown
+    )
+
+    main(["config", "--gpu-memory", "80"])
+    shown = capsys.readouterr().out
+    assert "Stage 02-05 is expected to use 27% of the card, less than half" in shown
+    assert "The guide prints" not in shown
+
+
+def test_a_dry_run_shows_the_diff_and_writes_nothing(conf, capsys):
+    before = contents(conf.parent)
+    assert main(["config", "--gpu-memory", "23.6"]) == 0
+
+    shown = capsys.readouterr().out
+    assert "-  batch_size: 22   # half of it\n+  batch_size: 32   # half of it" in shown
+    assert "--apply writes it" in shown
+    assert contents(conf.parent) == before
+
+
+def test_apply_writes_config_and_both_curricula_and_undo_gives_every_byte_back(conf, capsys):
+    before = contents(conf)
+    words = ["--target-effective-batch", "225", "--apply"]
+    assert main(["config", "--gpu-memory", "23.6", *words]) == 0
+    assert "Backup: " in capsys.readouterr().out
+
+    config = yaml.safe_load((conf / "config.yaml").read_text())
+    assert config["data_loader"] == {"batch_size": 45, "num_workers": 4}
+    assert config["training"]["trainer"]["accumulate_grad_batches"] == 5
+    for folder in FOLDERS:
+        for number, wanted in ((1, (32, 24)), (2, (16, 8)), (5, (16, 8))):
+            stage = yaml.safe_load((conf / folder / f"0{number}_stage.yaml").read_text())
+            assert (stage["n_positives"], stage["n_negatives"]) == wanted
+        name = f"{folder}/chain_default.yaml"
+        assert (conf / name).read_bytes() == before[name]
+    assert "# rows" in (conf / "curriculum/01_stage.yaml").read_text()
+
+    assert main(["undo", str(conf)]) == 0
+    assert contents(conf) == before
+
+
+def test_devices_are_written_with_their_strategy(conf, ask):
+    words = ["--target-effective-batch", "512", "--devices", "2", "--apply"]
+    assert ask("config", "--gpu-memory", "80", *words)["is_written"]
+
+    trainer = yaml.safe_load((conf / "config.yaml").read_text())["training"]["trainer"]
+    assert trainer["devices"] == 2
+    assert trainer["strategy"] == "ddp"
+    assert trainer["accumulate_grad_batches"] == 2
+    assert ask("config", "--gpu-memory", "80", *words)["is_written"] is False
+
+
+def test_a_conf_without_stages_says_that_none_are_changed(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    words = ["--gpu-memory", "40", "--config-path", str(tmp_path / "config.yaml")]
+
+    assert main(["config", *words]) == 0
+    assert "No stage files were found in curriculum and text_curriculum" in capsys.readouterr().out
+
+
+def test_a_stage_without_its_keys_is_refused_whole(conf, refuse):
+    (conf / "curriculum/03_stage.yaml").write_text("name: 03\nn_positive: 4\n")
+    before = contents(conf)
+
+    line = refuse("config", "--gpu-memory", "40", "--apply")
+    assert "03_stage.yaml: a stage needs n_positives, and it has none. Nearest: n_positive" in line
+    assert contents(conf) == before
+
+
+def test_auto_without_a_card_says_what_to_do(refuse, monkeypatch):
+    monkeypatch.setattr(card_settings, "host", machine_with)
+
+    assert "Say how much memory the card has with --gpu-memory" in refuse("config", "--auto")
+    line = refuse("config", "--gpu-memory", "24", "--profile")
+    assert "there is none in this machine" in line
+
+
+def test_auto_counts_what_others_hold_and_names_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    card = CudaDevice(name="Quadro RTX 6000", memory_bytes=int(23.65 * GIB))
+    monkeypatch.setattr(card_settings, "host", lambda: machine_with(card))
+    managed = SimpleNamespace(
+        occupancy=lambda: Occupancy(card_bytes=10 * GIB, process_bytes=None),
+        processes=lambda: (
+            CardProcess(pid=1, used_bytes=9 * GIB),
+            CardProcess(pid=2**22 + 1, used_bytes=None),
+        ),
+    )
+    monkeypatch.setattr(card_settings.ManagedCard, "find", lambda uuid: managed)
+    monkeypatch.setattr(card_settings, "_first_uuid", lambda: "GPU-1")
+
+    assert main(["config", "--auto"]) == 0
+    shown = capsys.readouterr().out
+    assert "Quadro RTX 6000: 23.65 GB, 13.65 GB free" in shown
+    assert "(process 1), 9.00 GiB" in shown
+    assert "a process of another user or container" in shown
+    assert "Other processes hold memory of the card" in shown
+    assert "the guide's own rule: 28 x 9 = 252" in shown
+
+
+def test_a_lightning_training_of_the_workload_is_predicted_too(tmp_path, monkeypatch, ask):
+    monkeypatch.chdir(tmp_path)
+    prediction = SimpleNamespace(process_bytes=12345)
+    seen = []
+
+    def predict(*made, device):
+        seen.append((made, device))
+        return prediction
+
+    monkeypatch.setattr("memfit.integrations.lightning.predict", predict)
+    made = ("trainer", "module", "data")
+    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: made)
+
+    stages = ask("config", "--device", "quadro-rtx-6000")["stages"]
+
+    assert seen == [(made, "quadro-rtx-6000")] * 2
+    assert [stage["predicted_bytes"] for stage in stages] == [12345, 12345]
+
+
+def test_profile_measures_a_job_and_refuses_a_trainer(
+    tmp_path, monkeypatch, ask, refuse, regression_job
+):
+    monkeypatch.chdir(tmp_path)
+    card = CudaDevice(name="Quadro RTX 6000", memory_bytes=int(23.65 * GIB))
+    monkeypatch.setattr(card_settings, "host", lambda: machine_with(card))
+    words = ["config", "--gpu-memory", "23.6", "--profile"]
+    assert "does not give its job here" in refuse(*words)
+
+    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: ("t", "m", "d"))
+    assert "gives a Lightning trainer" in refuse(*words)
+
+    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: regression_job)
+    measured = SimpleNamespace(process_bytes=777)
+    monkeypatch.setattr("memfit.measure", lambda job, device: measured)
+    assert [each["measured_bytes"] for each in ask(*words)["profiles"]] == [777, 777]
+
+
+def test_memfits_prediction_stands_beside_the_formula_where_the_workload_gives_its_job(
+    tmp_path, monkeypatch, ask, regression_job
+):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def job_for(*, config_path, batch_size, n_negatives) -> Job:
+        asked.append((config_path, batch_size, n_negatives))
+        return regression_job
+
+    factory = ModuleType("memfit_workloads.naics.card_job")
+    factory.job_for = job_for
+    monkeypatch.setitem(sys.modules, "memfit_workloads.naics", ModuleType("memfit_workloads.naics"))
+    monkeypatch.setitem(sys.modules, "memfit_workloads.naics.card_job", factory)
+
+    found = ask("config", "--device", "quadro-rtx-6000")
+
+    assert asked == [(None, 32, 24), (None, 64, 8)]
+    assert all(stage["predicted_bytes"] > 0 for stage in found["stages"])
+    assert found["card"]["title"] == "NVIDIA Quadro RTX 6000 24 GB"

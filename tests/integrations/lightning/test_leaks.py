@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tests.zoo.lightning_modules import Classifier, fitted
 
 from memfit.integrations.lightning import MemfitCallback
+from memfit.integrations.lightning import callback as callback_module
 from memfit.journal.records import LeakEvent
 from memfit.strategies.plan import Plan
 
@@ -38,7 +39,11 @@ def marks_of(logger: CSVLogger) -> list[str]:
         return [row["step"] for row in csv.DictReader(file) if row.get("memory/event_leak")]
 
 
-def test_a_leak_is_an_event_and_a_mark_in_every_logger(tmp_path: Path) -> None:
+def test_a_leak_is_an_event_and_a_mark_in_every_logger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However busy the machine is, this short training is looked at often enough.
+    monkeypatch.setattr(callback_module, "LEAKS_FRACTION", 1.0)
     loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="board")]
     callback = MemfitCallback(plan=Plan(), find_leaks=True, rehearse=False)
     fitted(Keeping, callback, logger=loggers, max_epochs=30)

@@ -307,7 +307,7 @@ def test_a_plan_that_accumulation_does_not_carry_out_is_refused(name, apply, fol
     plan = f"memfit_plan: 1\nstrategies:\n- name: {name}\n  micro_batch_size: 4\n"
     (folder / "plan.yaml").write_text(plan)
 
-    with pytest.raises(PlanFileError, match="so the results would change"):
+    with pytest.raises(ConfigFileError, match="so the results would change"):
         apply(("a.yaml", ARGUMENTS))
 
 

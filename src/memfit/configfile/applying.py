@@ -59,7 +59,7 @@ def apply_plan(
 
     Raises:
         ConfigFileError: if a file cannot be read, understood or changed as meant.
-        PlanFileError: if the plan cannot be read, or no configuration can express it.
+        PlanFileError: if the plan cannot be read.
         NoExactFactorsError: if the effective batch has no exact factors.
         UndoError: if an earlier apply was cut off and cannot be put back.
     """

@@ -10,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from memfit.errors import PlanFileError
+from memfit.errors import ConfigFileError, PlanFileError
 
 _VERSION = 1
 _SPLITTING = "micro-batching"
@@ -62,7 +62,8 @@ def read_plan_settings(path: Path) -> PlanSettings:
     """Read a plan.
 
     Raises:
-        PlanFileError: if it is missing, no plan, or one that a configuration cannot express.
+        PlanFileError: if it is missing, or no plan.
+        ConfigFileError: if no configuration can express it.
     """
     content = _content(path)
     strategies = {str(each["name"]): each for each in _strategies(content, path)}
@@ -72,7 +73,7 @@ def read_plan_settings(path: Path) -> PlanSettings:
             "do, so the results would change. Train with memfit.start, or plan with "
             f"--forbid {name}"
         )
-        raise PlanFileError(str(path), reason)
+        raise ConfigFileError(reason, path)
     prediction = content.get("prediction") or {}
     batch_size = prediction.get("batch_size")
     splitting = strategies.get(_SPLITTING, {})

@@ -1,0 +1,13 @@
+"""Fits a training of transformers' Trainer into its memory."""
+
+from __future__ import annotations
+
+from memfit.integrations.transformers.attaching import (
+    AttachedTrainer,
+    MemfitTrainerMixin,
+    attach,
+    fit,
+)
+from memfit.integrations.transformers.planning import plan, predict
+
+__all__ = ["AttachedTrainer", "MemfitTrainerMixin", "attach", "fit", "plan", "predict"]

@@ -141,7 +141,7 @@ class AttachedTrainer:
                 self._is_refused = True
                 self._on_refusal(f"the trainer is not planned: {error}")
         if self._windows is not None:
-            self._windows.begin_window(len(samples))
+            self._windows.begin_window(samples)
         return samples, num_items
 
     # --- Planning ---

@@ -187,6 +187,8 @@ def at_train_begin(trainer: Any, asked: Callable[[TrainingStep, Job], Any]) -> A
 def _left_as_it_was(trainer: Any) -> Iterator[None]:
     """Put back what the beginning of a training changes, and all random states."""
     model: torch.nn.Module = trainer.model
+    handler = trainer.callback_handler
+    of_handler = dict(vars(handler))
     tensors = [*model.parameters(), *model.buffers()]
     before = LiveState({"trainer": trainer}, leave_out=tensors).snapshot()
     with untouched_randomness():
@@ -194,3 +196,5 @@ def _left_as_it_was(trainer: Any) -> Iterator[None]:
             yield
         finally:
             before.restore()
+            vars(handler).clear()
+            vars(handler).update(of_handler)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memfit.integrations.transformers.batches import check_can_be_cut, rows_of
-from memfit.integrations.transformers.training_step import TrainingStep
+from memfit.integrations.transformers.training_step import TrainingStep, changes_gradients
 from memfit.live_state import Snapshot
 from memfit.live_state.random_sources import GlobalRandomness, RandomSourcesReader
 from memfit.observe.observer import StepObserver
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 
 class TrainerSteps(PlannedSteps):
-    """Run windows; what guards and repeats them sees a list of parts.
+    """Run windows, measured as one step each; what guards and repeats them sees a list of parts.
 
     A window grows part by part: its batches, the norm of its gradients, the update. An attempt runs
     the part that came last; where the gradients of those before it are lost, since an attempt has
@@ -89,6 +89,8 @@ class TrainerSteps(PlannedSteps):
         """What each part of the window began with; None for the first, and without a guard."""
         self.sums: list[torch.Tensor | None] | None = None
         """The gradients that were there when the last part came; None once they are lost."""
+        self.batches: Sequence[Any] = ()
+        """All that the window holds, where its batches are fetched at once."""
         self.norm: Callable[[], Any] = _nothing
         """Takes the norm of the gradients, as the Trainer does."""
         self.update: Callable[[], Any] = _nothing
@@ -113,7 +115,9 @@ class TrainerSteps(PlannedSteps):
 
     def end_window(self) -> None:
         """Begin with an empty one."""
-        self.window, self.snapshots, self._early = [], [], None
+        if self.window and self.window[-1].kind != Kind.UPDATE:  # it was left early
+            self.observer.drop_step()
+        self.window, self.snapshots, self._early, self.batches = [], [], None, ()
 
     def change_plan(self, plan: Plan) -> None:
         """Run the steps to come under another plan; on an error the old one stays."""
@@ -155,13 +159,18 @@ class TrainerSteps(PlannedSteps):
         for part in parts[begin:]:
             if part.kind == Kind.PASS:
                 self.checked(part.batch)
-        with self.observer.measuring([part.batch for part in parts]):
+        if begin == 0:
+            batches = [part.batch for part in parts]
+            self.observer.begin_step((self.batches or batches) if is_current else batches)
             self.session.spill.begin_step()
-            try:
-                loss = self._carry_out(parts, begin, before_update, is_current=is_current)
-            except BaseException:
-                self.on_failure()
-                raise
+        try:
+            loss = self._carry_out(parts, begin, before_update, is_current=is_current)
+        except BaseException:
+            self.on_failure()
+            self.observer.drop_step()
+            raise
+        if parts[-1].kind == Kind.UPDATE:
+            self.observer.measured()
         num_samples = sum(rows_of(part.batch) for part in parts if part.kind == Kind.PASS)
         return DoneStep(loss=loss, num_samples=num_samples, reading=self.observer.reading)
 
@@ -229,7 +238,7 @@ class TrainerSteps(PlannedSteps):
         self.enter_phase(Phase.OPTIMIZER)
         self.found_norm = self.norm()
         handler = self._trainer.callback_handler
-        if is_again and any(map(_changes_gradients, handler.callbacks)):
+        if is_again and any(map(changes_gradients, handler.callbacks)):
             handler.on_pre_optimizer_step(
                 self._trainer.args, self._trainer.state, self._trainer.control
             )
@@ -256,12 +265,6 @@ class TrainerSteps(PlannedSteps):
 
 def _copies(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     return [None if each is None else each.clone() for each in gradients]
-
-
-def _changes_gradients(callback: Any) -> bool:
-    """Return whether a callback does something between the norm and the update."""
-    function = getattr(type(callback), "on_pre_optimizer_step", None)
-    return getattr(function, "__module__", "transformers").partition(".")[0] != "transformers"
 
 
 def _nothing() -> None:

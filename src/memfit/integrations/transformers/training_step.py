@@ -139,7 +139,9 @@ def job_of(step: TrainingStep, inputs: Any) -> Job:
     module: torch.nn.Module = trainer.model
     optimizer = torch_optimizer(trainer)
 
-    def model(_also: Any = trainer) -> torch.nn.Module:
+    changing = [*filter(changes_gradients, trainer.callback_handler.callbacks)]
+
+    def model(_also: Any = (trainer, changing)) -> torch.nn.Module:
         return module
 
     return Job(
@@ -159,6 +161,12 @@ def torch_optimizer(trainer: Any) -> torch.optim.Optimizer:
     while not isinstance(optimizer, torch.optim.Optimizer) or "optimizer" in vars(optimizer):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def changes_gradients(callback: Any) -> bool:
+    """Return whether a callback does something between the norm and the update."""
+    function = getattr(type(callback), "on_pre_optimizer_step", None)
+    return getattr(function, "__module__", "transformers").partition(".")[0] != "transformers"
 
 
 class _Resized:

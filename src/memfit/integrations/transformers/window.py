@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -16,7 +16,7 @@ from memfit.errors import (
     MemfitWarning,
     OutOfMemoryAfterAllError,
 )
-from memfit.integrations.transformers.batches import batch_of, rows_of
+from memfit.integrations.transformers.batches import batch_of, plain, rows_of
 from memfit.integrations.transformers.evaluating import GuardedEvaluation
 from memfit.integrations.transformers.steps import Kind, Part, TrainerSteps
 from memfit.integrations.transformers.training_step import TrainingStep, torch_optimizer
@@ -145,10 +145,11 @@ class PlannedWindows:
 
     # --- What the Trainer's loop calls ---
 
-    def begin_window(self, num_batches: int) -> None:
-        """Begin a window of so many batches; one that was left early is forgotten."""
+    def begin_window(self, samples: Sequence[Any]) -> None:
+        """Begin a window of some batches; one that was left early is forgotten."""
         self.steps.end_window()
-        self._entry, self._length, self._seconds = None, num_batches, 0.0
+        self.steps.batches = [plain(inputs) for inputs in samples]
+        self._entry, self._length, self._seconds = None, len(samples), 0.0
 
     def _training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         del model  # the one that the trainer has

@@ -172,7 +172,8 @@ class Walk(CodeWalk):
             return
         self._seen[id(held)] = held
         here = Place(place.text)
-        left_out = not_followed(type(instance))
+        kind: Any = type(instance)
+        left_out = not_followed(kind)
         self._hold(
             kinds.NAMESPACE,
             held,

@@ -7,7 +7,16 @@ from memfit.integrations.transformers.attaching import (
     MemfitTrainerMixin,
     attach,
     fit,
+    is_attached,
 )
 from memfit.integrations.transformers.planning import plan, predict
 
-__all__ = ["AttachedTrainer", "MemfitTrainerMixin", "attach", "fit", "plan", "predict"]
+__all__ = [
+    "AttachedTrainer",
+    "MemfitTrainerMixin",
+    "attach",
+    "fit",
+    "is_attached",
+    "plan",
+    "predict",
+]

@@ -11,7 +11,6 @@ from typing import Any
 from memfit.errors import MemfitError
 from memfit.figures import Prediction
 from memfit.integrations.transformers.batches import (
-    INPUTS,
     largest_of,
     largest_training_batch,
     plain,
@@ -34,8 +33,7 @@ _ATTRIBUTE = "_memfit"
 
 
 class AttachedTrainer:
-    """Plan a training at its first window, run its windows under the plan, and guard each; made by
-    ``attach``.
+    """Plan a training at its first window, and run its windows under the plan; made by ``attach``.
 
     Args:
         trainer: of transformers, or of a class below.
@@ -180,9 +178,7 @@ class AttachedTrainer:
         if self._observer is None:
             self._observer = self._made_observer(found)
         self.num_plans += 1
-        self._windows = PlannedWindows(
-            self._step, job, found, self._observer, guards=self._guards
-        )
+        self._windows = PlannedWindows(self._step, job, found, self._observer, guards=self._guards)
         self._windows.begin()
 
     def _made_observer(self, plan: Plan) -> StepObserver:
@@ -276,6 +272,11 @@ def attach(
         folder=folder,
         on_refusal=on_refusal,
     )
+
+
+def is_attached(trainer: Any) -> bool:
+    """Return whether a trainer trains under a plan already."""
+    return vars(trainer).get(_ATTRIBUTE) is not None
 
 
 def fit(

@@ -94,7 +94,7 @@ class GuardedEvaluation:
     def _weight(self, piece: Mapping[str, Any]) -> float:
         """Return what a piece's loss counts: its labels where tokens are labelled."""
         labels = piece.get("labels")
-        if not isinstance(labels, torch.Tensor) or labels.dim() < 2:  # noqa: PLR2004 - rows, tokens
+        if not isinstance(labels, torch.Tensor) or labels.dim() < 2:
             return float(num_rows(piece))
         if labels.is_floating_point():
             return float(num_rows(piece))

@@ -59,12 +59,14 @@ class Logged:
         weights = [weight for weight, _ in calls]
         self._merge_metrics(weights)
         for logs in zip(*(found for _, found in calls), strict=False):
-            self._trainer.log({name: _mean([e.get(name) for e in logs], weights) for name in logs[0]})
+            self._trainer.log(
+                {name: _mean([e.get(name) for e in logs], weights) for name in logs[0]}
+            )
 
     def _weight(self, batch: Any) -> float:
         """Return what a piece counts: its labels where tokens are labelled, else its samples."""
         labels = batch[INPUTS].get("labels")
-        if not self._metrics() or labels is None or labels.dim() < 2:  # noqa: PLR2004 - rows, tokens
+        if not self._metrics() or labels is None or labels.dim() < 2:
             return float(rows_of(batch))
         shifts = getattr(self._trainer, "_loss_shifts_labels", False)
         return float((labels[..., 1:] if shifts else labels).ne(_IGNORED).sum())

@@ -57,7 +57,8 @@ def _has_engine(trainer: Any) -> bool:
 
 
 def _has_several(trainer: Any) -> bool:
-    return trainer.args.world_size > 1 or trainer.args.n_gpu > 1 or trainer.is_model_parallel
+    several = trainer.args.world_size > 1 or trainer.args.n_gpu > 1
+    return bool(several or trainer.is_model_parallel)
 
 
 def _is_compiled(trainer: Any) -> bool:
@@ -109,48 +110,48 @@ def _offloads(trainer: Any) -> bool:
     )
 
 
+_ENGINE = (
+    "under DeepSpeed and FSDP parameters are sharded or stepped by an engine of its own, to which "
+    "the Trainer hands the window; with ZeRO-3 it refuses auto_find_batch_size as well. "
+    "memfit.start runs FSDP2 itself"
+)
+_SEVERAL = (
+    "it runs on several devices or processes, whose windows have to be undone together. Run it in "
+    "one process; memfit.start guards several"
+)
+_COMPILED = (
+    "the model is compiled, and what a compiled step keeps is not known beforehand. Train without "
+    "torch_compile"
+)
+_IN_BACKWARD = (
+    "its optimizer updates parameters during backward, so that no gradients of a window are there "
+    "to be added up. Choose another with TrainingArguments(optim=...)"
+)
+_SCHEDULE_FREE = (
+    "its optimizer is schedule-free: it exchanges the parameters whenever training and evaluation "
+    "take turns, which a window that is undone must not"
+)
+_GENERATES = (
+    "it generates its batches with the model itself, so what a step takes depends on what is "
+    "generated. `memfit run` watches it"
+)
+_OFFLOADS = (
+    "it keeps activations on the host itself. Leave activation_offloading out: a plan does so "
+    "where it is needed"
+)
+_OWN_STEP = (
+    "{} has a training_step of its own, and what it does after going backward cannot be cut. "
+    "Override compute_loss instead; `memfit run` watches it as it is"
+)
 _REASONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
-    (
-        _has_engine,
-        "under DeepSpeed and FSDP parameters are sharded or stepped by an engine of its own, to "
-        "which the Trainer hands the window. Leave auto_find_batch_size out as well: with ZeRO-3 "
-        "the Trainer refuses it. memfit.start runs FSDP2 itself",
-    ),
-    (
-        _has_several,
-        "it runs on several devices or processes, whose windows have to be undone together. Run it "
-        "in one process; memfit.start guards several",
-    ),
-    (
-        _is_compiled,
-        "the model is compiled, and what a compiled step keeps is not known beforehand. Train "
-        "without torch_compile",
-    ),
-    (
-        _steps_in_backward,
-        "its optimizer updates parameters during backward, so that no gradients of a window are "
-        "there to be added up. Choose another with TrainingArguments(optim=...)",
-    ),
-    (
-        _switches_parameters,
-        "its optimizer is schedule-free: it exchanges the parameters whenever training and "
-        "evaluation take turns, which a window that is undone must not",
-    ),
+    (_has_engine, _ENGINE),
+    (_has_several, _SEVERAL),
+    (_is_compiled, _COMPILED),
+    (_steps_in_backward, _IN_BACKWARD),
+    (_switches_parameters, _SCHEDULE_FREE),
     (_is_lbfgs, "LBFGS runs its closure several times for one step"),
-    (
-        _generates,
-        "it generates its batches with the model itself, so what a step takes depends on what is "
-        "generated. `memfit run` watches it",
-    ),
-    (
-        _offloads,
-        "it keeps activations on the host itself. Leave activation_offloading out: a plan does so "
-        "where it is needed",
-    ),
-    (
-        _own_step,
-        "{} has a training_step of its own, and what it does after going backward cannot be cut. "
-        "Override compute_loss instead; `memfit run` watches it as it is",
-    ),
+    (_generates, _GENERATES),
+    (_offloads, _OFFLOADS),
+    (_own_step, _OWN_STEP),
     (_own_loop, "it has a training loop of its own. `memfit run` watches it as it is"),
 )

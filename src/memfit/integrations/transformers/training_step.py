@@ -116,7 +116,8 @@ class TrainingStep:
             trained = [p.sum() * 0 for p in self.trainer.model.parameters() if p.requires_grad]
             return torch.stack(trained).sum().to(loss.dtype)
         share = torch.as_tensor(terms, device=loss.device).to(loss.dtype) / self.count(whole)
-        return loss * share
+        weighted: torch.Tensor = loss * share
+        return weighted
 
 
 def job_of(step: TrainingStep, inputs: Any) -> Job:

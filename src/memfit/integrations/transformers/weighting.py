@@ -3,7 +3,7 @@
 A Trainer hands the items of the window to models that take further arguments, and leaves it to them
 what they do with it: a causal model returns a sum over its labels divided by that number, a
 classifier a mean over the samples of the batch, whatever it was handed. Which of them a step has is
-followed through its recording.
+followed through its recording; where that is not possible, its losses on a real batch tell.
 """
 
 from __future__ import annotations
@@ -11,38 +11,82 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+import torch
+
 from memfit.analysis.separability import Outcome, Separability
 from memfit.errors import MemfitError
 from memfit.integrations.labels import LabelsSeen
-from memfit.integrations.transformers.batches import NUM_ITEMS
+from memfit.integrations.transformers.batches import NUM_ITEMS, check_can_be_cut
 from memfit.integrations.transformers.training_step import TrainingStep, Weighting
-from memfit.job import Job
+from memfit.job import Job, Total
 from memfit.prediction.recording import record
+from memfit.separation.batch_conditions import broken_condition
 from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
+from memfit.session.borrowing import left_alone
+from memfit.session.deterministic_draws import DeterministicDraws, untouched_randomness
 
 _RANKS = {Outcome.PROVED: 0, Outcome.NOT_KNOWN: 1, Outcome.REFUTED: 2}
 
 
-def find_weighting(step: TrainingStep, job: Job) -> Separability | None:
-    """Set how a step's pieces count, and return what is known of half batches then.
+def find_weighting(step: TrainingStep, job: Job) -> None:
+    """Set how a step's pieces count.
+
+    Whether they keep the results is another matter, which is looked into by whoever cuts.
 
     Args:
         step: of the trainer.
         job: of the step.
     """
-    if job.batch_size < 2:  # noqa: PLR2004 - one sample is not cut
-        return None
-    found = [(each, *_judged(step, job, each)) for each in _candidates(step, job)]
-    best = min(found, key=lambda each: each[1])
-    step.weighting = best[0]
-    return best[2]
+    if job.batch_size < 2:
+        return
+    found: dict[Weighting, int] = {}
+    for each in _candidates(step, job):
+        found[each] = _rank(step, job, each)
+        if not found[each]:
+            break
+    best = min(found.values())
+    likely = [each for each, rank in found.items() if rank == best]
+    step.weighting = likely[0]
+    if best == _RANKS[Outcome.NOT_KNOWN] and len(likely) > 1:
+        with suppress(MemfitError, RuntimeError, TypeError, ValueError):  # then nothing is proved
+            step.weighting = _nearest(step, job, likely)
 
 
-def _judged(step: TrainingStep, job: Job, weighting: Weighting) -> tuple[int, Separability]:
+def _rank(step: TrainingStep, job: Job, weighting: Weighting) -> int:
+    """Return how well pieces that count so are known to keep the results; 0 is best."""
     step.weighting = weighting
-    separability = Separation(job, find_layout(job)).of(job.batch_size // 2)
-    return _RANKS[separability.outcome], separability
+    layout = find_layout(job)
+    found: Separability = Separation(job, layout).of(job.batch_size // 2)
+    broken = broken_condition(layout, step.reference, found.conditions)
+    return _RANKS[found.outcome if broken is None else Outcome.REFUTED]
+
+
+def _nearest(step: TrainingStep, job: Job, likely: list[Weighting]) -> Weighting:
+    """Return the way in which the losses of two halves make up the batch's best.
+
+    Raises:
+        MemfitError: if the batch cannot be cut.
+    """
+    check_can_be_cut(step.reference)
+    layout = find_layout(job)
+    halves = [*layout.split(step.reference, -(-job.batch_size // 2))]
+    distances: dict[Weighting, float] = {}
+    for weighting in likely:
+        step.weighting = weighting
+        losses = []
+        for batch in (step.reference, *(half for half, _ in halves)):
+            with left_alone(job), untouched_randomness(), DeterministicDraws(), torch.no_grad():
+                losses.append(job.loss(job.model(), batch))
+        whole, *parts = losses
+        shares = [count / job.batch_size for _, count in halves]
+        together = sum(
+            float(part.sum if isinstance(part, Total) else part * share)
+            for part, share in zip(parts, shares, strict=True)
+        )
+        expected = float(whole.sum if isinstance(whole, Total) else whole)
+        distances[weighting] = abs(together - expected)
+    return min(likely, key=distances.__getitem__)
 
 
 def _candidates(step: TrainingStep, job: Job) -> Iterator[Weighting]:

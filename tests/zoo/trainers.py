@@ -19,7 +19,7 @@ from transformers import (
 )
 
 NUM_TOKENS, NUM_CLASSES, PAD, IGNORED = 60, 3, 0, -100
-_SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+_SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 

@@ -63,6 +63,7 @@ class Shortage(TrainerCallback):  # type: ignore[misc]  # transformers is untype
 
 def pair(shortage: Shortage, name: str = "bert", **options: Any) -> tuple[Any, Any, Any]:
     """Train alone, and under a plan with a shortage."""
+    options = {"train_dataset": texts(24), **options}
     plain = trainer(name, **options)
     plain.train()
     made = trainer(name, callbacks=[shortage], **options)
@@ -78,9 +79,9 @@ def pair(shortage: Shortage, name: str = "bert", **options: Any) -> tuple[Any, A
     ("operator", "number", "place"),
     [
         (FORWARD, 0, "forward"),
-        (FORWARD, 40, "forward"),
+        (FORWARD, 10, "forward"),
         (BACKWARD, 1, "backward"),
-        (CLIPPING, 5, "optimizer"),
+        (CLIPPING, 0, "optimizer"),
         (UPDATE, 0, "optimizer"),
         (UPDATE, 12, "optimizer"),
     ],
@@ -101,20 +102,12 @@ def test_a_shortage_anywhere_leaves_the_same_weights(
 
 
 @pytest.mark.parametrize(
-    ("operator", "number"), [(FORWARD, 45), (BACKWARD, 15), (CLIPPING, 0), (UPDATE, 3)]
+    ("operator", "number"), [(FORWARD, 20), (BACKWARD, 7), (CLIPPING, 0), (UPDATE, 3)]
 )
 def test_the_batches_of_a_window_are_run_again(operator: str, number: int) -> None:
     shortage = Shortage(operator, number)
-    options = {"gradient_accumulation_steps": 2, "train_dataset": texts(40, "tokens")}
-    plain, made, attached = pair(
-        shortage,
-        "llama" if operator != BACKWARD else "bert",
-        **(
-            options
-            if operator != BACKWARD
-            else {"gradient_accumulation_steps": 2, "train_dataset": texts(40)}
-        ),
-    )
+    options = {"gradient_accumulation_steps": 2, "train_dataset": texts(40)}
+    plain, made, attached = pair(shortage, **options)
 
     assert shortage.mode.has_struck
     assert len([event for event in attached.events if hasattr(event, "phase")]) == 1

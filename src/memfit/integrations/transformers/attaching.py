@@ -173,7 +173,7 @@ class AttachedTrainer:
         if found is None:
             found = plan_for(self._step, job, self._wanted)
         else:
-            find_weighting(self._step, job)
+            find_weighting(self._step, job, found)
         trainer.current_gradient_accumulation_steps = length
         if self._observer is None:
             self._observer = self._made_observer(found)

@@ -141,7 +141,7 @@ def predict(trainer: Any, *, plan: Plan | None = None, device: str = "") -> Pred
 
     def predicted(step: TrainingStep, job: Job) -> Prediction:
         if plan is not None:
-            find_weighting(step, job)
+            find_weighting(step, job, plan)
         return predict_job(job, device=device or device_of(trainer), plan=plan)
 
     found: Prediction = at_train_begin(trainer, predicted)

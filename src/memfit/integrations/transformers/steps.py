@@ -77,6 +77,8 @@ class TrainerSteps(PlannedSteps):
         self._is_training = False
         self._undos: list[Undo] = []
         separation = Separation(session.job, session.layout, inside=self._taken_off)
+        for size, proof in step.proofs.items():
+            separation.settle(size, proof)
         gather_facts(session, separation=separation)
         _ask(plan, session)
         super().__init__(session, plan, observer=observer, try_split=check_split)

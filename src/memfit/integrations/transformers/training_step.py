@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memfit.analysis.separability import Separability
 from memfit.errors import MemfitError
 from memfit.integrations.labels import LabelsSeen
 from memfit.integrations.transformers.batches import (
@@ -47,6 +48,8 @@ class TrainingStep:
         self.weighting = Weighting.SAMPLES
         self.count: Callable[[Any], Any] | None = None
         """Counts the labels of a batch; None where none is ignored."""
+        self.proofs: dict[int, Separability] = {}
+        """That pieces of some sizes keep the results, where they count as they do."""
         self.labels_seen: LabelsSeen | None = None
         """Told of the labels of losses, where they are looked for."""
         self.reference: Any = None

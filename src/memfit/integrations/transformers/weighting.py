@@ -25,11 +25,12 @@ from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
 from memfit.session.borrowing import left_alone
 from memfit.session.deterministic_draws import DeterministicDraws, untouched_randomness
+from memfit.strategies.plan import Plan
 
 _RANKS = {Outcome.PROVED: 0, Outcome.NOT_KNOWN: 1, Outcome.REFUTED: 2}
 
 
-def find_weighting(step: TrainingStep, job: Job) -> None:
+def find_weighting(step: TrainingStep, job: Job, plan: Plan | None = None) -> None:
     """Set how a step's pieces count.
 
     Whether they keep the results is another matter, which is looked into by whoever cuts.
@@ -37,12 +38,17 @@ def find_weighting(step: TrainingStep, job: Job) -> None:
     Args:
         step: of the trainer.
         job: of the step.
+        plan: whose pieces are looked at; None takes halves of a batch.
     """
-    if job.batch_size < 2:
+    if job.batch_size < 2 or (plan is not None and plan.splitting is None):
         return
+    size = job.batch_size // 2
+    if plan is not None and plan.splitting is not None:
+        size = min(size, plan.splitting.micro_batch_size)
+    step.proofs = {}
     found: dict[Weighting, int] = {}
     for each in _candidates(step, job):
-        found[each] = _rank(step, job, each)
+        found[each] = _rank(step, job, each, size)
         if not found[each]:
             break
     best = min(found.values())
@@ -53,12 +59,14 @@ def find_weighting(step: TrainingStep, job: Job) -> None:
             step.weighting = _nearest(step, job, likely)
 
 
-def _rank(step: TrainingStep, job: Job, weighting: Weighting) -> int:
+def _rank(step: TrainingStep, job: Job, weighting: Weighting, size: int) -> int:
     """Return how well pieces that count so are known to keep the results; 0 is best."""
     step.weighting = weighting
     layout = find_layout(job)
-    found: Separability = Separation(job, layout).of(job.batch_size // 2)
+    found: Separability = Separation(job, layout).of(size)
     broken = broken_condition(layout, step.reference, found.conditions)
+    if found.is_proved:
+        step.proofs[size] = found
     return _RANKS[found.outcome if broken is None else Outcome.REFUTED]
 
 

@@ -117,6 +117,7 @@ def trainer(name: str = "bert", kind: Any = Trainer, **options: Any) -> Any:
         "logging_steps": 1,
         "learning_rate": 1e-3,
         "seed": 3,
+        "optim": "adamw_torch",  # one operator per parameter, so that memory can run out between
     }
     given = {
         "model": MODELS[name](dtype),

@@ -11,7 +11,7 @@ import torch
 
 from memfit.analysis.separability import Separability
 from memfit.errors import MemfitError
-from memfit.integrations.labels import LabelsSeen
+from memfit.integrations.labels import Labels, LabelsSeen
 from memfit.integrations.transformers.batches import (
     INPUTS,
     NUM_ITEMS,
@@ -68,6 +68,13 @@ class TrainingStep:
         if self.weighting is Weighting.LABELS:
             loss = self._by_labels(loss, batch, whole)
         return Total(loss, rows_of(batch) / rows_of(whole))
+
+    @property
+    def counted_leaf(self) -> int | None:
+        """Return the labels that pieces count by, as a part of the batch."""
+        if self.weighting is Weighting.LABELS and isinstance(self.count, Labels):
+            return self.count.leaf
+        return None
 
     @contextmanager
     def running(self, batch: Any) -> Iterator[None]:

@@ -42,8 +42,9 @@ def test_the_plugin_attaches_with_the_keys_of_the_configuration(plugins: Any) ->
     plugin.post_trainer_create({"memfit_budget": "1GiB", "memfit_rehearse": False}, made)
     made.train()
 
-    assert plugin.attached.plan is not None
-    assert plugin.attached.plan.budget_bytes == 1 << 30
+    prediction = plugin.attached.prediction
+    assert prediction is not None
+    assert prediction.budget_bytes == 1 << 30
 
 
 def test_the_keys_are_a_model_of_pydantic(plugins: Any) -> None:

@@ -42,7 +42,7 @@ class RunCommand:
         parser.add_argument(
             "--fit",
             action="store_true",
-            help="plan and guard the training of a Trainer of Lightning or transformers inside, for "
+            help="plan and guard the trainings of Trainers inside, Lightning or transformers, for "
             "--budget if given",
         )
         parser.add_argument(

@@ -48,8 +48,9 @@ def find_weighting(step: TrainingStep, job: Job, plan: Plan | None = None) -> No
     step.proofs = {}
     found: dict[Weighting, int] = {}
     for each in _candidates(step, job):
-        found[each] = _rank(step, job, each, size)
+        found[each], proof = _rank(step, job, each, size)
         if not found[each]:
+            step.proofs = {size: proof}
             break
     best = min(found.values())
     likely = [each for each, rank in found.items() if rank == best]
@@ -59,15 +60,16 @@ def find_weighting(step: TrainingStep, job: Job, plan: Plan | None = None) -> No
             step.weighting = _nearest(step, job, likely)
 
 
-def _rank(step: TrainingStep, job: Job, weighting: Weighting, size: int) -> int:
-    """Return how well pieces that count so are known to keep the results; 0 is best."""
+def _rank(
+    step: TrainingStep, job: Job, weighting: Weighting, size: int
+) -> tuple[int, Separability]:
+    """Say how well pieces that count so are known to keep the results; 0 is best."""
     step.weighting = weighting
     layout = find_layout(job)
     found: Separability = Separation(job, layout).of(size)
     broken = broken_condition(layout, step.reference, found.conditions)
-    if found.is_proved:
-        step.proofs[size] = found
-    return _RANKS[found.outcome if broken is None else Outcome.REFUTED]
+    outcome = found.outcome if broken is None else Outcome.REFUTED
+    return _RANKS[outcome], found
 
 
 def _nearest(step: TrainingStep, job: Job, likely: list[Weighting]) -> Weighting:

@@ -40,7 +40,7 @@ def find_weighting(step: TrainingStep, job: Job, plan: Plan | None = None) -> No
         job: of the step.
         plan: whose pieces are looked at; None takes halves of a batch.
     """
-    if job.batch_size < 2 or (plan is not None and plan.splitting is None):
+    if job.batch_size < 2:
         return
     size = job.batch_size // 2
     if plan is not None and plan.splitting is not None:

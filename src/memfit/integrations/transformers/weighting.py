@@ -61,12 +61,12 @@ def find_weighting(step: TrainingStep, job: Job, plan: Plan | None = None) -> No
 
 
 def _rank(
-    step: TrainingStep, job: Job, weighting: Weighting, size: int
+    step: TrainingStep, job: Job, weighting: Weighting, num_samples: int
 ) -> tuple[int, Separability]:
     """Say how well pieces that count so are known to keep the results; 0 is best."""
     step.weighting = weighting
     layout = find_layout(job)
-    found: Separability = Separation(job, layout).of(size)
+    found: Separability = Separation(job, layout).of(num_samples)
     broken = broken_condition(layout, step.reference, found.conditions)
     outcome = found.outcome if broken is None else Outcome.REFUTED
     return _RANKS[outcome], found

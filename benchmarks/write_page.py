@@ -46,6 +46,7 @@ _SECTIONS = (
     Section("Training loops with state of their own", "guard_scenarios", runs.scenarios),
     Section("What guard, monitor and journal cost", "guard_overhead", runs.guard_overhead),
     Section("Lightning modules as people write them", "lightning", runs.lightning),
+    Section("Trainers of transformers as people write them", "transformers", runs.transformers),
     Section("What watching a script costs", "watch_overhead", runs.watch_overhead),
     Section("Starting the command", "startup", prediction.startup),
     Section(

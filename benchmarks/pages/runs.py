@@ -204,3 +204,36 @@ def lightning(figures: Figures) -> Iterator[str]:
             f"{_with_range(cost['ratio'], cost['ratios_of_rounds'])} of its processor time under "
             "the callback, guarded, without strategies."
         )
+
+
+def transformers(figures: Figures) -> Iterator[str]:
+    """Say what a plan does to trainings of transformers that know nothing of memfit."""
+    yield (
+        "Trainers as people write them, planned for half of the plain peak and trained for 20 "
+        "steps with and without the plan. Differences are the largest of any weight, over the "
+        "largest weight; beside those in fp32 stands what becomes of initial weights that differ "
+        "by 1e-7, without memfit. A shortage of memory in one operator of backward is undone; "
+        "checkpoints of either training go on in the other. Measured is the largest batch."
+    )
+    yield table(
+        "training | plan | plain peak | predicted | budget | measured | predicted | weights, fp64 "
+        "| fp32 | rounding alone, fp32 | after a shortage | resumed",
+        "llllllllllll",
+        (
+            (
+                row["training"],
+                ", ".join(each.partition("(blocks")[0] for each in row["strategies"]),
+                format_bytes(row["plain_measured_on_largest_batch_bytes"]),
+                f"{row['plain_prediction_error'] + 0.0:+.2%}",
+                format_bytes(row["budget_bytes"]),
+                format_bytes(row["measured_peak_bytes"]),
+                f"{row['prediction_error'] + 0.0:+.2%}",
+                f"{row['difference_fp64']:.0e}",
+                f"{row['difference_fp32']:.0e}",
+                f"{row['difference_fp32_of_rounding']:.0e}",
+                f"{row['difference_after_shortage']:.0e}",
+                f"{max(row['difference_resumed_without'], row['difference_resumed_with']):.0e}",
+            )
+            for row in figures["rows"]
+        ),
+    )

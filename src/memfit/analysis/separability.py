@@ -94,3 +94,18 @@ def refuted(sentence: str, culprit: Culprit | None = None) -> Separability:
 def not_known(sentence: str, culprit: Culprit | None = None) -> Separability:
     """Say that it could not be followed."""
     return Separability(outcome=Outcome.NOT_KNOWN, sentence=sentence, culprit=culprit)
+
+
+def left_to_trial(found: Separability, counted_leaf: int | None) -> Separability:
+    """Leave to a trial a proof that takes for granted what a loss counts by itself.
+
+    Args:
+        found: what is known.
+        counted_leaf: which tensor of the batch has labels of which the loss counts those that are
+            not ignored; None where it counts none.
+    """
+    if counted_leaf is None or all(each.leaf != counted_leaf for each in found.conditions):
+        return found
+    return not_known(
+        "pieces count by the labels that the loss does not ignore, which is a matter of values."
+    )

@@ -30,7 +30,8 @@ class PlanCommand:
 
     The effective batch size never changes. Strategies that change results (bf16) are used only if
     they are allowed by name. The plan's peak comes from recording the step with the plan applied.
-    Nothing is trained; NAME may be a Lightning (Trainer, module, data) as well. Micro-batches are
+    Nothing is trained; NAME may be a transformers.Trainer or a Lightning (Trainer, module, data) as
+    well, or a function that returns one. Micro-batches are
     used where the recorded step proves that they keep the results; --prove tries on a real batch
     what could not be followed, and --measure runs a few steps. The exit code is 3 when no plan
     fits; the message names the smallest peak.
@@ -144,18 +145,23 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResul
 def _plan_of_trainer(
     found: BuildsTrainerError, args: argparse.Namespace, console: Console
 ) -> PlanningResult:
-    """Plan for Lightning's trainer with its module and data.
+    """Plan for a framework's trainer; Lightning's comes with its module and data.
 
     Raises:
-        BuildsTrainerError: if it is another framework's.
+        BuildsTrainerError: if it is known by its name alone.
     """
-    if not isinstance(found.trainer, tuple):
+    if found.trainer is None:
         raise found
-    from memfit.integrations.lightning import plan
-
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
-    with status(console, "beginning the trainer's fit", quiet=args.json) as show:
-        return plan(*found.trainer, **wanted, progress=lambda text: show(f"recording: {text}"))
+    with status(console, "beginning the trainer's training", quiet=args.json) as show:
+        wanted["progress"] = lambda text: show(f"recording: {text}")
+        if isinstance(found.trainer, tuple):
+            from memfit.integrations.lightning import plan as plan_fit
+
+            return plan_fit(*found.trainer, **wanted)
+        from memfit.integrations.transformers import plan as plan_training
+
+        return plan_training(found.trainer, **wanted)
 
 
 def _as_json(plan: PlanningResult) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class RunCommand:
         parser.add_argument(
             "--fit",
             action="store_true",
-            help="plan and guard the training of a Lightning Trainer inside, for --budget if given",
+            help="plan and guard the trainings of Trainers inside, Lightning or transformers, for "
+            "--budget if given",
         )
         parser.add_argument(
             "--allow",

@@ -56,6 +56,9 @@ _HARMLESS: tuple[Any, ...] = (
 _REGISTRATIONS = ("torch._ops", "torch._library", "torch.library")
 """Modules of torch whose objects are operators, and what has been registered for them."""
 
+_UNCHANGING = ("pyarrow.", "tokenizers.")
+"""Packages whose objects are data that stays, or are set anew by every call that uses them."""
+
 _LOCKS: tuple[type, ...] = (
     *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event),
     *(threading.Semaphore, threading.Barrier),
@@ -81,7 +84,9 @@ _OBSTACLES: tuple[tuple[tuple[type, ...], str, str], ...] = (
 @functools.cache
 def is_harmless(kind: type[Any]) -> bool:
     """Return whether objects of a type have no state that matters."""
-    return issubclass(kind, _HARMLESS) or kind.__module__.startswith(_REGISTRATIONS)
+    return issubclass(kind, _HARMLESS) or kind.__module__.startswith(
+        (*_REGISTRATIONS, *_UNCHANGING)
+    )
 
 
 def obstacle_of(instance: object, place: Place) -> Obstacle | None:

@@ -20,6 +20,15 @@ _REPORTING = frozenset(
     )
 )
 """What shows, logs or drives a training: its state has no part in the results of a step."""
+_DRIVING = (
+    *("torch.utils.tensorboard", "torch.profiler", "datasets.", "accelerate.data_loader"),
+    *("transformers.trainer_callback", "transformers.training_args", "transformers.integrations"),
+)
+"""The same, of packages whose other parts have state that counts."""
+_DATA_OF_TRAINERS = frozenset(
+    ("train_dataset", "eval_dataset", "data_collator", "processing_class", "callback_handler")
+)
+"""Attributes of transformers' Trainer from which no step reads what it changes."""
 _FOLDERS = tuple(
     f"{Path(folder).resolve()}{os.sep}"
     for key in ("stdlib", "platstdlib")
@@ -75,6 +84,11 @@ def is_reporting(kind: type) -> bool:
 
 @functools.cache
 def _is_reporting(name: str) -> bool:
-    return package_of(name) in _REPORTING or name.startswith(
-        ("torch.utils.tensorboard", "torch.profiler")
-    )
+    return package_of(name) in _REPORTING or name.startswith(_DRIVING)
+
+
+@functools.cache
+def not_followed(kind: type) -> frozenset[str]:
+    """Name the attributes of a class's objects that are not looked into."""
+    is_trainer = any(base.__module__ == "transformers.trainer" for base in kind.__mro__)
+    return _DATA_OF_TRAINERS if is_trainer else frozenset()

@@ -19,7 +19,7 @@ from memfit.live_state.containers import Kind, SlotsOf
 from memfit.live_state.findings import Place
 from memfit.live_state.generators import access_to
 from memfit.live_state.harmless import is_harmless, is_made_in_python, obstacle_of
-from memfit.live_state.ownership import is_reporting, package_of
+from memfit.live_state.ownership import is_reporting, not_followed, package_of
 from memfit.live_state.reach import Found, Scope, Volatile
 from memfit.live_state.tensors import storages_of
 from memfit.live_state.walk_code import CodeWalk
@@ -172,7 +172,14 @@ class Walk(CodeWalk):
             return
         self._seen[id(held)] = held
         here = Place(place.text)
-        self._hold(kinds.NAMESPACE, held, here, _attributes(held, here))
+        kind: Any = type(instance)
+        left_out = not_followed(kind)
+        self._hold(
+            kinds.NAMESPACE,
+            held,
+            here,
+            (each for each in _attributes(held, here) if each[0] not in left_out),
+        )
 
     def reference(self, reference: Any, place: Place) -> None:
         """Meet a weak reference."""

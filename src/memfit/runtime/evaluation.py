@@ -66,7 +66,7 @@ class Evaluation:
                     raise
                 cause = str(error).strip().partition("\n")[0]
             if cause is None:
-                return _joined(pieces)
+                return joined(pieces)
             free_memory(session.device_type)
             random_states.put_back(session.device_type)
             reason = None if function is not None else self._obstacle(batch, in_piece // 2)
@@ -124,7 +124,7 @@ def _pieces_of(num_samples: int) -> str:
     return f"pieces({num_samples})"
 
 
-def _joined(pieces: Sequence[tuple[Any, int]]) -> Any:
+def joined(pieces: Sequence[tuple[Any, int]]) -> Any:
     """Put together what pieces gave, as if they had been one.
 
     Raises:

@@ -11,7 +11,14 @@ from memfit.analysis.effects import Effects
 from memfit.analysis.flow import Axis, Flow, Kind
 from memfit.analysis.judgement import judge, judge_effects
 from memfit.analysis.loops import NotRolledError, loop_in, roll
-from memfit.analysis.separability import PROVED, Culprit, Separability, not_known, refuted
+from memfit.analysis.separability import (
+    PROVED,
+    Culprit,
+    Separability,
+    left_to_trial,
+    not_known,
+    refuted,
+)
 from memfit.analysis.use import Given, Sizes
 from memfit.analysis.walk import follow
 from memfit.errors import JobFunctionError, MemfitError, RecordingError
@@ -121,14 +128,12 @@ class Separation:
             found.append(self._at(num_samples, given_statistics))
             if found[-1].is_refuted:
                 break  # a few samples refute every size, and need not be looked at again
-        return _worst(found)
+        return left_to_trial(_worst(found), getattr(self.job.loss, "counted_leaf", None))
 
     def _is_long(self) -> bool:
         """Return whether recording the step takes seconds, so that each size more is dear."""
-        recording = self._recording(self.job.batch_size)
-        return not isinstance(recording, MemfitError) and (
-            len(recording.dataflow.calls) > _MANY_CALLS
-        )
+        found = self._recording(self.job.batch_size)
+        return not isinstance(found, MemfitError) and len(found.dataflow.calls) > _MANY_CALLS
 
     def _small_size(self) -> int | None:
         """Return a size of a few samples at which the step runs."""

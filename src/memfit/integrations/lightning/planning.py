@@ -9,9 +9,9 @@ from typing import Any
 
 from memfit.errors import MemfitError
 from memfit.figures import Prediction, Refusal, RefusalKind
+from memfit.integrations.labels import LabelsSeen
 from memfit.integrations.lightning.batches import largest_training_batch
 from memfit.integrations.lightning.framework import callback_class
-from memfit.integrations.lightning.labels import LabelsSeen
 from memfit.integrations.lightning.muted_loggers import muted
 from memfit.integrations.lightning.phases import all_trained
 from memfit.integrations.lightning.training_step import TrainingStep, job_of

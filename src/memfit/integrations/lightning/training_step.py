@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from memfit.errors import MemfitError, StrategyError
+from memfit.integrations.labels import LabelsSeen
 from memfit.integrations.lightning.batches import num_rows, resized
 from memfit.integrations.lightning.framework import inside_hook, part_of
-from memfit.integrations.lightning.labels import LabelsSeen
 from memfit.integrations.lightning.logged_values import LoggedValues
 from memfit.integrations.lightning.metrics import Metrics
 from memfit.integrations.lightning.muted_loggers import StepLoggers

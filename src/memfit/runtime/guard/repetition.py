@@ -117,6 +117,7 @@ class Repetition:
         self._steps.on_failure = passed.look
         self._retried(self._log.roll_back)
         self._retried(lambda: self._log.put_batch_back(entry))
+        entry.random.put_back()  # a window's last batch was taken after draws of those before it
         with passed:
             passed.look()
             done = self._attempts.run(entry.batch.batch, lambda: True)

@@ -9,28 +9,32 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-_MODULES = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
-_INTEGRATION = "memfit.integrations.lightning"
+_METHODS = {
+    "lightning.pytorch.trainer.trainer": "fit",
+    "pytorch_lightning.trainer.trainer": "fit",
+    "transformers.trainer": "train",
+}
+"""What begins the training of a module's Trainer."""
 
 
 def fit_trainers(wanted: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Have every trainer of Lightning that is fitted from here on do so under a plan.
+    """Have every trainer of a framework that begins from here on do so under a plan.
 
     Args:
-        wanted: what a MemfitCallback is given.
+        wanted: what the framework's integration is given.
         note: told why a trainer is left alone.
     """
-    for name in _MODULES:
+    for name in _METHODS:
         if name in sys.modules:
             _wrap(sys.modules[name], wanted, note)
     sys.meta_path.insert(0, _TrainerFinder(wanted, note))
 
 
 class _TrainerFinder:
-    """Find the modules of trainers as other finders do, and wrap ``fit`` once they have been run.
+    """Find the modules of trainers as other finders do, and wrap them once they have been run.
 
     Args:
-        wanted: what a MemfitCallback is given.
+        wanted: what the framework's integration is given.
         note: told why a trainer is left alone.
     """
 
@@ -39,7 +43,7 @@ class _TrainerFinder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a trainer's module, to be followed by the wrapping; else nothing."""
-        if name not in _MODULES:
+        if name not in _METHODS:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
@@ -62,18 +66,30 @@ class _TrainerFinder:
 
 
 def _wrap(module: ModuleType, wanted: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Add the callback in ``Trainer.fit``, unless the script has one of its own."""
+    """Have trainings of a module's Trainer planned, unless the script does so itself."""
     kind: Any = module.Trainer
-    fit = kind.fit
+    method = _METHODS[module.__name__]
+    begin = getattr(kind, method)
+    join = _add_callback if method == "fit" else _attach
 
-    @wraps(fit)
-    def fitted(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    @wraps(begin)
+    def begun(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            callback: Any = import_module(_INTEGRATION).MemfitCallback
-            if not any(isinstance(each, callback) for each in trainer.callbacks):
-                trainer.callbacks.append(callback(**wanted, on_refusal=note))
+            join(trainer, {**wanted, "on_refusal": note})
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the script
             note(f"the trainer is not planned: {type(error).__name__}: {error}")
-        return fit(trainer, *args, **kwargs)
+        return begin(trainer, *args, **kwargs)
 
-    kind.fit = fitted
+    setattr(kind, method, begun)
+
+
+def _add_callback(trainer: Any, wanted: Mapping[str, Any]) -> None:
+    callback: Any = import_module("memfit.integrations.lightning").MemfitCallback
+    if not any(isinstance(each, callback) for each in trainer.callbacks):
+        trainer.callbacks.append(callback(**wanted))
+
+
+def _attach(trainer: Any, wanted: Mapping[str, Any]) -> None:
+    integration: Any = import_module("memfit.integrations.transformers")
+    if not integration.is_attached(trainer):
+        integration.attach(trainer, **wanted)

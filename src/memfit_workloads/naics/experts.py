@@ -41,9 +41,8 @@ class MixtureOfExperts(nn.Module):
         self.outer = nn.ModuleList(nn.Linear(hidden, width) for _ in range(num_experts))
         self._top_k, self._dropout, self._is_residual = top_k, dropout, is_residual
         if is_residual:
-            for layer in self.outer:
-                nn.init.zeros_(layer.weight)
-                nn.init.zeros_(layer.bias)
+            for parameter in self.outer.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, rows_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mixture (N, D), and the logits of the gate (N, E)."""

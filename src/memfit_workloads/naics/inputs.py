@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .embedder import EmbedderSizes
-from .encoders import EncoderSizes
+from .encoders import ChannelEncoders, EncoderSizes
 from .settings import NaicsSettings
 from .texts import CHANNELS, read_texts
 from .tokens import token_table
@@ -99,16 +99,16 @@ def embedder_sizes(settings: NaicsSettings) -> EmbedderSizes:
 
 
 @torch.no_grad()
-def centre_of(module: torch.nn.Module, inputs: Inputs, chunk: int) -> Tensor:
+def centre_of(encoders: ChannelEncoders, inputs: Inputs, chunk: int) -> Tensor:
     """Return the mean vector of each channel over the texts that are trained on."""
     means = []
     for channel in CHANNELS:
         ids = torch.unique(inputs.table[channel][inputs.train], dim=0)
         ids = ids[(ids != 0).any(1)]
         ids = ids[(ids != 0).sum(1).argsort()]  # short texts together, padded to theirs
-        total = sum(
-            module.pooled(channel, part[:, : int((part != 0).sum(1).max())]).sum(0)
+        parts = [
+            encoders.pooled(channel, part[:, : int((part != 0).sum(1).max())])
             for part in ids.split(chunk)
-        )
-        means.append(total / len(ids))
+        ]
+        means.append(torch.cat(parts).mean(0))
     return torch.stack(means)

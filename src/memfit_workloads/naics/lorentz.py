@@ -47,9 +47,7 @@ def exponential_map(tangent_ND: Tensor, curvature: float) -> Tensor:
     """Follow tangent vectors at the origin to points, (N, D + 1)."""
     root = curvature**0.5
     reach_N1 = root * tangent_ND.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
-    return torch.cat(
-        [reach_N1.cosh() / root, reach_N1.sinh() * tangent_ND / reach_N1], 1
-    )
+    return torch.cat([reach_N1.cosh() / root, reach_N1.sinh() * tangent_ND / reach_N1], 1)
 
 
 def inner_products(first_ND: Tensor, second_MD: Tensor) -> Tensor:
@@ -66,7 +64,7 @@ def pair_distances(first_ND: Tensor, second_MD: Tensor, curvature: float) -> Ten
 def violation(points_ND: Tensor, curvature: float) -> float:
     """Return by how much points leave the hyperboloid at most: |<u, u> + 1/c|."""
     norms_N = points_ND[:, 1:].square().sum(1) - points_ND[:, 0].square()
-    return float((norms_N + 1 / curvature).abs().max())
+    return float((norms_N.detach() + 1 / curvature).abs().max())
 
 
 def radii(points_ND: Tensor, curvature: float) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from .embedder import Embedded, EmbedderSizes, NaicsEmbedder
 from .experts import balance_loss
-from .losses import DECOUPLED, decoupled, hierarchy_loss, info_nce
 from .lorentz import pair_distances, radii
+from .losses import DECOUPLED, PairSums, decoupled, info_nce, summed
 from .tree import LINEAL_DISCOUNT, NUM_LEVELS, OTHER_SECTOR
 
 
@@ -53,7 +54,7 @@ class NaicsContrastive(LightningModule):
         self, sizes: EmbedderSizes, loss: LossSettings, optimizer: OptimizerSettings
     ) -> None:
         super().__init__()
-        self.sizes, self.loss_settings, self._optimizer = sizes, loss, optimizer
+        self.sizes, self.loss_settings, self.optimizer_settings = sizes, loss, optimizer
         self.embedder = NaicsEmbedder(sizes)
 
     def forward(self, tokens: Mapping[str, Tensor]) -> Embedded:
@@ -72,18 +73,17 @@ class NaicsContrastive(LightningModule):
 
     def loss_terms(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return each term of the loss, and their weighted sum as ``loss``."""
-        settings = self.loss_settings
+        settings, size = self.loss_settings, len(batch["negatives"])
         tokens = {channel: ids.flatten(0, 1) for channel, ids in batch["tokens"].items()}
         points_ND, gate_NE = self.embedder(tokens)
-        tree_NN = tree_distances(batch["paths"].flatten(0, 1)).to(points_ND.dtype)
-        distances_NN = pair_distances(points_ND, points_ND, self.sizes.curvature)
+        chunk = max(1, _PAIRS_AT_ONCE * size // len(points_ND) ** 2)
+        contrast, anchors, *sums = summed(partial(self._sums, points_ND, batch), size, chunk)
+        reach_N = radii(points_ND, self.sizes.curvature)
         terms = {
-            "contrastive": self._contrastive(distances_NN, batch),
-            "hierarchy": hierarchy_loss(distances_NN, tree_NN),
+            "contrastive": contrast / anchors.clamp(min=1),
+            "hierarchy": PairSums(*sums).hierarchy_loss(),
             "balance": balance_loss(gate_NE, self.sizes.top_k),
-            "radius": (radii(points_ND, self.sizes.curvature) - settings.target_radius)
-            .square()
-            .mean(),
+            "radius": (reach_N - settings.target_radius).square().mean(),
         }
         weights = {
             "contrastive": settings.contrastive_weight,
@@ -94,21 +94,30 @@ class NaicsContrastive(LightningModule):
         total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
         return {"loss": total, **terms}
 
-    def _contrastive(self, distances_NN: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """Hold each anchor's positive against its own negatives."""
-        negatives_BK, is_negative_BK = batch["negatives"], batch["is_negative"]
-        num_anchors = len(negatives_BK)
-        num_views = len(distances_NN) // num_anchors
-        similarity_BN = -distances_NN[::num_views] / self.loss_settings.temperature
-        place_B = torch.arange(num_anchors, device=negatives_BK.device) * num_views + 1
-        positive_B = similarity_BN.gather(1, place_B[:, None])[:, 0]
-        negative_BK = similarity_BN.gather(1, negatives_BK)
-        loss = decoupled if self.loss_settings.kind == DECOUPLED else info_nce
-        return loss(positive_B, negative_BK, is_negative_BK)
+    def _sums(
+        self, points_ND: Tensor, batch: Mapping[str, Any], start: int, end: int
+    ) -> tuple[Tensor, ...]:
+        """Return the sums of some anchors: their contrastive losses, and over all their pairs."""
+        num_views = len(points_ND) // len(batch["negatives"])
+        paths_NP = batch["paths"].flatten(0, 1)
+        rows = slice(start * num_views, end * num_views)
+        tree_MN = tree_distances(paths_NP[rows], paths_NP).to(points_ND.dtype)
+        distances_MN = pair_distances(points_ND[rows], points_ND, self.sizes.curvature)
+        similarity_BN = -distances_MN[::num_views] / self.loss_settings.temperature
+        negatives_BK = batch["negatives"][start:end]
+        is_negative_BK = batch["is_negative"][start:end]
+        place_B = torch.arange(start, end, device=negatives_BK.device) * num_views + 1
+        losses_B = (decoupled if self.loss_settings.kind == DECOUPLED else info_nce)(
+            similarity_BN.gather(1, place_B[:, None])[:, 0],
+            similarity_BN.gather(1, negatives_BK),
+            is_negative_BK,
+        )
+        counted = is_negative_BK.any(1).to(points_ND.dtype).sum()
+        return losses_B.sum(), counted, *PairSums.of(distances_MN, tree_MN)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW over what learns, warmed up and let down linearly."""
-        settings = self._optimizer
+        settings = self.optimizer_settings
         optimizer = torch.optim.AdamW(
             [parameter for parameter in self.parameters() if parameter.requires_grad],
             lr=settings.learning_rate,
@@ -125,15 +134,18 @@ class NaicsContrastive(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def tree_distances(paths_NP: Tensor) -> Tensor:
-    """Return the distances of all pairs of codes from their paths, (N, N)."""
-    shared_NN = torch.stack(
-        [column[:, None] == column[None] for column in paths_NP.unbind(1)]
-    ).sum(0)
-    depth_N = (paths_NP >= 0).sum(1)
-    up_NN, down_NN = depth_N[:, None] - shared_NN, depth_N[None] - shared_NN
-    is_lineal = (torch.minimum(up_NN, down_NN) == 0) & (torch.maximum(up_NN, down_NN) > 0)
-    steps_NN = (up_NN + down_NN) - LINEAL_DISCOUNT * is_lineal
+def tree_distances(first_NP: Tensor, second_MP: Tensor) -> Tensor:
+    """Return the distances of all pairs of codes from their paths, (N, M)."""
+    columns = zip(first_NP.unbind(1), second_MP.unbind(1), strict=True)
+    shared_NM = torch.stack([first[:, None] == second[None] for first, second in columns]).sum(0)
+    up_NM = (first_NP >= 0).sum(1)[:, None] - shared_NM
+    down_NM = (second_MP >= 0).sum(1)[None] - shared_NM
+    is_lineal_NM = (torch.minimum(up_NM, down_NM) == 0) & (torch.maximum(up_NM, down_NM) > 0)
+    steps_NM = (up_NM + down_NM) - LINEAL_DISCOUNT * is_lineal_NM
     # The same code shares even what is below it, which is nobody else's.
-    steps_NN = torch.where(shared_NN == NUM_LEVELS, 0.0, steps_NN)
-    return torch.where(shared_NN == 0, OTHER_SECTOR, steps_NN)
+    steps_NM = torch.where(shared_NM == NUM_LEVELS, 0.0, steps_NM)
+    return torch.where(shared_NM == 0, OTHER_SECTOR, steps_NM)
+
+
+_PAIRS_AT_ONCE = 1 << 18
+"""The pairs of more points are gone through in parts, so that memory does not grow with them."""

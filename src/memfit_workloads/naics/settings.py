@@ -53,7 +53,10 @@ def settings_of(args: argparse.Namespace, command: str) -> NaicsSettings:
         raise UsageError(msg)
     path = args.config_path or DEFAULT
     on_cpu = (args.preset or ("document" if args.config_path else "cpu")) == "cpu"
-    given = [*([f"{name}={value}" for name, value in _DEMO.items()] if args.demo else ()), *args.given]
+    given = [
+        *([f"{name}={value}" for name, value in _DEMO.items()] if args.demo else ()),
+        *args.given,
+    ]
     config = read_config(path, on_cpu=on_cpu, given=given)
     _check(config)
     folder = CONF if args.config_path is None else path.parent

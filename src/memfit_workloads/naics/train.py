@@ -47,7 +47,7 @@ class _Run:
 
 
 def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
-    """Train through all stages, evaluate on what was held out, and return what ``--json`` ends with.
+    """Train through all stages, evaluate on held-out codes; return what ``--json`` ends with.
 
     Raises:
         MissingExtraError: without a package that is needed.
@@ -73,6 +73,7 @@ def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
     trained = {}
     for number, stage in enumerate(settings.stages):
         folder = run.files.root if number == 0 else run.files.root / stage.name
+        run.module.optimizer_settings = _optimizer_settings(settings, stage)
         trained[stage.name] = fit(settings, run.module, _data(run, stage), planned, folder)
         validation = _evaluated(run, run.inputs.validation)
         console.print(
@@ -84,11 +85,10 @@ def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
 
 
 def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
-    from .module import LossSettings, NaicsContrastive, OptimizerSettings
+    from .module import LossSettings, NaicsContrastive
 
     torch.manual_seed(settings.of("seed"))
-    loss, training = settings.of("loss"), settings.of("training")
-    rate = next((s.learning_rate for s in settings.stages if s.learning_rate is not None), None)
+    loss = settings.of("loss")
     module = NaicsContrastive(
         embedder_sizes(settings),
         LossSettings(
@@ -100,11 +100,7 @@ def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
             radius_weight=float(loss["radius_reg_weight"]),
             target_radius=float(loss["target_radius"]),
         ),
-        OptimizerSettings(
-            learning_rate=float(rate or training["learning_rate"]),
-            weight_decay=float(training["weight_decay"]),
-            warmup_steps=training["warmup_steps"],
-        ),
+        _optimizer_settings(settings, settings.stages[0]),
     )
     root = settings.output_dir
     files = RunFiles(
@@ -115,6 +111,20 @@ def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
         resume_flag="--overwrite, anew, as nothing of it is kept",
     )
     return _Run(settings, console, read_inputs(settings), module, files, started)
+
+
+def _optimizer_settings(settings: NaicsSettings, stage: Stage) -> Any:
+    """Return how weights move in a stage, which may have a learning rate of its own."""
+    from .module import OptimizerSettings
+
+    training = settings.of("training")
+    max_steps = training["trainer"]["max_steps"]
+    return OptimizerSettings(
+        learning_rate=float(stage.learning_rate or training["learning_rate"]),
+        weight_decay=float(training["weight_decay"]),
+        warmup_steps=training["warmup_steps"],
+        total_steps=max_steps if max_steps > 0 else None,
+    )
 
 
 def _data(run: _Run, stage: Stage) -> Any:
@@ -148,7 +158,7 @@ def _begin_folder(run: _Run, planned: PlannedFigures) -> None:
 
 
 def _centre(run: _Run) -> None:
-    """Take the mean of the training texts away, where experts begin with the encoder's distances."""
+    """Take away the mean of the training texts, where experts begin as the encoder."""
     if not run.module.sizes.residual:
         return
     encoders = run.module.embedder.encoders
@@ -163,7 +173,7 @@ def embed(module: NaicsContrastive, inputs: Inputs, rows: list[int]) -> torch.Te
     was_training = module.training
     module.eval().cpu()
     parts = torch.tensor(rows).split(CHUNK)
-    points = [module(inputs.tokens(part.tolist())).points_ND for part in parts]
+    points = [module(inputs.tokens(part.tolist())).points for part in parts]
     module.train(was_training)
     return torch.cat(points).double()
 
@@ -203,7 +213,9 @@ def _finish(
         "baselines": before,
         "encoder": run.module.sizes.encoder.base,
         "num_codes": {"train": len(run.inputs.train), "test": len(rows)},
-        "stages": {name: each.metrics | {"num_steps": each.num_steps} for name, each in trained.items()},
+        "stages": {
+            name: each.metrics | {"num_steps": each.num_steps} for name, each in trained.items()
+        },
         **planned.to_json(),
         "measured_peak_bytes": max(peaks, default=None),
         "seconds": round(time.monotonic() - run.started_seconds, 1),
@@ -211,9 +223,12 @@ def _finish(
     }
     _write(run, result)
     _report(run, planned, result)
-    lines = [
+    scores = (
         f"{len(rows)} held-out codes: cophenetic {metrics['cophenetic']:.3f}, NDCG@5 "
-        f"{metrics['ndcg_5']:.3f}, Lorentz violation {metrics['lorentz_violation']:.1e}",
+        f"{metrics['ndcg_5']:.3f}, Lorentz violation {metrics['lorentz_violation']:.1e}"
+    )
+    lines = [
+        scores,
         *(
             f"  {name}: cophenetic {each['cophenetic']:.3f}, NDCG@5 {each['ndcg_5']:.3f}"
             for name, each in result["baselines"].items()
@@ -253,9 +268,13 @@ def _write(run: _Run, result: dict[str, Any]) -> None:
         run.files.root / FINAL,
         {"learned": state, "model_config": plain_values(module.sizes)},
     )
-    points = embed(module, inputs, list(range(len(inputs.tree)))) if not run.settings.is_demo else None
+    points = (
+        embed(module, inputs, list(range(len(inputs.tree)))) if not run.settings.is_demo else None
+    )
     if points is not None:
-        np.savez(run.files.root / EMBEDDINGS, codes=np.array(inputs.tree.codes), points=points.numpy())
+        np.savez(
+            run.files.root / EMBEDDINGS, codes=np.array(inputs.tree.codes), points=points.numpy()
+        )
     run.files.write_json(RESULTS, result)
 
 
@@ -269,7 +288,7 @@ def _report(run: _Run, planned: PlannedFigures, result: dict[str, Any]) -> None:
         planned=planned.planned,
         considered=planned.considered,
         run_peak_bytes=result["measured_peak_bytes"],
-        results={name: value for name, value in result["metrics"].items()},
+        results=dict(result["metrics"]),
     )
     write_training(run.files.root, training)
     try:

@@ -92,7 +92,9 @@ def fit(
     in_force = MemfitCallback(plan=planned.plan, folder=folder)
     with _quiet():
         seed_everything(settings.of("seed"), workers=True, verbose=False)
-        trainer = trainer_of(settings, planned.run_device, data.stage, [in_force, _StopOnNoNumber()])
+        trainer = trainer_of(
+            settings, planned.run_device, data.stage, [in_force, _StopOnNoNumber()]
+        )
         trainer.fit(module, datamodule=data)
     return Trained(
         metrics={name: float(value) for name, value in trainer.callback_metrics.items()},

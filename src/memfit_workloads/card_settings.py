@@ -2,8 +2,7 @@
 
 The largest micro-batch comes from the guide's formula (``reference_estimate``). Unlike the guide,
 micro-batch x devices x accumulation is the wanted effective batch exactly. memfit's own prediction
-of each stage stands beside the formula where the workload gives its job: a module
-``memfit_workloads.naics.card_job`` with ``job_for``, a ``JobFactory``.
+of each stage, made by ``memfit_workloads.naics.card_job``, stands beside the formula and decides.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from memfit.devices.occupancy import CardProcess, ManagedCard
 from memfit.errors import MemfitError, NoExactFactorsError
 from memfit.units import GIB
 
+from .lightning_messages import quiet_lightning
 from .reference_estimate import (
     PRINTED_GIB,
     SAFETY_MARGIN,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 TARGET = 256
 LITTLE_FRACTION = 0.5
+_MOST_PREDICTIONS = 6
+_OWN_PACKAGES = ("memfit", "memfit_workloads", "torch")
 _FACTORY_MODULE, _FACTORY = "memfit_workloads.naics.card_job", "job_for"
 _PRINTED_TOLERANCE_FRACTION = 0.03
 NO_CARD = (
@@ -97,6 +99,14 @@ class StageSettings:
     guide_estimate: MemoryEstimate
     prediction: Prediction | None = None
     """memfit's own of one micro-batch; None where the workload gives no job."""
+    too_large: tuple[tuple[int, int], ...] = ()
+    """Micro-batches that the formula would have, with the bytes that memfit predicts for them."""
+
+    def used_bytes(self) -> int:
+        """Return what is expected: memfit's prediction, and the formula's figure without one."""
+        return (
+            self.estimate.total_bytes if self.prediction is None else self.prediction.process_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,22 +170,71 @@ def settings_for(card: Card, wanted: Wanted, model_cfg: ModelConfig) -> list[Sta
         NoExactFactorsError: if no micro-batch gives the effective batch exactly.
         UsageError: if not even one sample fits, or the margin is no fraction.
     """
-    # What others hold is gone; the margin is one of the whole card, as in the guide.
-    available_bytes = min(card.memory_bytes, round(card.usable_bytes / wanted.safety_margin))
+    available_bytes = _available_bytes(card, wanted)
     return [_stage(name, wanted, available_bytes, model_cfg) for name in STAGES]
 
 
+def _available_bytes(card: Card, wanted: Wanted) -> int:
+    # What others hold is gone; the margin is one of the whole card, as in the guide.
+    return min(card.memory_bytes, round(card.usable_bytes / wanted.safety_margin))
+
+
 def with_predictions(
-    stages: Sequence[StageSettings], card: Card, config_path: Path | None
+    stages: Sequence[StageSettings],
+    card: Card,
+    wanted: Wanted,
+    model_cfg: ModelConfig,
+    config_path: Path | None,
 ) -> list[StageSettings]:
-    """Have memfit predict each stage on the card, where workload and catalogue know them."""
-    factory = job_factory()
-    if factory is None or card.device is None:
+    """Have memfit predict each stage on the card, where workload and catalogue know them.
+
+    A micro-batch that does not fit by the prediction is replaced by the largest that does and gives
+    the effective batch exactly, or by one sample.
+    """
+    factory = None if card.device is None else job_factory()
+    if factory is None:
         return list(stages)
-    return [
-        replace(each, prediction=_predicted(_made(factory, each, config_path), card.device))
-        for each in stages
-    ]
+    limit_bytes = int(wanted.safety_margin * _available_bytes(card, wanted))
+
+    def predicted(stage: StageSettings) -> StageSettings:
+        with quiet_lightning():
+            made = _made(factory, stage, config_path)
+            return replace(stage, prediction=_predicted(made, card.device or ""))
+
+    def fitting(stage: StageSettings) -> StageSettings:
+        found = predicted(stage)
+        for _ in range(_MOST_PREDICTIONS):
+            smaller = _smaller_batch(found, limit_bytes, wanted)
+            if smaller is None:
+                break
+            found = predicted(_with_batch(found, smaller, model_cfg))
+        return found
+
+    return [fitting(stage) for stage in stages]
+
+
+def _smaller_batch(stage: StageSettings, limit_bytes: int, wanted: Wanted) -> Batch | None:
+    """Return what to try in place of a micro-batch that is too large; None if it is not."""
+    size, used_bytes = stage.batch.micro_batch_size, stage.used_bytes()
+    if used_bytes <= limit_bytes or size == 1:
+        return None
+    most = max(1, min(size - 1, int(size * limit_bytes / used_bytes)))
+    return exact_batch(wanted, most)
+
+
+def _with_batch(stage: StageSettings, batch: Batch, model_cfg: ModelConfig) -> StageSettings:
+    train_cfg = TrainingConfig(
+        n_positives=stage.n_positives,
+        n_negatives=stage.n_negatives,
+        batch_size=batch.micro_batch_size,
+    )
+    return replace(
+        stage,
+        batch=batch,
+        estimate=estimate_memory_usage(model_cfg, train_cfg),
+        too_large=(*stage.too_large, (stage.batch.micro_batch_size, stage.used_bytes())),
+        prediction=None,
+    )
 
 
 def _predicted(made: Job | tuple[Any, Any, Any], device: str) -> Prediction:
@@ -199,11 +258,11 @@ def _made(
 
 
 def job_factory() -> JobFactory | None:
-    """Find the workload's job; None where it does not give one."""
+    """Find what makes the workload's training; None without the packages that it takes."""
     try:
         module = importlib.import_module(_FACTORY_MODULE)
     except ModuleNotFoundError as error:
-        if error.name is None or not _FACTORY_MODULE.startswith(error.name):
+        if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise
         return None
     found: JobFactory = getattr(module, _FACTORY)
@@ -220,11 +279,11 @@ def profile(stages: Sequence[StageSettings], config_path: Path | None) -> list[d
         raise MemfitError(_NOTHING_TO_PROFILE)
     factory = job_factory()
     if factory is None:
-        raise MemfitError(
-            f"--profile runs a step of the workload, which does not give its job here (there is no "
-            f"{_FACTORY_MODULE}). Leave it out, or measure a job of your own: memfit measure "
-            "FILE.py:NAME --device cuda."
+        msg = (
+            "--profile runs a step of the workload, whose packages are missing. Install them with "
+            "`pip install 'memfit[naics]'`, or leave it out."
         )
+        raise MemfitError(msg)
     from memfit import measure
 
     rows = []

@@ -12,12 +12,12 @@ from memfit.configfile.changes import rows_of
 from memfit.devices.occupancy import CardProcess
 from memfit.units import GIB, MIB, format_bytes
 
-from .card_settings import LITTLE_FRACTION, Card, StageSettings, Wanted, job_factory, printed_gib
+from .card_settings import LITTLE_FRACTION, Card, StageSettings, Wanted, printed_gib
 from .card_settings_files import Written
 from .reference_estimate import DIFFERENCES
 
 _NO_JOB = (
-    "memfit's own prediction: not available here, as the workload does not give its job. The "
+    "memfit's own prediction needs the packages of the workload: pip install 'memfit[naics]'. The "
     "figures are the guide's formula; what follows says how far to trust it."
 )
 _NO_DEVICE = (
@@ -107,7 +107,8 @@ def _stage_lines(each: StageSettings, card: Card, wanted: Wanted) -> Iterator[st
     for name, num_bytes in each.estimate.parts().items():
         yield f"    {name:<18}{num_bytes / MIB:>10,.1f} MB"
     yield f"    {'Total':<18}{each.estimate.total_mb:>10,.1f} MB"
-    expected = f"{each.estimate.total_bytes / GIB:.2f} GB, {_used(each, card):.0%} of the card"
+    by = "" if each.prediction is None else " by memfit's prediction"
+    expected = f"{each.used_bytes() / GIB:.2f} GB, {_used(each, card):.0%} of the card{by}"
     yield f"  expected: {expected}"
     guide = each.guide_batch
     misses = guide.effective_size != wanted.effective_size
@@ -119,13 +120,13 @@ def _stage_lines(each: StageSettings, card: Card, wanted: Wanted) -> Iterator[st
 
 
 def _used(each: StageSettings, card: Card) -> float:
-    return each.estimate.total_bytes / card.memory_bytes
+    return each.used_bytes() / card.memory_bytes
 
 
 def _prediction_lines(stages: Sequence[StageSettings], card: Card) -> Iterator[str]:
     found = [each for each in stages if each.prediction is not None]
     if not found:
-        yield _NO_JOB if job_factory() is None else _NO_DEVICE
+        yield _NO_DEVICE if card.device is None else _NO_JOB
         return
     yield f"memfit's own prediction for {card.device}, beside the guide's formula:"
     for each in found:
@@ -136,10 +137,17 @@ def _prediction_lines(stages: Sequence[StageSettings], card: Card) -> Iterator[s
             f"  stage {each.stage}: {format_bytes(predicted_bytes)}; the formula says "
             f"{format_bytes(each.estimate.total_bytes)}, {ratio:.2f} times as much"
         )
+        for size, num_bytes in each.too_large:
+            yield f"    {size} per micro-batch would take {format_bytes(num_bytes)}"
 
 
 def _warnings(card: Card, stages: Sequence[StageSettings], wanted: Wanted) -> Iterator[str]:
     for each in stages:
+        if each.used_bytes() > card.usable_bytes:
+            yield (
+                f"Stage {each.stage} takes {format_bytes(each.used_bytes())} with one sample per "
+                "micro-batch, more than the card has. `memfit train naics --budget` plans for less."
+            )
         if _used(each, card) < LITTLE_FRACTION:
             yield (
                 f"Stage {each.stage} is expected to use {_used(each, card):.0%} of the card, less "
@@ -179,7 +187,11 @@ def _stage_json(each: StageSettings, card: Card) -> dict[str, Any]:
         "n_positives": each.n_positives,
         "n_negatives": each.n_negatives,
         "largest_batch_size": each.most_samples,
-        "expected_bytes": each.estimate.total_bytes,
+        "expected_bytes": each.used_bytes(),
+        "formula_bytes": each.estimate.total_bytes,
+        "too_large": [
+            {"batch_size": size, "predicted_bytes": num_bytes} for size, num_bytes in each.too_large
+        ],
         "utilisation_fraction": _used(each, card),
         "breakdown_bytes": {
             name.lower().replace(" ", "_"): part for name, part in each.estimate.parts().items()

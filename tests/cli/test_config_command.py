@@ -78,7 +78,7 @@ def test_the_guides_own_target_gives_the_guides_own_row(tmp_path, monkeypatch, c
         assert f"{figure} MB" in shown
     assert "expected: 19.82 GB, 84% of the card" in shown
     assert "frozen weights gradients" in shown
-    assert "prediction: not available here" in shown
+    assert "prediction needs a card of its catalogue" in shown
     assert "less than half" not in shown
 
 
@@ -197,6 +197,8 @@ def test_auto_counts_what_others_hold_and_names_them(tmp_path, monkeypatch, caps
     monkeypatch.setattr(card_settings.ManagedCard, "find", lambda uuid: managed)
     monkeypatch.setattr(card_settings, "_first_uuid", lambda: "GPU-1")
 
+    monkeypatch.setattr(card_settings, "job_factory", lambda: None)
+
     assert main(["config", "--auto"]) == 0
     shown = capsys.readouterr().out
     assert "Quadro RTX 6000: 23.65 GB, 13.65 GB free" in shown
@@ -225,6 +227,25 @@ def test_a_lightning_training_of_the_workload_is_predicted_too(tmp_path, monkeyp
     assert [stage["predicted_bytes"] for stage in stages] == [12345, 12345]
 
 
+def test_a_micro_batch_that_is_predicted_not_to_fit_gives_way_to_one_that_does(
+    tmp_path, monkeypatch, ask
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "memfit.integrations.lightning.predict",
+        lambda batch_size, *_, device: SimpleNamespace(process_bytes=(1 + batch_size) * GIB),
+    )
+    monkeypatch.setattr(
+        card_settings, "job_factory", lambda: lambda *, batch_size, **_: (batch_size, None, None)
+    )
+
+    first = ask("config", "--device", "quadro-rtx-6000")["stages"][0]
+
+    assert (first["batch_size"], first["accumulate_grad_batches"]) == (16, 16)
+    assert first["too_large"] == [{"batch_size": 32, "predicted_bytes": 33 * GIB}]
+    assert first["expected_bytes"] == first["predicted_bytes"] == 17 * GIB
+
+
 def test_profile_measures_a_job_and_refuses_a_trainer(
     tmp_path, monkeypatch, ask, refuse, regression_job
 ):
@@ -232,7 +253,8 @@ def test_profile_measures_a_job_and_refuses_a_trainer(
     card = CudaDevice(name="Quadro RTX 6000", memory_bytes=int(23.65 * GIB))
     monkeypatch.setattr(card_settings, "host", lambda: machine_with(card))
     words = ["config", "--gpu-memory", "23.6", "--profile"]
-    assert "does not give its job here" in refuse(*words)
+    monkeypatch.setattr(card_settings, "job_factory", lambda: None)
+    assert "whose packages are missing" in refuse(*words)
 
     monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: ("t", "m", "d"))
     assert "gives a Lightning trainer" in refuse(*words)

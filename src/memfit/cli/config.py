@@ -80,9 +80,11 @@ class ConfigCommand:
             num_devices=args.devices,
             safety_margin=args.safety_margin,
         )
-        stages = settings.settings_for(card, wanted, estimate.ModelConfig())
+        model_cfg = estimate.ModelConfig()
+        stages = settings.settings_for(card, wanted, model_cfg)
         config = args.config_path or _DEFAULT_PATH
-        stages = settings.with_predictions(stages, card, config if config.exists() else None)
+        known = config if config.exists() else None
+        stages = settings.with_predictions(stages, card, wanted, model_cfg, known)
         profiles = settings.profile(stages, config) if args.profile else []
         written = None
         if args.apply or args.config_path or config.exists():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ import memfit
 from memfit.errors import MissingExtraError, UsageError
 from memfit.integrations.lightning import MemfitCallback, plan, predict
 from memfit.strategies import ActivationCheckpointing
+from memfit_workloads.lightning_messages import quiet_lightning
 from memfit_workloads.planned_memory import PlannedFigures, devices
 
 from .callbacks import DocumentRemedies, StopOnNoNumber
@@ -64,7 +63,7 @@ def plan_training(
     torch.manual_seed(settings.seed)
     module = build()
 
-    with _quiet():
+    with quiet_lightning():
         plain = predict(_trainer(settings, run_device), module, data, device=device)
         budget_bytes = memory.budget_beside(plain.bounded_bytes())
         trainer = _trainer(settings, run_device)
@@ -104,7 +103,7 @@ def given_plan(
     strategies = (ActivationCheckpointing(),) if settings.memory_settings.require else ()
     own = memfit.Plan(strategies=strategies, device=device)
     torch.manual_seed(settings.seed)
-    with _quiet():
+    with quiet_lightning():
         found = predict(_trainer(settings, run_device), build(), data, plan=own, device=device)
     return PlannedFigures(
         plan=own.with_prediction(found),
@@ -173,7 +172,7 @@ def fit(
     if folder is not None and settings.save_top_k:
         callbacks.append(_checkpoints(settings, folder))
     _set_up_process(settings)
-    with _quiet():
+    with quiet_lightning():
         trainer = _trainer(settings, planned.run_device, callbacks, folder)
         resumed = settings.resume_from_checkpoint
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
@@ -245,21 +244,3 @@ def _set_up_process(settings: DreamsSettings) -> None:
     if remedies.memory_fraction is not None and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(remedies.memory_fraction)
     seed_everything(settings.seed, workers=True, verbose=False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning's advice on workers and loggers to itself; faults are raised all the same."""
-    import logging
-
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)

@@ -19,13 +19,14 @@ from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.planned_memory import PlannedFigures, peaks_line, show_plan
 from memfit_workloads.run_files import RunFiles
 
-from .inputs import Inputs, centre_of, embedder_sizes, read_inputs
+from .inputs import Inputs, centre_of, read_inputs
 from .sampling import Stage
 from .settings import NaicsSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .data_module import NaicsData
     from .module import NaicsContrastive
     from .training import Trained
 
@@ -58,6 +59,7 @@ def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError("memfit train naics", package, "naics")
+    from .building import optimizer_settings
     from .training import fit, plan_training
 
     started = time.monotonic()
@@ -73,7 +75,7 @@ def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
     trained = {}
     for number, stage in enumerate(settings.stages):
         folder = run.files.root if number == 0 else run.files.root / stage.name
-        run.module.optimizer_settings = _optimizer_settings(settings, stage)
+        run.module.optimizer_settings = optimizer_settings(settings, stage)
         trained[stage.name] = fit(settings, run.module, _data(run, stage), planned, folder)
         validation = _evaluated(run, run.inputs.validation)
         console.print(
@@ -85,23 +87,10 @@ def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
 
 
 def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
-    from .module import LossSettings, NaicsContrastive
+    from .building import module_of
 
     torch.manual_seed(settings.of("seed"))
-    loss = settings.of("loss")
-    module = NaicsContrastive(
-        embedder_sizes(settings),
-        LossSettings(
-            kind=loss["kind"],
-            temperature=float(loss["temperature"]),
-            contrastive_weight=float(loss["contrastive_weight"]),
-            hierarchy_weight=float(loss["hierarchy_weight"]),
-            balance_weight=float(settings.of("model.moe.load_balancing_coef")),
-            radius_weight=float(loss["radius_reg_weight"]),
-            target_radius=float(loss["target_radius"]),
-        ),
-        _optimizer_settings(settings, settings.stages[0]),
-    )
+    module = module_of(settings)
     root = settings.output_dir
     files = RunFiles(
         root=root,
@@ -113,32 +102,10 @@ def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
     return _Run(settings, console, read_inputs(settings), module, files, started)
 
 
-def _optimizer_settings(settings: NaicsSettings, stage: Stage) -> Any:
-    """Return how weights move in a stage, which may have a learning rate of its own."""
-    from .module import OptimizerSettings
+def _data(run: _Run, stage: Stage) -> NaicsData:
+    from .building import data_of
 
-    training = settings.of("training")
-    max_steps = training["trainer"]["max_steps"]
-    return OptimizerSettings(
-        learning_rate=float(stage.learning_rate or training["learning_rate"]),
-        weight_decay=float(training["weight_decay"]),
-        warmup_steps=training["warmup_steps"],
-        total_steps=max_steps if max_steps > 0 else None,
-    )
-
-
-def _data(run: _Run, stage: Stage) -> Any:
-    from .data_module import NaicsData, StepSettings
-
-    loader = run.settings.of("data_loader")
-    steps = StepSettings(
-        batch_size=loader["batch_size"],
-        padding=loader["tokenization"]["padding"],
-        negatives=loader["negatives"],
-        num_workers=loader["num_workers"],
-        random_seed=run.settings.of("seed"),
-    )
-    return NaicsData(run.inputs.tree, run.inputs.table, run.inputs.train, stage, steps)
+    return data_of(run.settings, run.inputs, stage)
 
 
 def _begin_folder(run: _Run, planned: PlannedFigures) -> None:

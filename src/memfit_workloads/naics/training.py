@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 import memfit
 from memfit.errors import MemfitError, UsageError
 from memfit.integrations.lightning import MemfitCallback, plan, predict
+from memfit_workloads.lightning_messages import quiet_lightning
 from memfit_workloads.planned_memory import PlannedFigures, devices
 
 from .data_module import NaicsData
@@ -46,7 +44,7 @@ def plan_training(
     memory = settings.memory_settings
     run_device, device = devices(memory.device)
     module = build()
-    with _quiet():
+    with quiet_lightning():
         plain = predict(trainer_of(settings, run_device), module, data, device=device)
         budget_bytes = memory.budget_beside(plain.bounded_bytes())
         if memory.plan_file is not None:
@@ -90,7 +88,7 @@ def fit(
         MemfitError: if the loss is no number.
     """
     in_force = MemfitCallback(plan=planned.plan, folder=folder)
-    with _quiet():
+    with quiet_lightning():
         seed_everything(settings.of("seed"), workers=True, verbose=False)
         trainer = trainer_of(
             settings, planned.run_device, data.stage, [in_force, _StopOnNoNumber()]
@@ -156,19 +154,3 @@ class _StopOnNoNumber(Callback):
                 "loss.temperature; no final model was written."
             )
             raise MemfitError(msg)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning's advice on workers and loggers to itself; faults are raised all the same."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)

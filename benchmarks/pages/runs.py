@@ -197,12 +197,11 @@ def lightning(figures: Figures) -> Iterator[str]:
             for row in figures["rows"]
         ),
     )
-    cost = figures["cost"]
-    if cost:
+    for cost in figures["cost"].values():
         yield (
             f"A step of {format_seconds(cost['alone_step_seconds'])} takes "
-            f"{_with_range(cost['ratio'], cost['ratios_of_rounds'])} of its processor time under "
-            "the callback, guarded, without strategies."
+            f"{_with_range(cost['ratio'], cost['quartiles_of_ratio'])} of its processor time under "
+            "the callback, guarded, without strategies (median and quartiles of turns)."
         )
 
 

@@ -201,7 +201,7 @@ def lightning(figures: Figures) -> Iterator[str]:
         yield (
             f"A step of {format_seconds(cost['alone_step_seconds'])} takes "
             f"{_with_range(cost['ratio'], cost['quartiles_of_ratio'])} of its processor time under "
-            "the callback, guarded, without strategies (median and quartiles of turns)."
+            "the callback, guarded, without strategies (median and quartiles of pairs of runs)."
         )
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from memfit.errors import DataError, UsageError
-from memfit_workloads.naics.config import CONF, read_config, read_stages
+from memfit_workloads.naics.card_job import job_for
+from memfit_workloads.naics.config import CONF, DEFAULT, read_config, read_stages
 from memfit_workloads.naics.evaluation import ndcg, retrieval_metrics, spread_metrics, tree_metrics
 from memfit_workloads.naics.sampling import PairSampler, Stage
 from memfit_workloads.naics.texts import CHANNELS, read_texts, split_description
@@ -206,3 +207,27 @@ def test_points_in_one_place_have_collapsed():
     assert not spread_metrics(points, apart)["is_collapsed"]
     assert spread_metrics(points * 1e-4, apart)["is_collapsed"]
     assert spread_metrics(points, np.ones((20, 20)))["is_collapsed"]
+
+
+SMALL_CONFIG = """
+model:
+  base_model_name: random
+  encoder: {layers: 1, width: 16, heads: 2}
+data_loader: {tokenization: {max_length: 8}}
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_stage_has_the_batch_and_the_negatives_that_are_asked_for(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(SMALL_CONFIG)
+
+    trainer, module, data = job_for(config_path=config, batch_size=6, n_negatives=3)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+
+    assert trainer.precision == "bf16-mixed"  # what the default says, on this machine
+    assert "16-mixed" in DEFAULT.read_text()
+    assert trainer.accumulate_grad_batches == 1
+    assert module.sizes.encoder.base == "random"
+    assert batch["negatives"].shape == (6, 3)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memfit.errors import MemfitError
-from memfit.figures import Prediction, Refusal, RefusalKind
+from memfit.figures import Prediction
 from memfit.integrations.labels import LabelsSeen
 from memfit.integrations.lightning.batches import largest_training_batch
 from memfit.integrations.lightning.framework import callback_class
 from memfit.integrations.lightning.muted_loggers import muted
 from memfit.integrations.lightning.phases import all_trained
 from memfit.integrations.lightning.training_step import TrainingStep, job_of
+from memfit.integrations.offered import all_forbidden, refuse_required, with_reasons
 from memfit.job import Job
 from memfit.planner.planning import plan as plan_job
 from memfit.planner.result.planning_result import PlanningResult
@@ -67,26 +68,24 @@ def plan_for(
         UsageError: if the budget or a name makes no sense.
     """
     device = wanted.device or device_of(step.trainer)
-    for name in wanted.require:
-        if name in _NOT_OFFERED:
-            msg = f"{name} cannot be had in Lightning's loop: {_NOT_OFFERED[name]}"
-            raise MemfitError(msg)
+    refuse_required(wanted.require, _NOT_OFFERED, "Lightning")
     arguments: dict[str, Any] = {
         "device": device,
         "budget": wanted.budget,
         "allow": wanted.allow,
         "require": wanted.require,
-        "forbid": [*dict.fromkeys((*wanted.forbid, *_NOT_OFFERED))],
+        "forbid": all_forbidden(wanted.forbid, _NOT_OFFERED),
         "progress": progress,
         **dict(wanted.others),
     }
     with step.metrics.replaced():
         count_terms(step, job)
         if not wanted.worst_phase:
-            return _with_reasons(plan_job(job, **arguments))
+            return with_reasons(plan_job(job, **arguments), _NOT_OFFERED)
         with all_trained(job, step.module) as worst:
             found = plan_job(worst, **arguments)
-        return _with_reasons(replace(found, prediction=predict_job(job, device=device, plan=found)))
+        found = replace(found, prediction=predict_job(job, device=device, plan=found))
+        return with_reasons(found, _NOT_OFFERED)
 
 
 def count_terms(step: TrainingStep, job: Job) -> None:
@@ -103,17 +102,6 @@ def count_terms(step: TrainingStep, job: Job) -> None:
     found, step.labels_seen = step.labels_seen.labels, None
     if found is not None and found.are_ignored_in(step.reference):
         step.count = found
-
-
-def _with_reasons(found: PlanningResult) -> PlanningResult:
-    """Say why strategies are left out that this loop has no place for."""
-    refused = [
-        Refusal(kind=RefusalKind.UNSUITED, strategy=each.strategy, sentence=reason)
-        if (reason := _NOT_OFFERED.get(each.strategy))
-        else each
-        for each in found.refused
-    ]
-    return replace(found, refused=refused)
 
 
 def device_of(trainer: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memfit.errors import MemfitError
-from memfit.figures import Prediction, Refusal, RefusalKind
+from memfit.figures import Prediction
+from memfit.integrations.offered import all_forbidden, refuse_required, with_reasons
 from memfit.integrations.transformers.batches import largest_training_batch
 from memfit.integrations.transformers.supported import check_supported
 from memfit.integrations.transformers.training_step import TrainingStep, job_of
@@ -65,10 +66,7 @@ def plan_for(
         NoPlanFitsError: if no plan fits.
         UsageError: if the budget or a name makes no sense.
     """
-    for name in wanted.require:
-        if name in _NOT_OFFERED:
-            msg = f"{name} cannot be had in the Trainer's loop: {_NOT_OFFERED[name]}"
-            raise MemfitError(msg)
+    refuse_required(wanted.require, _NOT_OFFERED, "the Trainer")
     find_weighting(step, job)
     found = plan_job(
         job,
@@ -76,17 +74,11 @@ def plan_for(
         budget=wanted.budget,
         allow=wanted.allow,
         require=wanted.require,
-        forbid=[*dict.fromkeys((*wanted.forbid, *_NOT_OFFERED))],
+        forbid=all_forbidden(wanted.forbid, _NOT_OFFERED),
         progress=progress,
         **dict(wanted.others),
     )
-    refused = [
-        Refusal(kind=RefusalKind.UNSUITED, strategy=each.strategy, sentence=reason)
-        if (reason := _NOT_OFFERED.get(each.strategy))
-        else each
-        for each in found.refused
-    ]
-    return replace(found, refused=refused)
+    return with_reasons(found, _NOT_OFFERED)
 
 
 def device_of(trainer: Any) -> str:

@@ -13,7 +13,7 @@ from .changes import Changes, FileChange, Wishes, changes_of
 from .document import read_document
 from .history import Record, checksum, folder_with_history, records
 from .hydra import stage_files
-from .kinds import HYDRA
+from .kinds import DEEPSPEED, HYDRA, Role
 from .mapping import read_mapping
 from .plan_settings import read_plan_settings
 from .settings_files import Settings, read_settings
@@ -28,6 +28,7 @@ from .transaction import (
 from .tree import dotted
 
 _BATCH_NAMES = {"batch_size", "accumulate_grad_batches"}
+_DEEPSPEED_NAMES = {"deepspeed", "deepspeed_config_file"}
 _CLOCKS_SECONDS = 60.0
 """Files that were copied together differ by less; so do the clocks of two machines."""
 
@@ -70,6 +71,7 @@ def apply_plan(
     if not even_if_changed:
         _check_older(plan, settings, folder)
     _check_stages(settings)
+    _check_named_files(settings)
     changes = changes_of(wanted, settings, wishes)
     applied = Applied(
         settings=tuple(settings), changes=changes, folder=folder, num_put_back=num_put_back
@@ -164,6 +166,37 @@ def _check_stages(settings: Sequence[Settings]) -> None:
                         f"that is written into {config}. Take it out, or change it by hand",
                         file,
                     )
+
+
+def _check_named_files(settings: Sequence[Settings]) -> None:
+    """Refuse a DeepSpeed file that is named in a file, sets the batch too and was not given.
+
+    Raises:
+        ConfigFileError: if there is one.
+    """
+    given = {part.document.path.resolve() for each in settings for part in each.parts}
+    for document in [part.document for each in settings for part in each.parts]:
+        for key, entry in document.tree.entries.items():
+            for folder in (document.path.parent, Path.cwd()):
+                named = folder / str(entry.value)
+                is_new = key[-1] in _DEEPSPEED_NAMES and named.resolve() not in given
+                if is_new and named.is_file() and _sets_batch(named):
+                    raise ConfigFileError(
+                        f"{dotted(key)} names {entry.value}, which sets the batch too. Give "
+                        f"{named} in the same command",
+                        document.path,
+                    )
+
+
+def _sets_batch(path: Path) -> bool:
+    """Return whether a DeepSpeed file has numbers of its own for the batch."""
+    names = {
+        name
+        for role in (Role.MICRO_BATCH, Role.ACCUMULATION, Role.TOTAL)
+        for name in DEEPSPEED.keys[role]
+    }
+    entries = read_document(path).tree.entries
+    return any(type(entries[(name,)].value) is int for name in names if (name,) in entries)
 
 
 def _check_older(plan: Path, settings: Sequence[Settings], folder: Path) -> None:

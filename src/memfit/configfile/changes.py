@@ -13,12 +13,14 @@ from .batches import Batch, split_exactly
 from .document import Document, diff_of
 from .kinds import Role
 from .plan_settings import LeftOut, PlanSettings
+from .references import followers_of
 from .settings_files import Place, Settings
 from .tree import Insertion, Key, Scalar, Value, dotted
 
 _ADAMW = "adamw"
 _CHECKPOINTING = "activation-checkpointing"
 _FINDER = "auto_find_batch_size"
+_SCHEDULE = "GradientAccumulationScheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,11 @@ class Edits:
         self._note(document)
         self._inserted[document.path].append(insertion)
 
+    def keys_in(self, path: Path) -> list[Key]:
+        """List what is replaced and added in a file."""
+        added = [each.key for each in self._inserted.get(path, ())]
+        return [*self._replaced.get(path, ()), *added]
+
     def files(self) -> tuple[FileChange, ...]:
         """Edit the files.
 
@@ -148,6 +155,7 @@ def changes_of(plan: PlanSettings, settings: Sequence[Settings], wishes: Wishes)
     left_out += _write_checkpointing(edits, settings, plan)
     left_out += _write_optimizer(edits, settings, plan.optimizer)
     notes += _notes_of_finders(settings)
+    notes += _notes_of_followers(edits, settings)
     is_switched = all(each.strategy != _CHECKPOINTING for each in left_out)
     if plan.checkpointing and plan.checkpoints_some and is_switched:
         notes.append(
@@ -229,16 +237,48 @@ def _batch_notes(plan: PlanSettings, before: Batch, after: Batch) -> Iterator[st
 
 
 def _notes_of_finders(settings: Sequence[Settings]) -> Iterator[str]:
-    """Warn of switches that change the micro-batch while training, and not the accumulation."""
+    """Warn of switches that change the micro-batch while training, and not the accumulation.
+
+    Raises:
+        ConfigFileError: if something else sets the accumulation while training.
+    """
     for each in settings:
         for part in each.parts:
             for key, entry in part.document.tree.entries.items():
+                if isinstance(entry.value, str) and entry.value.endswith(_SCHEDULE):
+                    raise ConfigFileError(
+                        f"{dotted(key)} is {entry.value}, by which the accumulation follows the "
+                        "epoch, and the trainer takes no other beside it. Change its schedule by "
+                        "hand",
+                        part.document.path,
+                    )
                 if key[-1] == _FINDER and entry.value is True:
                     yield (
                         f"{dotted(key)} ({part.document.path}) makes the micro-batch smaller when "
                         "memory runs out, and leaves the accumulation: the effective batch would "
                         "change. Switch it off."
                     )
+
+
+def _notes_of_followers(edits: Edits, settings: Sequence[Settings]) -> Iterator[str]:
+    """Say what changes because it refers to what is changed.
+
+    Raises:
+        ConfigFileError: if that is more than the plan means.
+    """
+    for each in settings:
+        changed: set[Key] = set()
+        for part in each.parts:
+            keys = edits.keys_in(part.document.path)
+            if keys and part.twin is not None:
+                raise ConfigFileError(
+                    f"it is put in twice, as {dotted(part.package)} and as {dotted(part.twin)}, so "
+                    f"{' and '.join(map(dotted, keys))} would change in both. Set it for the one "
+                    "that trains in the file with the defaults list",
+                    part.document.path,
+                )
+            changed |= {(*part.package, *key) for key in keys}
+        yield from followers_of(each.parts, changed)
 
 
 def _add(edits: Edits, settings: Sequence[Settings], role: Role, value: Value) -> bool:
@@ -259,8 +299,8 @@ def _write_precision(
     if not any(written):
         yield LeftOut(
             strategy=precision,
-            reason="the files have no key for it; memfit.attach(model, optimizer, plan) does it "
-            "in the program",
+            reason="the files have no key for it, or leave it to a file that was not given; "
+            "memfit.attach(model, optimizer, plan) does it in the program",
         )
 
 
@@ -285,8 +325,9 @@ def _set(edits: Edits, settings: Settings, role: Role, value: Value) -> bool:
     place = settings.place(role)
     if place is None:
         return _add(edits, [settings], role, value)
-    if not is_auto(place) or role is Role.PRECISION:
-        edits.replace(place, value)
+    if is_auto(place) and role is not Role.PRECISION:
+        return False  # another file decides, which may be among these
+    edits.replace(place, value)
     return True
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memfit.errors import ConfigFileError
+
 from .document import Document, read_document
 from .tree import Key
 
@@ -29,6 +31,8 @@ class Part:
     package: Key = ()
     order: int = 0
     """When it is put in: of two files that set a key the later one counts."""
+    twin: Key | None = None
+    """Another group that the file is put in as well."""
 
 
 def parts_of(document: Document) -> list[Part]:
@@ -99,12 +103,22 @@ class _Composition:
 
 
 def _choices(document: Document) -> Iterator[tuple[str, str]]:
-    """Yield each group of the defaults list with the option that is chosen."""
+    """Yield each group of the defaults list with the option that is chosen.
+
+    Raises:
+        ConfigFileError: if a choice is computed, so that a file may be missed.
+    """
     if document.format != "YAML":
         return
     for key, entry in document.tree.entries.items():
-        if key[0] != "defaults" or not isinstance(entry.value, str) or "${" in entry.value:
+        if key[0] != "defaults" or not isinstance(entry.value, str):
             continue
+        if "${" in "".join((*key, entry.value)):
+            raise ConfigFileError(
+                f"the defaults list chooses {entry.value} (line {entry.line}), which is known when "
+                "the program runs. Write the choice out, or give the chosen files themselves",
+                document.path,
+            )
         if len(key) == 2:
             yield "", entry.value
         elif len(key) >= 3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from .document import Document, read_document
 from .hydra import CONFIG_NAME, Part, parts_of
 from .kinds import HYDRA, TRANSFORMERS, Kind, Role
 from .recognition import has_arguments, home_of, recognise
+from .references import referred_key
 from .tree import Entry, Insertion, Key, Value, dotted
 
 _LIKE = 0.9
+_MOST_STEPS = 8
 _COUNTS = frozenset({Role.MICRO_BATCH, Role.ACCUMULATION})
 
 
@@ -61,7 +63,8 @@ class Settings:
             there = [each for each in self._local(key) if self._is_in(*each)]
             for part, local in there[-1:] if self.is_one else there:
                 if local in part.document.tree.entries:
-                    found.append(Place(part.document, local))
+                    place = self._source(part, local)
+                    found += [place] if place not in found else []
                 elif role is not Role.DEVICES:
                     raise ConfigFileError(
                         f"{dotted(key)} is a group of values, such as a schedule, and no single "
@@ -127,6 +130,16 @@ class Settings:
             for part in sorted(self.parts, key=lambda part: part.order)
             if key[: len(part.package)] == part.package and len(key) > len(part.package)
         ]
+
+    def _source(self, part: Part, local: Key, most_steps: int = _MOST_STEPS) -> Place:
+        """Return where a value comes from: itself, or what it is a plain copy of."""
+        value = part.document.tree.entries[local].value
+        key = referred_key(value, (*part.package, *local)) if isinstance(value, str) else None
+        if key is not None and most_steps and part.document.format == "YAML":
+            for other, there in reversed(self._local(key)):
+                if there in other.document.tree.entries:
+                    return self._source(other, there, most_steps - 1)
+        return Place(part.document, local)
 
     @staticmethod
     def _is_in(part: Part, key: Key) -> bool:
@@ -233,5 +246,8 @@ def _settings_of(parts: tuple[Part, ...]) -> Settings:
 def _without_repeats(parts: Sequence[Part]) -> list[Part]:
     seen: dict[Path, Part] = {}
     for part in parts:
-        seen.setdefault(part.document.path.resolve(), part)
+        path = part.document.path.resolve()
+        first = seen.setdefault(path, part)
+        if part.package != first.package:
+            seen[path] = replace(first, twin=part.package)
     return list(seen.values())

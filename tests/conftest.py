@@ -42,6 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-seconds", type=float, default=math.inf, help=words)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without looking for cycles in what is imported: a quarter of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Call slow what only ``make test-all`` runs, and fast what ``make fast`` runs."""
     listed = seconds.listed()
@@ -50,8 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_rule = name.startswith("house/")  # each change is held to these
         if seconds.seconds_of(name, listed) > seconds.SLOW_SECONDS and not is_rule:
             item.add_marker(pytest.mark.slow)
-    quick = (name for item, name in names.items() if not item.get_closest_marker("slow"))
-    fast = seconds.fast(tuple(quick), listed)
+    quick = {
+        name: seconds.fixtures_of(item)
+        for item, name in names.items()
+        if not item.get_closest_marker("slow")
+    }
+    fast = seconds.fast(quick, listed)
     for item, name in names.items():
         if name in fast:
             item.add_marker(pytest.mark.fast)
@@ -59,11 +73,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Note the processor time of what is made once for several tests, or for each."""
+    began = processor_seconds()
+    value = yield
+    took, name = processor_seconds() - began, seconds.name_of(fixturedef)
+    if name and took >= seconds.LISTED_SECONDS:
+        properties = request._pyfuncitem.user_properties
+        properties.append((seconds.FIXTURE_PROPERTY, f"{took:.2f} {name}"))
+    return value
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and its children."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Note a test's processor time, which a busy machine does not change; refuse too much of it."""
-    num_modules, began = len(sys.modules), sum(os.times()[:4])
+    num_modules, began = len(sys.modules), processor_seconds()
     yield
-    took = sum(os.times()[:4]) - began
+    took = processor_seconds() - began
     item.user_properties.append((seconds.PROPERTY, f"{took:.2f}"))
     is_first = len(sys.modules) - num_modules >= NUM_IMPORTED
     # The first test that hypothesis runs in a process reads the constants of all modules.

@@ -2,7 +2,8 @@
 
 What takes longer than `SLOW_SECONDS` is slow: only `make test-all` runs it. What is not in the list
 is fast, and `make fast` runs little else. A function that is named without a case stands for all
-its cases that are not named themselves. The list is written from a report of a run:
+its cases that are not named themselves. `file.py@name` is a fixture: what needs it takes that long
+where it is the first to, so it is not fast, though not slow for that. The list is written from a report of a run:
 
     make test-all ARGS=--junitxml=report.xml
     python tests/seconds.py report.xml
@@ -18,15 +19,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
 FOLDER = Path(__file__).parent
 LIST = FOLDER / "seconds.txt"
 LISTED_SECONDS = 0.05
+CASE_SECONDS = 0.1
+"""A case that takes longer is named by itself, and does not count in its function's mean."""
 SLOW_SECONDS = 0.7
 PROPERTY = "processor_seconds"
 """What the report of a run calls it."""
+FIXTURE_PROPERTY = "fixture_seconds"
+"""The same of a fixture that was made for a test, with its name behind it."""
 COLLECTED = pytest.StashKey[frozenset[str]]()
 """The names of all tests of a run, before some are left out."""
 
@@ -47,9 +53,33 @@ def function_of(name: str) -> str:
     return name.partition("[")[0]
 
 
-def fast(names: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
-    """Choose what is not in the list, and the quickest test of a file of which all are."""
-    took = {name: seconds_of(name, seconds) for name in names}
+def name_of(fixture: pytest.FixtureDef[Any]) -> str:
+    """Return what the list calls a fixture of these tests; nothing for those of plugins."""
+    place = fixture.baseid.partition("::")[0]
+    if place != "tests" and not place.startswith("tests/"):
+        return ""
+    file = place if place.endswith(".py") else f"{place}/conftest.py"
+    return f"{file.removeprefix('tests/')}@{fixture.argname}"
+
+
+def fixtures_of(item: pytest.Item) -> list[str]:
+    """Name the fixtures that a test needs."""
+    found = getattr(item, "_fixtureinfo", None)
+    definitions = found.name2fixturedefs.values() if found else ()
+    return [name for each in definitions if (name := name_of(each[-1]))]
+
+
+def fast(tests: Mapping[str, Iterable[str]], seconds: Mapping[str, float]) -> set[str]:
+    """Choose what is not in the list, and the quickest test of a file of which all are.
+
+    Args:
+        tests: with the fixtures that each needs.
+        seconds: of the list.
+    """
+    took = {
+        name: seconds_of(name, seconds) + sum(seconds.get(each, 0.0) for each in fixtures)
+        for name, fixtures in tests.items()
+    }
     quickest: dict[str, str] = {}
     for name in took:
         file = name.partition("::")[0]
@@ -60,7 +90,7 @@ def fast(names: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
 
 
 def updated(before: Mapping[str, float], reported: Mapping[str, float]) -> dict[str, float]:
-    """Put what was reported in the place of what the list had: slow cases, and the rest's mean."""
+    """Put what was reported in the place of what the list had: long cases, and the rest's mean."""
     functions = {function_of(name) for name in reported}
     found = {name: took for name, took in before.items() if function_of(name) not in functions}
     cases: dict[str, dict[str, float]] = {each: {} for each in functions}
@@ -69,17 +99,25 @@ def updated(before: Mapping[str, float], reported: Mapping[str, float]) -> dict[
         if function_of(name) in cases:
             cases[function_of(name)][name] = took
     for function, each in cases.items():
-        slow = {name: took for name, took in each.items() if took > SLOW_SECONDS}
-        if len(slow) < len(each):
-            found |= slow
-        rest = [took for name, took in each.items() if name not in slow] or list(slow.values())
-        found[function] = fmean(rest)
+        named, found[function] = _split(each)
+        found |= named
     return {name: took for name, took in found.items() if took >= LISTED_SECONDS}
+
+
+def _split(cases: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """Single out the slow cases of a function and then the long ones, and average the rest."""
+    named: dict[str, float] = {}
+    for most_seconds in (SLOW_SECONDS, CASE_SECONDS):
+        longer = {name: took for name, took in cases.items() if took > most_seconds}
+        if len(longer) < len(cases):
+            named |= longer
+            cases = {name: took for name, took in cases.items() if name not in longer}
+    return named, fmean(cases.values())
 
 
 def is_there(name: str) -> bool:
     """Return whether the function of a listed test exists."""
-    file, _, function = name.partition("::")
+    file, _, function = name.replace("@", "::").partition("::")
     return f"def {function_of(function)}(" in _text(FOLDER / file)
 
 
@@ -111,6 +149,9 @@ def _reported(report: Path) -> Iterator[tuple[str, float]]:
         for each in case.iter("property"):
             if each.attrib["name"] == PROPERTY:
                 yield f"{file}.py::{case.attrib['name']}", float(each.attrib["value"])
+            elif each.attrib["name"] == FIXTURE_PROPERTY:
+                took, name = each.attrib["value"].split(" ", 1)
+                yield name, float(took)
 
 
 if __name__ == "__main__":

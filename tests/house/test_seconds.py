@@ -53,7 +53,30 @@ def test_fast_is_what_is_not_listed_and_the_quickest_of_each_file() -> None:
     listed = {"a.py::one": 0.5, "a.py::two": 0.3, "b.py::two": 0.2, "c.py::one": 2.0}
     names = ["a.py::one", "a.py::two[1]", "b.py::two", "c.py::one", "b.py::one"]
 
-    assert seconds.fast(names, listed) == {"a.py::two[1]", "b.py::one"}
+    assert seconds.fast(dict.fromkeys(names, ()), listed) == {"a.py::two[1]", "b.py::one"}
+
+
+def test_what_needs_a_fixture_that_is_not_quick_is_not_fast() -> None:
+    listed = {"a.py@made": 0.4, "b.py@made": 9.0, "b.py::two": 0.2}
+    needs = {"a.py::one": ["a.py@made"], "b.py::one": ["b.py@made"], "b.py::two": []}
+
+    assert seconds.fast(needs | {"a.py::two": ["a.py@other"]}, listed) == {"a.py::two", "b.py::two"}
+    assert seconds.fast({"a.py::one": ["a.py@made"]}, listed) == {"a.py::one"}
+    assert seconds.fast({"b.py::one": ["b.py@made"]}, listed) == set()
+
+
+@pytest.mark.usefixtures("ask")
+def test_a_fixture_is_named_by_its_file(request: pytest.FixtureRequest) -> None:
+    assert "conftest.py@ask" in seconds.fixtures_of(request.node)
+    assert not [name for name in seconds.fixtures_of(request.node) if name.endswith("@request")]
+    assert seconds.is_there("conftest.py@ask")
+    assert not seconds.is_there("conftest.py@nobody")
+
+
+def test_a_long_case_is_named_by_itself() -> None:
+    reported = {"a.py::one[1]": 0.02, "a.py::one[2]": 0.04, "a.py::one[3]": 0.2}
+
+    assert seconds.updated({}, reported) == {"a.py::one[3]": 0.2}
 
 
 def test_a_report_takes_the_place_of_what_was_listed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -12,23 +12,14 @@ from memfit.errors import StrategyError
 from memfit.integrations.lightning.batches import num_rows
 from memfit.integrations.lightning.framework import Progress, call_hook, hooks_muted, part_of
 from memfit.integrations.lightning.training_step import StepSkippedError, TrainingStep
+from memfit.integrations.windows import WindowSteps
 from memfit.live_state import Snapshot
-from memfit.live_state.random_sources import GlobalRandomness, RandomSourcesReader
 from memfit.observe.observer import StepObserver
-from memfit.runtime.first_step_check import check_split
 from memfit.runtime.planned_steps import (
     DATA_TRANSFER,
     DoneStep,
-    PlannedSteps,
-    apply_strategies,
-    undo_all,
 )
-from memfit.separation.separation import Separation
-from memfit.session.forwards import forwards_kept
 from memfit.session.session import Session
-from memfit.strategies.base import Undo
-from memfit.strategies.fact_finding import gather_facts
-from memfit.strategies.facts import known_separation
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase
 
@@ -46,12 +37,8 @@ class Part(NamedTuple):
     batch: Any
 
 
-class LightningSteps(PlannedSteps):
-    """Run windows of batches; what guards and repeats them sees a list of parts.
-
-    A window grows batch by batch. An attempt runs the batch that came last; where the gradients of
-    those before it are lost, since an attempt has failed, it runs them again first, without a word
-    to loggers.
+class LightningSteps(WindowSteps[Part]):
+    """Run windows of batches; those that are run again are, without a word to loggers.
 
     Args:
         step: the training step of the trainer's module.
@@ -69,24 +56,8 @@ class LightningSteps(PlannedSteps):
         self._progress = Progress(self._loop.optim_progress)
         self._is_training = self._has_gone_back = self._is_cut = False
         session.backward = self._backward
-        self._undos: list[Undo] = []
-        separation = Separation(session.job, session.layout, inside=self._taken_off)
         with step.metrics.replaced():
-            gather_facts(session, separation=separation)
-            _ask(plan, session)
-            super().__init__(session, plan, observer=observer, try_split=check_split)
-        self._starts: dict[int, GlobalRandomness] = {}
-        self._reader = RandomSourcesReader()
-        self.window: list[Part] = []
-        """Under way; the last part is the one to be run."""
-        self.snapshots: list[Snapshot | None] = []
-        """What each part of the window began with; None for the first, and without a guard."""
-        self.parameters: Callable[[], Sequence[torch.Tensor]] = lambda: [
-            *session.model.parameters()
-        ]
-        """Lists those whose gradients are put aside."""
-        self.sums: list[tuple[torch.Tensor, torch.Tensor | None]] | None = None
-        """Parameters with their gradients when the last part came; None once these are lost."""
+            super().__init__(session, plan, observer=observer)
         self.accumulates = False
         """Whether the last part is followed by more before the update."""
         self.scale: float = 1.0
@@ -95,47 +66,17 @@ class LightningSteps(PlannedSteps):
 
     def take(self, part: Part, snapshot: Snapshot | None) -> None:
         """Add a batch to the window; the gradients that are there are put aside until it is run."""
-        self.window.append(part)
-        self.snapshots.append(snapshot)
-        if snapshot is not None:
-            self._starts[part.total_index] = GlobalRandomness.here(self._reader)
-            while len(self._starts) > _MOST_STARTS:
-                del self._starts[next(iter(self._starts))]
-        self.sums = [(each, each.grad) for each in self.parameters()]
-        for parameter, _ in self.sums:
-            parameter.grad = None
+        super().take(part, snapshot)
         self._progress.keep()
 
     def as_before(self) -> AbstractContextManager[None]:
         """Have the loop's counters be what they were when the last batch came."""
         return self._progress.as_kept()
 
-    def end_window(self) -> None:
-        """Begin with an empty one."""
-        self.window, self.snapshots = [], []
-
     def change_plan(self, plan: Plan) -> None:
         """Run the steps to come under another plan; on an error the old one stays."""
         with self._step.metrics.replaced():
-            _ask(plan, self.session)
             super().change_plan(plan)
-
-    @contextmanager
-    def _taken_off(self) -> Iterator[None]:
-        """Take the plan off the living model, so that it is recorded as it is."""
-        if not self._undos:
-            yield
-            return
-        undo_all(self._undos)
-        self._undos = []
-        try:
-            yield
-        finally:
-            self._undos = apply_strategies(self.session, self.plan.strategies)
-
-    def on_device(self, batch: Any) -> Any:
-        """Leave a batch alone: Lightning has moved it."""
-        return batch
 
     def attempt(self, batch: Any, before_update: Callable[[], None] | None = None) -> DoneStep:
         """Run the part that came last, and the update where it is due."""
@@ -155,13 +96,6 @@ class LightningSteps(PlannedSteps):
         samples = num_rows(batch[-1][-1])
         return DoneStep(loss=loss, num_samples=samples, reading=self.observer.reading)
 
-    def _put_sums_back(self) -> bool:
-        """Give parameters the gradients that were put aside; say whether there were any still."""
-        sums, self.sums = self.sums, None
-        for parameter, gradient in sums or ():
-            parameter.grad = gradient
-        return sums is not None
-
     def clear_old_gradients(self) -> None:
         """Call what Lightning calls between forward and backward."""
         optimizer = self._trainer.optimizers[0]
@@ -169,9 +103,7 @@ class LightningSteps(PlannedSteps):
         self._loop._optimizer_zero_grad(self._step.batch_index, optimizer)
 
     def _carry_out(self, batch: Any, before_update: Callable[[], None] | None) -> torch.Tensor:
-        is_current = batch is self.window or [each[0] for each in batch] == [
-            part.total_index for part in self.window
-        ]
+        is_current = self._is_current(batch)
         parts = [Part(*each) for each in batch]
         if not (is_current and self._has_sums):
             for number, part in enumerate(parts[:-1]):
@@ -199,17 +131,6 @@ class LightningSteps(PlannedSteps):
             msg = "The closure hasn't been executed."
             raise exceptions.MisconfigurationException(msg)
         return losses[0]
-
-    def _begin_again(self, number: int, part: Part, *, is_current: bool) -> None:
-        """Go back to what a part began with; what the first began with is there."""
-        if number == 0:
-            return
-        snapshot = self.snapshots[number] if is_current else None
-        if snapshot is not None:
-            with forwards_kept(self.session.model):  # the plan may have become another
-                snapshot.restore()
-        elif part.total_index in self._starts:
-            self._starts[part.total_index].put_back()
 
     def _pass_over(self, part: Part, *, is_first: bool) -> torch.Tensor:
         """Add the gradients of a batch to those that are there."""
@@ -295,9 +216,3 @@ class LightningSteps(PlannedSteps):
         for parameter in self.session.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(self.scale)
-
-
-def _ask(plan: Plan, session: Session) -> None:
-    """Find out what a plan's pieces do before anything of it is on the model."""
-    if plan.splitting is not None:
-        plan.splitting.separability(known_separation(session))

@@ -20,7 +20,7 @@ from memfit.integrations.transformers.planning import PlanningSettings, plan_for
 from memfit.integrations.transformers.supported import check_is_trainer, check_supported
 from memfit.integrations.transformers.training_step import TrainingStep, job_of, torch_optimizer
 from memfit.integrations.transformers.weighting import find_weighting
-from memfit.integrations.transformers.window import PlannedWindows
+from memfit.integrations.transformers.window import TrainerWindows
 from memfit.journal.records import Event
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.out_of_memory import is_out_of_memory
@@ -62,7 +62,7 @@ class AttachedTrainer:
         self._trainer, self._wanted, self._given = trainer, wanted, plan
         self._guards, self._rehearses = guard, rehearse
         self._finds_leaks, self._folder, self._on_refusal = find_leaks, folder, on_refusal
-        self._windows: PlannedWindows | None = None
+        self._windows: TrainerWindows | None = None
         self._observer: StepObserver | None = None
         self._step: TrainingStep | None = None
         self._inputs: Any = None
@@ -178,7 +178,7 @@ class AttachedTrainer:
         if self._observer is None:
             self._observer = self._made_observer(found)
         self.num_plans += 1
-        self._windows = PlannedWindows(self._step, job, found, self._observer, guards=self._guards)
+        self._windows = TrainerWindows(self._step, job, found, self._observer, guards=self._guards)
         self._windows.begin()
 
     def _made_observer(self, plan: Plan) -> StepObserver:

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-import torch
-
 from memfit.comparison.gradients import accumulate_gradients
-from memfit.errors import (
-    JobFunctionError,
-    MemfitError,
-    MemfitWarning,
-    OutOfMemoryAfterAllError,
-)
 from memfit.integrations.transformers.batches import batch_of, plain, rows_of
 from memfit.integrations.transformers.evaluating import GuardedEvaluation
 from memfit.integrations.transformers.steps import Kind, Part, TrainerSteps
 from memfit.integrations.transformers.training_step import TrainingStep, torch_optimizer
+from memfit.integrations.windows import PlannedWindows, as_without_a_plan, flags_of, set_flags
 from memfit.job import Job
-from memfit.live_state import LiveState
 from memfit.observe.observer import StepObserver
-from memfit.runtime.guard.attempts import Attempts
-from memfit.runtime.guard.guard import Guard, GuardSettings
-from memfit.runtime.guard.ranks import ranks_here
-from memfit.runtime.guard.step_entry import StepEntry
 from memfit.runtime.planned_steps import DoneStep
 from memfit.session.batches import find_layout
-from memfit.session.reachable import roots_of
 from memfit.session.session import Session
 from memfit.strategies.plan import Plan
 
-_FLAGS = ("fused", "foreach")
-"""What a plan sets in the groups of an optimizer."""
 
-
-class PlannedWindows:
+class TrainerWindows(PlannedWindows[TrainerSteps]):
     """Run the windows of a trainer under a plan.
 
     The Trainer's own loop goes on; its batches, the norm of its gradients and its update are run
@@ -54,21 +37,13 @@ class PlannedWindows:
     def __init__(
         self, step: TrainingStep, job: Job, plan: Plan, observer: StepObserver, *, guards: bool
     ) -> None:
-        self._step, self._trainer, self._observer = step, step.trainer, observer
+        self._step, self._trainer = step, step.trainer
         session = self._session(job)
-        self._flags = [_flags_of(group) for group in session.optimizer.param_groups]
-        self.steps = TrainerSteps(step, session, plan, observer=observer)
-        if self.steps.checks is not None:
-            self.steps.checks.on_event = observer.event_of_next_step
-        self.guard: Guard | None = None
-        if guards:
-            ranks = ranks_here()
-            attempts = Attempts(self.steps, ranks)
-            self.guard = Guard(self.steps, attempts, ranks, GuardSettings(), observer.event)
+        self._flags = flags_of(session.optimizer.param_groups)
+        steps = TrainerSteps(step, session, plan, observer=observer)
+        super().__init__(steps, observer, guards=guards)
         self._evaluation = GuardedEvaluation(step, session, observer.event)
-        self._entry: StepEntry | None = None
-        self._live: LiveState | None = None
-        self._num_parts = self._num_states = self._length = 0
+        self._num_parts = self._length = 0
         self._seconds = 0.0
         self._own_update: Callable[..., Any]
         self._undos: list[Callable[[], None]] = []
@@ -85,11 +60,6 @@ class PlannedWindows:
             micro_batch_size=job.batch_size,
             stateful={} if scaler is None else {"gradient_scaler": scaler},
         )
-
-    @property
-    def plan(self) -> Plan:
-        """Return the plan in force; a guard may have taken a smaller one."""
-        return self.steps.plan
 
     # --- Beginning and end ---
 
@@ -139,9 +109,7 @@ class PlannedWindows:
         for undo in reversed(self._undos):
             undo()
         self._undos = []
-        self.steps.close()
-        if self.guard is not None:
-            self.guard.close()
+        super().end()
 
     # --- What the Trainer's loop calls ---
 
@@ -177,43 +145,18 @@ class PlannedWindows:
         Raises:
             MemfitError: if it fits under no plan.
         """
-        steps, number = self.steps, self._trainer.state.global_step + 1
         part = Part(self._num_parts, str(kind), self._length, batch)
         self._num_parts += 1
-        is_first = not steps.window
-        try:
-            if self.guard is None:
-                steps.take(part, None)
-                return steps.attempt(steps.window)
-            steps.take(part, None if is_first else self._snapshot())
-            if is_first:
-                self._entry = self.guard.begin(number)
-            assert self._entry is not None, "a window has begun"
-            done, seconds = self.guard.run(self._entry, steps.window, number)
-        except JobFunctionError as error:
-            if error.__cause__ is None:
-                raise
-            raise error.__cause__ from None  # what the trainer raised, as without a plan
+        with as_without_a_plan():
+            done, seconds = self._run_part(part, self._trainer.state.global_step + 1)
         self._seconds += seconds
         return done
 
     def _end_window(self) -> None:
-        number = self._trainer.state.global_step + 1
-        if self.guard is not None and self._entry is not None:
-            self.guard.end(self._entry, self._seconds)
-        self._entry = None
-        states = sum(map(len, self.steps.session.optimizer.state.values()))
-        if states != self._num_states:  # they are not to be copied before every part
-            self._num_states, self._live = states, None
+        self._log_window(self._seconds)
         window = [part.batch for part in self.steps.window if part.batch is not None]
-        self._observer.end_step(
-            number,
-            window,
-            plan=self.plan,
-            num_samples=sum(map(rows_of, window)),
-            micro_batch_size=self.steps.micro_batch_size,
-        )
-        self.steps.end_window()
+        number = self._trainer.state.global_step + 1
+        self._report_window(number, window, sum(map(rows_of, window)))
 
     # --- Rehearsal ---
 
@@ -223,7 +166,6 @@ class PlannedWindows:
         Raises:
             OutOfMemoryAfterAllError: if it fits under no plan.
         """
-        assert self.guard is not None, "what is rehearsed has to be undone"
         trainer, steps = self._trainer, self.steps
         norm = trainer.args.max_grad_norm or float("inf")
         steps.norm = lambda: trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), norm)
@@ -232,25 +174,7 @@ class PlannedWindows:
             part = Part(-1 - number, str(kind), num_batches, batch if kind is Kind.PASS else None)
             steps.window.append(part)
             steps.snapshots.append(None)
-        try:
-            self.guard.rehearse(steps.window, trainer.state.global_step + 1)
-        except OutOfMemoryAfterAllError:
-            raise
-        except MemfitError as error:
-            msg = f"{error} Training begins without it."
-            warnings.warn(msg, MemfitWarning, stacklevel=2)
-        finally:
-            steps.end_window()
-
-    def _snapshot(self) -> Any:
-        """Keep what a later part of a window begins with, but for what the update changes."""
-        if self._live is None:
-            session = self.steps.session
-            large: list[torch.Tensor] = [*session.model.parameters()]
-            states = (s.values() for s in session.optimizer.state.values() if isinstance(s, dict))
-            large += [each for state in states for each in state if torch.is_tensor(each)]
-            self._live = LiveState(roots_of(session), leave_out=large)
-        return self._live.snapshot()
+        self._rehearse_window(trainer.state.global_step + 1)
 
     # --- Checkpoints ---
 
@@ -260,20 +184,11 @@ class PlannedWindows:
         @wraps(function)
         def saving(*args: Any, **kwargs: Any) -> Any:
             groups = self.steps.session.optimizer.param_groups
-            planned = [_flags_of(group) for group in groups]
-            _set(groups, self._flags)
+            planned = flags_of(groups)
+            set_flags(groups, self._flags)
             try:
                 return function(*args, **kwargs)
             finally:
-                _set(groups, planned)
+                set_flags(groups, planned)
 
         return saving
-
-
-def _flags_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: group[name] for name in _FLAGS if name in group}
-
-
-def _set(groups: Any, flags: Any) -> None:
-    for group, own in zip(groups, flags, strict=False):
-        group.update(own)

@@ -5,15 +5,18 @@ the whole batch, the Lorentz projection, the decoupled loss with explicit negati
 hierarchy loss. Gradients are compared in fp64 with one pass over the batch, under the same masks.
 Peaks are measured, by what torch's CPU allocator reports, at batches of 32 and 1024 anchors and one
 size of the pieces. Times are CPU seconds of plain and planned steps in turns, so that other work on
-the machine does not count. The encoders have MiniLM's architecture, smaller, with random weights;
-the texts are those that ship.
+the machine does not count; some plans keep pieces instead of running them again. The encoders have
+MiniLM's architecture, smaller, and for times its size too, with random weights; the texts are those
+that ship.
 
-Run: python benchmarks/bench_naics.py        (about three minutes on one core)
+Run: python benchmarks/bench_naics.py        (about eight minutes on one core)
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -45,12 +48,16 @@ _ENCODER = EncoderSizes(
 )
 _SIZES = EmbedderSizes(encoder=_ENCODER, expert_hidden=128, residual=False)
 
+_MINILM_BATCH, _MINILM_TOKENS = 64, 16
+_MINILM = replace(_ENCODER, width=384, layers=6, heads=12, hidden=1536, positions=_MINILM_TOKENS)
+_KEPT_PIECES = (0, 1, 2)
 
-def _data() -> NaicsData:
+
+def _data(encoder: EncoderSizes) -> NaicsData:
     texts = read_texts()
     tree = make_tree(list(texts))
-    lengths = dict.fromkeys(CHANNELS, _NUM_TOKENS)
-    table = token_table([texts[code] for code in tree.codes], _ENCODER, lengths)
+    lengths = dict.fromkeys(CHANNELS, encoder.positions)
+    table = token_table([texts[code] for code in tree.codes], encoder, lengths)
     stage = Stage(name="05", n_positives=1, n_negatives=8)
     return NaicsData(tree, table, range(len(tree)), stage, StepSettings(batch_size=32))
 
@@ -58,20 +65,23 @@ def _data() -> NaicsData:
 class _Bench:
     """Batches and jobs of one model."""
 
-    def __init__(self) -> None:
-        data = _data()
+    def __init__(self, sizes: EmbedderSizes, batch_sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        data = _data(sizes.encoder)
         order = torch.randperm(len(data.pairs), generator=torch.Generator().manual_seed(0))
         pairs = [tuple(data.pairs[row]) for row in order]
-        self._batches = {size: data.make_step(pairs[:size]) for size in _BATCH_SIZES}
-        for size in (_EXACT_BATCH, _PLAIN_BATCH):
-            self._batches[size] = data.make_step(pairs[:size])
+        self._batches = {size: data.make_step(pairs[:size]) for size in batch_sizes}
+
+    @property
+    def encoder(self) -> EncoderSizes:
+        return self._sizes.encoder
 
     def batch(self, size: int) -> Any:
         return self._batches[size]
 
     def job(self, batch_size: int, *, is_double: bool = False) -> Job:
         def model() -> nn.Module:
-            found = NaicsContrastive(_SIZES, LossSettings(), OptimizerSettings())
+            found = NaicsContrastive(self._sizes, LossSettings(), OptimizerSettings())
             return found.double() if is_double else found
 
         def batch(size: int) -> Any:
@@ -113,20 +123,25 @@ def _in_one_pass(job: Job) -> Job:
     return replace(job, loss=loss)
 
 
-def _plan() -> Plan:
-    return Plan(strategies=(build_strategy("cached-gradients", {"micro_batch_size": _PIECE}),))
+def _plan(kept_pieces: int = 0) -> Plan:
+    settings = {"micro_batch_size": _PIECE, "kept_pieces": kept_pieces}
+    return Plan(strategies=(build_strategy("cached-gradients", settings),))
 
 
 def main() -> None:
     """Compare gradients, peaks and times."""
     torch.set_num_threads(1)
     started = time.process_time()
-    bench = _Bench()
+    bench = _Bench(_SIZES, (*_BATCH_SIZES, _EXACT_BATCH, _PLAIN_BATCH))
     loss_error, gradient_error = _errors(bench)
     peaks = [_peaks(bench, size) for size in _BATCH_SIZES]
     first, last = (row["measured_peak_bytes"] for row in (peaks[0], peaks[-1]))
     print(loss_error, gradient_error, peaks, flush=True)
-    times, plain_bytes = _in_turns(bench)
+    small = _in_turns(bench, _PLAIN_BATCH)
+    print(small, flush=True)
+    sizes = EmbedderSizes(encoder=_MINILM, expert_hidden=1024, residual=False)
+    large = _in_turns(_Bench(sizes, (_MINILM_BATCH,)), _MINILM_BATCH)
+    print(large, flush=True)
     save_result(
         "naics",
         {
@@ -139,9 +154,7 @@ def main() -> None:
             "gradient_error": gradient_error,
             "peaks": peaks,
             "growth_fraction": round(last / first - 1, 4),
-            "plain_batch": _PLAIN_BATCH,
-            "plain_measured_peak_bytes": plain_bytes,
-            "seconds": times,
+            "times": [small, large],
             "cpu_seconds": round(time.process_time() - started),
         },
     )
@@ -190,27 +203,42 @@ def _peaks(bench: _Bench, size: int) -> dict[str, int]:
     }
 
 
-def _in_turns(bench: _Bench) -> tuple[dict[str, Any], int]:
-    """Take plain and planned steps in turns; give times, and the peak of the plain ones."""
-    print("times", flush=True)
-    job, batch = bench.job(_PLAIN_BATCH), bench.batch(_PLAIN_BATCH)
-    seconds: list[tuple[float, float]] = []
-    with (
-        memfit.start(job, Plan(), guard=False) as plain,
-        memfit.start(job, _plan(), guard=False) as planned,
-    ):
-        while len(seconds) < _NUM_ROUNDS:
-            turns = [_timed(run, batch) for run in (plain, planned)]
+def _in_turns(bench: _Bench, batch_size: int) -> dict[str, Any]:
+    """Take plain and planned steps in turns; give times and peaks."""
+    print("times", batch_size, flush=True)
+    job, batch = bench.job(batch_size), bench.batch(batch_size)
+    plans = [Plan(), *map(_plan, _KEPT_PIECES)]
+    with ExitStack() as stack:
+        runs = [stack.enter_context(memfit.start(job, plan, guard=False)) for plan in plans]
+        rounds: list[list[float]] = []
+        while len(rounds) < _NUM_ROUNDS:
+            turns = [_timed(run, batch) for run in runs]
             if not any(is_watched for _, is_watched in turns):  # the first steps are, and slower
-                seconds.append((turns[0][0], turns[1][0]))
-        peak = plain.measured_peak_bytes
-    assert peak is not None, "peaks are measured on the CPU"
-    times = {
-        "plain_seconds": [round(first, 3) for first, _ in seconds],
-        "planned_seconds": [round(second, 3) for _, second in seconds],
-        "median_ratio": round(median(second / first for first, second in seconds), 3),
+                rounds.append([seconds for seconds, _ in turns])
+        peaks = [run.measured_peak_bytes for run in runs]
+    plain_seconds, *planned_seconds = zip(*rounds, strict=True)
+    return {
+        "width": bench.encoder.width,
+        "layers": bench.encoder.layers,
+        "tokens": bench.encoder.positions,
+        "plain_batch": batch_size,
+        "plain_seconds": [round(each, 3) for each in plain_seconds],
+        "plain_measured_peak_bytes": peaks[0],
+        "planned": [
+            {
+                "kept_pieces": kept,
+                "seconds": [round(each, 3) for each in seconds],
+                "median_ratio": _median_ratio(seconds, plain_seconds),
+                "measured_peak_bytes": peak,
+                "peak_fraction": round((peak or 0) / (peaks[0] or 1), 3),
+            }
+            for kept, seconds, peak in zip(_KEPT_PIECES, planned_seconds, peaks[1:], strict=True)
+        ],
     }
-    return times, peak
+
+
+def _median_ratio(planned: Sequence[float], plain: Sequence[float]) -> float:
+    return round(median(mine / its for mine, its in zip(planned, plain, strict=True)), 3)
 
 
 def _timed(run: Any, batch: Any) -> tuple[float, bool]:

@@ -96,7 +96,7 @@ def difference(split: AbstractSplitting, compared: SplitComparison) -> str:
 
 
 def _other(split: AbstractSplitting, compared: SplitComparison) -> str:
-    return replace(split, micro_batch_size=compared.sizes[0]).label()
+    return split.with_size(compared.sizes[0]).label()
 
 
 def _pass_of(split: AbstractSplitting) -> GradientPass:

@@ -58,7 +58,7 @@ def _ways_to_cut(
 ) -> Iterator[AbstractSplitting]:
     """Yield the plan's own way to cut a batch with another size, or all that suit the job."""
     if own is not None:
-        yield replace(own, micro_batch_size=micro_batch_size)
+        yield own.with_size(micro_batch_size)
         return
     for kind in CATALOGUE:
         if issubclass(kind, AbstractSplitting):

@@ -5,27 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
-_MOST_PIECES: ContextVar[int | None] = ContextVar("most_pieces", default=None)
+
+@dataclass(slots=True)
+class Abridgement:
+    """How many pieces there were, and how many of them were recorded."""
+
+    most_pieces: int
+    num_pieces: int = 0
+    num_recorded: int = 0
+
+    @property
+    def num_left_out(self) -> int:
+        """Count the pieces that were not recorded."""
+        return self.num_pieces - self.num_recorded
+
+
+_IN_FORCE: ContextVar[Abridgement | None] = ContextVar("abridgement", default=None)
 
 
 @contextmanager
-def few_pieces(most: int) -> Iterator[None]:
+def few_pieces(most: int) -> Iterator[Abridgement]:
     """Have no more than some pieces of a call recorded; real steps run all of them.
 
     Args:
         most: how many, at least 4. Memory is that of all pieces, operators are those of the few.
     """
-    token = _MOST_PIECES.set(most)
+    found = Abridgement(most)
+    token = _IN_FORCE.set(found)
     try:
-        yield
+        yield found
     finally:
-        _MOST_PIECES.reset(token)
+        _IN_FORCE.reset(token)
 
 
 def left_out(num_pieces: int) -> range:
     """Get the numbers of the pieces to leave out: in the middle, as the first and last differ."""
-    most = _MOST_PIECES.get()
-    if most is None or num_pieces <= most:
+    found = _IN_FORCE.get()
+    if found is None:
         return range(0)
-    return range(most // 2, num_pieces - (most - most // 2))
+    most = found.most_pieces
+    skipped = range(most // 2, max(most // 2, num_pieces - (most - most // 2)))
+    found.num_pieces += num_pieces
+    found.num_recorded += num_pieces - len(skipped)
+    return skipped

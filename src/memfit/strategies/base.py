@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar, Self, get_origin, get_type_hints
@@ -71,6 +71,9 @@ class Strategy(abc.ABC):
     """The parts of a step whose temporaries it can make smaller."""
     never_faster: ClassVar[bool] = False
     """Whether it can only add time to a step, so that there is no need to try it for speed."""
+
+    quiet_settings: ClassVar[frozenset[str]] = frozenset()
+    """The settings that a label leaves out where they have their defaults."""
 
     excludes: ClassVar[Mapping[str, str]] = {}
     """Strategies that it cannot be combined with, by name, and a clause that says why."""
@@ -146,7 +149,14 @@ class Strategy(abc.ABC):
 
     def label(self) -> str:
         """Write the strategy with its settings: ``micro-batching(32)``; names where several."""
-        texts = {key: _text(value) for key, value in self.settings().items()}
+        usual = {
+            each.name: each.default for each in fields(self) if each.name in self.quiet_settings
+        }
+        texts = {
+            key: _text(value)
+            for key, value in self.settings().items()
+            if key not in usual or value != usual[key]
+        }
         texts = {key: text for key, text in texts.items() if text}
         if len(texts) == 1:
             return f"{self.name}({next(iter(texts.values()))})"
@@ -303,6 +313,15 @@ class AbstractSplitting(Strategy):
     def splitting(self) -> Self:
         """Return itself."""
         return self
+
+    def with_size(self, micro_batch_size: int) -> Self:
+        """Return it with pieces of another size."""
+        return replace(self, micro_batch_size=micro_batch_size)
+
+    def keeping(self, num_pieces: int) -> Self | None:
+        """Return it with some pieces that are not run again; None if it runs none again."""
+        del num_pieces
+        return None
 
     def unsuited(self, facts: JobFacts) -> str | None:
         """Say why the strategy is not for such a job, whatever the size of its pieces."""

@@ -181,7 +181,7 @@ def scaled(plan: Plan, old_batch_size: int, batch_size: int) -> Plan:
     size = own.micro_batch_size
     is_uneven = old_batch_size % size != 0
     smaller = micro_batch_size(batch_size, size / old_batch_size, is_uneven=is_uneven)
-    scaled_own = replace(own, micro_batch_size=smaller)
+    scaled_own = own.with_size(smaller)
     return replace(plan, strategies=tuple(scaled_own if s is own else s for s in plan.strategies))
 
 
@@ -204,7 +204,7 @@ def applicable(facts: JobFacts) -> Iterator[Strategy]:
             continue
         size = micro_batch_size(facts.batch_size, 1 / 3, is_uneven=True)
         split = strategy.splitting
-        yield strategy if split is None else replace(split, micro_batch_size=size)
+        yield strategy if split is None else split.with_size(size)
 
 
 def _facts(job: Job, verifier: Verifier) -> JobFacts:

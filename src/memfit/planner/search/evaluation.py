@@ -20,7 +20,7 @@ from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate
 from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording, record
-from memfit.session.abridgement import few_pieces
+from memfit.session.abridgement import Abridgement, few_pieces
 from memfit.session.batches import BatchLayout
 from memfit.session.block_names import shorten_names
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -61,6 +61,10 @@ class JobEvaluator:
         default_factory=dict, init=False, repr=False
     )
     """The last recordings, which serve whatever the allocator is told besides."""
+    _few: dict[Strategies, tuple[Abridgement, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """Of what was abridged, how many pieces there are, and the seconds of those recorded."""
     _recorded: set[Strategies] = field(default_factory=set, init=False, repr=False)
     """What was recorded, and counted as effort."""
 
@@ -76,8 +80,8 @@ class JobEvaluator:
 
         That has to do for steps that take long to record.
         """
-        if (num_pieces := _num_recomputed(strategies, self.job.batch_size)) > _FEW_PIECES:
-            return self._abridged(strategies, num_pieces)
+        if _num_recomputed(strategies, self.job.batch_size) > _FEW_PIECES:
+            return self._abridged(strategies)
         num_samples = self._enough_samples(strategies)
         if num_samples == self.job.batch_size:
             return self._whole(strategies)
@@ -89,20 +93,37 @@ class JobEvaluator:
         found = self._candidate(strategies, prediction, recording, repeats)
         return replace(found, is_exact=self.plain.is_long)
 
-    def _abridged(self, strategies: Strategies, num_pieces: int) -> Candidate:
+    def _abridged(self, strategies: Strategies) -> Candidate:
         """Record a step whose loss is that of the whole batch, with a few pieces of each call.
 
         The peak is that of all pieces. The seconds are too many by what belongs to the loss alone.
         """
-        repeats = num_pieces / _FEW_PIECES
-        with few_pieces(_FEW_PIECES):
+        with few_pieces(_FEW_PIECES) as few:
             recording = self._record(strategies, self.job, is_abridged=True)
         prediction = self._prediction(strategies, self.job, recording)
-        once = self._seconds_of_update(recording)
-        seconds = once + (prediction.step_seconds - once) * repeats
-        prediction = replace(prediction, step_seconds=seconds)
-        found = self._candidate(strategies, prediction, recording, repeats)
-        return replace(found, is_exact=self.plain.is_long or num_pieces > _MANY_PIECES)
+        if few.num_recorded:
+            once = self._seconds_of_update(recording)
+            self._few[_recorded_members(strategies)] = few, prediction.step_seconds - once
+        missing = self._seconds_left_out(strategies)
+        prediction = replace(prediction, step_seconds=prediction.step_seconds + missing)
+        found = self._candidate(strategies, prediction, recording, 1.0)
+        is_many = _num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
+        return replace(found, is_exact=self.plain.is_long or is_many)
+
+    def _seconds_left_out(self, strategies: Strategies) -> float:
+        """Estimate how long the pieces take that an abridged recording left out.
+
+        All of them are run again, so they take what pieces take where none is kept.
+        """
+        members = _recorded_members(strategies)
+        if members not in self._few:
+            return 0.0  # no call was cut
+        few, _ = self._few[members]
+        bare = tuple(_keeping_nothing(member) for member in members)
+        if bare not in self._few:
+            self._abridged(bare)
+        bare_few, bare_seconds = self._few[bare]
+        return bare_seconds * few.num_left_out / bare_few.num_recorded
 
     def _whole(self, strategies: Strategies) -> Candidate:
         """Record every micro-batch."""
@@ -230,6 +251,12 @@ class JobEvaluator:
             link if may_offload and offload not in names else None,
         )
         return replace(found, refinements=_refinements(chain, strategies, prediction, repeats))
+
+
+def _keeping_nothing(strategy: Strategy) -> Strategy:
+    """Return a strategy that runs all of its pieces again, where it runs any again."""
+    split = strategy.splitting
+    return strategy if split is None else split.keeping(0) or strategy
 
 
 def _num_recomputed(strategies: Strategies, batch_size: int) -> int:

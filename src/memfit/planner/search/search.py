@@ -23,6 +23,7 @@ from memfit.planner.search.neighbours import TOLERANCE, Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
+from memfit.planner.search.relaxation import relaxed
 from memfit.planner.search.starting_points import starting_points
 from memfit.planner.search.tree import SearchNode, SearchTree
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
@@ -76,7 +77,7 @@ class Search:
         if found is None:
             reached = self.smallest()
             found = reached if reached.prediction.fits else None
-        return found
+        return found and relaxed(found, self.recordings, self.neighbours)
 
     def further(self, found: Sequence[Candidate], most_seconds: float) -> Candidate | None:
         """Go on after ``run`` and give one more that fits, up to a time; None if there is none.

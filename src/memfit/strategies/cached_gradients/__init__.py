@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch.nn.utils.parametrize import ParametrizationList
@@ -45,24 +45,43 @@ class CachedGradients(AbstractSplitting):
     piece that fewer rows at a time give the same. What a module changes besides its results happens
     once per call; where that depends on the rows, it is an error.
 
-    Limits: about one forward more. Representations, and the loss on them, are those of the whole
-    batch. Batch normalisation in training inside a representation is refused. Dropout masks are
-    drawn per piece: same in law. In 16-bit parameters gradients add up in 16 bits.
+    The last ``kept_pieces`` of each call keep what backward needs and are not run again: time for
+    the memory of those pieces.
+
+    Limits: about one forward more, less the share of the kept pieces. Representations, and the loss
+    on them, are those of the whole batch. Batch normalisation in training inside a representation
+    is refused. Dropout masks are drawn per piece: same in law. In 16-bit parameters gradients add
+    up in 16 bits.
     Source: GradCache, Gao et al. 2021, https://arxiv.org/abs/2101.06983, section 3; pieces are run
     again by torch.utils.checkpoint, https://docs.pytorch.org/docs/stable/checkpoint.html.
     """
 
     representations: tuple[str, ...] = ()
+    kept_pieces: int = 0
 
     name: ClassVar[str] = NAME
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.WINDOW})
     never_faster: ClassVar[bool] = True
     keeps_batch_whole: ClassVar[bool] = True
+    quiet_settings: ClassVar[frozenset[str]] = frozenset({"kept_pieces"})
     excludes: ClassVar[Mapping[str, str]] = {
         "micro-batching": CUTS_BATCH,
         "batchnorm-replay": CUTS_BATCH,
     }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(0, "kept_pieces")
+
+    def keeping(self, num_pieces: int) -> Self:
+        """Return it with some pieces kept instead of run again."""
+        return replace(self, kept_pieces=num_pieces)
+
+    def with_size(self, micro_batch_size: int) -> Self:
+        """Return it with pieces of another size, of which one at most is not run again."""
+        kept = min(self.kept_pieces, 1)
+        return replace(self, micro_batch_size=micro_batch_size, kept_pieces=kept)
 
     def unsuited(self, facts: JobFacts) -> str | None:
         """Refuse names that are not there, that lie inside each other, or that normalise rows."""
@@ -111,12 +130,13 @@ class CachedGradients(AbstractSplitting):
             step = _step_in_place(session.model)
             if step is None:
                 undos.enter_context(without_generation_caches(session.model))
-                step = StepInProgress(self.micro_batch_size)
+                step = StepInProgress(self.micro_batch_size, self.kept_pieces)
                 for module, forward in self._forwards(session.model, facts, step):
                     undos.callback(replace_forward(module, forward))
             else:
-                undos.callback(setattr, step, "micro_batch_size", step.micro_batch_size)
-                step.micro_batch_size = self.micro_batch_size
+                for name in ("micro_batch_size", "kept_pieces"):
+                    undos.callback(setattr, step, name, getattr(step, name))
+                    setattr(step, name, getattr(self, name))
             undos.callback(setattr, session, "gradient_pass", before)
             session.gradient_pass = partial(_pass_on_whole_batch, step, before)
             return undos.pop_all().close

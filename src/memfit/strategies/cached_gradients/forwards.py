@@ -34,6 +34,8 @@ class StepInProgress:
     """What all forwards of a model share while a step is run."""
 
     micro_batch_size: int
+    kept_pieces: int = 0
+    """How many pieces of a call, the last ones, keep what backward needs."""
     batch_size: int | None = None
     """Samples of the batch; None outside a step."""
     row_dims: Mapping[int, int | None] = field(default_factory=dict)
@@ -74,10 +76,11 @@ class StepInProgress:
 class PiecewiseForward:
     """Stand in for the forward of a module.
 
-    The rows of a call are run in pieces. Of each piece only its arguments and results are
-    kept. Backward comes to the pieces one after the other, the last one first, and runs each again
-    from the same random states before it goes through it. Autograd adds up what the pieces give to
-    a parameter, and hands it over once, when all of it is there.
+    The rows of a call are run in pieces. Of each piece only its arguments and results are kept, but
+    for the last ones where the step keeps some. Backward comes to the pieces one after the other,
+    the last one first, and runs each again from the same random states before it goes through it.
+    Autograd adds up what the pieces give to a parameter, and hands it over once, when all of it is
+    there.
 
     Args:
         name: of the module in the model.
@@ -202,17 +205,32 @@ class PiecewiseForward:
     ) -> Any:
         effects = CallEffects(self._state, leaves)
         size = self._step.micro_batch_size
-        skipped = left_out(-(-rows.num_rows // size)) if _has_fake(leaves) else range(0)
+        num_pieces = -(-rows.num_rows // size)
+        # Backward comes to the last ones first: what they keep is gone before a piece runs again.
+        first_kept = max(0, num_pieces - self._step.kept_pieces)
+        skipped = left_out(first_kept) if _has_fake(leaves) else range(0)
         results: list[Any] = []
         kept: list[torch.Tensor] = []
         for number, piece in enumerate(rows.pieces(leaves, size)):
             if number in skipped:
                 results.append(form.like(results[0]))
                 kept.append(torch.get_rng_state())  # as it is kept with every piece
+            elif number >= first_kept:
+                results.append(self._kept(piece, structure, effects))
             else:
                 results.append(self._checkpointed(piece, structure, effects, kept))
         self._step.num_cut += 1
         return form.joined(results)
+
+    def _kept(self, piece: Sequence[Any], structure: Structure, effects: CallEffects) -> Any:
+        """Run a piece that keeps what backward needs."""
+
+        def run(_: Before) -> Any:
+            args, kwargs = structure.filled(piece)
+            with self._step.inside():
+                return self._forward(*args, **kwargs)
+
+        return effects.piece(run)
 
     def _checkpointed(
         self,

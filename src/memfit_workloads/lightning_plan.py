@@ -15,7 +15,7 @@ from .planned_memory import PlannedFigures, devices
 
 
 def plan_under_lightning(
-    memory: MemorySettings,
+    memory_settings: MemorySettings,
     trainer: Callable[[], Trainer],
     module: LightningModule,
     data: LightningDataModule,
@@ -25,7 +25,7 @@ def plan_under_lightning(
     """Predict training as it is, and find or read the plan that it is run under.
 
     Args:
-        memory: how much memory training may take, and by which means.
+        memory_settings: how much memory training may take, and by which means.
         trainer: returns a Trainer like the one that trains.
         module: with all unfrozen that ever learns.
         data: that is trained on.
@@ -35,13 +35,13 @@ def plan_under_lightning(
         NoPlanFitsError: if no plan keeps an update inside the budget.
         PlanFileError: if ``--plan`` cannot be read.
     """
-    run_device, device = devices(memory.device)
+    run_device, device = devices(memory_settings.device)
     with quiet_lightning():
         plain = predict(trainer(), module, data, device=device)
-        budget_bytes = memory.budget_beside(plain.bounded_bytes())
-        asks = budget_bytes is not None or memory.allow or memory.require
-        if memory.plan_file is not None:
-            found: memfit.Plan = memfit.Plan.load(memory.plan_file)
+        budget_bytes = memory_settings.budget_beside(plain.bounded_bytes())
+        asks = budget_bytes is not None or memory_settings.allow or memory_settings.require
+        if memory_settings.plan_file is not None:
+            found: memfit.Plan = memfit.Plan.load(memory_settings.plan_file)
             # What a file says was predicted for other settings, perhaps.
             planned = predict(trainer(), module, data, plan=found, device=device)
             found = found.with_prediction(planned)
@@ -55,8 +55,8 @@ def plan_under_lightning(
                 data,
                 device=device,
                 budget=budget_bytes,
-                allow=list(memory.allow),
-                require=list(memory.require),
+                allow=list(memory_settings.allow),
+                require=list(memory_settings.require),
             )
             planned = found.prediction or predict(
                 trainer(), module, data, plan=found, device=device

@@ -281,7 +281,7 @@ def _keep_part(run: _Run) -> None:
     fraction = float(run.settings.of("training.learned_fraction"))
     for name, first in run.first_weights.items():
         learned = run.module.get_parameter(name)
-        learned.copy_(first.to(learned.device).lerp(learned, fraction))
+        learned.copy_(first.to(learned).lerp(learned, fraction))
 
 
 def _untrained(run: _Run) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _SECTIONS = (
     Section("ConvE on UMLS inside a budget", "conve", prediction.conve),
     Section("One million entities", "chunked_loss", losses.chunked_loss),
     Section("Losses that couple samples", "cached_gradients", losses.cached_gradients),
+    Section("Industry codes", "naics", losses.naics),
     Section("Streaming over a set", "set_losses", losses.set_losses),
     Section("WPO-SGM", "wpo_sgm", losses.wpo_sgm),
     Section("Predicting large models", "large_model", prediction.large_model),

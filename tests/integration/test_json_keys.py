@@ -24,6 +24,14 @@ CONVE = (
     *("train", "conve", "--dataset", "nations", "--epochs", "1", "--no-gpu"),
     *("--embedding-height", "4", "--embedding-width", "6", "--output-channels", "2"),
 )
+ENCODER = "{vocabulary: 300, width: 16, layers: 1, heads: 2, hidden: 24, positions: 16}"
+NAICS = (
+    *("train", "naics", "--stage", "01", "--no-gpu", "--no-baselines"),
+    *("--set", "model.base_model_name=random", "--set", f"model.encoder={ENCODER}"),
+    *("--set", "model.frozen_layers=0", "--set", "model.moe.hidden_dim=8"),
+    *("--set", "data_loader.tokenization.lengths={}", "--set", "data_loader.batch_size=16"),
+    *("--set", "data_loader.tokenization.max_length=4", "--set", "training.trainer.max_steps=1"),
+)
 TRAINS = """
 import torch
 
@@ -100,6 +108,7 @@ def words_of(command: str, folder: Path) -> list[str]:
         "verify": ["verify", job, "--plan", str(folder / "plan.yaml")],
         "run": ["run", "--folder", str(folder / "run"), "--json", "--", *script],
         "train wpo-sgm": [*MIXTURE, "--save", str(folder / "train")],
+        "train naics": [*NAICS, "--output-dir", str(folder / "train")],
         "train conve": [*CONVE, "--output-dir", str(folder / "train")],
         "replay": ["replay", str(folder / "snapshot.json")],
         "replay of a run": ["replay", str(folder / "run")],
@@ -114,6 +123,9 @@ def test_the_names_in_json_are_those_that_are_listed(command, tmp_path, capfd):
     if command in {"report", "replay of a run"}:
         main(words_of("run", tmp_path))
         capfd.readouterr()
+    if command == "train naics":
+        pytest.importorskip("lightning")
+        pytest.importorskip("peft")
     if command == "undo":
         main(words_of("apply", tmp_path))
         capfd.readouterr()

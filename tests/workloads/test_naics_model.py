@@ -1,5 +1,7 @@
 """NAICS's geometry, experts, losses and encoders, against direct computation."""
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,7 +26,7 @@ from memfit_workloads.naics.lorentz import (
     radii,
     violation,
 )
-from memfit_workloads.naics.losses import PairSums, decoupled, info_nce, summed
+from memfit_workloads.naics.losses import PairSums, decoupled, info_nce, lambda_rank, summed
 from memfit_workloads.naics.module import (
     LossSettings,
     NaicsContrastive,
@@ -160,6 +162,53 @@ def test_the_hierarchy_loss_by_hand_and_from_parts():
     parts = summed(lambda start, end: PairSums.of(here[start:end], tree[start:end]), 6, 4)
     torch.testing.assert_close(PairSums(*parts).hierarchy_loss(), expected)
     assert PairSums.of(tree * 3, tree).hierarchy_loss() < 1e-12
+
+
+def test_the_cost_of_a_wrong_order_by_hand():
+    distances = torch.tensor([[0.5, 0.2, 1.0, 0.1], [0.3, 0.9, 0.1, 0.4]], dtype=torch.float64)
+    tree = torch.tensor([[1.0, 4.0, 9.0, 2.0], [2.0, 3.0, 5.0, 9.0]], dtype=torch.float64)
+    there = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    expected = []
+    for row, steps, counts in zip(distances, tree, there, strict=True):
+        own, gains = row[counts], 1 - steps[counts] / 9
+        place = {int(code): rank for rank, code in enumerate(own.argsort())}
+        ideal = sum(gain / math.log2(rank + 2) for rank, gain in enumerate(sorted(-gains)))
+        cost = torch.zeros((), dtype=torch.float64)
+        for near, far in itertools.permutations(range(len(own)), 2):
+            if gains[near] > gains[far]:
+                change = abs(1 / math.log2(place[near] + 2) - 1 / math.log2(place[far] + 2))
+                wrong = (1 + (own[near] - own[far]).exp()).log()
+                cost += (gains[near] - gains[far]) * change * wrong
+        expected.append(cost / -ideal)
+    found = lambda_rank(distances, tree, there)
+    torch.testing.assert_close(found, torch.stack(expected))
+    alone = torch.tensor([[True, False, False, False]]).expand(2, 4)
+    assert lambda_rank(distances, tree, alone).tolist() == [0.0, 0.0]
+
+
+def test_the_loss_is_the_same_under_both_paddings(tree, table):
+    sizes = replace(SIZES, unit_length=True)
+    module = NaicsContrastive(sizes, LossSettings(rank_weight=0.275), OptimizerSettings()).double()
+    module.eval()
+    found = {}
+    for padding in ("max_length", "longest"):
+        data = data_of(tree, table, 6)
+        data.make_step._settings = replace(data.settings, padding=padding)
+        batch = step_of(data)
+        found[padding] = batch["tokens"]["description"].shape, module.loss_terms(batch)
+    (whole, expected), (short, terms) = found.values()
+    assert short[-1] <= whole[-1]
+    for name, value in expected.items():
+        torch.testing.assert_close(terms[name], value, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_projected_may_have_one_length(tree, table):
+    sizes = replace(SIZES, unit_length=True, start_norm=0.75)
+    module = NaicsContrastive(sizes, LossSettings(), OptimizerSettings()).double().eval()
+    with torch.no_grad():
+        points = module({channel: ids[:9] for channel, ids in table.items()}).points
+    reach = radii(points, 1.0)
+    torch.testing.assert_close(reach, torch.full_like(reach, 0.75))
 
 
 def test_a_large_step_goes_through_its_pairs_in_parts(tree, table, monkeypatch):

@@ -14,9 +14,10 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 import memfit
 from memfit.errors import MissingExtraError, UsageError
-from memfit.integrations.lightning import MemfitCallback, plan, predict
+from memfit.integrations.lightning import MemfitCallback, predict
 from memfit.strategies import ActivationCheckpointing
 from memfit_workloads.lightning_messages import quiet_lightning
+from memfit_workloads.lightning_plan import plan_under_lightning
 from memfit_workloads.planned_memory import PlannedFigures, devices
 
 from .callbacks import DocumentRemedies, StopOnNoNumber
@@ -58,38 +59,10 @@ def plan_training(
     """
     refuse_precision(settings)
     refuse_devices(settings)
-    memory = settings.memory_settings
-    run_device, device = devices(memory.device)
+    run_device, _ = devices(settings.memory_settings.device)
     torch.manual_seed(settings.seed)
-    module = build()
-
-    with quiet_lightning():
-        plain = predict(_trainer(settings, run_device), module, data, device=device)
-        budget_bytes = memory.budget_beside(plain.bounded_bytes())
-        trainer = _trainer(settings, run_device)
-        if memory.plan_file is not None:
-            found: memfit.Plan = memfit.Plan.load(memory.plan_file)
-        else:
-            found = plan(
-                trainer,
-                module,
-                data,
-                device=device,
-                budget=budget_bytes,
-                allow=list(memory.allow),
-                require=list(memory.require),
-            )
-        prediction = found.prediction if memory.plan_file is None else None
-        if prediction is None:
-            trainer = _trainer(settings, run_device)
-            prediction = predict(trainer, module, data, plan=found, device=device)
-            found = found.with_prediction(prediction)
-    return PlannedFigures(
-        plan=found,
-        plain=plain,
-        planned=prediction,
-        budget_bytes=budget_bytes,
-        run_device=run_device,
+    return plan_under_lightning(
+        settings.memory_settings, lambda: _trainer(settings, run_device), build(), data
     )
 
 

@@ -47,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="given",
         help="a setting of config.yaml, such as data_loader.batch_size=64; may be repeated",
     )
+    _add_memory_and_outputs(parser)
+
+
+def _add_memory_and_outputs(parser: argparse.ArgumentParser) -> None:
     memory = parser.add_argument_group("memory")
     flags.add_memory_flags(memory)
     memory.add_argument(
@@ -56,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     outputs = parser.add_argument_group("outputs")
     outputs.add_argument("-o", "--output-dir", type=Path, default=Path("runs/naics"), metavar="DIR")
+    outputs.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --output-dir, at the update that its last checkpoint was "
+        "written after",
+    )
     outputs.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
     outputs.add_argument(
         "--no-baselines", action="store_true", help="leave out the table of what needs no training"

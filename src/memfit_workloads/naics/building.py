@@ -20,6 +20,7 @@ def module_of(settings: NaicsSettings) -> NaicsContrastive:
             contrastive_weight=float(loss["contrastive_weight"]),
             hierarchy_weight=float(loss["hierarchy_weight"]),
             balance_weight=float(settings.of("model.moe.load_balancing_coef")),
+            rank_weight=float(loss["rank_weight"]),
             radius_weight=float(loss["radius_reg_weight"]),
             target_radius=float(loss["target_radius"]),
         ),
@@ -33,6 +34,7 @@ def optimizer_settings(settings: NaicsSettings, stage: Stage) -> OptimizerSettin
     max_steps = training["trainer"]["max_steps"]
     return OptimizerSettings(
         learning_rate=float(stage.learning_rate or training["learning_rate"]),
+        head_rate_fraction=float(training["head_rate_fraction"]),
         weight_decay=float(training["weight_decay"]),
         warmup_steps=training["warmup_steps"],
         total_steps=max_steps if max_steps > 0 else None,

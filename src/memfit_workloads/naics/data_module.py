@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .sampling import PairSampler, Stage
 from .tokens import trimmed
@@ -110,6 +110,34 @@ class _Pairs(Dataset[tuple[int, int]]):
         return int(anchor), int(positive)
 
 
+class RowOrder(Sampler[int]):
+    """Go through rows in an order that follows from seed and epoch alone.
+
+    Args:
+        num_rows: of an epoch.
+        random_seed: of the order.
+        epoch: the first one.
+        num_done: rows of the first epoch that an earlier run has gone through.
+    """
+
+    def __init__(self, num_rows: int, random_seed: int, *, epoch: int, num_done: int) -> None:
+        self._num_rows, self._random_seed = num_rows, random_seed
+        self._first, self._num_done = epoch, num_done
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on with another epoch; Lightning says so at the start of each."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng([self._random_seed, self._epoch])
+        num_done = self._num_done if self._epoch == self._first else 0
+        return iter(rng.permutation(self._num_rows)[num_done:].tolist())
+
+
 class NaicsData(LightningDataModule):
     """The rows of a stage, in a new order each epoch.
 
@@ -134,17 +162,28 @@ class NaicsData(LightningDataModule):
         sampler = PairSampler(tree, rows, stage)
         self.make_step = StepMaker(tree, table, sampler, stage, settings)
         self.pairs = sampler.pairs(settings.random_seed)
+        self._epoch, self._num_steps = 0, 0
+
+    def begin_at(self, epoch: int, num_steps: int) -> None:
+        """Begin where an earlier run has left off: in an epoch, after so many steps of it."""
+        self._epoch, self._num_steps = epoch, num_steps
 
     def train_dataloader(self) -> Any:
         """Return full steps alone: a loss over a set knows no smaller one."""
         settings = self.settings
-        order = torch.Generator().manual_seed(settings.random_seed)
+        batch_size = min(settings.batch_size, len(self.pairs))
         return DataLoader(
             _Pairs(self.pairs),
-            batch_size=min(settings.batch_size, len(self.pairs)),
-            shuffle=True,
+            batch_size=batch_size,
+            sampler=RowOrder(
+                len(self.pairs),
+                settings.random_seed,
+                epoch=self._epoch,
+                num_done=self._num_steps * batch_size,
+            ),
+            # Iterating draws a seed for workers: from here, so that torch's generator is not moved.
+            generator=torch.Generator().manual_seed(settings.random_seed),
             drop_last=True,
-            generator=order,
             num_workers=settings.num_workers,
             collate_fn=self.make_step,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .encoders import ChannelEncoders, EncoderSizes
@@ -25,6 +26,8 @@ class EmbedderSizes:
     expert_dropout: float = 0.1
     residual: bool = True
     """Whether experts add to what they are given."""
+    unit_length: bool = False
+    """Whether what the experts' mixture is fused to gets length 1 before it is projected."""
     curvature: float = 1.0
     max_norm: float = 2.0
     start_norm: float = 0.75
@@ -62,6 +65,7 @@ class NaicsEmbedder(nn.Module):
             dropout=sizes.expert_dropout,
             is_residual=sizes.residual,
         )
+        self._has_unit_length = sizes.unit_length
         self.fuse = nn.Linear(width * len(CHANNELS), width)
         self.projection = LorentzProjection(width, sizes.curvature, sizes.max_norm)
         if sizes.residual:
@@ -70,7 +74,10 @@ class NaicsEmbedder(nn.Module):
     def forward(self, tokens: dict[str, Tensor]) -> Embedded:
         """Embed rows of tokens, (N, L) of each channel."""
         mixed_ND, gate_NE = self.experts(self.encoders(tokens).flatten(1))
-        return Embedded(self.projection(self.fuse(mixed_ND)), gate_NE)
+        fused_ND = self.fuse(mixed_ND)
+        if self._has_unit_length:
+            fused_ND = F.normalize(fused_ND, dim=1)
+        return Embedded(self.projection(fused_ND), gate_NE)
 
 
 @torch.no_grad()

@@ -92,7 +92,9 @@ def embedder_sizes(settings: NaicsSettings) -> EmbedderSizes:
         num_experts=experts["num_experts"],
         top_k=experts["top_k"],
         expert_hidden=experts["hidden_dim"],
+        expert_dropout=experts["dropout"],
         residual=experts["residual"],
+        unit_length=settings.of("model.unit_length"),
         curvature=float(loss["curvature"]),
         max_norm=float(loss["max_norm"]),
     )

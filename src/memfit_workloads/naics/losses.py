@@ -1,6 +1,6 @@
 """Losses on points of the whole step, from sums over parts of its pairs.
 
-Shape suffixes: B anchors, K negatives, N and M points.
+Shape suffixes: B anchors, K negatives, L codes of an anchor's list, N and M points.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .tree import OTHER_SECTOR
+
 INFO_NCE, DECOUPLED = "info_nce", "dcl"
+_LEAST_IDEAL = 1e-9
 
 
 def info_nce(positive_B: Tensor, negatives_BK: Tensor, is_negative_BK: Tensor) -> Tensor:
@@ -44,6 +48,32 @@ def _masked(negatives_BK: Tensor, is_negative_BK: Tensor) -> Tensor:
 
 def _of_anchors(loss_B: Tensor, is_negative_BK: Tensor) -> Tensor:
     return torch.where(is_negative_BK.any(1), loss_B, 0.0)
+
+
+def lambda_rank(distances_BL: Tensor, tree_BL: Tensor, is_there_BL: Tensor) -> Tensor:
+    """Return what pairs in the wrong order cost in the list of each anchor, (B,), L codes long.
+
+    A pair costs ``softplus`` of how much farther the nearer relative lies, times what the NDCG of
+    the list changes if the two change places.
+
+    Source: Burges 2010, https://www.microsoft.com/en-us/research/publication/from-ranknet-to-lambdarank-to-lambdamart-an-overview/.
+
+    Args:
+        distances_BL: from the anchor, divided by a temperature.
+        tree_BL: distances in the tree.
+        is_there_BL: False leaves a code out.
+    """
+    gains_BL = torch.where(is_there_BL, 1 - tree_BL / OTHER_SECTOR, 0.0)
+    places_L = torch.arange(2, 2 + gains_BL.shape[1]).to(gains_BL)
+    discounts_L = places_L.log2().reciprocal()
+    order_BL = distances_BL.detach().masked_fill(~is_there_BL, torch.inf).argsort(1)
+    discounts_BL = discounts_L[order_BL.argsort(1)]
+    ideal_B = (gains_BL.sort(1, descending=True).values * discounts_L).sum(1)
+    weights_BLL = (gains_BL[:, :, None] - gains_BL[:, None, :]).clamp(min=0)
+    weights_BLL = weights_BLL * (discounts_BL[:, :, None] - discounts_BL[:, None, :]).abs()
+    weights_BLL = weights_BLL * (is_there_BL[:, :, None] & is_there_BL[:, None, :])
+    costs_BLL = F.softplus(distances_BL[:, :, None] - distances_BL[:, None, :])
+    return (weights_BLL * costs_BLL).sum((1, 2)) / ideal_B.clamp(min=_LEAST_IDEAL)
 
 
 class PairSums(NamedTuple):

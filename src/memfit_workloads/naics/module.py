@@ -14,7 +14,7 @@ from torch import Tensor
 from .embedder import Embedded, EmbedderSizes, NaicsEmbedder
 from .experts import balance_loss
 from .lorentz import pair_distances, radii
-from .losses import DECOUPLED, PairSums, decoupled, info_nce, summed
+from .losses import DECOUPLED, PairSums, decoupled, info_nce, lambda_rank, summed
 from .tree import LINEAL_DISCOUNT, NUM_LEVELS, OTHER_SECTOR
 
 
@@ -27,6 +27,8 @@ class LossSettings:
     contrastive_weight: float = 1.0
     hierarchy_weight: float = 0.325
     balance_weight: float = 0.01
+    rank_weight: float = 0.0
+    """Of the order of each anchor's positive and negatives by distance."""
     radius_weight: float = 0.01
     target_radius: float = 1.0
 
@@ -36,6 +38,8 @@ class OptimizerSettings:
     """How weights move."""
 
     learning_rate: float = 2e-4
+    head_rate_fraction: float = 1.0
+    """Of the rate: what the experts and the projection learn at, beside the encoders."""
     weight_decay: float = 0.01
     warmup_steps: int = 500
     total_steps: int | None = None
@@ -54,6 +58,7 @@ class NaicsContrastive(LightningModule):
         self, sizes: EmbedderSizes, loss: LossSettings, optimizer: OptimizerSettings
     ) -> None:
         super().__init__()
+        self.strict_loading = False  # checkpoints are without the frozen encoder
         self.sizes, self.loss_settings, self.optimizer_settings = sizes, loss, optimizer
         self.embedder = NaicsEmbedder(sizes)
 
@@ -77,17 +82,19 @@ class NaicsContrastive(LightningModule):
         tokens = {channel: ids.flatten(0, 1) for channel, ids in batch["tokens"].items()}
         points_ND, gate_NE = self.embedder(tokens)
         chunk = max(1, _PAIRS_AT_ONCE * size // len(points_ND) ** 2)
-        contrast, anchors, *sums = summed(partial(self._sums, points_ND, batch), size, chunk)
+        contrast, ranks, anchors, *sums = summed(partial(self._sums, points_ND, batch), size, chunk)
         reach_N = radii(points_ND, self.sizes.curvature)
         terms = {
             "contrastive": contrast / anchors.clamp(min=1),
             "hierarchy": PairSums(*sums).hierarchy_loss(),
+            "rank": ranks / anchors.clamp(min=1),
             "balance": balance_loss(gate_NE, self.sizes.top_k),
             "radius": (reach_N - settings.target_radius).square().mean(),
         }
         weights = {
             "contrastive": settings.contrastive_weight,
             "hierarchy": settings.hierarchy_weight,
+            "rank": settings.rank_weight,
             "balance": settings.balance_weight,
             "radius": settings.radius_weight,
         }
@@ -97,7 +104,7 @@ class NaicsContrastive(LightningModule):
     def _sums(
         self, points_ND: Tensor, batch: Mapping[str, Any], start: int, end: int
     ) -> tuple[Tensor, ...]:
-        """Return the sums of some anchors: their contrastive losses, and over all their pairs."""
+        """Return sums of some anchors: contrastive losses, costs of order, and of all pairs."""
         num_views = len(points_ND) // len(batch["negatives"])
         paths_NP = batch["paths"].flatten(0, 1)
         rows = slice(start * num_views, end * num_views)
@@ -107,22 +114,27 @@ class NaicsContrastive(LightningModule):
         negatives_BK = batch["negatives"][start:end]
         is_negative_BK = batch["is_negative"][start:end]
         place_B = torch.arange(start, end, device=negatives_BK.device) * num_views + 1
-        losses_B = (decoupled if self.loss_settings.kind == DECOUPLED else info_nce)(
-            similarity_BN.gather(1, place_B[:, None])[:, 0],
-            similarity_BN.gather(1, negatives_BK),
-            is_negative_BK,
-        )
+        list_BL = torch.cat([place_B[:, None], negatives_BK], 1)
+        is_there_BL = torch.cat([torch.ones_like(is_negative_BK[:, :1]), is_negative_BK], 1)
+        near_BL = similarity_BN.gather(1, list_BL)
+        contrast = decoupled if self.loss_settings.kind == DECOUPLED else info_nce
+        losses_B = contrast(near_BL[:, 0], near_BL[:, 1:], is_negative_BK)
+        orders_B = lambda_rank(-near_BL, tree_MN[::num_views].gather(1, list_BL), is_there_BL)
         counted = is_negative_BK.any(1).to(points_ND.dtype).sum()
-        return losses_B.sum(), counted, *PairSums.of(distances_MN, tree_MN)
+        return losses_B.sum(), orders_B.sum(), counted, *PairSums.of(distances_MN, tree_MN)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW over what learns, warmed up and let down linearly."""
         settings = self.optimizer_settings
-        optimizer = torch.optim.AdamW(
-            [parameter for parameter in self.parameters() if parameter.requires_grad],
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-        )
+        encoders = [each for each in self.embedder.encoders.parameters() if each.requires_grad]
+        known = set(map(id, encoders))
+        head = [each for each in self.parameters() if each.requires_grad and id(each) not in known]
+        rate = settings.learning_rate
+        groups = [
+            {"params": encoders, "lr": rate},
+            {"params": head, "lr": rate * settings.head_rate_fraction},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=settings.weight_decay)
 
         def share(step: int) -> float:
             up = min(1.0, (step + 1) / max(1, settings.warmup_steps))

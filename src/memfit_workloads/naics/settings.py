@@ -31,6 +31,17 @@ class NaicsSettings(SystemSettings):
     output_dir: Path
     is_demo: bool = False
     has_baselines: bool = True
+    resume: bool = False
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """Return a name for each stage; one that comes again has a number."""
+        names = [stage.name for stage in self.stages]
+        counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+        return tuple(
+            name if count == 1 else f"{name}_{count}"
+            for name, count in zip(names, counts, strict=True)
+        )
 
     def of(self, path: str) -> Any:
         """Return a setting by its path, such as ``loss.temperature``."""
@@ -66,6 +77,7 @@ def settings_of(args: argparse.Namespace, command: str) -> NaicsSettings:
         output_dir=args.output_dir,
         is_demo=args.demo,
         has_baselines=not args.no_baselines,
+        resume=args.resume,
         memory_settings=_memory(args),
         overwrite=args.overwrite,
         command=command,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from .settings import NaicsSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .checkpoints import Reached
     from .data_module import NaicsData
     from .module import NaicsContrastive
-    from .training import Trained
 
 FINAL, RESULTS, EMBEDDINGS = "final_model.pt", "results.json", "embeddings.npz"
 _PACKAGES = ("lightning", "peft", "transformers", "sklearn", "scipy", "tokenizers")
@@ -45,6 +45,8 @@ class _Run:
     module: NaicsContrastive
     files: RunFiles
     started_seconds: float
+    first_weights: dict[str, torch.Tensor]
+    """Of what learns."""
 
 
 def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
@@ -52,38 +54,89 @@ def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
 
     Raises:
         MissingExtraError: without a package that is needed.
-        UsageError: if the output folder holds another run.
+        UsageError: if the output folder holds another run, or none to go on with.
         NoPlanFitsError: if no plan keeps an update inside the budget.
         MemfitError: if training diverges; no final model is written then.
+        KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
     """
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError("memfit train naics", package, "naics")
-    from .building import optimizer_settings
-    from .training import fit, plan_training
+    from .training import plan_training
 
     started = time.monotonic()
     run = _begin(settings, console, started)
+    reached = _read_reached(run) if settings.resume else None
     largest = max(settings.stages, key=lambda stage: stage.n_negatives)
     with console.status("planning: recording steps, nothing is run yet"):
         data = _data(run, largest)
         planned = plan_training(settings, lambda: run.module, data)
     show_plan(planned, console)
     _begin_folder(run, planned)
+    reached = reached or _untouched(run)
+    try:
+        reached = _train_stages(run, planned, reached)
+    except KeyboardInterrupt:
+        _say_how_to_continue(run)
+        raise
+    return _finish(run, planned, reached)
+
+
+def _read_reached(run: _Run) -> Reached:
+    """Return how far the run in the folder has come, and give the module its weights."""
+    from .checkpoints import LAST, read_reached
+
+    return read_reached(run.files.checkpoints / LAST, run.settings, run.module)
+
+
+def _untouched(run: _Run) -> Reached:
+    """Return where a run begins, with what is reached without training."""
+    from .checkpoints import Reached, identity_of
+
     _centre(run)
-    before = _untrained(run) if settings.has_baselines else {}
-    trained = {}
-    for number, stage in enumerate(settings.stages):
-        folder = run.files.root if number == 0 else run.files.root / stage.name
-        run.module.optimizer_settings = optimizer_settings(settings, stage)
-        trained[stage.name] = fit(settings, run.module, _data(run, stage), planned, folder)
+    before = _untrained(run) if run.settings.has_baselines else {}
+    return Reached(run=identity_of(run.settings), baselines=before)
+
+
+def _train_stages(run: _Run, planned: PlannedFigures, reached: Reached) -> Reached:
+    """Train through the stages that are left, and return what came of all."""
+    from .building import optimizer_settings
+    from .checkpoints import LAST, Reached, save_between
+    from .training import fit
+
+    names = run.settings.stage_names
+    for number in range(reached.stage, len(names)):
+        name, stage = names[number], run.settings.stages[number]
+        folder = run.files.root if number == 0 else run.files.root / name
+        run.module.optimizer_settings = optimizer_settings(run.settings, stage)
+        trained = fit(
+            run.settings, run.module, _data(run, stage), planned, reached=reached, folder=folder
+        )
+        stages = {**reached.stages, name: asdict(trained)}
+        reached = Reached(
+            run=reached.run, stage=number + 1, stages=stages, baselines=reached.baselines
+        )
+        save_between(run.files.checkpoints / LAST, run.module, reached)
         validation = _evaluated(run, run.inputs.validation)
-        console.print(
-            f"{stage.name}: {trained[stage.name].num_steps} steps, validation cophenetic "
+        run.console.print(
+            f"{name}: {trained.num_steps} steps, validation cophenetic "
             f"{validation['cophenetic']:.3f}, NDCG@5 {validation['ndcg_5']:.3f}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
-    return _finish(run, planned, trained, before)
+    return reached
+
+
+def _say_how_to_continue(run: _Run) -> None:
+    """Say where a run that was interrupted is, where there is anything to go on with."""
+    from .checkpoints import LAST
+
+    path = run.files.checkpoints / LAST
+    if path.is_file():
+        command = run.settings.command.replace(" --overwrite", "").replace(" --resume", "")
+        run.console.print(
+            f"Interrupted. Saved as {path}. Continue there with:\n{command} --resume",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
@@ -97,9 +150,14 @@ def _begin(settings: NaicsSettings, console: Console, started: float) -> _Run:
         checkpoints=root / "checkpoints",
         own=(FINAL, RESULTS, EMBEDDINGS),
         final=(FINAL, RESULTS),
-        resume_flag="--overwrite, anew, as nothing of it is kept",
+        resume_flag="--resume",
     )
-    return _Run(settings, console, read_inputs(settings), module, files, started)
+    first = {
+        name: weight.detach().clone()
+        for name, weight in module.named_parameters()
+        if weight.requires_grad
+    }
+    return _Run(settings, console, read_inputs(settings), module, files, started, first)
 
 
 def _data(run: _Run, stage: Stage) -> NaicsData:
@@ -109,7 +167,14 @@ def _data(run: _Run, stage: Stage) -> NaicsData:
 
 
 def _begin_folder(run: _Run, planned: PlannedFigures) -> None:
-    run.files.begin(overwrite=run.settings.overwrite)
+    """Make the folder ready, and write what is known before the first step."""
+    from .checkpoints import LAST
+
+    if run.settings.resume:
+        run.files.resume()
+    else:
+        run.files.begin(overwrite=run.settings.overwrite)
+        (run.files.checkpoints / LAST).unlink(missing_ok=True)
     told = {
         "settings": plain_values(run.settings.config),
         "stages": [plain_values(stage) for stage in run.settings.stages],
@@ -165,26 +230,26 @@ def _evaluated(run: _Run, rows: list[int]) -> dict[str, Any]:
     }
 
 
-def _finish(
-    run: _Run, planned: PlannedFigures, trained: dict[str, Trained], before: dict[str, Any]
-) -> dict[str, Any]:
-    """Evaluate, write, and say what came of it."""
+def _finish(run: _Run, planned: PlannedFigures, reached: Reached) -> dict[str, Any]:
+    """Keep what is to be kept, evaluate, write, and say what came of it."""
+    _keep_part(run)
     rows = run.inputs.test
     metrics = _evaluated(run, rows)
     validation = _evaluated(run, run.inputs.validation)
-    peaks = [each.measured_peak_bytes for each in trained.values() if each.measured_peak_bytes]
+    peaks = [each["measured_peak_bytes"] or 0 for each in reached.stages.values()]
     result = {
         "workload": "naics",
         "metrics": metrics,
         "validation": validation,
-        "baselines": before,
+        "baselines": dict(reached.baselines),
         "encoder": run.module.sizes.encoder.base,
         "num_codes": {"train": len(run.inputs.train), "test": len(rows)},
         "stages": {
-            name: each.metrics | {"num_steps": each.num_steps} for name, each in trained.items()
+            name: each["metrics"] | {"num_steps": each["num_steps"]}
+            for name, each in reached.stages.items()
         },
         **planned.to_json(),
-        "measured_peak_bytes": max(peaks, default=None),
+        "measured_peak_bytes": max(peaks) or None,
         "seconds": round(time.monotonic() - run.started_seconds, 1),
         "run_folder": str(run.files.root),
     }
@@ -207,6 +272,18 @@ def _finish(
     return result
 
 
+@torch.no_grad()
+def _keep_part(run: _Run) -> None:
+    """Go back from the learned weights towards the first ones, as far as the settings say.
+
+    Source: Wortsman et al. 2022, https://arxiv.org/abs/2109.01903.
+    """
+    fraction = float(run.settings.of("training.learned_fraction"))
+    for name, first in run.first_weights.items():
+        learned = run.module.get_parameter(name)
+        learned.copy_(first.to(learned).lerp(learned, fraction))
+
+
 def _untrained(run: _Run) -> dict[str, Any]:
     """Return what is reached on the held-out codes without training."""
     from .baselines import encoder_baselines, text_baselines
@@ -224,16 +301,12 @@ def _untrained(run: _Run) -> dict[str, Any]:
 
 def _write(run: _Run, result: dict[str, Any]) -> None:
     """Write the model, the points of all codes, and the results."""
+    from .checkpoints import learned_state
+
     module, inputs = run.module, run.inputs
-    learned = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    state = {
-        name: value
-        for name, value in module.state_dict().items()
-        if name in learned or name.endswith("centre")
-    }
     save_checkpoint(
         run.files.root / FINAL,
-        {"learned": state, "model_config": plain_values(module.sizes)},
+        {"learned": learned_state(module), "model_config": plain_values(module.sizes)},
     )
     points = (
         embed(module, inputs, list(range(len(inputs.tree)))) if not run.settings.is_demo else None

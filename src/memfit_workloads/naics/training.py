@@ -11,12 +11,15 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 
-import memfit
 from memfit.errors import MemfitError, UsageError
-from memfit.integrations.lightning import MemfitCallback, plan, predict
+from memfit.integrations.lightning import MemfitCallback
+from memfit.journal.folder import CONTINUE, OVERWRITE
+from memfit_workloads.interruption import InterruptWatch
 from memfit_workloads.lightning_messages import quiet_lightning
+from memfit_workloads.lightning_plan import plan_under_lightning
 from memfit_workloads.planned_memory import PlannedFigures, devices
 
+from .checkpoints import LAST, Reached, StageCheckpoints
 from .data_module import NaicsData
 from .module import NaicsContrastive
 from .sampling import Stage
@@ -41,37 +44,13 @@ def plan_training(
         NoPlanFitsError: if no plan keeps an update inside the budget.
         UsageError: if the precision cannot be had.
     """
-    memory = settings.memory_settings
-    run_device, device = devices(memory.device)
-    module = build()
-    with quiet_lightning():
-        plain = predict(trainer_of(settings, run_device), module, data, device=device)
-        budget_bytes = memory.budget_beside(plain.bounded_bytes())
-        if memory.plan_file is not None:
-            found: memfit.Plan = memfit.Plan.load(memory.plan_file)
-        elif budget_bytes is None and not memory.allow:
-            found = memfit.Plan(device=device).with_prediction(plain)
-        else:
-            found = plan(
-                trainer_of(settings, run_device),
-                module,
-                data,
-                device=device,
-                budget=budget_bytes,
-                allow=list(memory.allow),
-                require=list(memory.require),
-            )
-        prediction = found.prediction if memory.plan_file is None else None
-        if prediction is None:
-            trainer = trainer_of(settings, run_device)
-            prediction = predict(trainer, module, data, plan=found, device=device)
-            found = found.with_prediction(prediction)
-    return PlannedFigures(
-        plan=found,
-        plain=plain,
-        planned=prediction,
-        budget_bytes=budget_bytes,
-        run_device=run_device,
+    run_device, _ = devices(settings.memory_settings.device)
+    return plan_under_lightning(
+        settings.memory_settings,
+        lambda: trainer_of(settings, run_device),
+        build(),
+        data,
+        as_it_is=True,
     )
 
 
@@ -80,23 +59,43 @@ def fit(
     module: NaicsContrastive,
     data: NaicsData,
     planned: PlannedFigures,
+    *,
+    reached: Reached,
     folder: Path,
 ) -> Trained:
-    """Train a module through one stage; its weights are the trained ones afterwards.
+    """Train a module through one stage, or through what is left of it.
+
+    Args:
+        settings: what the run is told.
+        module: what is trained; its weights are the trained ones afterwards.
+        data: of the stage.
+        planned: the plan.
+        reached: how far the run has come.
+        folder: of the stage's journal.
 
     Raises:
         MemfitError: if the loss is no number.
+        KeyboardInterrupt: after Ctrl-C, once a checkpoint of the update under way is written.
     """
-    in_force = MemfitCallback(plan=planned.plan, folder=folder)
-    with quiet_lightning():
+    is_begun = reached.epoch is not None
+    checkpoint = settings.output_dir / "checkpoints" / LAST
+    in_force = MemfitCallback(
+        plan=planned.plan, folder=folder, earlier_run=CONTINUE if is_begun else OVERWRITE
+    )
+    every = settings.of("training.trainer.every_n_train_steps")
+    data.begin_at(reached.epoch or 0, reached.num_steps)
+    with InterruptWatch() as watch, quiet_lightning():
         seed_everything(settings.of("seed"), workers=True, verbose=False)
-        trainer = trainer_of(
-            settings, planned.run_device, data.stage, [in_force, _StopOnNoNumber()]
-        )
-        trainer.fit(module, datamodule=data)
+        saving = StageCheckpoints(checkpoint, every, reached, in_force, watch)
+        callbacks: list[Any] = [in_force, _StopOnNoNumber(), saving]
+        trainer = trainer_of(settings, planned.run_device, data.stage, callbacks)
+        trainer.fit(module, datamodule=data, ckpt_path=str(checkpoint) if is_begun else None)
+    if watch.is_requested:
+        raise KeyboardInterrupt
+    peaks = [each for each in (reached.peak_bytes, in_force.measured_peak_bytes) if each]
     return Trained(
         metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
-        measured_peak_bytes=in_force.measured_peak_bytes,
+        measured_peak_bytes=max(peaks, default=None),
         num_steps=trainer.global_step,
     )
 

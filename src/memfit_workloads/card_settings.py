@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,19 +40,11 @@ TARGET = 256
 LITTLE_FRACTION = 0.5
 _MOST_PREDICTIONS = 6
 _OWN_PACKAGES = ("memfit", "memfit_workloads", "torch")
-_FACTORY_MODULE, _FACTORY = "memfit_workloads.naics.card_job", "job_for"
+_FACTORY_MODULE = "memfit_workloads.naics.card_job"
 _PRINTED_TOLERANCE_FRACTION = 0.03
 NO_CARD = (
     "There is no CUDA card in this machine, so --auto has nothing to detect. Say how much memory "
     "the card has with --gpu-memory 24, or name it with --device quadro-rtx-6000."
-)
-_NOTHING_TO_PROFILE = (
-    "--profile runs a step on a CUDA card, and there is none in this machine. Leave it out, or run "
-    "it where the card is."
-)
-_TRAINER_TO_PROFILE = (
-    "--profile runs a step of a memfit.Job, and the workload gives a Lightning trainer. Leave it "
-    "out; `memfit train` measures the peak of a run, and `memfit report` shows it."
 )
 
 
@@ -259,47 +251,24 @@ def _made(
 
 def job_factory() -> JobFactory | None:
     """Find what makes the workload's training; None without the packages that it takes."""
+    found: JobFactory | None = _made_by_the_workload("job_for")
+    return found
+
+
+def step_factory() -> Callable[..., Job] | None:
+    """Find what makes one step of the workload's training; None without its packages."""
+    found: Callable[..., Job] | None = _made_by_the_workload("step_job")
+    return found
+
+
+def _made_by_the_workload(name: str) -> Any | None:
     try:
         module = importlib.import_module(_FACTORY_MODULE)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise
         return None
-    found: JobFactory = getattr(module, _FACTORY)
-    return found
-
-
-def profile(stages: Sequence[StageSettings], config_path: Path | None) -> list[dict[str, Any]]:
-    """Run one step of each stage on this machine's card, and hold it against the formula.
-
-    Raises:
-        MemfitError: without a card, or where the workload gives no job to run.
-    """
-    if not host().cuda_devices:
-        raise MemfitError(_NOTHING_TO_PROFILE)
-    factory = job_factory()
-    if factory is None:
-        msg = (
-            "--profile runs a step of the workload, whose packages are missing. Install them with "
-            "`pip install 'memfit[naics]'`, or leave it out."
-        )
-        raise MemfitError(msg)
-    from memfit import measure
-
-    rows = []
-    for each in stages:
-        made = _made(factory, each, config_path)
-        if isinstance(made, tuple):
-            raise MemfitError(_TRAINER_TO_PROFILE)
-        measured = measure(made, device="cuda")
-        rows.append(
-            {
-                "stage": each.stage,
-                "measured_bytes": measured.process_bytes,
-                "expected_bytes": each.estimate.total_bytes,
-            }
-        )
-    return rows
+    return getattr(module, name)
 
 
 def printed_gib(card: Card) -> float | None:

@@ -10,8 +10,10 @@ import psutil
 from memfit.configfile.batches import Batch
 from memfit.configfile.changes import rows_of
 from memfit.devices.occupancy import CardProcess
+from memfit.devices.spec import CPU
 from memfit.units import GIB, MIB, format_bytes
 
+from .card_profile import StageProfile
 from .card_settings import LITTLE_FRACTION, Card, StageSettings, Wanted, printed_gib
 from .card_settings_files import Written
 from .reference_estimate import DIFFERENCES
@@ -41,11 +43,14 @@ def settings_lines(
     return lines
 
 
-def profile_lines(profiles: Sequence[dict[str, Any]]) -> list[str]:
-    """Write what steps on the card took, beside the formula."""
+def profile_lines(profiles: Sequence[StageProfile]) -> list[str]:
+    """Write what real steps took, beside what was predicted for them and the formula."""
     return [
-        f"Stage {each['stage']}, measured: {format_bytes(each['measured_bytes'])}; the formula "
-        f"says {format_bytes(each['expected_bytes'])}."
+        f"Stage {each.stage}, {each.batch_size} anchors, one step on "
+        f"{'this CPU' if each.device == CPU else each.device}: measured "
+        f"{format_bytes(each.measured_bytes)}, predicted {format_bytes(each.predicted_bytes)} "
+        f"({each.measured_bytes / each.predicted_bytes - 1:+.1%}); the formula says "
+        f"{format_bytes(each.expected_bytes)} for the card."
         for each in profiles
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -10,12 +11,13 @@ import pytest
 import yaml
 from tests.zoo.machines import machine_with
 
+import memfit
 from memfit import Job
 from memfit.cli.main import main
 from memfit.devices.detect import CudaDevice
 from memfit.devices.occupancy import CardProcess, Occupancy
 from memfit.units import GIB
-from memfit_workloads import card_settings
+from memfit_workloads import card_profile, card_settings
 
 CONFIG = """# main
 data_loader:
@@ -179,8 +181,6 @@ def test_auto_without_a_card_says_what_to_do(refuse, monkeypatch):
     monkeypatch.setattr(card_settings, "host", machine_with)
 
     assert "Say how much memory the card has with --gpu-memory" in refuse("config", "--auto")
-    line = refuse("config", "--gpu-memory", "24", "--profile")
-    assert "there is none in this machine" in line
 
 
 def test_auto_counts_what_others_hold_and_names_them(tmp_path, monkeypatch, capsys):
@@ -246,23 +246,57 @@ def test_a_micro_batch_that_is_predicted_not_to_fit_gives_way_to_one_that_does(
     assert first["expected_bytes"] == first["predicted_bytes"] == 17 * GIB
 
 
-def test_profile_measures_a_job_and_refuses_a_trainer(
-    tmp_path, monkeypatch, ask, refuse, regression_job
+def test_profile_runs_a_step_here_and_compares(
+    tmp_path, monkeypatch, ask, refuse, capsys, regression_job
 ):
     monkeypatch.chdir(tmp_path)
-    card = CudaDevice(name="Quadro RTX 6000", memory_bytes=int(23.65 * GIB))
-    monkeypatch.setattr(card_settings, "host", lambda: machine_with(card))
+    monkeypatch.setattr(card_profile, "host", machine_with)
+
+    def made(*, batch_size, **_):
+        return replace(regression_job, batch_size=batch_size)
+
     words = ["config", "--gpu-memory", "23.6", "--profile"]
-    monkeypatch.setattr(card_settings, "job_factory", lambda: None)
+    monkeypatch.setattr(card_profile, "step_factory", lambda: None)
     assert "whose packages are missing" in refuse(*words)
 
-    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: ("t", "m", "d"))
-    assert "gives a Lightning trainer" in refuse(*words)
+    monkeypatch.setattr(card_profile, "step_factory", lambda: made)
+    first, second = ask(*words)["profiles"]
+    assert (first["stage"], first["device"], second["stage"]) == ("01", "cpu", "02-05")
+    assert first["batch_size"] == 32
+    job = replace(regression_job, batch_size=32)
+    assert first["measured_bytes"] == memfit.measure(job).peak_allocated_bytes
+    assert first["predicted_bytes"] == memfit.predict(job).peak_allocated_bytes
+    assert main(words) == 0
+    assert "Stage 01, 32 anchors, one step on this CPU: measured" in capsys.readouterr().out
 
-    monkeypatch.setattr(card_settings, "job_factory", lambda: lambda **_: regression_job)
-    measured = SimpleNamespace(process_bytes=777)
-    monkeypatch.setattr("memfit.measure", lambda job, device: measured)
-    assert [each["measured_bytes"] for each in ask(*words)["profiles"]] == [777, 777]
+
+def test_profile_takes_the_process_on_a_card(tmp_path, monkeypatch, ask, regression_job):
+    monkeypatch.chdir(tmp_path)
+    card = CudaDevice(name="Quadro RTX 6000", memory_bytes=int(23.65 * GIB))
+    monkeypatch.setattr(card_profile, "host", lambda: machine_with(card))
+    monkeypatch.setattr(card_profile, "current_device_name", lambda: "quadro-rtx-6000")
+    monkeypatch.setattr(card_profile, "step_factory", lambda: lambda **_: regression_job)
+    monkeypatch.setattr("memfit.measure", lambda job, device: SimpleNamespace(process_bytes=777))
+    predicted = memfit.predict(regression_job, device="quadro-rtx-6000")
+
+    for each in ask("config", "--gpu-memory", "23.6", "--profile")["profiles"]:
+        assert each["device"] == "quadro-rtx-6000"
+        assert (each["measured_bytes"], each["predicted_bytes"]) == (777, predicted.process_bytes)
+
+
+def test_a_step_that_the_cpu_does_not_hold_is_not_run(
+    tmp_path, monkeypatch, refuse, regression_job
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(card_profile, "host", machine_with)
+    monkeypatch.setattr(card_profile, "free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(card_profile, "step_factory", lambda: lambda **_: regression_job)
+    monkeypatch.setattr("memfit.measure", lambda *_, **__: pytest.fail("a step was run"))
+
+    line = refuse("config", "--gpu-memory", "24", "--profile")
+
+    assert "a step of stage 01 with 32 anchors takes" in line
+    assert "of which 1000 B are free" in line
 
 
 def test_memfits_prediction_stands_beside_the_formula_where_the_workload_gives_its_job(

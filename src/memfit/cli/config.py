@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,9 @@ class ConfigCommand:
         )
         card.add_argument("--device", metavar="NAME", help="a card of `memfit devices`")
         parser.add_argument(
-            "--profile", action="store_true", help="run a step on the card and compare"
+            "--profile",
+            action="store_true",
+            help="run a step on the card, or without one on the CPU, and compare",
         )
         parser.add_argument("--apply", action="store_true", help="write the files, with backups")
         parser.add_argument(
@@ -85,12 +88,14 @@ class ConfigCommand:
         config = args.config_path or _DEFAULT_PATH
         known = config if config.exists() else None
         stages = settings.with_predictions(stages, card, wanted, model_cfg, known)
-        profiles = settings.profile(stages, config) if args.profile else []
+        running = importlib.import_module("memfit_workloads.card_profile")
+        profiles = running.profile(stages, known) if args.profile else []
         written = None
         if args.apply or args.config_path or config.exists():
             written = files.write_settings(config, stages, write=args.apply)
         if args.json:
-            write_json({**text.as_json(card, stages, wanted, written), "profiles": profiles})
+            found = text.as_json(card, stages, wanted, written)
+            write_json({**found, "profiles": [asdict(each) for each in profiles]})
         else:
             lines = text.settings_lines(card, stages, wanted, written)
             lines += text.profile_lines(profiles)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from memfit import Job
 from memfit_workloads.memory_settings import MemorySettings
 
 from .building import data_of, module_of
@@ -30,6 +34,43 @@ def job_for(*, config_path: Path | None, batch_size: int, n_negatives: int) -> t
         DataError: if the configuration cannot be read.
         MissingExtraError: without the packages of the encoder.
     """
+    settings = _settings(config_path, batch_size, n_negatives)
+    data = data_of(settings, read_inputs(settings), settings.stages[0])
+    return trainer_of(settings, "cpu"), module_of(settings), data
+
+
+def step_job(*, config_path: Path | None, batch_size: int, n_negatives: int) -> Job:
+    """Return the same step as a job, to be run on a card or on the CPU.
+
+    Its optimizer is AdamW over all that learns, at one rate.
+
+    Raises:
+        DataError: if the configuration cannot be read.
+        MissingExtraError: without the packages of the encoder.
+    """
+    settings = _settings(config_path, batch_size, n_negatives)
+    data = data_of(settings, read_inputs(settings), settings.stages[0])
+    template = module_of(settings)  # its weights are read from a file, which a recording does not
+    is_mixed = settings.of("training.trainer.precision") == "bf16-mixed"
+
+    def loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        kind = batch["paths"].device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=is_mixed):
+            found: torch.Tensor = model.loss_terms(batch)["loss"]
+            return found
+
+    return Job(
+        model=lambda: copy.deepcopy(template),
+        batch=lambda size: data.make_step([tuple(pair) for pair in data.pairs[:size]]),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.AdamW(
+            parameters, lr=settings.of("training.learning_rate")
+        ),
+        batch_size=batch_size,
+    )
+
+
+def _settings(config_path: Path | None, batch_size: int, n_negatives: int) -> NaicsSettings:
     given = [
         f"data_loader.batch_size={batch_size}",
         "data_loader.num_workers=0",
@@ -40,7 +81,7 @@ def job_for(*, config_path: Path | None, batch_size: int, n_negatives: int) -> t
     if trainer["precision"] == "16-mixed":
         trainer["precision"] = "bf16-mixed"
     (stage,) = read_stages([_STAGE], None, CONF)
-    settings = NaicsSettings(
+    return NaicsSettings(
         config=config,
         stages=(replace(stage, n_negatives=n_negatives),),
         output_dir=Path(),
@@ -48,5 +89,3 @@ def job_for(*, config_path: Path | None, batch_size: int, n_negatives: int) -> t
         overwrite=False,
         command="",
     )
-    data = data_of(settings, read_inputs(settings), settings.stages[0])
-    return trainer_of(settings, "cpu"), module_of(settings), data

@@ -62,12 +62,12 @@ def _check(name: str, folder: Path, variable: str, machine: Machine) -> Finding:
 
 def _mount_options(machine: Machine, folder: Path) -> frozenset[str]:
     """Return the options of the file system that holds a folder; empty where unknown."""
-    best, options = -1, ""
+    best, options, real = -1, "", folder.resolve()
     for line in machine.text("/proc/mounts").splitlines():
         words = line.split()
         if len(words) < 4:
             continue
         place = Path(words[1].replace("\\040", " "))
-        if len(place.parts) >= best and folder.is_relative_to(place):
+        if len(place.parts) >= best and real.is_relative_to(place):
             best, options = len(place.parts), words[3]  # a later mount hides an earlier one
     return frozenset(options.split(","))

@@ -29,10 +29,13 @@ def builds_at_first_use(machine: Machine) -> bool:
 def accepts_toolkit(machine: Machine, toolkit: str, built_for: str) -> bool:
     """Return whether DeepSpeed builds with a toolkit of another minor version than torch's."""
     package = machine.packages.get("deepspeed")
-    if package is None or machine.variables.get("DS_SKIP_CUDA_CHECK") == "1":
+    is_told = machine.variables.get("DS_SKIP_CUDA_CHECK") == "1"
+    if package is None or is_told or toolkit == built_for:
         return True
     table = _assigned(package, "ops/op_builder/builder.py", "cuda_minor_mismatch_ok")
-    accepted = table.get(numbers(toolkit)[0], ()) if table else (toolkit, built_for)
+    if not table:
+        return True  # of a version that keeps it elsewhere
+    accepted = table.get(numbers(toolkit)[0], ())
     return isinstance(accepted, list | tuple) and {toolkit, built_for} <= set(accepted)
 
 

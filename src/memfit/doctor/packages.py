@@ -7,7 +7,7 @@ cannot be read is a finding, never an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -60,7 +60,7 @@ def read_packages(search_paths: Iterable[Path]) -> Packages:
     by_name: dict[str, Package] = {}
     shadowed: list[Package] = []
     unreadable: list[Path] = []
-    for folder in dict.fromkeys(search_paths):
+    for folder in _distinct(search_paths):
         for each in _metadata_folders(folder):
             package = _read(folder, each)
             if package is None:
@@ -72,12 +72,26 @@ def read_packages(search_paths: Iterable[Path]) -> Packages:
     return Packages(by_name=by_name, shadowed=tuple(shadowed), unreadable=tuple(unreadable))
 
 
+def _distinct(search_paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield each folder once; ``lib64`` is often a link to ``lib``."""
+    seen = set()
+    for folder in search_paths:
+        real = folder.resolve()
+        if real not in seen:
+            seen.add(real)
+            yield folder
+
+
 def _metadata_folders(folder: Path) -> list[Path]:
-    """List the metadata in a folder; a zip file or a folder that is gone has none."""
+    """List the metadata in a folder; a zip file or a folder that is gone has none.
+
+    pip renames what it is about to delete, so that its name begins with ``~``.
+    """
     try:
-        return sorted([*folder.glob("*.dist-info"), *folder.glob("*.egg-info")])
+        found = [*folder.glob("*.dist-info"), *folder.glob("*.egg-info")]
     except OSError:
         return []
+    return sorted(path for path in found if not path.name.startswith("~"))
 
 
 def _read(folder: Path, metadata_folder: Path) -> Package | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
@@ -20,7 +21,7 @@ _OF_A_TRAINING = (
     "torch", "torchvision", "torchaudio", "torchao", "torchmetrics", "triton", "xformers",
     "flash-attn", "bitsandbytes", "deepspeed", "accelerate", "transformers", "tokenizers",
     "safetensors", "huggingface-hub", "peft", "trl", "datasets", "lightning", "pytorch-lightning",
-    "lightning-utilities", "liger-kernel", "unsloth", "axolotl", "llamafactory",
+    "lightning-utilities", "liger-kernel", "unsloth", "axolotl", "llamafactory", "vllm",
 )  # fmt: skip
 _BUILT_AGAINST = frozenset({"torch", "triton"})
 _MINIMUMS_FILE = "transformers/utils/import_utils.py"
@@ -38,8 +39,7 @@ def check_requirements(machine: Machine) -> Iterator[Finding]:
     for package in askers:
         for requirement in [*_unmet(machine, package), *_below_minimum(machine, package)]:
             asked.setdefault(canonical(requirement.name), []).append((package, requirement))
-    for file in machine.packages.unreadable:
-        yield _unreadable(str(file))
+    yield from map(_unreadable, machine.packages.unreadable)
     for name, by_whom in asked.items():
         yield _finding(machine, name, by_whom)
     if not asked:
@@ -126,12 +126,14 @@ def _ordered(requirement: Requirement) -> str:
     return ",".join(sorted(map(str, requirement.specifier)))
 
 
-def _unreadable(file: str) -> Finding:
+def _unreadable(folder: Path) -> Finding:
+    """Name metadata that cannot be read; of other packages than a training's it is a note."""
+    name = canonical(folder.name.rpartition(".")[0].partition("-")[0])
     return Finding(
-        name="package metadata",
-        status=Status.WARNING,
-        found=f"{file} tells no name or version",
+        name=f"metadata of {name}",
+        status=Status.WARNING if name in _OF_A_TRAINING else Status.NOTE,
+        found=f"{folder} tells no name or version",
         needed="readable metadata; an installation has been cut off",
         remedy="Delete this folder and install the package again.",
-        command=f"rm -r {file}",
+        command=f"rm -r {folder} && pip install --force-reinstall --no-deps {name}",
     )

@@ -124,10 +124,20 @@ def check_settings(machine: Machine) -> Iterator[Finding]:
             command=f"unset {each.name}",
         )
         for each in _SETTINGS
-        if each.name in machine.variables and each.matters(machine.variables[each.name])
+        if each.name in machine.variables
+        and each.matters(machine.variables[each.name])
+        and _is_read(machine, each.name)
     ]
-    found.extend(_check_interface(machine))
+    if _is_read(machine, "NCCL_SOCKET_IFNAME"):
+        found.extend(_check_interface(machine))
     yield from found or [fine("settings", "no variable of NCCL or CUDA that slows or hangs a run")]
+
+
+def _is_read(machine: Machine, name: str) -> bool:
+    """Return whether anything here reads a variable: a card, or a torch for one."""
+    if name == "CUDA_VISIBLE_DEVICES":
+        return machine.driver_version is not None
+    return machine.torch is not None and bool(machine.torch.cuda or machine.torch.hip)
 
 
 def _check_interface(machine: Machine) -> Iterator[Finding]:

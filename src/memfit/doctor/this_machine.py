@@ -87,7 +87,7 @@ def probe_torch(longest_seconds: float = _LONGEST_IMPORT_SECONDS) -> Probe:
         return Probe(host=host_without_torch(f"no process could be started ({error})"))
     try:
         return _read(ended.stdout.rstrip().rpartition("\n")[2])
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         last = ended.stderr.strip().rpartition("\n")[2]
         how = f"the process that imports it ended with {ended.returncode}"
         return Probe(host=host_without_torch(f"{how}: {last}" if last else how))

@@ -391,6 +391,24 @@ def test_settings_of_the_allocator_that_fail_or_contradict(texts, status, made):
 
 
 @pytest.mark.parametrize(
+    ("hides", "hidden"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+        ("PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+    ],
+)
+@pytest.mark.parametrize("text", ["max_split_size_mb:128", ""])
+def test_settings_of_the_allocator_that_another_variable_hides(hides, hidden, text, made):
+    made.variables.update({hidden: "expandable_segments:True", hides: text})
+    found = only(made, "allocator settings", Status.WARNING)
+    assert found.found.startswith(f"{hides}={text} counts")
+    assert found.command == f"unset {hidden}"
+    made.variables[hides] = " expandable_segments:True"
+    assert made.faults() == {}
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "expandable_segments:True,max_split_size_mb:128",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.zoo.made_up_machine import healthy
-from tests.zoo.processes import imports_after
+from tests.zoo.processes import environment, imports_after, run_python
 
 from memfit.doctor import this_machine
 from memfit.doctor.extensions import check_extensions
@@ -95,3 +95,11 @@ def test_a_lock_is_held_as_long_as_its_builder_lives(tmp_path):
     assert held.status is Status.NOTE
     assert f"process {builder.pid}" in held.found
     assert stale.status is Status.PROBLEM
+
+
+def test_torch_reads_the_older_name_of_its_settings_first():
+    """What the check of the allocator takes for granted."""
+    names = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "PYTORCH_ALLOC_CONF": "no:sense"}
+    source = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    done = run_python("-c", source, check=True, env=environment(**names))
+    assert done.stdout == "max_split_size_mb:128\n"

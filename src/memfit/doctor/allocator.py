@@ -1,7 +1,7 @@
 """The settings of PyTorch's caching allocator: known to it, readable, and not at odds.
 
-Source: c10/core/AllocatorConfig.cpp of torch 2.13. PYTORCH_ALLOC_CONF is read first; the older
-names only where it is not set.
+Source: c10/core/AllocatorConfig.cpp of torch 2.13, and trials with it: PYTORCH_CUDA_ALLOC_CONF is
+read, else PYTORCH_HIP_ALLOC_CONF, else PYTORCH_ALLOC_CONF; one that is set and empty counts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from .finding import Finding, Status, fine, not_applicable
 from .machine import Machine
 
 _NAME = "allocator settings"
-_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# In the order in which torch looks; the first that is set is read, even if it is empty.
 _ENTRY = re.compile(r"([a-z_0-9]+):(\[[^\]]*\]|[^,\[\]]+)")
 _BACKENDS = ("native", "cudaMallocAsync")
 
 
 def check_allocator(machine: Machine) -> Iterator[Finding]:
     """Check the text that the allocator will read."""
-    given = {name: machine.variables[name] for name in _NAMES if machine.variables.get(name)}
-    if not given:
+    set_to = {name: machine.variables[name] for name in _NAMES if name in machine.variables}
+    given = {name: "".join(text.split()) for name, text in set_to.items()}
+    if not any(given.values()):
         yield not_applicable(_NAME, "none are set")
         return
     name, text = next(iter(given.items()))
@@ -38,7 +40,7 @@ def check_allocator(machine: Machine) -> Iterator[Finding]:
             remedy="Leave only the one that is meant.",
             command=f"unset {' '.join(unlike)}",
         )
-    yield from _check(name, "".join(text.split())) or [fine(_NAME, f"{name}={text}")]
+    yield from _check(name, text) or [fine(_NAME, f"{name}={text}")]
 
 
 def _check(name: str, text: str) -> list[Finding]:

@@ -139,6 +139,7 @@ def test_the_driver_is_asked_where_no_file_tells(made):
     [
         ("g++ (Ubuntu 9.4.0-1ubuntu1~20.04.2) 9.4.0\nCopyright", True),
         ("g++ (GCC) 11.4.1 20230605 (Red Hat 11.4.1-2)\n", False),
+        ("c++ (GCC) 14.2.0\n", False),
         ("c++ (GCC) 15.1.0\n", True),
         ("Ubuntu clang version 9.0.1-12\n", True),
         ("Apple clang version 15.0.0 (clang-1500.3.9.4)\n", False),

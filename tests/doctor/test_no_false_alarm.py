@@ -105,6 +105,7 @@ def test_a_newer_nccl_than_torch_declares(made):
 
 def test_the_nearest_build_of_bitsandbytes(made):
     (made.site / "bitsandbytes/libbitsandbytes_cuda128.so").unlink()
+    made.write(made.site / "bitsandbytes/libbitsandbytes_cuda124.so")
     assert made.faults() == {}
     assert "CUDA 12.6" in made.notes()["bitsandbytes"].found
 
@@ -115,6 +116,12 @@ def test_a_login_node_without_a_card(made):
     (made.root / "dev/nvidia0").unlink()
     assert made.faults() == {}
     assert "bitsandbytes" in made.notes()
+
+
+@pytest.mark.parametrize("version", ["525.60.13", "525.105.17", "1000.5"])
+def test_a_driver_that_is_new_enough(version, made):
+    made.add_card(version)
+    assert made.faults() == {}
 
 
 def test_an_old_driver_with_the_compatibility_library(made):

@@ -5,22 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 from tests.zoo.machines import machine_with
+from tests.zoo.made_up_machine import healthy
 from tests.zoo.processes import imports_after, run_python
 
 import memfit.cli
-from memfit.cli import doctor
 from memfit.cli.command import write_json
-from memfit.cli.doctor import Status
 from memfit.cli.main import COMMANDS, load_command, main
-from memfit.devices.detect import CudaDevice
 from memfit.errors import NoPlanFitsError, UsageError
 from memfit.units import GIB
 
@@ -247,12 +243,13 @@ def test_one_device_is_shown_with_whole_sources_dates_and_certainties(capsys, mo
 
 
 @pytest.fixture
-def on_machine(monkeypatch):
+def on_machine(monkeypatch, tmp_path):
     """Let the doctor see a machine of the test's making."""
-    monkeypatch.setattr(doctor, "_extension_folders", tuple)
 
     def choose(**changes) -> None:
-        monkeypatch.setattr("memfit.devices.detect.host", lambda: machine_with(**changes))
+        made = healthy(tmp_path)
+        made.probe["host"] = machine_with(**changes)
+        monkeypatch.setattr("memfit.doctor.this_machine.this_machine", made.machine)
 
     return choose
 
@@ -262,7 +259,7 @@ def test_the_doctor_is_content_with_a_good_machine(on_machine, ask):
     report = ask("doctor")
     assert report["ok"] is True
     assert report["host"]["torch_version"] == "2.11.0+cpu"
-    assert {"python", "torch", "catalogue", "memory", "disk"} <= {
+    assert {"python", "torch", "catalogue", "memory", "disk", "nccl", "nvcc"} <= {
         check["name"] for check in report["checks"]
     }
 
@@ -271,7 +268,7 @@ def test_the_doctor_is_content_with_a_good_machine(on_machine, ask):
     ("changes", "expected"),
     [
         ({"torch_version": None, "torch_problem": "No module named 'torch'"}, "No module named"),
-        ({"torch_version": "2.10.1+cu128"}, "needed is 2.11 or newer"),
+        ({"torch_version": "2.10.1+cu128"}, "needed: 2.11 or newer"),
     ],
 )
 def test_the_doctor_ends_with_exit_code_1_when_torch_will_not_do(
@@ -280,74 +277,14 @@ def test_the_doctor_ends_with_exit_code_1_when_torch_will_not_do(
     monkeypatch.setenv("COLUMNS", "200")
     on_machine(**changes)
     assert main(["doctor"]) == 1
-    assert expected in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert expected in shown
+    assert shown.splitlines()[-1].startswith("1 problems, 0 warnings")
 
 
-def test_the_doctor_names_cuda_devices_by_their_name_in_the_catalogue():
-    cards = (
-        CudaDevice(name="NVIDIA H200", memory_bytes=int(139.8 * GIB)),
-        CudaDevice(name="Unheard Of 9000", memory_bytes=GIB),
-    )
-    known, unknown = doctor.check_cuda_devices(machine_with(*cards))
-    assert (known.status, unknown.status) == (Status.OK, Status.WARNING)
-    assert "h200" in known.found
-    assert unknown.remedy
-
-
-def test_the_doctor_tells_missing_extras_from_missing_requirements():
-    requirements = (
-        "rich>=13",
-        "no-such-package-a>=1",
-        'no-such-package-b; extra == "plots"',
-        'pytest; extra == "shown"',
-        'no-such-package-c; sys_platform == "plan9"',
-        'memfit[plots]; extra == "all"',
-        'no-such-package-d; extra == "dev"',
-    )
-    found = {check.name: check for check in doctor.check_packages(requirements)}
-    assert set(found) == {"packages", "extra plots", "extra shown"}
-    assert found["packages"].status is Status.PROBLEM
-    assert found["packages"].found == "missing: no-such-package-a"
-    assert found["extra plots"].status is Status.NOTE
-    assert found["extra plots"].remedy == "Run: pip install 'memfit[plots]'"
-    assert found["extra shown"].status is Status.OK
-
-
-def test_a_stale_build_lock_is_found_and_a_young_one_is_not(tmp_path):
-    for name in ("old", "young"):
-        (tmp_path / "py311_cpu" / name).mkdir(parents=True)
-        (tmp_path / "py311_cpu" / name / "lock").touch()
-    old = tmp_path / "py311_cpu" / "old" / "lock"
-    hour_ago = time.time() - 3600
-    os.utime(old, (hour_ago, hour_ago))
-    (found,) = doctor.check_build_locks([tmp_path])
-    assert found.status is Status.WARNING
-    assert str(old) in found.remedy
-
-
-def test_the_folder_of_built_extensions_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert doctor._extension_folders() == (tmp_path,)
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    (tmp_path / "torch_extensions").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tmp_path / "torch_extensions" in doctor._extension_folders()
-
-
-def test_a_broken_catalogue_is_a_problem(monkeypatch):
-    def refuse() -> None:
-        raise UsageError("broken")
-
-    monkeypatch.setattr("memfit.devices.catalogue.all_devices", refuse)
-    assert doctor.check_catalogue().status is Status.PROBLEM
-
-
-def test_little_disk_space_is_a_warning(monkeypatch, tmp_path):
-    assert doctor.check_disk(tmp_path).name == "disk"
-    usage = type("Usage", (), {"free": GIB - 1})
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert doctor.check_disk(tmp_path).status is Status.WARNING
-
-
-def test_memory_that_cannot_be_read_is_a_warning():
-    assert doctor.check_memory(machine_with(memory_bytes=None)).status is Status.WARNING
+def test_the_doctor_shows_what_is_not_applicable_only_when_asked(on_machine, capsys):
+    on_machine()
+    main(["doctor"])
+    assert "flash-attn is not installed" not in capsys.readouterr().out
+    main(["doctor", "--all"])
+    assert "flash-attn is not installed" in capsys.readouterr().out

@@ -43,7 +43,7 @@ COMMANDS = {
     "replay": "say why memory ran out, and what would have survived it",
     "devices": "list devices and where each figure is from",
     "calibrate": "measure this machine's card and keep its figures",
-    "doctor": "check this machine and this installation",
+    "doctor": "find what would break or slow a run on this machine",
 }
 """The commands, each with its line in the list; each is a module of this package."""
 _LOAD_A_JOB = ("measure", "plan", "predict", "verify")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,13 +51,21 @@ class Host:
 def host() -> Host:
     """Look at this machine; a torch that is missing or broken is reported, not raised."""
     torch, problem = _import_torch()
+    found = host_without_torch(problem)
+    if torch is None:
+        return found
+    return replace(found, torch_version=str(torch.__version__), cuda_devices=_cuda_devices(torch))
+
+
+def host_without_torch(torch_problem: str | None) -> Host:
+    """Look at this machine without importing torch."""
     return Host(
         python_version=platform.python_version(),
-        torch_version=None if torch is None else str(torch.__version__),
-        torch_problem=problem,
+        torch_version=None,
+        torch_problem=torch_problem,
         num_cpus=_num_cpus(),
         memory_bytes=host_memory_bytes(),
-        cuda_devices=() if torch is None else _cuda_devices(torch),
+        cuda_devices=(),
     )
 
 

@@ -14,6 +14,7 @@ from tests.zoo.four_bit import HIDDEN, WIDTH, weight_bytes
 from torch import nn
 
 import memfit
+from memfit.errors import RecordingError
 from memfit.session.storages import owned_bytes, owned_tensors
 from memfit.trace.subclasses import parts_of
 
@@ -194,6 +195,20 @@ def test_the_library_may_be_imported_while_a_step_is_recorded():
         [sys.executable, "-c", IMPORTED_INSIDE], capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
+
+
+def test_evaluation_on_the_cpu_is_refused_where_the_library_would_repack():
+    functional = four_bit.library().functional
+    if not functional.has_avx512bf16():
+        pytest.skip("this processor has no AVX512-BF16")
+    model = four_bit.base().eval()
+    state = model[0].rise.weight.quant_state
+    job = four_bit.job(lambda: nn.Sequential(model, nn.Linear(WIDTH, WIDTH)))
+    with pytest.raises(RecordingError, match=r"repacks its weight"):
+        memfit.predict(job)
+    assert model[0].rise.weight.quant_state is state
+    assert state.nested
+    assert memfit.predict(job, "t4").peak_allocated_bytes > 0
 
 
 class WithNf4(nn.Module):

@@ -21,10 +21,16 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.errors import RecordingError
 from memfit.virtual.cuda.placement import is_on_card
 
 _LIBRARY = "bitsandbytes"
 _PACKED = "Params4bit"
+_REPACK = "_convert_weight_packed_for_cpu"
+_REPACKED = (
+    "A 4-bit layer is called in evaluation mode on the CPU: bitsandbytes repacks its weight for "
+    "inference there, and no gradient goes through it any more"
+)
 _KEY = "AutogradCPU"
 """What fake tensors of the CPU and of the virtual card come through first."""
 _SCALES_BLOCK_VALUES = 256
@@ -62,9 +68,21 @@ def _enter(stack: ExitStack) -> None:
     stack.enter_context(patch.object(torch.Tensor, "_make_subclass", _make_subclass, create=True))
     # The table of the scales' codes is made once in a process; one of fake values must not stay.
     stack.enter_context(patch.dict(library.functional.name2qmap, clear=True))
+    if hasattr(library.nn.modules, _REPACK):
+        stack.enter_context(patch.object(library.nn.modules, _REPACK, _refuse_to_repack))
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         registered = stack.enter_context(torch.library._scoped_library(_LIBRARY, "IMPL"))
         registered.impl("gemm_4bit", _multiply, _KEY)
+
+
+def _refuse_to_repack(*_args: Any) -> Any:
+    """Refuse what evaluation does on CPUs with AVX512-BF16.
+
+    Raises:
+        RecordingError: always.
+    """
+    remedy = "Call model.train() before the step, or predict it for a GPU."
+    raise RecordingError(_REPACKED, remedy)
 
 
 def _make_subclass(

@@ -208,6 +208,7 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 
 _fake_as_torch_makes_it = FakeTensor.__new__
 _to_as_torch_does_it = torch.Tensor.to
+_USUAL: Any = torch.Tensor.__torch_function__
 _new_tensor_as_torch_does_it = torch.Tensor.new_tensor
 _type_as_torch_does_it = torch.Tensor.type
 
@@ -255,7 +256,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """
     kind = type(tensor)
     own = getattr(kind.__torch_function__, "__func__", None)
-    if own in {None, torch.Tensor.__torch_function__.__func__} or isinstance(tensor, FakeTensor):
+    if own in {None, _USUAL.__func__} or isinstance(tensor, FakeTensor):
         return _to_plainly(tensor, *args, **kwargs)
     method: Any = _TakenFor(_to_as_torch_does_it, _to_plainly)
     moved: torch.Tensor = kind.__torch_function__(method, (kind,), (tensor, *args), kwargs)

@@ -17,7 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from memfit.errors import HeldTensorError
+from memfit.trace.subclasses import statistics_of
 from memfit.virtual.exchange import exchange, take_along_hooks
+from memfit.virtual.four_bit import is_packed
 
 Maker = Callable[[torch.Tensor], torch.Tensor]
 """Makes the memory of stand-ins from a flat view of the whole memory of some originals."""
@@ -189,6 +191,7 @@ def _parts(tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _parts((place, part) for place, part in held if torch.is_tensor(part))
         elif not tensor.is_meta or isinstance(tensor, FakeTensor):
             yield name, tensor
+            yield from ((name, each) for each in statistics_of(tensor))
 
 
 def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,7 +203,7 @@ def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_parameter(tensor: torch.nn.Parameter, data: torch.Tensor) -> torch.Tensor:
-    if isinstance(data, FakeTensor):
+    if isinstance(data, FakeTensor) and not is_packed(tensor):
         return torch.nn.Parameter(data, requires_grad=False)
     made: torch.Tensor = torch.Tensor._make_subclass(type(tensor), data, False)
     return made

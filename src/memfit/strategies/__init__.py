@@ -15,6 +15,7 @@ from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.cached_gradients import CachedGradients
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
+from memfit.strategies.four_bit_base import FourBitBase
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
@@ -29,6 +30,7 @@ from memfit.strategies.tiling import Tiling
 CATALOGUE: tuple[type[Strategy], ...] = (
     AllocatorConf,
     FusedAttention,
+    FourBitBase,
     PureBf16,
     EightBitOptimizer,
     OptimizerImplementation,
@@ -75,6 +77,7 @@ __all__ = [
     "Bf16",
     "CachedGradients",
     "EightBitOptimizer",
+    "FourBitBase",
     "Fp16",
     "FusedAttention",
     "LinearCrossEntropy",

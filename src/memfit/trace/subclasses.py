@@ -46,6 +46,8 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield tensor
         else:
             yield from _parts_of_sparse(tensor)
+        if kind not in _PLAIN:
+            yield from statistics_of(tensor)
     elif (names := inside_of(tensor)) is not None:
         for name in names:
             inside = getattr(tensor, name, None)
@@ -55,6 +57,21 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         raise OpaqueTensorError(kind)
     else:
         yield tensor
+        yield from statistics_of(tensor)
+
+
+def statistics_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield what a packed weight of bitsandbytes needs to be unpacked; of others nothing.
+
+    Scales, the table of the codes, and with double quantisation the offset, scales and table of the
+    scales lie beside the weight, in its ``quant_state`` (functional.py, bitsandbytes 0.50.2).
+    """
+    state = vars(tensor).get("quant_state")
+    while state is not None:
+        for name in ("absmax", "code", "offset"):
+            if isinstance(each := getattr(state, name, None), torch.Tensor):
+                yield each
+        state = getattr(state, "state2", None)
 
 
 def inside_of(tensor: Any) -> tuple[str, ...] | None:

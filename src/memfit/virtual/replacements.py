@@ -21,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from memfit.virtual.cuda.placement import is_on_card
 from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
+from memfit.virtual.four_bit import four_bit_weights
 from memfit.virtual.known_values import VALUE, value_of
 
 _RANDOM_STATE_BYTES = 5056
@@ -51,6 +52,7 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     yield patch.object(fake_tensor, "run_fallback_kernel", _refuse_on_card)
     for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
         yield patch.object(flop_counter, name, _for_grouped_queries(getattr(flop_counter, name)))
+    yield four_bit_weights()
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):
@@ -123,7 +125,8 @@ def _same_parameter(
     Raises:
         RecordingError: if it does so and an optimizer would go on with the old one.
     """
-    other: torch.Tensor = torch.nn.Parameter(data, requires_grad=False)
+    is_made = isinstance(data, torch.nn.Parameter)  # by a class that moves in its own way
+    other: torch.Tensor = data if is_made else torch.nn.Parameter(data, requires_grad=False)
     gradient, is_trained = parameter.grad, parameter.requires_grad
     take_along_hooks(parameter, other)
     other.requires_grad_(is_trained)

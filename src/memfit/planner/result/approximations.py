@@ -9,7 +9,7 @@ from memfit.figures import Approximation, RefusalKind
 from memfit.planner.search.candidates import Evaluator, Strategies
 from memfit.planner.search.options import SearchSpace
 from memfit.strategies import strategy_class
-from memfit.strategies.base import Strategy
+from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import conflict, in_catalogue_order
 
@@ -17,9 +17,12 @@ _MOST_RECORDINGS = 4
 
 
 def not_allowed(space: SearchSpace) -> list[str]:
-    """Name the strategies that were left out because they change the results."""
-    left_out = RefusalKind.NOT_ALLOWED
-    return [refusal.strategy for refusal in space.refused if refusal.kind is left_out]
+    """Name the strategies that were left out because they change the results.
+
+    Those that train another problem are left to who asks for them.
+    """
+    left_out = (each.strategy for each in space.refused if each.kind is RefusalKind.NOT_ALLOWED)
+    return [name for name in left_out if strategy_class(name).numerics is not Numerics.DIFFERENT]
 
 
 def approximations(

@@ -208,6 +208,7 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 
 _fake_as_torch_makes_it = FakeTensor.__new__
 _to_as_torch_does_it = torch.Tensor.to
+_USUAL: Any = torch.Tensor.__torch_function__
 _new_tensor_as_torch_does_it = torch.Tensor.new_tensor
 _type_as_torch_does_it = torch.Tensor.type
 
@@ -229,8 +230,41 @@ def _make_fake(cls: type[FakeTensor], *args: Any, **kwargs: Any) -> FakeTensor:
     return tensor
 
 
+class _TakenFor:
+    """Stand in for a method of torch for classes that look it up to do it in their own way."""
+
+    def __init__(self, method: Any, stand_in: Callable[..., torch.Tensor]) -> None:
+        self._method, self._stand_in = method, stand_in
+
+    def __hash__(self) -> int:
+        return hash(self._method)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._method or other is self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._stand_in(*args, **kwargs)
+
+
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Stand in for ``Tensor.to``, whose C++ side compares the wrong devices."""
+    """Stand in for ``Tensor.to``; a class that moves in its own way goes on doing so.
+
+    NF4 weights of torchao do: by torch's operators alone they would be unpacked.
+    """
+    kind = type(tensor)
+    own = getattr(kind.__torch_function__, "__func__", None)
+    if own in {None, _USUAL.__func__} or isinstance(tensor, FakeTensor):
+        return _to_plainly(tensor, *args, **kwargs)
+    method: Any = _TakenFor(_to_as_torch_does_it, _to_plainly)
+    moved: torch.Tensor = kind.__torch_function__(method, (kind,), (tensor, *args), kwargs)
+    return moved
+
+
+def _to_plainly(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Move or convert a tensor; the C++ side of ``Tensor.to`` compares the wrong devices."""
     options = _options_of_to(args, kwargs)
     device = options.pop("device", None)
     if device is None or device_meant(device) == tensor.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,23 +17,45 @@ from memfit.trace.events import Phase
 
 def accumulate_gradients(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
     """Leave the gradients of the mean loss in ``.grad`` and return that loss, a detached scalar."""
-    if session.micro_batch_size < session.layout.num_samples(batch):
-        return _in_pieces(session, batch, enter_phase)
+    pieces = _pieces(session, batch)
+    if pieces is not None:
+        return _in_pieces(session, batch, pieces, enter_phase)
     loss = session.loss_of(batch)
     session.num_counted = loss.count if isinstance(loss, Total) else None
     mean = loss.sum / loss.count if isinstance(loss, Total) else loss
+    found = mean
+    if isinstance(loss, Total) and session.agreement is not None:
+        # Ranks average what they give, whatever its count; the loss that is told is a rank's own.
+        mean, found = loss.sum / session.agreement.divisor(loss.count), mean.detach()
     del loss
     enter_phase(Phase.BACKWARD)
     session.backward(mean)
-    return mean.detach()
+    return found.detach()
 
 
-def _in_pieces(session: Session, batch: Any, enter_phase: PhaseListener) -> torch.Tensor:
+def _pieces(session: Session, batch: Any) -> Iterator[tuple[Any, int]] | None:
+    """Cut a batch, as other ranks do that wait for this one; None where it stays whole."""
+    layout, size = session.layout, session.micro_batch_size
+    num_samples = layout.num_samples(batch)
+    own = wanted = max(1, -(-num_samples // size))
+    if session.agreement is not None:
+        wanted = session.agreement.num_pieces(own, num_samples)
+    if wanted == 1:
+        return None
+    return layout.split(batch, size) if wanted == own else layout.split_evenly(batch, wanted)
+
+
+def _in_pieces(
+    session: Session,
+    batch: Any,
+    pieces: Iterable[tuple[Any, int]],
+    enter_phase: PhaseListener,
+) -> torch.Tensor:
     total = GradientSum(session)
     num_samples = session.layout.num_samples(batch)
     carried = session.carried_effects or CarriedEffects(session, "micro-batching")
     carried.begin_step()
-    for piece, num_in_piece in session.layout.split(batch, session.micro_batch_size):
+    for piece, num_in_piece in pieces:
         enter_phase(Phase.FORWARD)
         loss = carried.run_part(partial(session.loss_of, piece))
         part = total.weighted(loss, num_in_piece / num_samples)

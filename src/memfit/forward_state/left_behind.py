@@ -17,6 +17,7 @@ from memfit.live_state.findings import PLAIN_TYPES
 from memfit.live_state.generators import access_to
 
 _SEQUENCES = (list, tuple, deque)
+_WITH_STORAGE = (torch.Tensor, torch.nn.Parameter)
 _SMALL_BYTES = 4096
 """Tensors up to here are compared all at once, which takes copies of them."""
 
@@ -144,8 +145,11 @@ def _hold_the_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
     for one, other in pairs:
         if one.shape != other.shape or one.dtype is not other.dtype or one.device != other.device:
             return False
-    for device in {one.device for one, _ in pairs}:
-        chosen = [pair for pair in pairs if pair[0].device == device]
+        if _is_given_back(one) != _is_given_back(other):
+            return False
+    there = [pair for pair in pairs if not _is_given_back(pair[0])]
+    for device in {one.device for one, _ in there}:
+        chosen = [pair for pair in there if pair[0].device == device]
         one, other = (
             torch.cat(side) if len(side) > 1 else side[0]
             for side in ([_bits(tensor) for tensor in side] for side in zip(*chosen, strict=True))
@@ -154,6 +158,16 @@ def _hold_the_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         if not isinstance(same, FakeTensor) and not bool(same):
             return False
     return True
+
+
+def _is_given_back(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory was given back, as of weights that are gathered again.
+
+    To read it would end the process.
+    """
+    if isinstance(tensor, FakeTensor) or type(tensor) not in _WITH_STORAGE:
+        return False
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

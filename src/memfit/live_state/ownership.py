@@ -22,6 +22,8 @@ _REPORTING = frozenset(
 """What shows, logs or drives a training: its state has no part in the results of a step."""
 _DRIVING = (
     *("torch.utils.tensorboard", "torch.profiler", "datasets.", "accelerate.data_loader"),
+    # Groups of processes, meshes and what shards a model: a step leaves them as it found them.
+    *("torch.distributed.", "torch._C._distributed"),
     *("transformers.trainer_callback", "transformers.training_args", "transformers.integrations"),
 )
 """The same, of packages whose other parts have state that counts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,13 +64,23 @@ class BatchChecks:
         """
         if self._try_split is None:
             return
-        for split, found in self._splits(plan, batch):
-            if found.is_settled or split in self._tried:
-                continue
+        for split, found in self._untried(plan, batch):
             trial = self._try_split(self._session, split, batch)
             self._tried.add(split)
             split.settle(known_separation(self._session), replace(found, trial=trial))
             self._tell(plan, split, found, trial)
+
+    def _untried(self, plan: Plan, batch: Any) -> Sequence[tuple[AbstractSplitting, Separability]]:
+        """Return what is to be tried now; where ranks wait for each other, what any of them has."""
+        split, agreement = plan.splitting, self._session.agreement
+        if split is None or split in self._tried:
+            return ()
+        found = [each for each in self._splits(plan, batch) if not each[1].is_settled]
+        if agreement is None or not agreement.any_of(bool(found)):
+            return found
+        return found or [
+            (split, self._separability(split, self._session.layout.num_samples(batch)))
+        ]
 
     def _splits(self, plan: Plan, batch: Any) -> Iterator[tuple[AbstractSplitting, Separability]]:
         """Yield what cuts this batch, with what is known of batches of its size."""

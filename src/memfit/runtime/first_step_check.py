@@ -16,7 +16,7 @@ from memfit.strategies.base import AbstractSplitting
 
 
 def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
-    """Hold a plan's pieces against pieces of half the size, and say what they show.
+    """Hold a plan's pieces against pieces of another size, and say what they show.
 
     Costs about a step without its update, which is not run. Random draws are made deterministic.
 
@@ -28,7 +28,10 @@ def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
     Raises:
         NotSeparableError: if the gradients differ; nothing was changed.
     """
-    compared = compared_with(session, split, batch, other_size(split))
+    # Where every piece is a pass of all ranks, smaller ones may be more than a rank has samples.
+    doubled = 2 * split.micro_batch_size
+    size = other_size(split) if session.agreement is None else doubled
+    compared = compared_with(session, split, batch, size)
     if compared.still_random:
         return (
             "this batch could not tell, since the step depends on random draws that cannot be "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from memfit.comparison.gradients import accumulate_gradients
 from memfit.devices.spec import CPU, CUDA
-from memfit.errors import DeviceUnavailableError, StrategyError
+from memfit.errors import DeviceUnavailableError, MemfitWarning, StrategyError
 from memfit.job import Job
 from memfit.journal.folder import REFUSE
 from memfit.listeners.protocol import StepListener
@@ -26,6 +27,7 @@ from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import Run
 from memfit.session.batches import find_layout
 from memfit.session.session import Session, open_session
+from memfit.session.shard_agreement import agreement_of
 from memfit.strategies.plan import Plan
 
 
@@ -77,6 +79,7 @@ def start(
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
     session = open_session(job, device_type, layout, accumulate_gradients)
     average = _averaging(session, asked_for=average_gradients)
+    guard = _agreed(session, plan, averages=average is not None) and guard
     observer = StepObserver(
         peaks_on(device_type, takes_timeline=folder is not None),
         owned=session.owned_tensors,
@@ -86,7 +89,6 @@ def start(
     if average is not None and session.updates_in_backward:
         reason = "gradients are averaged over ranks before the update, and it leaves none."
         raise StrategyError("optimizer-in-backward", reason)
-    ranks = ranks_here()
     start_observing(
         observer, device_type, plan, folder=folder, listeners=listeners, earlier_run=earlier_run
     )
@@ -94,6 +96,7 @@ def start(
         steps.checks.on_event = observer.event_of_next_step
     if guard is False:
         return Run(steps, before_update=average)
+    ranks = ranks_here()
     settings = guard if isinstance(guard, GuardSettings) else GuardSettings()
     if settings.folder is None:
         settings = replace(settings, folder=Path(folder or ""))
@@ -105,6 +108,35 @@ def _with_own_prediction(plan: Plan, job: Job) -> Plan:
     """Leave out a prediction that was made for a job of another batch size."""
     is_own = plan.prediction is None or plan.prediction.batch_size == job.batch_size
     return plan if is_own else replace(plan, prediction=None)
+
+
+def _agreed(session: Session, plan: Plan, *, averages: bool) -> bool:
+    """Have ranks that share a model agree on their passes; return whether a step can be undone.
+
+    Raises:
+        StrategyError: if the plan or averaged gradients do not go with such a model.
+    """
+    session.agreement = agreement_of(session.model)
+    if session.agreement is None:
+        return True
+    if averages:
+        reason = (
+            "gradients of shards are averaged in backward, and average_gradients does so again."
+        )
+        raise StrategyError("sharded model", f"{reason} Leave it out.")
+    refused = [each.label() for each in plan.strategies if not each.goes_with_shards]
+    if refused:
+        reason = (
+            f"{', '.join(refused)} of the plan was not shown to keep the results of a model whose "
+            "ranks exchange shards. Plan without it."
+        )
+        raise StrategyError("sharded model", reason)
+    msg = (
+        "The model exchanges shards with other ranks in forward and backward, which cannot be "
+        "undone on one of them: the run is not guarded against running out of memory."
+    )
+    warnings.warn(msg, MemfitWarning, stacklevel=3)
+    return False
 
 
 def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -51,9 +52,19 @@ class BatchLayout:
         if micro_batch_size >= num_samples:
             yield batch, num_samples
             return
+        starts = [*range(0, num_samples, micro_batch_size), num_samples]
+        yield from self._cut(batch, starts)
+
+    def split_evenly(self, batch: Any, num_pieces: int) -> Iterator[tuple[Any, int]]:
+        """Yield so many micro-batches, as views, whose numbers of samples differ by one at most."""
+        num_samples = self.num_samples(batch)
+        starts = [num_samples * number // num_pieces for number in range(num_pieces + 1)]
+        yield from self._cut(batch, starts)
+
+    def _cut(self, batch: Any, starts: Sequence[int]) -> Iterator[tuple[Any, int]]:
         leaves = self._leaves(batch)
-        for start in range(0, num_samples, micro_batch_size):
-            count = min(micro_batch_size, num_samples - start)
+        for start, end in pairwise(starts):
+            count = end - start
             pieces = [
                 leaf
                 if place is None

@@ -39,7 +39,9 @@ class GradientSum:
         self._session.num_counted = self._count
         if self._count is None:
             return self._loss
+        agreement = self._session.agreement
+        divisor = self._count if agreement is None else agreement.divisor(self._count)
         for parameter in self._session.model.parameters():
             if parameter.grad is not None:
-                parameter.grad.div_(self._count)
+                parameter.grad.div_(divisor)
         return self._loss / self._count

@@ -26,6 +26,7 @@ from memfit.trace.subclasses import known_parts_of
 
 if TYPE_CHECKING:
     from memfit.session.carried_effects import CarriedEffects
+    from memfit.session.shard_agreement import ShardAgreement
 
 GradientPass = Callable[["Session", Any, "PhaseListener"], torch.Tensor]
 """Leaves the gradients of the mean loss over a batch in ``.grad``, and returns that loss."""
@@ -86,6 +87,8 @@ class Session:
     """Whether parameters are updated while gradients are still being computed."""
     num_counted: torch.Tensor | float | None = None
     """What the latest loss was divided by, where the job gives a Total."""
+    agreement: ShardAgreement | None = None
+    """What ranks agree on in every step, where the model exchanges shards with them."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """What checkpoints must keep besides model and optimizer, by name."""
     carried_effects: CarriedEffects | None = None

@@ -52,6 +52,7 @@ class ActivationCheckpointing(AbstractBlockwise):
     name: ClassVar[str] = "activation-checkpointing"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
+    goes_with_shards: ClassVar[bool] = True
     never_faster: ClassVar[bool] = True
 
     @classmethod

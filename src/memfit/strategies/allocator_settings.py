@@ -56,6 +56,7 @@ class AllocatorConf(Strategy):
     name: ClassVar[str] = "allocator-settings"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.PROCESS})
+    goes_with_shards: ClassVar[bool] = True
     acts_on: ClassVar[Mapping[Category, float]] = {}
 
     @property

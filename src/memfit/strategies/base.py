@@ -72,6 +72,8 @@ class Strategy(abc.ABC):
     never_faster: ClassVar[bool] = False
     """Whether it can only add time to a step, so that there is no need to try it for speed."""
 
+    goes_with_shards: ClassVar[bool] = False
+    """Whether it was shown to keep the results of models that exchange shards, as under FSDP2."""
     quiet_settings: ClassVar[frozenset[str]] = frozenset()
     """The settings that a label leaves out where they have their defaults."""
 

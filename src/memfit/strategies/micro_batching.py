@@ -35,6 +35,7 @@ class MicroBatching(AbstractSplitting):
     name: ClassVar[str] = "micro-batching"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.WINDOW})
+    goes_with_shards: ClassVar[bool] = True
     never_faster: ClassVar[bool] = True
 
     def unsuited(self, facts: JobFacts) -> str | None:

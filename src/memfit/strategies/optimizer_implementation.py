@@ -46,6 +46,7 @@ class OptimizerImplementation(Strategy):
     name: ClassVar[str] = "optimizer-implementation"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.OPTIMIZER})
+    goes_with_shards: ClassVar[bool] = True
     acts_on: ClassVar[Mapping[Category, float]] = {Category.TEMPORARIES: 1.0}
     acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
 

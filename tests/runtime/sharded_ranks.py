@@ -1,0 +1,138 @@
+"""What ranks of a sharded model do in the tests: they train as the whole batch on one device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import memfit
+from memfit import Job, Plan, Total
+from memfit.errors import StrategyError
+from memfit.strategies import build_strategy
+
+EVEN, RAGGED = (12, 12, 8, 12, 12), (13, 12, 11, 12, 13)
+CLIP = 0.5
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(15, 47), nn.GELU(), nn.Linear(47, 15)) for _ in range(3)]
+    return nn.Sequential(*blocks, nn.Linear(15, 5)).double()
+
+
+def rows(size: int, seed: int = 99) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(size, 15, generator=made, dtype=torch.float64)
+    return inputs, torch.randint(0, 5, (size,), generator=made)
+
+
+def mean(model: Any, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def total(model: Any, batch: Any) -> Total:
+    return Total(F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1]))
+
+
+def sharded(*, reshards: bool) -> Callable[[], nn.Module]:
+    from torch.distributed.fsdp import fully_shard
+
+    def made() -> nn.Module:
+        whole = model()
+        for block in whole[:-1]:
+            fully_shard(block, reshard_after_forward=reshards)
+        fully_shard(whole)
+        return whole
+
+    return made
+
+
+def job_of(made: Callable[[], nn.Module], loss: Any, batch_size: int) -> Job:
+    return Job(
+        model=made,
+        batch=rows,
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        batch_size=batch_size,
+        clip_grad_norm=CLIP,
+    )
+
+
+def expected(sizes: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Train on whole batches, as plain PyTorch."""
+    whole = model()
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    for seed, size in enumerate(sizes):
+        optimizer.zero_grad()
+        mean(whole, rows(size, seed)).backward()
+        nn.utils.clip_grad_norm_(whole.parameters(), CLIP)
+        optimizer.step()
+    return whole.state_dict()
+
+
+def joined(rank: int, num_ranks: int, store: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), num_ranks, rank)
+
+
+PLANS = {
+    "as it is": {},
+    "pieces": {"micro-batching": {"micro_batch_size": 2}},
+    "recomputed": {"activation-checkpointing": {"blocks": ["0-2"]}},
+    "loop": {"optimizer-implementation": {"implementation": "loop"}},
+}
+"""What may go with shards."""
+
+
+def trains(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Train every kind; write the largest difference from the whole batch."""
+    joined(rank, num_ranks, store)
+    for name, settings in PLANS.items():
+        strategies = tuple(build_strategy(each, chosen) for each, chosen in settings.items())
+        for sizes, loss in ((EVEN, mean), (RAGGED, total)):
+            made = sharded(reshards=name != "loop")
+            job = job_of(made, loss, batch_size=max(sizes) // num_ranks + 1)
+            with memfit.start(job, Plan(strategies=strategies), guard=False) as run:
+                for seed, size in enumerate(sizes):
+                    start, end = size * rank // num_ranks, size * (rank + 1) // num_ranks
+                    run.step(tuple(part[start:end] for part in rows(size, seed)))
+                found = {key: each.full_tensor() for key, each in run.model.state_dict().items()}
+            whole = expected(sizes)
+            worst = max(float((found[key] - whole[key]).abs().max()) for key in whole)
+            path = Path(folder) / f"{name}-{loss.__name__}-{rank}.txt"
+            path.write_text(repr(worst))
+    dist.destroy_process_group()
+
+
+def is_refused(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Ask for what does not go with shards; write what is said."""
+    joined(rank, num_ranks, store)
+    said = []
+    cut = Plan(strategies=(build_strategy("cached-gradients", {"micro_batch_size": 2}),))
+    pieces = Plan(strategies=(build_strategy("micro-batching", {"micro_batch_size": 2}),))
+    job = job_of(sharded(reshards=True), mean, 6)
+    for plan, wanted in ((cut, {}), (Plan(), {"average_gradients": True})):
+        try:
+            memfit.start(job, plan, guard=False, **wanted)
+        except StrategyError as error:
+            said.append(str(error))
+    with memfit.start(job, pieces, guard=False) as run:
+        try:
+            run.step(rows(2 if rank == 0 else 6))
+        except StrategyError as error:
+            said.append(str(error))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        memfit.start(job, Plan()).close()
+    said += [str(each.message) for each in caught if "not guarded" in str(each.message)]
+    (Path(folder) / f"said-{rank}.txt").write_text("\n".join(said))
+    dist.destroy_process_group()

@@ -1,0 +1,39 @@
+"""Models whose ranks exchange shards train as the whole batch does, or are refused on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.runtime import sharded_ranks
+from torch.multiprocessing import spawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_shards_end_as_whole_batches_do(tmp_path: Path, num_ranks: int) -> None:
+    """With clipping, pieces, batches of other sizes on other ranks, and a Total."""
+    spawn(
+        sharded_ranks.trains,
+        args=(num_ranks, str(tmp_path / "store"), str(tmp_path)),
+        nprocs=num_ranks,
+    )
+    found = {path.stem: float(path.read_text()) for path in tmp_path.glob("*.txt")}
+    assert len(found) == len(sharded_ranks.PLANS) * 2 * num_ranks
+    assert max(found.values()) <= 1e-12, found
+
+
+@pytest.mark.slow
+def test_what_would_wait_for_ever_or_count_twice_is_refused_on_every_rank(tmp_path: Path) -> None:
+    spawn(sharded_ranks.is_refused, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        said = (tmp_path / f"said-{rank}.txt").read_text().splitlines()
+        fragments = (
+            "cached-gradients(2) of the plan was not shown to keep the results",
+            "average_gradients does so again",
+            "a rank needs 3 passes, and another has 2 sample(s)",
+            "the run is not guarded against running out of memory",
+        )
+        assert len(said) == len(fragments)
+        for line, fragment in zip(said, fragments, strict=True):
+            assert fragment in line

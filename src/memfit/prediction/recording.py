@@ -15,6 +15,7 @@ from memfit.devices.spec import CPU, CUDA, Device
 from memfit.figures import Answer
 from memfit.forward_state import RandomPositions
 from memfit.job import Job
+from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.cuda.card import Card
 from memfit.live_state import LiveState
 from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault
@@ -35,6 +36,7 @@ from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cuda.kernels import CudaKernels
+from memfit.virtual.process_group import current_placement
 from memfit.virtual.tensors import ValuesNeededError, VirtualTensors, virtual_tensors
 
 Step = Callable[[], object]
@@ -242,7 +244,9 @@ def recording_on(
         make_mode: makes the fake mode, given whether it ``has_card``.
         beside: told of the tensors that lie on the host beside a card.
     """
-    hidden = None if card is None else CudaKernels(card)
+    placement = current_placement()
+    has_gloo = placement is not None and card is None
+    hidden = CpuKernels(has_gloo=has_gloo) if card is None else CudaKernels(card)
     recorder = Recorder(hidden=hidden, beside=beside)
     with virtual_tensors(card, disguised=disguised, make_mode=make_mode) as mode, recorder:
         if card is None:

@@ -20,6 +20,7 @@ from torch.utils import flop_counter
 from torch.utils._mode_utils import no_dispatch
 
 from memfit.virtual.cuda.placement import is_on_card
+from memfit.virtual.data_parallel import data_parallel
 from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
 from memfit.virtual.known_values import VALUE, value_of
 
@@ -51,6 +52,7 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     yield patch.object(fake_tensor, "run_fallback_kernel", _refuse_on_card)
     for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
         yield patch.object(flop_counter, name, _for_grouped_queries(getattr(flop_counter, name)))
+    yield from data_parallel()
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):

@@ -10,12 +10,14 @@ before its model was built, at its highest in the third step.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -31,12 +33,11 @@ from rank_steps import CASES, RankCase, Step
 from results_file import save_result
 from torch.multiprocessing import spawn
 
-from memfit import predict_step
-from memfit.observe.allocator_events import AllocatorEvent, AllocatorWatch
+from memfit import Prediction, predict_step
 
 _NUM_FIRST, _NUM_SETTLED, _NUM_FREE = 2, 2, 5
 _SETTLING_SECONDS = 0.005
-_MARK = "rank::"
+_COUNTER = "counted_memory.so"
 _PATIENCE = timedelta(seconds=60)
 
 
@@ -80,11 +81,18 @@ def row_of(case: RankCase) -> dict[str, Any]:
         "ranks": case.num_ranks,
         "predicted_peak_bytes": predicted,
         "measured_peak_bytes": true,
+        "late_peak_bytes": [_late(each) for each in predictions],
         "free_peak_bytes": [max(measured[rank][_NUM_SETTLED:]) for rank in ends],
         "error_fraction": round(max(errors, key=abs), 5),
         "record_seconds": round(max(each.record_seconds for each in predictions), 2),
         "by_category": {name: size for name, size in predictions[0].by_category.items() if size},
     }
+
+
+def _late(prediction: Prediction) -> int:
+    """Return the predicted peak where gloo's threads come late."""
+    interval = prediction.intervals.get("allocated")
+    return prediction.peak_allocated_bytes if interval is None else interval.high_bytes
 
 
 def measured_peaks(case: RankCase) -> list[list[int]]:
@@ -94,7 +102,8 @@ def measured_peaks(case: RankCase) -> list[list[int]]:
         ProcessRaisedException: if a rank fails, or waits for another for too long.
     """
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (CASES.index(case), folder), nprocs=case.num_ranks)
+        with patch.dict(os.environ, LD_PRELOAD=str(compile_counter(folder))):
+            spawn(_rank, (CASES.index(case), folder), nprocs=case.num_ranks)
         files = [Path(folder) / f"peaks-{rank}" for rank in range(case.num_ranks)]
         return [json.loads(file.read_text()) for file in files]
 
@@ -110,24 +119,46 @@ def _rank(rank: int, number: int, folder: str) -> None:
         world_size=case.num_ranks,
         timeout=_PATIENCE,
     )
-    gc.collect()
-    with AllocatorWatch() as watch:
-        step = case.setup()
-        with settled():
-            for _ in range(_NUM_FIRST + _NUM_SETTLED):
-                _marked(step)
-        for _ in range(_NUM_FREE):
-            _marked(step)
-    begins = [time_ns for time_ns, _ in watch.marks(_MARK)]
-    (Path(folder) / f"peaks-{rank}").write_text(json.dumps(_peaks(watch, begins[_NUM_FIRST:])))
+    memory = CountedMemory(folder)
+    step = case.setup()
+    with settled():
+        for _ in range(_NUM_FIRST):
+            step()
+        peaks = [memory.peak_bytes(step) for _ in range(_NUM_SETTLED)]
+    peaks += [memory.peak_bytes(step) for _ in range(_NUM_FREE)]
+    (Path(folder) / f"peaks-{rank}").write_text(json.dumps(peaks))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _marked(step: Step) -> None:
-    time.sleep(_SETTLING_SECONDS)
-    with torch.profiler.record_function(_MARK):
+class CountedMemory:
+    """Count what torch's allocator takes from here on; the process was started under the counter.
+
+    Args:
+        folder: holds the counter, as ``compile_counter`` leaves it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._counter = ctypes.CDLL(str(Path(folder) / _COUNTER))
+        for name in ("counted_bytes", "counted_peak_bytes"):
+            getattr(self._counter, name).restype = ctypes.c_long
+        gc.collect()
+        self._begin_bytes = self._counter.counted_bytes()
+
+    def peak_bytes(self, step: Step) -> int:
+        """Do a step, and return the most that was held meanwhile."""
+        time.sleep(_SETTLING_SECONDS)
+        self._counter.begin_counting()
         step()
+        return self._counter.counted_peak_bytes() - self._begin_bytes
+
+
+def compile_counter(folder: str) -> Path:
+    """Compile the counter into a folder."""
+    source, library = Path(__file__).parent / "ranks" / "counted_memory.c", Path(folder) / _COUNTER
+    compiler = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC"]
+    subprocess.run([*compiler, "-o", str(library), str(source), "-ldl", "-lpthread"], check=True)
+    return library
 
 
 @contextmanager
@@ -147,49 +178,6 @@ def settled() -> Iterator[None]:
             exchange = settling(getattr(dist, name))
             stack.enter_context(patch.object(dist, name, exchange))
         yield
-
-
-def _peaks(watch: AllocatorWatch, begins_ns: list[int]) -> list[int]:
-    """Return the highest total of each step, given when they began.
-
-    Gloo's threads free what they have staged unseen by the profiler. A block whose memory is given
-    out again is gone.
-    """
-    peaks = [0] * len(begins_ns)
-    for time_ns, total in _totals(watch):
-        step = bisect_right(begins_ns, time_ns) - 1
-        if step >= 0:
-            peaks[step] = max(peaks[step], total)
-    return peaks
-
-
-def _totals(watch: AllocatorWatch) -> Iterator[tuple[int, int]]:
-    """Yield when each event was, and what is allocated after it."""
-    living: dict[int, int] = {}
-    starts: list[int] = []
-    current = 0
-    for event in watch.events():
-        if event.num_bytes > 0:
-            for address in _overlapped(starts, living, event):
-                current -= living.pop(address)
-                starts.remove(address)
-            insort(starts, event.address)
-            living[event.address] = event.num_bytes
-            current += event.num_bytes
-        elif event.address in living:
-            current -= living.pop(event.address)
-            starts.remove(event.address)
-        yield event.time_ns, current
-
-
-def _overlapped(starts: list[int], living: dict[int, int], event: AllocatorEvent) -> list[int]:
-    """Return the addresses of blocks in which a new one lies."""
-    end = bisect_left(starts, event.address + event.num_bytes)
-    found = []
-    while end and starts[end - 1] + living[starts[end - 1]] > event.address:
-        end -= 1
-        found.append(starts[end])
-    return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.zoo.sharded import BATCH, NUM_PARAMETERS, WIDTH, all_ranks, sharded_model, sharded_step
 from tests.zoo.small_jobs import mean_square_job
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import memfit
@@ -112,6 +113,36 @@ def test_a_placement_says_all_of_it():
     found = memfit.predict(sharded_job(), placement=placement)
     assert (found.device, found.ranks, found.rank) == ("a100-40gb", 4, 2)
     assert memfit.Prediction.from_json(found.to_json()).rank == 2
+
+
+def test_nccl_is_added_with_its_bounds_on_a_card_alone():
+    mesh = partial(init_device_mesh, "cuda", (2, 2), mesh_dim_names=("replicated", "sharded"))
+
+    def model():
+        layer = nn.Linear(WIDTH, WIDTH)
+        fully_shard(layer, mesh=mesh())
+        return layer
+
+    def nccl(found):
+        return [term for term in found.terms if term.name == "NCCL"]
+
+    found = memfit.predict(mean_square_job(model, WIDTH), "a100-40gb", ranks=4)
+    (term,) = nccl(found)
+    assert term.source.startswith("3 communicator(s) of [4, 2, 2] ranks")
+    assert found.process_bytes == sum(each.num_bytes for each in found.terms)
+    interval = found.intervals["process"]
+    assert interval.high_bytes - interval.low_bytes > 2 * term.num_bytes
+    assert interval.low_bytes < found.process_bytes < interval.high_bytes
+    assert not nccl(memfit.predict(data_parallel_job(), ranks=4))
+    assert not nccl(memfit.predict(data_parallel_job(), "a100-40gb", ranks=1))
+
+
+def test_where_gloo_frees_late_a_rank_takes_more():
+    found = memfit.predict(sharded_job(), ranks=4)
+    interval = found.intervals["allocated"]
+    assert interval.low_bytes == found.peak_allocated_bytes
+    assert interval.high_bytes - interval.low_bytes in (BLOCK_BYTES, 2 * BLOCK_BYTES)
+    assert not memfit.predict(data_parallel_job(), ranks=4).intervals
 
 
 def test_ranks_that_make_no_sense_are_refused():

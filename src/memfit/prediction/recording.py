@@ -36,7 +36,7 @@ from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cuda.kernels import CudaKernels
-from memfit.virtual.process_group import current_placement
+from memfit.virtual.process_group import current_placement, groups_counted
 from memfit.virtual.tensors import ValuesNeededError, VirtualTensors, virtual_tensors
 
 Step = Callable[[], object]
@@ -57,6 +57,8 @@ class StepRecording:
     """What was made up where the step looked at values."""
     modules_in_evaluation: Sequence[str] = ()
     """The outermost modules that a step calls in evaluation mode."""
+    group_sizes: Sequence[int] = ()
+    """The ranks of each process group that this one belongs to; empty where none was opened."""
     notes: Sequence[str] = ()
     """What the step's owner may not have meant, or what was recorded otherwise than it would be
     run, a sentence each."""
@@ -143,6 +145,7 @@ def record(
         ],
         way=way,
         answers=seen.answers,
+        group_sizes=seen.group_sizes,
         spill=seen.spill,
         record_seconds=time.perf_counter() - started,
     )
@@ -159,8 +162,8 @@ def _first_that_works(
     error: ValuesNeededError | None = None
     for each in way.then():
         try:
-            with left_alone(job, copies_content=each.is_answered):
-                return each, record_with(way=each)
+            with left_alone(job, copies_content=each.is_answered), groups_counted() as sizes:
+                return each, replace(record_with(way=each), group_sizes=sizes)
         except ValuesNeededError as problem:
             error = problem
     assert error is not None, "there is at least one way"
@@ -201,6 +204,7 @@ def record_steps(
         card=card,
         record_seconds=time.perf_counter() - started,
         modules_in_evaluation=seen.modules_in_evaluation,
+        group_sizes=seen.group_sizes,
         notes=seen.notes,
     )
 
@@ -265,6 +269,7 @@ class _JobSeen:
     spill: Spill
     notes: Sequence[str]
     answers: Sequence[Answer]
+    group_sizes: Sequence[int] = ()
 
 
 def _record_job(
@@ -345,6 +350,7 @@ class _Seen:
 
     modules_in_evaluation: Sequence[str]
     notes: Sequence[str]
+    group_sizes: Sequence[int]
 
 
 def _record_code(
@@ -353,6 +359,7 @@ def _record_code(
     """Record code of any kind."""
     precision = OwnPrecisionWatch(CPU if card is None else CUDA)
     with (
+        groups_counted() as group_sizes,
         recording_on(card, disguised=disguised) as (recorder, mode),
         StepFollower(recorder),
     ):
@@ -365,4 +372,5 @@ def _record_code(
                 recorder.end_step()
     notes = [*evaluation_notes(modes.found), *precision.found.notes_of_a_step()]
     notes += mode.compiled_code.notes()
-    return recorder, _Seen(modules_in_evaluation=modes.found, notes=notes)
+    seen = _Seen(modules_in_evaluation=modes.found, notes=notes, group_sizes=group_sizes)
+    return recorder, seen

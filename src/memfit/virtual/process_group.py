@@ -49,6 +49,30 @@ def one_rank_of(placement: Placement | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def groups_counted() -> Iterator[list[int]]:
+    """Yield a list that holds, afterwards, how many ranks each group of this rank has.
+
+    The default group comes first. Groups that an earlier recording has left open do not count, nor
+    does any group where none was opened for a placement.
+    """
+    sizes: list[int] = []
+    placement = current_placement()
+    if placement is None:
+        yield sizes
+        return
+    before = set(_groups_of(placement.rank))
+    yield sizes
+    made = (size for group, size in _groups_of(placement.rank).items() if group not in before)
+    sizes += [placement.num_ranks, *made]
+
+
+def _groups_of(rank: int) -> dict[Any, int]:
+    """Return the groups that a rank belongs to, with their numbers of ranks."""
+    groups = torch.distributed.distributed_c10d._world.pg_group_ranks
+    return {group: len(ranks) for group, ranks in groups.items() if rank in ranks}
+
+
 def _open(placement: Placement) -> None:
     if not torch.distributed.is_available():
         raise RecordingError(

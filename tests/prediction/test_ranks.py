@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 
@@ -113,6 +114,21 @@ def test_a_placement_says_all_of_it():
     found = memfit.predict(sharded_job(), placement=placement)
     assert (found.device, found.ranks, found.rank) == ("a100-40gb", 4, 2)
     assert memfit.Prediction.from_json(found.to_json()).rank == 2
+
+
+def test_a_rank_finds_its_card_by_its_number_on_the_machine():
+    def model():
+        number = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(number)
+        layer = nn.Linear(WIDTH, WIDTH).to(f"cuda:{number}")
+        return nn.parallel.DistributedDataParallel(layer, device_ids=[number])
+
+    job = mean_square_job(model, WIDTH)
+    placement = memfit.Placement(device="a100-40gb", num_ranks=8, rank=7, devices_per_node=4)
+    found = memfit.predict(job, placement=placement)
+    assert found.by_category["parameters"] >= 4 * WIDTH**2
+    one = memfit.Placement(device="a100-40gb", num_ranks=8, rank=4, devices_per_node=4)
+    assert memfit.predict(job, placement=one).peak_allocated_bytes == found.peak_allocated_bytes
 
 
 def test_nccl_is_added_with_its_bounds_on_a_card_alone():

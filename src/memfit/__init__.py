@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memfit._version import __version__ as __version__
+    from memfit.devices.placement import Placement as Placement
     from memfit.errors import MemfitError as MemfitError
     from memfit.errors import MemfitWarning as MemfitWarning
     from memfit.figures import Measurement as Measurement
@@ -44,6 +45,7 @@ _HOMES = {
     "Measurement": "memfit.figures",
     "MemfitError": "memfit.errors",
     "MemfitWarning": "memfit.errors",
+    "Placement": "memfit.devices.placement",
     "Plan": "memfit.strategies.plan",
     "PlanningResult": "memfit.planner.result.planning_result",
     "Prediction": "memfit.figures",
@@ -70,6 +72,7 @@ __all__ = [
     "Measurement",
     "MemfitError",
     "MemfitWarning",
+    "Placement",
     "Plan",
     "PlanningResult",
     "Prediction",

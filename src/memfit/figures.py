@@ -117,6 +117,10 @@ class Prediction:
     strategies: Sequence[str]
     numerics: str
     certainty: Certainty
+    ranks: int = 1
+    """How many train together, each on a device of its own."""
+    rank: int = 0
+    """The one of them that all figures are of."""
     terms: Sequence[Term] = ()
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """By figure: ``allocated``, ``reserved`` and ``process``; empty where all is exact."""

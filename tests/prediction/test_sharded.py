@@ -77,6 +77,11 @@ def test_a_rank_takes_what_torchs_own_tracker_says(num_ranks, reshards):
     assert found["parameters"] == torchs["SHARDED_PARAM"] == PARAMETER_BYTES / num_ranks
     assert found["gradients"] == torchs["SHARDED_GRAD"]
     assert found["optimizer state"] == pytest.approx(torchs["OPT"], abs=64)
+    if num_ranks > 1:  # one rank gathers nothing, and what it copies has other names here
+        assert found["saved activations"] == torchs["ACT"]
+        assert found["gathered parameters"] == torchs["UNSHARDED_PARAM"]
+        exchanged = torchs["ALL_GATHER"] + torchs["REDUCE_SCATTER"]
+        assert found["communication buffers"] == exchanged
 
 
 @KEEPS

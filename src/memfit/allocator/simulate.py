@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memfit.trace.events import Allocation, Category, Phase, Trace
+from memfit.trace.events import Allocation, Phase, Trace, category_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def replay(trace: Trace, rules: AllocatorRules) -> Replay:
     """Replay a trace and describe its peak. Cost: one pass over the events, twice."""
     peak, peak_event = _find_peak(trace, rules)
     alive = _alive_at(trace, peak_event)
-    by_category = {category.value: 0 for category in Category}
+    by_category = dict.fromkeys(category_names(trace.allocations), 0)
     by_module: dict[str, int] = {}
     blocks = []
     for index in alive:

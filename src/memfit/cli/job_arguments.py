@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from memfit.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -26,6 +28,48 @@ def add_device_argument(parser: argparse.ArgumentParser, *, several: bool = Fals
         parser.add_argument("--device", metavar="NAME", action="append", help=text)
     else:
         parser.add_argument("--device", metavar="NAME", default="cpu", help=text)
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what makes a placement of a device: how many ranks there are, and which one is meant."""
+    parser.add_argument(
+        "--ranks",
+        metavar="N",
+        type=int,
+        help="predict one of N ranks, which the job shards over or wraps itself",
+    )
+    parser.add_argument(
+        "--rank",
+        metavar="R",
+        type=int,
+        default=0,
+        help="the rank that is looked at (default 0, whose shards are the largest)",
+    )
+    parser.add_argument(
+        "--devices-per-node", metavar="M", type=int, help="how many ranks share a machine"
+    )
+
+
+def read_ranks(args: argparse.Namespace) -> dict[str, int | None] | None:
+    """Return the words of a placement besides its device; None where no ranks are asked for.
+
+    Raises:
+        UsageError: if ranks are described that are not counted, or there is no such rank.
+    """
+    from memfit.devices.placement import Placement
+
+    if args.ranks is None:
+        if args.rank or args.devices_per_node:
+            option = "--rank" if args.rank else "--devices-per-node"
+            raise UsageError(f"{option} says which of the ranks; say how many with --ranks N.")
+        return None
+    words = {
+        "num_ranks": args.ranks,
+        "rank": args.rank,
+        "devices_per_node": args.devices_per_node,
+    }
+    Placement(**words)
+    return words
 
 
 def add_budget_arguments(parser: argparse.ArgumentParser) -> None:

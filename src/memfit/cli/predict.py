@@ -16,7 +16,9 @@ from .job_arguments import (
     add_budget_arguments,
     add_device_argument,
     add_plan_argument,
+    add_rank_arguments,
     load_plan,
+    read_ranks,
     status,
 )
 from .question import Question
@@ -62,6 +64,7 @@ class PredictCommand:
         )
         add_script_arguments(parser)
         add_device_argument(parser, several=True)
+        add_rank_arguments(parser)
         add_budget_arguments(parser)
         add_plan_argument(parser)
         parser.add_argument(
@@ -150,27 +153,35 @@ def _read_question(args: argparse.Namespace) -> Question:
         budget=MemoryBudget(num_bytes=read_budget(args.budget), of=args.budget_of),
         settings=AllocatorSettings.parse(args.allocator or ""),
         num_holders=args.top,
+        ranks=read_ranks(args),
     )
 
 
 def _answers(args: argparse.Namespace, question: Question, console: Console) -> list[_Answer]:
     """Find the answers, device by device, saying what is being done where someone is watching."""
-    from memfit.job import BuildsJobError, Job, load_target
-    from memfit.prediction.importing import imported_on
+    from memfit.virtual.process_group import one_rank_of
 
     answers: list[_Answer] = []
     with status(console, "recording the step", quiet=args.json) as show:
         for device in question.devices:
-            target = imported_on(device, load_target, args.job)
-            show(f"recording the step on {device.name}")
-            if isinstance(target, Job):
-                answers.append(_job_answer(target, device, question, show))
-                continue
-            try:
-                answers.append(_step_answer(target, device, question))
-            except BuildsJobError:
-                answers.append(_job_answer(target.function(), device, question, show))
+            with one_rank_of(question.placement_on(device)):
+                answers.append(_answer_on(device, args.job, question, show))
     return answers
+
+
+def _answer_on(device: Device, path: str, question: Question, show: Progress) -> _Answer:
+    """Find the answer for a device."""
+    from memfit.job import BuildsJobError, Job, load_target
+    from memfit.prediction.importing import imported_on
+
+    target = imported_on(device, load_target, path)
+    show(f"recording the step on {device.name}")
+    if isinstance(target, Job):
+        return _job_answer(target, device, question, show)
+    try:
+        return _step_answer(target, device, question)
+    except BuildsJobError:
+        return _job_answer(target.function(), device, question, show)
 
 
 def _step_answer(builder: StepBuilder, device: Device, question: Question) -> _Answer:

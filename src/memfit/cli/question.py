@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memfit.allocator.settings import AllocatorSettings
+    from memfit.devices.placement import Placement
     from memfit.devices.spec import Device
     from memfit.prediction.budget import MemoryBudget
     from memfit.strategies.plan import Plan
@@ -22,6 +23,14 @@ class Question:
     budget: MemoryBudget
     settings: AllocatorSettings
     num_holders: int
+    ranks: Mapping[str, int | None] | None = None
+    """What makes a placement of a device; None where no process group is to be opened."""
+
+    def placement_on(self, device: Device) -> Placement | None:
+        """Return where one of the ranks would run."""
+        from memfit.devices.placement import Placement
+
+        return None if self.ranks is None else Placement(device=device.name, **self.ranks)  # type: ignore[arg-type]
 
     @property
     def judged_by(self) -> dict[str, Any]:

@@ -101,6 +101,13 @@ def run_script(args: argparse.Namespace, question: Question, console: Console) -
     if question.plan is not None:
         msg = "--plan changes how memfit runs a memfit.Job, and a script runs as it is."
         raise UsageError(msg)
+    if question.ranks is not None:
+        msg = (
+            "--ranks records a memfit.Job or a function that returns a step, and a script or a "
+            "trainer is recorded as the one process that it is. Leave --ranks out, or describe the "
+            "step as a memfit.Job."
+        )
+        raise UsageError(msg)
     target = _target(args)
     found = []
     with status(console, f"recording {target.name}", quiet=args.json) as show:

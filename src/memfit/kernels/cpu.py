@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
+from memfit.kernels.gloo import GLOO_SOURCE, staging_bytes
 from memfit.kernels.registration import call_rule
 from memfit.kernels.scratch import Scratch
 
 
 class CpuKernels:
-    """The CPU's kernels; every tensor counts."""
+    """The CPU's kernels; every tensor counts.
+
+    Args:
+        has_gloo: whether collectives go through gloo, which stages them in memory of torch's.
+    """
+
+    def __init__(self, *, has_gloo: bool = False) -> None:
+        self._has_gloo = has_gloo
 
     def is_counted(self, tensor: torch.Tensor) -> bool:
         """Count every tensor but those of the meta device, which have no memory."""
@@ -24,6 +33,8 @@ class CpuKernels:
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> tuple[Sequence[int], Scratch | None]:
         """Look the scratch up in the CPU's rules; there are no workspaces."""
+        if self._has_gloo and (staged_bytes := staging_bytes(func, args)):
+            return (), replace(Scratch.exact(GLOO_SOURCE, (staged_bytes,)), is_staging=True)
         num_bytes = scratch_bytes(func, args, kwargs, out)
         return (), Scratch.exact(__name__, (num_bytes,)) if num_bytes else None
 

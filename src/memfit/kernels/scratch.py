@@ -25,6 +25,8 @@ class Scratch:
     high_bytes: int
     certainty: Certainty
     source: str
+    is_staging: bool = False
+    """Whether a collective copies in it what it sends or receives."""
 
     @classmethod
     def exact(cls, source: str, blocks: Iterable[int] = ()) -> Self:

@@ -28,7 +28,7 @@ from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.alignment import align
-from memfit.trace.events import Allocation, Category, Phase
+from memfit.trace.events import Allocation, Category, Phase, category_names
 
 _MARK = "memfit::"
 _STEP_MARK = "step"
@@ -214,7 +214,7 @@ def _categories_at_start(
     before: Sequence[AllocatorEvent], recorded: Sequence[Allocation]
 ) -> dict[Category, int]:
     """Split what lives when the step begins; what the recording does not know is temporary."""
-    current = dict.fromkeys(Category, 0)
+    current = {Category(name): 0 for name in category_names(recorded)}
     for block in recorded:
         if block.phase is Phase.SETUP:
             current[block.category] += block.num_bytes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from memfit.figures import Timeline
 from memfit.observe.allocator_events import AllocatorEvent
-from memfit.trace.events import Category, Phase
+from memfit.trace.events import Category, Phase, category_names
 
 _LEFT_BY = {
     Phase.FORWARD: Category.SAVED_ACTIVATIONS,
@@ -52,7 +52,7 @@ def step_timeline(
         for position, phase in enumerate(phases)
         if position == 0 or phase is not phases[position - 1]
     ]
-    here = {category.value: at_start.get(category, 0) for category in Category}
+    here = {name: at_start.get(Category(name), 0) for name in category_names(())}
     return Timeline.of(here, changes, starts)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from memfit.figures import Certainty, Interval
@@ -54,6 +54,15 @@ class PeakRange:
             high_bytes=self.high_bytes + num_bytes,
             is_guessed=self.is_guessed,
             doubt_bytes=self.doubt_bytes + int(num_bytes * _DOUBTS[certainty]),
+        )
+
+    def plus_between(self, num_bytes: int, low_bytes: int, high_bytes: int) -> PeakRange:
+        """Add what lies outside the allocator and is known within bounds alone, such as NCCL's."""
+        return replace(
+            self,
+            likely_bytes=self.likely_bytes + num_bytes,
+            low_bytes=self.low_bytes + low_bytes,
+            high_bytes=self.high_bytes + high_bytes,
         )
 
     def interval(self, figure: str) -> Interval:

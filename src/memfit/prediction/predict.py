@@ -10,8 +10,9 @@ from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import AllocatorRules, num_setup_events, phase_starts, replay
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
+from memfit.devices.placement import Placement
 from memfit.devices.spec import CUDA, Device
-from memfit.errors import MemfitError
+from memfit.errors import MemfitError, UsageError
 from memfit.figures import BOUNDED_FIGURES, Holder, Prediction, Timeline
 from memfit.job import Job
 from memfit.prediction.budget import MemoryBudget
@@ -21,29 +22,66 @@ from memfit.prediction.waiting import waited_seconds
 from memfit.prediction.ways import widened
 from memfit.strategies.base import Numerics
 from memfit.strategies.plan import Plan, worst_numerics
-from memfit.trace.events import Allocation, Category, Trace
+from memfit.trace.events import Allocation, Trace, category_names
+from memfit.virtual.process_group import current_placement, one_rank_of
 
 
 def predict(
-    job: Job, device: str = "cpu", plan: Plan | None = None, *, allocator: str | None = None
+    job: Job,
+    device: str = "cpu",
+    plan: Plan | None = None,
+    *,
+    allocator: str | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
+    placement: Placement | None = None,
 ) -> Prediction:
-    """Predict peak memory and time of one steady step of a job on a device.
+    """Predict peak memory and time of one steady step of a job on a device, or on one of several.
 
     Nothing is run and no GPU is needed. On ``cpu`` allocated bytes are what the allocator will
     report. For a GPU the step is recorded on a virtual card and replayed through a simulation of
-    the caching allocator.
+    the caching allocator. Of several ranks one is recorded, without the others: the job's functions
+    shard or wrap the model themselves, in the process group that is open while they are called.
 
     Args:
-        job: what would be trained.
+        job: what would be trained; of several ranks, each has a batch of its own.
         device: a name from ``memfit devices``.
         plan: how it would be run; None means as it is.
         allocator: the text of ``PYTORCH_ALLOC_CONF`` under which it would run.
+        ranks: how many train together, each on such a device; None means that no process group is
+            opened.
+        rank: the one that is looked at.
+        placement: the same with the device and more, instead.
 
     Raises:
         UnknownDeviceError: if the catalogue has no such device.
         RecordingError: if the step cannot be recorded.
-        UsageError: if the allocator's settings cannot be read.
+        UsageError: if the allocator's settings or the ranks make no sense.
     """
+    place = placement_of(device, ranks, rank, placement)
+    with one_rank_of(place):
+        return _predict_here(job, device if place is None else place.device, plan, allocator)
+
+
+def placement_of(
+    device: str, ranks: int | None, rank: int, placement: Placement | None = None
+) -> Placement | None:
+    """Return the placement that is asked for; None where no process group is to be opened.
+
+    Raises:
+        UsageError: if there is no such rank.
+    """
+    if placement is not None:
+        return placement
+    if ranks is None:
+        if rank:
+            raise UsageError(f"Rank {rank} is one of how many? Say ranks=N as well.")
+        return None
+    return Placement(device=device, num_ranks=ranks, rank=rank)
+
+
+def _predict_here(job: Job, device: str, plan: Plan | None, allocator: str | None) -> Prediction:
+    """Predict in the process group that is open, if any is."""
     spec = load_device(device)
     settings = None if allocator is None else AllocatorSettings.parse(allocator)
     recording = record(job, plan, device=spec)
@@ -82,10 +120,10 @@ def with_other_spread(
 def effect_notes(recording: Recording) -> Sequence[str]:
     """Return what the step changes besides gradients, parameters and optimizer states.
 
-    Steps that take seconds to record are not looked into.
+    Steps that take seconds to record are not looked into, nor are those of one rank of several.
     """
     separation = recording.facts.separation
-    if separation is None or recording.is_long:
+    if separation is None or recording.is_long or current_placement() is not None:
         return ()
     try:
         return separation.effects().notes()
@@ -101,6 +139,8 @@ def predict_step(
     num_steps: int = 2,
     torch_version: tuple[int, int] | None = None,
     allocator: str | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> Prediction:
     """Predict what any training code takes; the last of its steps is the one described.
 
@@ -113,15 +153,19 @@ def predict_step(
         num_steps: how often the step is done; the first ones make optimizer states.
         torch_version: whose CUDA rules hold; None means the installed torch's.
         allocator: the text of ``PYTORCH_ALLOC_CONF`` under which it would run.
+        ranks: how many train together; None leaves process groups to the code.
+        rank: the one that is looked at.
 
     Raises:
         UnknownDeviceError: if the catalogue has no such device.
         RecordingError: if the step cannot be recorded.
+        UsageError: if there is no such rank.
     """
     spec = load_device(device)
     settings = AllocatorSettings.parse(allocator or "")
-    recording = record_steps(setup, spec, num_steps=num_steps, torch_version=torch_version)
-    return evaluate_steps(recording, spec, settings=settings, in_full=True)
+    with one_rank_of(placement_of(device, ranks, rank)):
+        recording = record_steps(setup, spec, num_steps=num_steps, torch_version=torch_version)
+        return evaluate_steps(recording, spec, settings=settings, in_full=True)
 
 
 def evaluate_steps(
@@ -203,9 +247,12 @@ def _predicted(
         memory = host_memory(recording, peak.peak_allocated_bytes)
     budget = (budget or MemoryBudget()).on(device)
     assert budget.of is not None, "a device fills it in"
+    placement = current_placement() or Placement()
     bounded_bytes = getattr(memory, BOUNDED_FIGURES[budget.of])
     return Prediction(
         device=device.name,
+        ranks=placement.num_ranks,
+        rank=placement.rank,
         batch_size=step.batch_size,
         peak_allocated_bytes=memory.peak_allocated_bytes,
         peak_reserved_bytes=memory.peak_reserved_bytes,
@@ -246,7 +293,7 @@ def timeline_of(trace: Trace, rules: AllocatorRules) -> Timeline:
         )
         for index, delta in trace.deltas()
     ]
-    at_start = {category.value: 0 for category in Category}
+    at_start = dict.fromkeys(category_names(trace.allocations), 0)
     for category, num_bytes in changes[:num_before]:
         at_start[category] += num_bytes
     phases = [(max(0, begin - num_before), name) for begin, name in phase_starts(trace)]

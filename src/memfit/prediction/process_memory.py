@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from memfit.allocator.replay import AllocatorOutcome, simulate_events, smallest_capacity_bytes
@@ -15,8 +15,10 @@ from memfit.allocator.simulate import (
     alive_at_peak,
     peak_bytes,
 )
+from memfit.devices.nccl import NcclMemory, nccl_memory
 from memfit.devices.spec import CUDA, Device, Fact
 from memfit.figures import Certainty, Interval, Term
+from memfit.prediction.late_frees import late_interval, stages
 from memfit.prediction.peak_range import NOTICEABLE_FRACTION, PeakRange
 from memfit.prediction.recording import StepRecording
 from memfit.trace.events import Category, Extra, Trace
@@ -75,13 +77,17 @@ def host_memory(recording: StepRecording, steady_peak_bytes: int) -> ProcessMemo
             source="resident size of a Python process that has imported torch, typical",
         ),
     )
-    return ProcessMemory(
+    memory = ProcessMemory(
         peak_allocated_bytes=steady_peak_bytes,
         peak_reserved_bytes=steady_peak_bytes,
         first_step_peak_bytes=peak_bytes(recording.first, CPU_RULES),
         terms=terms,
         certainty=Certainty.EXACT,
     )
+    if not stages(recording.steady):
+        return memory
+    late = late_interval(recording.steady, steady_peak_bytes)
+    return replace(memory, certainty=Certainty.TABLE, intervals={"allocated": late})
 
 
 def card_memory(
@@ -101,10 +107,11 @@ def card_memory(
     )
     context = device.facts["context_bytes"]
     context_bytes = int(context.value)
+    nccl = nccl_memory(device, recording.group_sizes)
     smallest = None
     if in_full:
         least = smallest_reserved_bytes(recording, settings)
-        smallest = min(least, reserved) + context_bytes
+        smallest = min(least, reserved) + context_bytes + (nccl.num_bytes if nccl else 0)
     inside = (
         *_recorded_terms(recording.steady, peak),
         Term(
@@ -128,10 +135,21 @@ def card_memory(
         first_step_peak_bytes=outcome.windows[0].peak_allocated_bytes,
         fragmentation_fraction=1 - peak / reserved if reserved else 0.0,
         smallest_memory_bytes=smallest,
-        terms=(*inside, outside),
+        terms=(*inside, outside, *_nccl_terms(nccl)),
         certainty=Certainty.GUESS if is_guess else Certainty.TABLE,
-        intervals=_intervals(recording, outcome, run, context),
+        intervals=_intervals(recording, outcome, run, context, nccl),
     )
+
+
+def _nccl_terms(nccl: NcclMemory | None) -> Iterator[Term]:
+    """Yield what NCCL takes, where ranks talk to each other."""
+    if nccl is not None:
+        yield Term(
+            name="NCCL",
+            num_bytes=nccl.num_bytes,
+            certainty=nccl.certainty,
+            source=nccl.source,
+        )
 
 
 def _simulate(
@@ -182,11 +200,17 @@ def _recorded_terms(steady: Trace, peak_bytes: int) -> tuple[Term, ...]:
 
 
 def _intervals(
-    recording: StepRecording, likely: AllocatorOutcome, run: _Simulation, context: Fact
+    recording: StepRecording,
+    likely: AllocatorOutcome,
+    run: _Simulation,
+    context: Fact,
+    nccl: NcclMemory | None,
 ) -> dict[str, Interval]:
     """Return the intervals: replays with the least and the most scratch, widened by the margins."""
     allocated, reserved = _ranges(recording, likely, run)
     process = reserved.plus(int(context.value), Certainty(context.certainty))
+    if nccl is not None:
+        process = process.plus_between(nccl.num_bytes, nccl.low_bytes, nccl.high_bytes)
     return {
         "allocated": allocated.interval("allocated"),
         "reserved": reserved.interval("reserved"),

@@ -15,6 +15,7 @@ from memfit.devices.spec import CPU, CUDA, Device
 from memfit.figures import Answer
 from memfit.forward_state import RandomPositions
 from memfit.job import Job
+from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.cuda.card import Card
 from memfit.live_state import LiveState
 from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault
@@ -35,6 +36,7 @@ from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cuda.kernels import CudaKernels
+from memfit.virtual.process_group import current_placement, groups_counted
 from memfit.virtual.tensors import ValuesNeededError, VirtualTensors, virtual_tensors
 
 Step = Callable[[], object]
@@ -55,6 +57,8 @@ class StepRecording:
     """What was made up where the step looked at values."""
     modules_in_evaluation: Sequence[str] = ()
     """The outermost modules that a step calls in evaluation mode."""
+    group_sizes: Sequence[int] = ()
+    """The ranks of each process group that this one belongs to; empty where none was opened."""
     notes: Sequence[str] = ()
     """What the step's owner may not have meant, or what was recorded otherwise than it would be
     run, a sentence each."""
@@ -141,6 +145,7 @@ def record(
         ],
         way=way,
         answers=seen.answers,
+        group_sizes=seen.group_sizes,
         spill=seen.spill,
         record_seconds=time.perf_counter() - started,
     )
@@ -157,8 +162,8 @@ def _first_that_works(
     error: ValuesNeededError | None = None
     for each in way.then():
         try:
-            with left_alone(job, copies_content=each.is_answered):
-                return each, record_with(way=each)
+            with left_alone(job, copies_content=each.is_answered), groups_counted() as sizes:
+                return each, replace(record_with(way=each), group_sizes=sizes)
         except ValuesNeededError as problem:
             error = problem
     assert error is not None, "there is at least one way"
@@ -199,6 +204,7 @@ def record_steps(
         card=card,
         record_seconds=time.perf_counter() - started,
         modules_in_evaluation=seen.modules_in_evaluation,
+        group_sizes=seen.group_sizes,
         notes=seen.notes,
     )
 
@@ -242,7 +248,9 @@ def recording_on(
         make_mode: makes the fake mode, given whether it ``has_card``.
         beside: told of the tensors that lie on the host beside a card.
     """
-    hidden = None if card is None else CudaKernels(card)
+    placement = current_placement()
+    has_gloo = placement is not None and card is None
+    hidden = CpuKernels(has_gloo=has_gloo) if card is None else CudaKernels(card)
     recorder = Recorder(hidden=hidden, beside=beside)
     with virtual_tensors(card, disguised=disguised, make_mode=make_mode) as mode, recorder:
         if card is None:
@@ -261,6 +269,7 @@ class _JobSeen:
     spill: Spill
     notes: Sequence[str]
     answers: Sequence[Answer]
+    group_sizes: Sequence[int] = ()
 
 
 def _record_job(
@@ -341,6 +350,7 @@ class _Seen:
 
     modules_in_evaluation: Sequence[str]
     notes: Sequence[str]
+    group_sizes: Sequence[int]
 
 
 def _record_code(
@@ -349,6 +359,7 @@ def _record_code(
     """Record code of any kind."""
     precision = OwnPrecisionWatch(CPU if card is None else CUDA)
     with (
+        groups_counted() as group_sizes,
         recording_on(card, disguised=disguised) as (recorder, mode),
         StepFollower(recorder),
     ):
@@ -361,4 +372,5 @@ def _record_code(
                 recorder.end_step()
     notes = [*evaluation_notes(modes.found), *precision.found.notes_of_a_step()]
     notes += mode.compiled_code.notes()
-    return recorder, _Seen(modules_in_evaluation=modes.found, notes=notes)
+    seen = _Seen(modules_in_evaluation=modes.found, notes=notes, group_sizes=group_sizes)
+    return recorder, seen

@@ -24,6 +24,11 @@ _NO_WEIGHTS_NEEDED = (
     "Model(config) or AutoModel.from_config(config), or under torch.device('meta') followed by "
     "model.to_empty(device=...)."
 )
+_NO_GROUP = "process group has not been initialized"
+_SAY_RANKS = (
+    "Say how many ranks train together, with --ranks N or memfit.predict(..., ranks=N): a process "
+    "group is open then while the job's functions are called."
+)
 
 
 @contextmanager
@@ -36,6 +41,10 @@ def clear_refusals() -> Iterator[None]:
         where = f" ({place})" if place else ""
         raise ValuesNeededError(f"{error.what}{where}", error.remedy) from error
     except JobFunctionError as error:
+        if _NO_GROUP in str(error.__cause__):
+            raise JobFunctionError(
+                error.function, error.expected, error.reason, remedy=_SAY_RANKS
+            ) from error.__cause__
         if error.function != "model" or not _is_about_files(error.__cause__):
             raise
         raise JobFunctionError(

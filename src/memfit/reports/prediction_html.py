@@ -16,6 +16,7 @@ from .wording import (
     fits_sentence,
     interval_words,
     is_uncertain,
+    place_words,
     process_certainty,
 )
 
@@ -34,7 +35,7 @@ def prediction_picture(prediction: Prediction, *, max_points: int = 4000) -> Fig
         prediction.timeline,
         None,
         budget_bytes=budget_bytes,
-        title=f"One step on {prediction.device}, predicted",
+        title=f"One step on {place_words(prediction)}, predicted",
         names=("allocated bytes by category", ""),
         max_points=max_points,
     )

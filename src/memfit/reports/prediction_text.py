@@ -37,6 +37,7 @@ from .wording import (
     largest_first,
     module_name,
     percent,
+    place_words,
     plan_name,
     process_certainty,
     shorten,
@@ -67,7 +68,7 @@ def prediction_table(
         advice: what would change it, shown where there is any.
         top: how many of the largest modules and blocks are shown.
     """
-    title = Text(f"Predicted step on {prediction.device}", style="bold")
+    title = Text(f"Predicted step on {place_words(prediction)}", style="bold")
     return at_page_width(title, *prediction_parts(prediction, advice, top=top))
 
 

@@ -156,6 +156,13 @@ def is_uncertain(prediction: Prediction) -> bool:
     return interval.low_bytes <= prediction.budget_bytes < interval.high_bytes
 
 
+def place_words(prediction: Prediction) -> str:
+    """Name the device of a prediction, and the rank where it is one of several."""
+    if prediction.ranks == 1:
+        return prediction.device
+    return f"{prediction.device}, rank {prediction.rank} of {prediction.ranks}"
+
+
 def verdict(prediction: Prediction) -> str:
     """Write whether a prediction fits its budget: ``yes``, ``no``, ``uncertain``; ``-`` if none."""
     if prediction.fits is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -27,6 +27,23 @@ class Category(StrEnum):
     TEMPORARIES = "temporaries"
     WORKSPACES = "workspaces"
     BATCH = "batch"
+    GATHERED_PARAMETERS = "gathered parameters"
+    COMMUNICATION = "communication buffers"
+    GLOO_STAGING = "gloo staging"
+
+
+ONLY_AMONG_RANKS = (
+    Category.GATHERED_PARAMETERS,
+    Category.COMMUNICATION,
+    Category.GLOO_STAGING,
+)
+"""What there is only where several ranks train together; named only where there is any."""
+
+
+def category_names(allocations: Iterable[Allocation]) -> list[str]:
+    """Name the categories of which something is said: all, and those of ranks where they occur."""
+    found = {allocation.category for allocation in allocations}
+    return [each.value for each in Category if each not in ONLY_AMONG_RANKS or each in found]
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from memfit.trace.accumulation import (
     num_holders_when_exclusive,
 )
 from memfit.trace.events import (
+    ONLY_AMONG_RANKS,
     Allocation,
     Category,
     Extra,
@@ -36,12 +37,14 @@ from memfit.trace.lent_memory import memory_of
 from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
+from memfit.trace.purposes import purposes_heard, purposes_of
 from memfit.trace.shrunken import hold_whole_storage
 from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
 
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
+_LEFT_BY_FORWARD = (Phase.FORWARD, Category.TEMPORARIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class Recorder(OperatorMode):
         self._tell_beside = beside
         self._fake_mode: Any = None
         self._resizes = _resizes_seen(self._resized)
+        self._purposes = purposes_heard(self._name_purpose)
         self._live: dict[int, _Live] = {}
         self._phase = Phase.SETUP
         self._phase_born: list[int] = []
@@ -118,11 +122,13 @@ class Recorder(OperatorMode):
         self._fake_mode = torch._C._get_dispatch_mode(_FAKE)
         self._modules.__enter__()
         self._resizes.__enter__()
+        self._purposes.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc, traceback)
+        self._purposes.__exit__(exc_type, exc, traceback)
         self._resizes.__exit__(exc_type, exc, traceback)
         self._modules.__exit__(exc_type, exc, traceback)
 
@@ -229,6 +235,8 @@ class Recorder(OperatorMode):
         for tensor in tensors_in(out):
             self._meet(tensor, operation.name, place)
         operation.writes = tuple(range(first_new, len(self.history.allocations)))
+        for tensor, category in purposes_of(func, args, kwargs):
+            self._name_purpose(tensor, category)
         if scratch is not None:
             self._pass_by(scratch, operation.name, place)
 
@@ -321,9 +329,8 @@ class Recorder(OperatorMode):
     def _pass_by(self, scratch: Scratch, operator: str, place: Place) -> None:
         """Note memory that came and went inside one operator."""
         blocks = scratch.blocks or ((0,) if scratch.high_bytes else ())
-        indices = [
-            self._allocate(num_bytes, operator, place, Category.TEMPORARIES) for num_bytes in blocks
-        ]
+        category = Category.GLOO_STAGING if scratch.is_staging else Category.TEMPORARIES
+        indices = [self._allocate(num_bytes, operator, place, category) for num_bytes in blocks]
         if indices and scratch.certainty != "exact":
             self.history.extras.append(
                 Extra(
@@ -342,7 +349,7 @@ class Recorder(OperatorMode):
             live = self._live.get(key)
             if live is not None:
                 allocation = self.history.allocations[live.index]
-                if allocation.phase is Phase.FORWARD:
+                if (allocation.phase, allocation.category) == _LEFT_BY_FORWARD:
                     allocation.category = Category.SAVED_ACTIVATIONS
 
     def _claim(self) -> None:
@@ -352,8 +359,16 @@ class Recorder(OperatorMode):
                 live = self._live.get(memory_of(part)._cdata)
                 if live is not None:
                     allocation = self.history.allocations[live.index]
-                    allocation.category = owned.category
+                    if allocation.category not in ONLY_AMONG_RANKS:
+                        allocation.category = owned.category
                     allocation.module = owned.module
+
+    def _name_purpose(self, tensor: torch.Tensor, category: Category) -> None:
+        """Give a tensor's memory the purpose that is said of it."""
+        for part in parts_of(tensor):
+            live = self._live.get(memory_of(part)._cdata)
+            if live is not None:
+                self.history.allocations[live.index].category = category
 
 
 @contextmanager

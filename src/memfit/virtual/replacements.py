@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -20,9 +21,11 @@ from torch.utils import flop_counter
 from torch.utils._mode_utils import no_dispatch
 
 from memfit.virtual.cuda.placement import is_on_card
+from memfit.virtual.data_parallel import data_parallel
 from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
 from memfit.virtual.four_bit import four_bit_weights
 from memfit.virtual.known_values import VALUE, value_of
+from memfit.virtual.process_group import current_placement
 
 _RANDOM_STATE_BYTES = 5056
 """Of the CPU's Mersenne Twister (aten/src/ATen/CPUGeneratorImpl.cpp, torch 2.13)."""
@@ -53,6 +56,11 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
         yield patch.object(flop_counter, name, _for_grouped_queries(getattr(flop_counter, name)))
     yield four_bit_weights()
+    yield from data_parallel()
+    if current_placement() is not None or "torch.distributed.fsdp" in sys.modules:
+        sharding = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
+        if hasattr(sharding, "_move_states_to_device"):
+            yield patch.object(sharding, "_move_states_to_device", _move_states)
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):
@@ -109,6 +117,23 @@ class _ConvertedInPlace:
                 converted = _same_parameter(name, tensor, converted, fn)
             self._converted[id(tensor)] = (tensor, converted)
         return self._converted[id(tensor)][1]
+
+
+def _move_states(
+    params: Sequence[torch.nn.Parameter], buffers: Sequence[torch.Tensor], device: torch.device
+) -> None:
+    """Stand in for FSDP2's way to the device, which gives tensors other data."""
+    for tensor in (*params, *buffers):
+        if type(tensor) not in (FakeTensor, torch.nn.Parameter) or tensor.is_meta:
+            continue
+        if tensor.device == device:
+            continue
+        with torch.no_grad():
+            moved = tensor.to(device)
+        if isinstance(tensor, torch.nn.Parameter):
+            _same_parameter("a parameter that fully_shard moves", tensor, moved, lambda each: each)
+        else:
+            exchange(tensor, moved)
 
 
 def _same_parameter(

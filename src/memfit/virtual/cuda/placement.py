@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
 
 from memfit.errors import RecordingError
+from memfit.virtual.process_group import current_placement
 
 CARD = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -71,13 +72,19 @@ def device_meant(device: torch.device | str | int) -> torch.device:
     if device == META_OF_CARD:
         return CARD
     if device.type == "cuda":
-        if device.index:
+        if device.index and not _is_of_this_rank(device.index):
             raise RecordingError(
                 f"The step uses {device}, and the virtual GPU is a single card",
                 "Put everything on cuda:0 to predict one card.",
             )
         return CARD
     return device
+
+
+def _is_of_this_rank(index: int) -> bool:
+    """Return whether a number names the card of the rank that is recorded, on its machine."""
+    placement = current_placement()
+    return placement is not None and index == placement.local_rank
 
 
 def device_told_to_cpp(tensor: FakeTensor) -> torch.device:

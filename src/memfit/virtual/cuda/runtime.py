@@ -170,6 +170,10 @@ class _Inert(nullcontext[None]):
         """Say that everything is done."""
         return True
 
+    def record_event(self, event: _Inert | None = None) -> _Inert:
+        """Return an event, which FSDP2 holds on to together with what waits for it."""
+        return event or _Inert()
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -294,3 +296,12 @@ def test_sixty_epochs_with_validation_hold_no_more_than_three(tmp_path, few, mon
 
     assert len(held) == 4
     assert max(held.values()) - held[3] <= MIB
+
+
+def test_allocator_settings_are_given_where_torch_reads_them_first(monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    remedies = SimpleNamespace(allocator_settings="expandable_segments:True", memory_fraction=None)
+    training._set_up_process(SimpleNamespace(remedies=remedies, seed=0))
+    found = {name: text for name, text in os.environ.items() if name.endswith("ALLOC_CONF")}
+    assert found == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

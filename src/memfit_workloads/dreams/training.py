@@ -27,6 +27,8 @@ from .settings import DreamsSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_OLDER_ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Read in the place of PYTORCH_ALLOC_CONF where they are set (torch 2.13)."""
 _PRECISIONS: dict[str, Any] = {
     "64": "64-true",
     "32": "32-true",
@@ -213,6 +215,8 @@ def _set_up_process(settings: DreamsSettings) -> None:
     """Do what has to be done before a GPU is used."""
     remedies = settings.remedies
     if remedies.allocator_settings and not torch.cuda.is_initialized():
+        for older_name in _OLDER_ALLOCATOR_NAMES:
+            os.environ.pop(older_name, None)
         os.environ["PYTORCH_ALLOC_CONF"] = remedies.allocator_settings
     if remedies.memory_fraction is not None and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(remedies.memory_fraction)

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from memfit.observe import allocator_blocks
 from memfit.observe.allocator_blocks import living_blocks
@@ -264,3 +265,9 @@ def test_buckets_that_only_c_knows_are_not_passed_over(is_shown):
     peaks = CpuPeaks()
     peaks.begin(1, None)
     assert peaks.end().measured_peak_bytes is None, "the gradients no longer show the buckets"
+
+
+def test_a_wrapper_whose_construction_ended_early_hides_nothing():
+    unfinished = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(unfinished)
+    assert living_blocks() is not None, unfinished

@@ -219,6 +219,7 @@ def tied():
         (plain, FourBitBase(targets=("query",)), "no torch.nn.Linear called query"),
         (plain, FourBitBase(targets=("rise",), kept=("rise",)), "are kept as they are"),
         (lambda: plain().double(), FourBitBase(), "not float64"),
+        (lambda: nn.Linear(WIDTH, WIDTH), FourBitBase(), "wrap it in a module"),
         (lambda: plain().requires_grad_(False).append(nn.LayerNorm(WIDTH)), FourBitBase(), "none"),
     ],
 )

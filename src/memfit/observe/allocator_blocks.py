@@ -98,6 +98,8 @@ def _visit_living(visit: Callable[[int, int], None]) -> str:
 
 def _hides(model: DistributedDataParallel) -> bool:
     """Return whether a model keeps buckets on the CPU that no gradient lies in."""
+    if "gradient_as_bucket_view" not in vars(model):
+        return False  # its construction ended early, before there were buckets
     parameters = [each for each in model.parameters() if each.requires_grad]
     is_shown = model.gradient_as_bucket_view and all(each.grad is not None for each in parameters)
     return not is_shown and any(each.device.type == "cpu" for each in parameters)

@@ -45,6 +45,8 @@ class BaseFacts:
         packed = self.packed(kept)
         if not packed:
             return "the model has no torch.nn.Linear whose weight could be packed."
+        if "" in packed:
+            return "the model itself is a torch.nn.Linear that nothing holds; wrap it in a module."
         for word in (*targets, *kept):
             if not named(self.layers, (word,)):
                 return f"the model has no torch.nn.Linear called {word}."

@@ -72,15 +72,7 @@ def probe_torch(longest_seconds: float = _LONGEST_IMPORT_SECONDS) -> Probe:
     sources = str(Path(memfit.__file__).parents[1])
     words = [sys.executable, "-P", "-c", _CHILD, sources, *_BUILT_FOR_TORCH]
     try:
-        ended = subprocess.run(
-            words,
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=longest_seconds,
-            stdin=subprocess.DEVNULL,
-        )
+        ended = _ended(words, longest_seconds)
     except subprocess.TimeoutExpired:
         return Probe(host=host_without_torch(f"not imported within {longest_seconds:g} seconds"))
     except OSError as error:
@@ -108,15 +100,7 @@ def _read(line: str) -> Probe:
 def _output_of(words: Sequence[str]) -> str | None:
     """Run a program and return what it prints; None when it fails or takes too long."""
     try:
-        ended = subprocess.run(
-            words,
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=_LONGEST_PROGRAM_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
+        ended = _ended(words, _LONGEST_PROGRAM_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
     return ended.stdout if ended.returncode == 0 else None
@@ -128,3 +112,16 @@ def _space_of(path: Path) -> Space | None:
     except OSError:
         return None
     return Space(free_bytes=usage.free, total_bytes=usage.total)
+
+
+def _ended(words: Sequence[str], longest_seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a program without input to its end, and keep what it prints."""
+    return subprocess.run(
+        words,
+        capture_output=True,
+        check=False,
+        text=True,
+        errors="replace",
+        timeout=longest_seconds,
+        stdin=subprocess.DEVNULL,
+    )

@@ -224,6 +224,25 @@ class ConsideredPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConsideredPlacement:
+    """One way to share a step among ranks that the planner looked at, and what became of it."""
+
+    ranks: int
+    parallel: str
+    """The strategy by which ranks share the model; empty for one rank, or where none may."""
+    strategies: tuple[str, ...]
+    peak_bytes: int | None
+    """Of one rank, the peak that the budget bounds, or the smallest reached where none fits."""
+    step_seconds: float | None
+    device_seconds: float | None
+    """Ranks times seconds of a step: what the cheapest placement has least of."""
+    fits: bool
+    chosen: bool
+    reason: str
+    """Why it does not fit, or was not planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPoint:
     """One trade of memory against time: the peak that the budget bounds, and the step's seconds."""
 

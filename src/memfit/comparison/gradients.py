@@ -20,17 +20,30 @@ def accumulate_gradients(session: Session, batch: Any, enter_phase: PhaseListene
     pieces = _pieces(session, batch)
     if pieces is not None:
         return _in_pieces(session, batch, pieces, enter_phase)
+    weight = weight_of_rank(session)
     loss = session.loss_of(batch)
     session.num_counted = loss.count if isinstance(loss, Total) else None
     mean = loss.sum / loss.count if isinstance(loss, Total) else loss
-    found = mean
+    found = mean.detach()
+    if weight is not None and not isinstance(loss, Total):
+        mean = mean * weight.to(mean.dtype)
     if isinstance(loss, Total) and session.agreement is not None:
         # Ranks average what they give, whatever its count; the loss that is told is a rank's own.
-        mean, found = loss.sum / session.agreement.divisor(loss.count), mean.detach()
+        mean = loss.sum / session.agreement.divisor(loss.count)
     del loss
     enter_phase(Phase.BACKWARD)
     session.backward(mean)
-    return found.detach()
+    return found
+
+
+def weight_of_rank(session: Session) -> torch.Tensor | None:
+    """Return what this rank's mean counts for where backward averages; None for no more than it is.
+
+    All ranks have to ask.
+    """
+    if session.parallel is None or session.agreement is None:
+        return None
+    return session.agreement.sample_weight(session.num_samples)
 
 
 def _pieces(session: Session, batch: Any) -> Iterator[tuple[Any, int]] | None:
@@ -51,11 +64,13 @@ def _in_pieces(
     pieces: Iterable[tuple[Any, int]],
     enter_phase: PhaseListener,
 ) -> torch.Tensor:
-    total = GradientSum(session)
+    total = GradientSum(session, weight_of_rank(session))
     num_samples = session.layout.num_samples(batch)
     carried = session.carried_effects or CarriedEffects(session, "micro-batching")
     carried.begin_step()
-    for piece, num_in_piece in pieces:
+    for (piece, num_in_piece), is_last in _with_last(pieces):
+        if session.before_piece is not None:
+            session.before_piece(is_last)
         enter_phase(Phase.FORWARD)
         loss = carried.run_part(partial(session.loss_of, piece))
         part = total.weighted(loss, num_in_piece / num_samples)
@@ -67,3 +82,13 @@ def _in_pieces(
         del part
     carried.end_step()
     return total.finish()
+
+
+def _with_last(pieces: Iterable[tuple[Any, int]]) -> Iterator[tuple[tuple[Any, int], bool]]:
+    """Yield pieces with whether they are the last."""
+    waiting: list[tuple[Any, int]] = []
+    for piece in pieces:
+        if waiting:
+            yield waiting.pop(), False
+        waiting.append(piece)
+    yield from ((piece, True) for piece in waiting)

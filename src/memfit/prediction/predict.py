@@ -21,6 +21,7 @@ from memfit.prediction.recording import Recording, StepRecording, record, record
 from memfit.prediction.waiting import waited_seconds
 from memfit.prediction.ways import widened
 from memfit.strategies.base import Numerics
+from memfit.strategies.data_parallel import share_of
 from memfit.strategies.plan import Plan, worst_numerics
 from memfit.trace.events import Allocation, Trace, category_names
 from memfit.virtual.process_group import current_placement, one_rank_of
@@ -44,7 +45,8 @@ def predict(
     shard or wrap the model themselves, in the process group that is open while they are called.
 
     Args:
-        job: what would be trained; of several ranks, each has a batch of its own.
+        job: what would be trained. Of several ranks each has such a batch of its own, unless the
+            plan says how they share the model: then they share the batch as well.
         device: a name from ``memfit devices``.
         plan: how it would be run; None means as it is.
         allocator: the text of ``PYTORCH_ALLOC_CONF`` under which it would run.
@@ -59,6 +61,14 @@ def predict(
         UsageError: if the allocator's settings or the ranks make no sense.
     """
     place = placement_of(device, ranks, rank, placement)
+    if plan is not None and plan.parallel is not None:
+        place = place or placement_of(device, plan.ranks, rank)
+        if place is None:
+            raise UsageError(
+                f"{plan.parallel.label()} is for several ranks. Say for how many: ranks=N, or "
+                "--ranks N."
+            )
+        job = share_of(job, place.num_ranks, place.rank)
     with one_rank_of(place):
         return _predict_here(job, device if place is None else place.device, plan, allocator)
 

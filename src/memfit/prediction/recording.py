@@ -288,13 +288,16 @@ def _record_job(
     make_mode = mode_of(way, assumptions)
     with (
         recording_on(card, disguised=way.is_disguised, make_mode=make_mode) as (recorder, mode),
-        borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed_job,
+        borrowed_to_record(
+            job, mode, CPU if card is None else CUDA, builds_model=plan.parallel is not None
+        ) as borrowed_job,
         ExitStack() as stack,
     ):
         # Watching every function of torch takes time, so what is known is not looked for again.
         probed = stack.enter_context(probes()) if facts is None else list
         batch, *held = (fake_batch(mode, given, way) for _ in range(job.order.num_batches))
-        session = open_plain_session(borrowed_job, CPU if card is None else CUDA, layout)
+        device_type = CPU if card is None else CUDA
+        session = open_plain_session(borrowed_job, device_type, layout, plan.parallel)
         session.facts = facts
         if facts is None:
             gather_facts(session, separation=separation)

@@ -1,4 +1,6 @@
-"""Averages gradients over ranks once every rank has its own, instead of during backward.
+"""What the ranks of a run do together: averages of gradients and losses.
+
+Gradients of whole models are averaged once every rank has its own, instead of during backward.
 
 ``DistributedDataParallel`` reduces while backward runs, so that a rank that runs out of memory
 leaves the others waiting. Here nobody begins before all are ready, and nothing is allocated.
@@ -6,11 +8,47 @@ leaves the others waiting. Here nobody begins before all are ready, and nothing 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memfit.session.session import Session
+from memfit.session.shard_agreement import agreement_of
+
+
+def join_ranks(session: Session) -> Callable[[], None] | None:
+    """Have ranks agree where they share a model; return what averages gradients before the update.
+
+    Raises:
+        StrategyError: if the model is in ``FullyShardedDataParallel``.
+    """
+    session.agreement = agreement_of(session.model)
+    if session.parallel is None:
+        return None
+    session.loss_over_ranks = partial(_loss_over_ranks, session)
+    if not session.parallel.averages_after_backward:
+        return None
+    return GradientAverage(session, broadcasts_buffers=True)
+
+
+@torch.no_grad()
+def _loss_over_ranks(session: Session, loss: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss over what all ranks have, a Total by its counts."""
+    dtype = torch.float64 if loss.device.type == "cpu" else torch.float32
+    weight = torch.as_tensor(_weight_of(session), device=loss.device).to(dtype)
+    parts = torch.stack([loss.detach().to(dtype) * weight, weight])
+    dist.all_reduce(parts)
+    return (parts[0] / parts[1]).to(loss.dtype)
+
+
+def _weight_of(session: Session) -> torch.Tensor | float:
+    """Return what a rank counts for: its count, its samples, or as much as every other."""
+    if session.num_counted is not None:
+        return session.num_counted
+    return 1.0 if session.parallel is None else float(session.num_samples)
 
 
 class GradientAverage:
@@ -44,8 +82,7 @@ class GradientAverage:
 
     def _share(self, like: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of what is averaged over."""
-        count = self._session.num_counted
-        own = torch.as_tensor(1.0 if count is None else count, device=like.device)
+        own = torch.as_tensor(_weight_of(self._session), device=like.device)
         own = own.to(torch.float64 if like.device.type == "cpu" else torch.float32)
         total = own.clone()
         dist.all_reduce(total)

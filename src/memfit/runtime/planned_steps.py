@@ -86,7 +86,7 @@ class PlannedSteps:
         batch = self.checked(batch)
         session = self.session
         order = session.job.order
-        num_samples = session.layout.num_samples(batch)
+        session.num_samples = num_samples = session.layout.num_samples(batch)
         self._has_old_gradients = order.keeps_gradients
         with self.observer.measuring(batch):
             session.spill.begin_step()
@@ -97,6 +97,8 @@ class PlannedSteps:
                     loss = session.gradient_pass(session, batch, self.enter_phase)
                 if before_update is not None:
                     before_update()
+                if session.loss_over_ranks is not None:
+                    loss = session.loss_over_ranks(loss)
                 self.enter_phase(Phase.OPTIMIZER)
                 if order.before_update is not None:
                     order.before_update(session.optimizer)

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 
 from memfit.comparison.gradients import accumulate_gradients
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.journal.records import Event, OutOfMemoryEvent
 from memfit.live_state import Obstacle
+from memfit.runtime.data_parallel import join_ranks
 from memfit.runtime.evaluation import Evaluation
 from memfit.runtime.found_plan import FoundPlan
 from memfit.runtime.guard.guard import Guard
 from memfit.runtime.largest_batch import LargestBatch, largest_batch
 from memfit.runtime.planned_steps import DoneStep, PlannedSteps
 from memfit.session.batches import BatchLayout
-from memfit.session.session import PhaseListener, Session, open_session
+from memfit.session.session import PhaseListener, Session, SharesModel, open_session
 from memfit.strategies.plan import Plan
 
 _IMPLEMENTATION_FLAGS = ("fused", "foreach")
@@ -130,6 +132,17 @@ class Run:
         )
         return self._result(done)
 
+    def part(self, batch: Any) -> Any:
+        """Return this rank's part of a whole batch, as views; all of it where there is one rank.
+
+        Raises:
+            UsageError: if there are fewer samples than ranks.
+        """
+        session = self._steps.session
+        if session.parallel is None:
+            return batch
+        return session.layout.part(batch, dist.get_world_size(), dist.get_rank())
+
     def evaluate(self, batch: Any, function: Callable[..., Any] | None = None) -> Any:
         """Evaluate a batch without gradients and in evaluation mode, in pieces if need be.
 
@@ -229,13 +242,18 @@ class Run:
         self._observer.close()
 
 
-def open_plain_session(job: Job, device_type: str, layout: BatchLayout) -> Session:
-    """Build a session that runs the job as it is."""
-    return open_session(job, device_type, layout, accumulate_gradients)
+def open_plain_session(
+    job: Job, device_type: str, layout: BatchLayout, parallel: SharesModel | None = None
+) -> Session:
+    """Build a session that runs the job as it is, shared among ranks where that is asked for."""
+    return open_session(job, device_type, layout, accumulate_gradients, parallel)
 
 
 def unguarded_run(
     session: Session, plan: Plan, *, phase_listener: PhaseListener | None = None
 ) -> Run:
     """Get ready to run a few steps to record, measure or compare them."""
-    return Run(PlannedSteps(session, plan, phase_listener=phase_listener))
+    before_update = join_ranks(session)
+    return Run(
+        PlannedSteps(session, plan, phase_listener=phase_listener), before_update=before_update
+    )

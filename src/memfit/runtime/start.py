@@ -18,16 +18,16 @@ from memfit.listeners.protocol import StepListener
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
 from memfit.observe.starting import check_run_folder, rank_here, start_observing
-from memfit.runtime.data_parallel import GradientAverage, unwrapped
+from memfit.runtime.data_parallel import GradientAverage, join_ranks, unwrapped
 from memfit.runtime.first_step_check import check_split
 from memfit.runtime.guard.attempts import Attempts
 from memfit.runtime.guard.guard import Guard, GuardSettings
 from memfit.runtime.guard.ranks import ranks_here
+from memfit.runtime.joining import part_of_this_rank
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import Run
 from memfit.session.batches import find_layout
 from memfit.session.session import Session, open_session
-from memfit.session.shard_agreement import agreement_of
 from memfit.strategies.plan import Plan
 
 
@@ -46,8 +46,9 @@ def start(
     """Build a job's model and optimizer here and get ready to run its steps under a plan.
 
     Args:
-        job: what to train. A model in ``DistributedDataParallel`` is taken out of it, and its
-            gradients are averaged over the ranks before the update.
+        job: what to train. Under a plan for several ranks, each takes its part of the batch, and
+            ``run.step`` is given that part. A model in ``DistributedDataParallel`` is taken out of
+            it, and its gradients are averaged over the ranks before the update.
         plan: how; None runs the job as it is.
         device: ``cpu`` or a CUDA device of this machine (``cuda``, ``cuda:1``); None takes the
             kind of device that the plan was made for.
@@ -70,14 +71,16 @@ def start(
         DeviceUnavailableError: if the device is not in this machine.
     """
     check_run_folder(folder, earlier_run)
-    layout = find_layout(job)
-    plan = _with_own_prediction(plan or Plan(), job)
+    plan = plan or Plan()
     if device is None:
         device = CPU if plan.device == CPU else CUDA
     device_type = device.partition(":")[0]
+    job = part_of_this_rank(job, plan, device_type)
+    layout = find_layout(job)
+    plan = _with_own_prediction(plan, job)
     if device_type != "cpu" and not torch.cuda.is_available():
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
-    session = open_session(job, device_type, layout, accumulate_gradients)
+    session = open_session(job, device_type, layout, accumulate_gradients, plan.parallel)
     average = _averaging(session, asked_for=average_gradients)
     guard = _agreed(session, plan, averages=average is not None) and guard
     observer = StepObserver(
@@ -116,7 +119,6 @@ def _agreed(session: Session, plan: Plan, *, averages: bool) -> bool:
     Raises:
         StrategyError: if the plan or averaged gradients do not go with such a model.
     """
-    session.agreement = agreement_of(session.model)
     if session.agreement is None:
         return True
     if averages:
@@ -140,7 +142,10 @@ def _agreed(session: Session, plan: Plan, *, averages: bool) -> bool:
 
 
 def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | None:
-    """Unwrap DistributedDataParallel; return what averages gradients, if anything."""
+    """Have ranks agree, and unwrap DistributedDataParallel; return what averages gradients."""
+    shared = join_ranks(session)
+    if session.parallel is not None:
+        return shared
     model = unwrapped(session.model)
     is_wrapped = model is not session.model
     session.model = model

@@ -16,7 +16,13 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from memfit.errors import BatchSizeIgnoredError, JobError, JobFunctionError, RecordingError
+from memfit.errors import (
+    BatchSizeIgnoredError,
+    JobError,
+    JobFunctionError,
+    RecordingError,
+    UsageError,
+)
 from memfit.job import Job, expected_signature
 from memfit.session.borrowing import left_alone
 from memfit.session.leaves import leaves_of
@@ -60,6 +66,22 @@ class BatchLayout:
         num_samples = self.num_samples(batch)
         starts = [num_samples * number // num_pieces for number in range(num_pieces + 1)]
         yield from self._cut(batch, starts)
+
+    def part(self, batch: Any, num_parts: int, number: int) -> Any:
+        """Return one of so many parts of a batch, as views; the first ones are larger by one.
+
+        Raises:
+            UsageError: if there are fewer samples than parts.
+        """
+        num_samples = self.num_samples(batch)
+        if num_samples < num_parts:
+            raise UsageError(
+                f"A batch of {num_samples} sample(s) has no part for each of {num_parts} ranks."
+            )
+        least, rest = divmod(num_samples, num_parts)
+        start = number * least + min(number, rest)
+        ((piece, _),) = self._cut(batch, [start, start + least + (number < rest)])
+        return piece
 
     def _cut(self, batch: Any, starts: Sequence[int]) -> Iterator[tuple[Any, int]]:
         leaves = self._leaves(batch)

@@ -61,7 +61,9 @@ def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
 
 
 @contextmanager
-def borrowed_to_record(job: Job, mode: FakeTensorMode, device_type: str = CPU) -> Iterator[Job]:
+def borrowed_to_record(
+    job: Job, mode: FakeTensorMode, device_type: str = CPU, *, builds_model: bool = False
+) -> Iterator[Job]:
     """Give a job whose functions return what can be recorded, wherever it comes from.
 
     Models that are built under the mode consist of its fake tensors and are taken as they are. In
@@ -72,9 +74,10 @@ def borrowed_to_record(job: Job, mode: FakeTensorMode, device_type: str = CPU) -
         mode: the one that is active.
         device_type: where models and optimizers are moved to. The fake tensors are made there:
             a fake parameter that is moved becomes another object, which a real one does not.
+        builds_model: whether models that live already are refused, as ranks cannot share them.
 
     Raises:
-        HeldTensorError: if a tensor cannot be replaced.
+        HeldTensorError: if a tensor cannot be replaced, or is one of a model that lives already.
         OpaqueTensorError: if one is a wrapper that does not say what it is made of.
     """
 
@@ -87,6 +90,7 @@ def borrowed_to_record(job: Job, mode: FakeTensorMode, device_type: str = CPU) -
     with left_alone(job, copies_content=False) as state:
         loan = _Loan(job, StandIns(_fake_memory), lives, state)
         loan.make_moved = partial(_fake_memory, device_type=device_type)
+        loan.refuses_living = builds_model
         try:
             yield loan.job
         finally:
@@ -180,6 +184,8 @@ class _Loan:
         """Whether the content of parameters that get no stand-in has to be kept here."""
         self.make_moved: Maker | None = None
         """Makes what moves with the model."""
+        self.refuses_living = False
+        """Whether a model has to be built anew."""
         self.job = replace(job, model=self._model, optimizer=self._optimizer, loss=self._loss)
 
     def end(self) -> None:
@@ -196,6 +202,7 @@ class _Loan:
         made = self._job.model()
         if isinstance(made, torch.nn.Module):
             self._check_not_sharded(made)
+            self._check_anew(made)
             self._watch(made, "model", module_tensors(made))
             self._replace(made.named_parameters(), make=self.make_moved)
             self._replace(made.named_buffers(), may_go=True, make=self.make_moved)
@@ -218,6 +225,17 @@ class _Loan:
             for name, parameter in module.named_parameters(prefix):
                 if self._lives(parameter):
                     raise HeldTensorError(name, "fully_shard() keeps other tensors over its memory")
+
+    def _check_anew(self, model: torch.nn.Module) -> None:
+        """Refuse a living model where ranks are to share it, which changes it for good.
+
+        Raises:
+            HeldTensorError: if it is one.
+        """
+        living = (name for name, each in model.named_parameters() if self._lives(each))
+        if self.refuses_living and (name := next(living, None)) is not None:
+            reason = "ranks share a model for good; have the job's model function build it anew"
+            raise HeldTensorError(name, reason)
 
     def _optimizer(
         self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]

@@ -14,17 +14,23 @@ class GradientSum:
     A mean loss is weighted by its share of the samples. A ``Total`` is summed as it is, and the
     gradients are divided by the count over the whole batch at the end, so that ragged counts stay
     exact.
+
+    Args:
+        session: whose gradients they are.
+        weight: what the mean of a rank counts for among all; None where ranks count the same.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, weight: torch.Tensor | None = None) -> None:
         self._session = session
+        self._weight = weight
         self._loss: torch.Tensor | None = None
         self._count: torch.Tensor | float | None = None
 
     def weighted(self, loss: torch.Tensor | Total, share: float) -> torch.Tensor:
         """Return what to backpropagate for one micro-batch."""
         if not isinstance(loss, Total):
-            return loss * share
+            part = loss * share
+            return part if self._weight is None else part * self._weight.to(loss.dtype)
         self._count = loss.count if self._count is None else self._count + loss.count
         return loss.sum
 
@@ -38,7 +44,7 @@ class GradientSum:
         assert self._loss is not None, "a batch has at least one micro-batch"
         self._session.num_counted = self._count
         if self._count is None:
-            return self._loss
+            return self._loss if self._weight is None else self._loss / self._weight
         agreement = self._session.agreement
         divisor = self._count if agreement is None else agreement.divisor(self._count)
         for parameter in self._session.model.parameters():

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -45,6 +45,16 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a state."""
+
+
+class SharesModel(Protocol):
+    """How the ranks of a process group share a model."""
+
+    averages_after_backward: ClassVar[bool]
+    """Whether whole gradients are averaged once every rank has its own."""
+
+    def share(self, model: torch.nn.Module, device_type: str) -> None:
+        """Share a whole model among the ranks, on its way to their devices."""
 
 
 def backpropagate(loss: torch.Tensor) -> None:
@@ -89,6 +99,14 @@ class Session:
     """What the latest loss was divided by, where the job gives a Total."""
     agreement: ShardAgreement | None = None
     """What ranks agree on in every step, where the model exchanges shards with them."""
+    parallel: SharesModel | None = None
+    """How ranks share the model and the effective batch; None where the job is one rank's own."""
+    num_samples: int = 0
+    """How many samples the latest step has had on this rank."""
+    before_piece: Callable[[bool], Any] | None = None
+    """Told before each micro-batch whether it is the last of its step."""
+    loss_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Makes of a rank's loss that of all, once every rank has its gradients."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """What checkpoints must keep besides model and optimizer, by name."""
     carried_effects: CarriedEffects | None = None
@@ -151,9 +169,20 @@ class Session:
 
 
 def open_session(
-    job: Job, device_type: str, layout: BatchLayout, gradient_pass: GradientPass
+    job: Job,
+    device_type: str,
+    layout: BatchLayout,
+    gradient_pass: GradientPass,
+    parallel: SharesModel | None = None,
 ) -> Session:
     """Build a job's model and optimizer.
+
+    Args:
+        job: whose; of several ranks, with this rank's batch size.
+        device_type: where to.
+        layout: of its batches.
+        gradient_pass: computes the gradients of a step.
+        parallel: how ranks share the model; None leaves it as the job builds it.
 
     Raises:
         JobFunctionError: if one of the job's functions fails or gives something else.
@@ -161,6 +190,8 @@ def open_session(
     """
     model = _built(job, "model", torch.nn.Module)
     check_weights_are_here(model)
+    if parallel is not None:
+        parallel.share(model, device_type)
     if device_type != "cpu":
         model.to(device_type)
     optimizer = _built(job, "optimizer", torch.optim.Optimizer, model.named_parameters())
@@ -174,6 +205,7 @@ def open_session(
         optimizer=optimizer,
         gradient_pass=gradient_pass,
         micro_batch_size=job.batch_size,
+        parallel=parallel,
     )
 
 

@@ -11,6 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import StrategyError
 
@@ -36,6 +37,8 @@ class ShardAgreement:
         """
         numbers = torch.tensor([num_pieces, -num_samples], device=self._device)
         dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        if isinstance(numbers, FakeTensor):  # the others are not there
+            return num_pieces
         most, least = int(numbers[0]), -int(numbers[1])
         if least < most:
             reason = (
@@ -51,6 +54,10 @@ class ShardAgreement:
         number = torch.tensor([int(is_so)], device=self._device)
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return bool(number)
+
+    def sample_weight(self, num_samples: int) -> torch.Tensor:
+        """Return what a rank's mean counts for, 1 where all ranks have equally many samples."""
+        return num_samples / self.divisor(num_samples)
 
     def divisor(self, count: torch.Tensor | float) -> torch.Tensor:
         """Return what a rank's sum is divided by: all counts, shared evenly by the ranks."""

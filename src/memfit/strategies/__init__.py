@@ -14,9 +14,11 @@ from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.cached_gradients import CachedGradients
+from memfit.strategies.ddp import Ddp
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.four_bit_base import FourBitBase
 from memfit.strategies.fp16 import Fp16
+from memfit.strategies.fsdp2 import Fsdp2
 from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
 from memfit.strategies.loss_chunking import LossChunking
@@ -28,6 +30,8 @@ from memfit.strategies.pure_bf16 import PureBf16
 from memfit.strategies.tiling import Tiling
 
 CATALOGUE: tuple[type[Strategy], ...] = (
+    Ddp,
+    Fsdp2,
     AllocatorConf,
     FusedAttention,
     FourBitBase,
@@ -76,9 +80,11 @@ __all__ = [
     "BatchNormReplay",
     "Bf16",
     "CachedGradients",
+    "Ddp",
     "EightBitOptimizer",
     "FourBitBase",
     "Fp16",
+    "Fsdp2",
     "FusedAttention",
     "LinearCrossEntropy",
     "LossChunking",

@@ -19,6 +19,7 @@ from memfit.files import write_atomically
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.compatibility import clash
+from memfit.strategies.data_parallel import AbstractDataParallel
 from memfit.strategies.evidence import Evidence
 from memfit.strategies.facts import JobFacts
 
@@ -32,6 +33,8 @@ class Plan:
     strategies: tuple[Strategy, ...] = ()
     device: str = CPU
     """The device it was made for, by its name in the catalogue."""
+    ranks: int | None = None
+    """How many ranks carry it out, each on such a device; None leaves that open."""
     numerics: Numerics = Numerics.EXACT
     proof: Evidence | None = None
     """What shows that its pieces keep the results; None where nobody has looked."""
@@ -45,6 +48,11 @@ class Plan:
     def splitting(self) -> AbstractSplitting | None:
         """Return the strategy that cuts batches into micro-batches; there is one at most."""
         return splitting_of(self.strategies)
+
+    @property
+    def parallel(self) -> AbstractDataParallel | None:
+        """Return the strategy by which ranks share the model; there is one at most."""
+        return next((s for s in self.strategies if isinstance(s, AbstractDataParallel)), None)
 
     def labels(self) -> tuple[str, ...]:
         """Write the strategies with their settings."""
@@ -64,6 +72,7 @@ class Plan:
         return {
             "memfit_plan": _VERSION,
             "device": self.device,
+            "ranks": self.ranks,
             "numerics": str(self.numerics),
             "proof": None if self.proof is None else str(self.proof),
             "reasons": list(self.reasons),
@@ -114,6 +123,7 @@ class Plan:
             proof = None if content.get("proof") is None else Evidence(content["proof"])
             reasons = tuple(str(reason) for reason in content.get("reasons") or ())
             prediction = _prediction(content.get("prediction"), strategies)
+            ranks = _ranks(content.get("ranks"))
         except (StrategyError, ValueError, KeyError, TypeError) as error:
             raise PlanFileError(where, str(error).rstrip(".")) from None
         device = str(content.get("device", CPU))
@@ -121,10 +131,11 @@ class Plan:
             strategies=strategies,
             numerics=numerics,
             device=device,
+            ranks=ranks,
             proof=proof,
             reasons=reasons,
             prediction=prediction,
-            ladder=tuple(cls(strategies=rung, device=device) for rung in ladder),
+            ladder=tuple(cls(strategies=rung, device=device, ranks=ranks) for rung in ladder),
         )
 
 
@@ -163,6 +174,14 @@ def _strategies_json(strategies: Sequence[Strategy]) -> list[dict[str, Any]]:
 
 def _strategies(entries: Any) -> tuple[Strategy, ...]:
     return tuple(_strategy(entry) for entry in entries or [])
+
+
+def _ranks(value: Any) -> int | None:
+    """Read a number of ranks."""
+    if value is None or (type(value) is int and value > 0):
+        return value
+    msg = f"ranks must be a whole number of at least 1, not {value!r}"
+    raise ValueError(msg)
 
 
 def _prediction(

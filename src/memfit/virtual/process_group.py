@@ -8,6 +8,7 @@ so a job says that it is distributed as a script under ``torchrun`` does: with `
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,8 @@ from memfit.errors import RecordingError, UsageError
 
 _CURRENT: ContextVar[Placement | None] = ContextVar("placement", default=None)
 _ANY_PORT = "29500"
+_SAID_BY_FSDP2 = "FSDP2-wrapped module"
+"""Of outputs that are views; whoever runs such a model for real is told."""
 
 
 def current_placement() -> Placement | None:
@@ -44,6 +47,8 @@ def one_rank_of(placement: Placement | None) -> Iterator[None]:
         stack.callback(torch.distributed.destroy_process_group)
         for replacement in _replacements(placement):
             stack.enter_context(replacement)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", _SAID_BY_FSDP2, UserWarning)
         token = _CURRENT.set(placement)
         stack.callback(_CURRENT.reset, token)
         yield

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memfit.figures import Approximation, ConsideredPlan, ParetoPoint, Refusal, Remedy
+from memfit.figures import (
+    Approximation,
+    ConsideredPlacement,
+    ConsideredPlan,
+    ParetoPoint,
+    Refusal,
+    Remedy,
+)
 from memfit.strategies.plan import Plan
 
 
@@ -26,5 +33,7 @@ class PlanningResult(Plan):
     """What each strategy of the catalogue could remove at most, largest first."""
     notes: Sequence[str] = ()
     """What could not be found out."""
+    placements: Sequence[ConsideredPlacement] = ()
+    """Every way to share the step among ranks that was planned, where ranks were asked for."""
     refused: Sequence[Refusal] = ()
     """Strategies that were left out of the search."""

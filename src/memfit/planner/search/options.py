@@ -13,6 +13,7 @@ from memfit.planner.trial import BatchTrial
 from memfit.strategies import CATALOGUE, strategy_class
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
+from memfit.strategies.data_parallel import AbstractDataParallel
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import splitting_of
 from memfit.trace.events import Phase, Trace
@@ -83,6 +84,7 @@ def search_space(
     may_use_disk: bool = False,
     calls_blocks_again: bool = False,
     trial: BatchTrial | None = None,
+    parallel: AbstractDataParallel | None = None,
 ) -> SearchSpace:
     """Ask every strategy of the catalogue for the settings it could have.
 
@@ -95,18 +97,20 @@ def search_space(
         calls_blocks_again: whether a forward calls repeated blocks several times. The blocks to
             recompute are then offered whole; otherwise they are chosen from the recorded step.
         trial: settles on a real batch whether pieces keep the results, where that is not known.
+        parallel: how ranks share the model, which every plan has then.
 
     Raises:
         UsageError: if a name is unknown, or both required and forbidden.
         StrategyError: if a required strategy cannot apply.
     """
     _check_names(allow, require, forbid)
-    fixed: list[tuple[Strategy | None, ...]] = []
+    fixed: list[tuple[Strategy | None, ...]] = [] if parallel is None else [(parallel,)]
     splits: list[AbstractSplitting] = []
     refused: list[Refusal] = []
-    for strategy in CATALOGUE:
+    for strategy in _kinds(parallel):
         is_required = strategy.name in require
         options, refusal = _options(strategy, facts, is_required or _is_allowed(strategy, allow))
+        options, refusal = _among_ranks(parallel, strategy, options, refusal)
         if not (may_use_disk or is_required):
             options, refusal = _without_disk(strategy, options, refusal)
         if strategy.name in forbid:
@@ -152,6 +156,26 @@ def _options(
         else:
             sentence = obstacle
     return options, None if options else _refused(strategy, RefusalKind.UNSUITED, sentence)
+
+
+def _kinds(parallel: AbstractDataParallel | None) -> list[type[Strategy]]:
+    """List the strategies that are left once it is settled how ranks share the model."""
+    if parallel is None:
+        return [*CATALOGUE]
+    return [each for each in CATALOGUE if not issubclass(each, AbstractDataParallel)]
+
+
+def _among_ranks(
+    parallel: AbstractDataParallel | None,
+    strategy: type[Strategy],
+    options: list[Strategy],
+    refusal: Refusal | None,
+) -> tuple[list[Strategy], Refusal | None]:
+    """Leave out what does not go with how ranks share the model."""
+    reason = None if parallel is None else parallel.refuses(strategy)
+    if options and reason is not None:
+        return [], _refused(strategy, RefusalKind.UNSUITED, reason)
+    return options, refusal
 
 
 def _refused(strategy: type[Strategy], kind: RefusalKind, sentence: str) -> Refusal:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from memfit.cost.collectives import seconds_among_ranks
 from memfit.devices.spec import Device
 from memfit.trace.events import Operation, Trace
 
@@ -64,7 +65,9 @@ class OperatorTimes:
         return line.seconds(operation_seconds(operation, self.device))
 
     def step_seconds(self, trace: Trace) -> float:
-        """Add up the operators of a step."""
+        """Add up the operators of a step; collectives run beside them, where they do."""
+        if any(operation.num_ranks for operation in trace.operations):
+            return seconds_among_ranks(trace, self.device, self.seconds)
         return sum(self.seconds(operation) for operation in trace.operations)
 
 

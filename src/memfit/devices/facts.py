@@ -31,6 +31,8 @@ OPTIONAL_FACTS = (
     "context_after_cublas_bytes",
     "cublas_workspace_bytes",
     "cublaslt_workspace_bytes",
+    "rank_link_bytes_per_second",
+    "network_bytes_per_second",
 )
 _FACT_KEYS = tuple(field.name for field in fields(Fact))
 

@@ -54,7 +54,7 @@ class SharesModel(Protocol):
     """Whether whole gradients are averaged once every rank has its own."""
 
     def share(self, model: torch.nn.Module, device_type: str) -> None:
-        """Share a whole model among the ranks, on its way to their devices."""
+        """Share a whole model among the ranks, and bring it to their devices."""
 
 
 def backpropagate(loss: torch.Tensor) -> None:
@@ -192,7 +192,7 @@ def open_session(
     check_weights_are_here(model)
     if parallel is not None:
         parallel.share(model, device_type)
-    if device_type != "cpu":
+    elif device_type != "cpu":
         model.to(device_type)
     optimizer = _built(job, "optimizer", torch.optim.Optimizer, model.named_parameters())
     if device_type != "cpu":

@@ -48,7 +48,7 @@ class AbstractDataParallel(Strategy):
 
     @abc.abstractmethod
     def share(self, model: torch.nn.Module, device_type: str) -> None:
-        """Share a whole model among the ranks, on its way to their devices."""
+        """Share a whole model among the ranks, and bring it to their devices."""
 
     def apply(self, session: Session) -> Undo:
         """Check that the session's model was shared when it was built.

@@ -47,3 +47,4 @@ class Ddp(AbstractDataParallel):
     def share(self, model: torch.nn.Module, device_type: str) -> None:
         """Begin with the same parameters on every rank."""
         give_all_the_same(model, device_type)
+        model.to(device_type)

@@ -97,6 +97,12 @@ class Operation:
     """How many events of the trace came before it."""
     is_random: bool = False
     """Whether it draws random numbers."""
+    sent_bytes: int = 0
+    """What a collective sends from this rank."""
+    num_ranks: int = 0
+    """Of a collective, those that take part; 0 for all other operators."""
+    num_nodes: int = 1
+    """The machines that they are on."""
 
 
 @dataclass(slots=True)

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from memfit.trace.collectives import Exchange, exchange_of
 from memfit.trace.events import Operation, Phase
 
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
 
+_NO_EXCHANGE = Exchange(0, 0, 1)
 _DROPOUT_RATES = ("dropout_p", "dropout")
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -52,6 +54,7 @@ def describe(
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
     moved_bytes = _num_bytes(args) + _num_bytes((out,))
     signature = hash((func, *_shapes(args), *_shapes((out,))))
+    exchange = exchange_of(func, args) or _NO_EXCHANGE
     return Operation(
         kind.name,
         phase,
@@ -60,6 +63,9 @@ def describe(
         moved_bytes,
         signature,
         is_random=draws(func, args, kwargs),
+        sent_bytes=exchange.sent_bytes,
+        num_ranks=exchange.num_ranks,
+        num_nodes=exchange.num_nodes,
     )
 
 

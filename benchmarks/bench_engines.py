@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np  # whose largest value of some that are not numbers is none
 import torch
 import torch.distributed as dist
 from bench_ranks import CountedMemory, compile_counter, settled
@@ -202,14 +203,14 @@ class _Found:
     def losses(self, losses: Sequence[float]) -> None:
         """Hold losses against those of whole batches."""
         pairs = zip(losses, self._losses, strict=True)
-        self.loss_difference = max(abs(a - b) / max(abs(b), 1e-12) for a, b in pairs)
+        self.loss_difference = float(np.max([abs(a - b) / max(abs(b), 1e-12) for a, b in pairs]))
 
     def weights(self, model: torch.nn.Module) -> None:
         """Hold weights, put together from all ranks, against those of whole batches."""
         for name, each in model.named_parameters():
             full: Callable[[], torch.Tensor] = getattr(each, "full_tensor", each.detach)
             difference = float((full().detach() - self._weights[name]).abs().max())
-            self.weight_difference = max(self.weight_difference, difference)
+            self.weight_difference = float(np.maximum(self.weight_difference, difference))
 
 
 def _trained_by_ranks(

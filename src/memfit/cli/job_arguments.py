@@ -50,6 +50,39 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_rank_numbers(parser: argparse.ArgumentParser) -> None:
+    """Add the numbers of ranks that a plan may be for."""
+    parser.add_argument(
+        "--ranks",
+        metavar="N[,N...]",
+        help="share the model and the effective batch over so many ranks, each on such a device; "
+        "of several numbers the cheapest that fits is taken",
+    )
+    parser.add_argument(
+        "--devices-per-node", metavar="M", type=int, help="how many ranks share a machine"
+    )
+
+
+def read_rank_numbers(args: argparse.Namespace) -> dict[str, list[int] | int | None]:
+    """Return what a plan is told of ranks.
+
+    Raises:
+        UsageError: if they are no whole numbers of at least 1.
+    """
+    if args.ranks is None:
+        if args.devices_per_node:
+            msg = "--devices-per-node says where ranks are; say how many with --ranks N."
+            raise UsageError(msg)
+        return {}
+    words = args.ranks.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise UsageError(
+            f"--ranks takes whole numbers of at least 1, such as 4 or 1,2,4,8, not {args.ranks!r}."
+        )
+    numbers = [int(word) for word in words]
+    return {"ranks": numbers, "devices_per_node": args.devices_per_node}
+
+
 def read_ranks(args: argparse.Namespace) -> dict[str, int | None] | None:
     """Return the words of a placement besides its device; None where no ranks are asked for.
 

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memfit.errors import UsageError
+
 from .command import Command, add_json_argument, write_json
-from .job_arguments import add_budget_arguments, add_device_argument, add_job_argument, status
+from .job_arguments import (
+    add_budget_arguments,
+    add_device_argument,
+    add_job_argument,
+    add_rank_numbers,
+    read_rank_numbers,
+    status,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +40,8 @@ class PlanCommand:
     The effective batch size never changes. Strategies that change results (bf16) are used only if
     they are allowed by name. The plan's peak comes from recording the step with the plan applied.
     Nothing is trained; NAME may be a transformers.Trainer or a Lightning (Trainer, module, data) as
-    well, or a function that returns one. Micro-batches are
+    well, or a function that returns one. With --ranks the job's model and effective batch are
+    shared over ranks, each on such a device with such a budget. Micro-batches are
     used where the recorded step proves that they keep the results; --prove tries on a real batch
     what could not be followed, and --measure runs a few steps. The exit code is 3 when no plan
     fits; the message names the smallest peak.
@@ -43,6 +53,7 @@ class PlanCommand:
         """Declare the job, the device, the budget and what may change."""
         add_job_argument(parser)
         add_device_argument(parser)
+        add_rank_numbers(parser)
         add_budget_arguments(parser)
         choices = {
             "--allow": "allow a strategy that changes results, such as bf16, or a class of them, "
@@ -138,6 +149,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResul
     from memfit.planner import plan
 
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
+    wanted |= read_rank_numbers(args)
     with status(console, "recording the step as it is", quiet=args.json) as show:
         return plan(job, **wanted, progress=lambda text: show(f"recording: {text}"))
 
@@ -152,6 +164,12 @@ def _plan_of_trainer(
     """
     if found.trainer is None:
         raise found
+    if args.ranks is not None:
+        msg = (
+            "--ranks plans a memfit.Job over ranks, and this is a framework's trainer, which "
+            "starts its own. Leave --ranks out, or describe the step as a memfit.Job."
+        )
+        raise UsageError(msg)
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
     with status(console, "beginning the trainer's training", quiet=args.json) as show:
         wanted["progress"] = lambda text: show(f"recording: {text}")
@@ -175,6 +193,7 @@ def _as_json(plan: PlanningResult) -> dict[str, Any]:
         **plan.to_json(),
         **prediction.to_json(),
         "strategies": plan.to_json()["strategies"],
+        "placements": [asdict(each) for each in plan.placements],
         "considered": [asdict(considered) for considered in plan.considered],
         "ladder": [{name: rung[name] for name in _RUNG} for rung in rungs],
         "pareto": [asdict(point) for point in plan.pareto],

@@ -202,12 +202,14 @@ def _step_answer(builder: StepBuilder, device: Device, question: Question) -> _A
 def _job_answer(job: Job, device: Device, question: Question, progress: Progress) -> _Answer:
     """Record a job for a device."""
     from memfit.prediction.advice import PredictedJob
-    from memfit.prediction.predict import evaluate, with_other_spread
+    from memfit.prediction.predict import evaluate, part_under, with_other_spread
     from memfit.prediction.recording import record
     from memfit.session.batches import find_layout
     from memfit.strategies.plan import Plan
 
-    plan, layout = question.plan or Plan(), find_layout(job)
+    plan = question.plan or Plan()
+    job = part_under(plan, job)
+    layout = find_layout(job)
     recording = record(job, plan, layout, device=device)
     again = partial(record, job, plan, layout, device=device, facts=recording.facts)
 

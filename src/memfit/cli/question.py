@@ -30,7 +30,10 @@ class Question:
         """Return where one of the ranks would run."""
         from memfit.devices.placement import Placement
 
-        return None if self.ranks is None else Placement(device=device.name, **self.ranks)  # type: ignore[arg-type]
+        ranks = self.ranks
+        if ranks is None and self.plan is not None and self.plan.parallel is not None:
+            ranks = {"num_ranks": self.plan.ranks or 1}
+        return None if ranks is None else Placement(device=device.name, **ranks)  # type: ignore[arg-type]
 
     @property
     def judged_by(self) -> dict[str, Any]:

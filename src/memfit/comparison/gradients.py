@@ -10,7 +10,7 @@ import torch
 
 from memfit.job import Total
 from memfit.session.carried_effects import CarriedEffects
-from memfit.session.micro_batches import GradientSum
+from memfit.session.micro_batches import GradientSum, own_count
 from memfit.session.session import PhaseListener, Session
 from memfit.trace.events import Phase
 
@@ -20,10 +20,10 @@ def accumulate_gradients(session: Session, batch: Any, enter_phase: PhaseListene
     pieces = _pieces(session, batch)
     if pieces is not None:
         return _in_pieces(session, batch, pieces, enter_phase)
-    weight = weight_of_rank(session)
+    weight = weight_of_rank(session, batch)
     loss = session.loss_of(batch)
     session.num_counted = loss.count if isinstance(loss, Total) else None
-    mean = loss.sum / loss.count if isinstance(loss, Total) else loss
+    mean = loss.sum / own_count(session, loss.count) if isinstance(loss, Total) else loss
     found = mean.detach()
     if weight is not None and not isinstance(loss, Total):
         mean = mean * weight.to(mean.dtype)
@@ -36,14 +36,14 @@ def accumulate_gradients(session: Session, batch: Any, enter_phase: PhaseListene
     return found
 
 
-def weight_of_rank(session: Session) -> torch.Tensor | None:
+def weight_of_rank(session: Session, batch: Any) -> torch.Tensor | None:
     """Return what this rank's mean counts for where backward averages; None for no more than it is.
 
     All ranks have to ask.
     """
     if session.parallel is None or session.agreement is None:
         return None
-    return session.agreement.sample_weight(session.num_samples)
+    return session.agreement.sample_weight(session.layout.num_samples(batch))
 
 
 def _pieces(session: Session, batch: Any) -> Iterator[tuple[Any, int]] | None:
@@ -64,7 +64,7 @@ def _in_pieces(
     pieces: Iterable[tuple[Any, int]],
     enter_phase: PhaseListener,
 ) -> torch.Tensor:
-    total = GradientSum(session, weight_of_rank(session))
+    total = GradientSum(session, weight_of_rank(session, batch))
     num_samples = session.layout.num_samples(batch)
     carried = session.carried_effects or CarriedEffects(session, "micro-batching")
     carried.begin_step()

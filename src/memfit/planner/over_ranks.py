@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from memfit.devices.placement import Placement
 from memfit.devices.spec import Device
-from memfit.errors import NoPlanFitsError, StrategyError, UsageError
+from memfit.errors import MemfitError, NoPlanFitsError, StrategyError, UsageError
 from memfit.figures import ConsideredPlacement
 from memfit.job import Job
 from memfit.planner.one_placement import Wanted, plan_here, recorded_plain, trial_of
 from memfit.planner.result.planning_result import PlanningResult
-from memfit.planner.search.evaluation import Progress
+from memfit.planner.search.evaluation import Progress, failure_of
 from memfit.planner.search.splits import SplitChecks, may_be_unproved
 from memfit.prediction.recording import Recording
 from memfit.session.batches import BatchLayout, find_layout
@@ -20,6 +20,9 @@ from memfit.strategies import CATALOGUE
 from memfit.strategies.data_parallel import AbstractDataParallel, share_of
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.virtual.process_group import one_rank_of
+
+_FAILURES = (MemfitError, RuntimeError, NotImplementedError, TypeError, ValueError)
+"""What a step may end with that reads shards, or that torch cannot shard."""
 
 
 def plan_over_ranks(
@@ -117,9 +120,10 @@ class _Sharing:
         if reason := self._mixes(part.batch_size):
             yield _Found(placement=placement, parallel=None, reason=reason)
             return
-        kinds = (kind for kind in CATALOGUE if issubclass(kind, AbstractDataParallel))
+        kinds = [kind for kind in CATALOGUE if issubclass(kind, AbstractDataParallel)]
+        wanted = {kind.name for kind in kinds} & {*self._wanted.require}
         for kind in kinds:
-            if kind.name in self._wanted.forbid:
+            if kind.name in self._wanted.forbid or (wanted and kind.name not in wanted):
                 continue
             for parallel in kind.choices(placement.num_ranks, self._device.kind):
                 yield self._planned(part, placement, parallel)
@@ -136,6 +140,10 @@ class _Sharing:
         except NoPlanFitsError as error:
             reason = "no plan keeps to the budget."
             return _Found(placement=placement, parallel=parallel, error=error, reason=reason)
+        except _FAILURES as error:
+            if parallel is None:
+                raise
+            return _Found(placement=placement, parallel=parallel, reason=failure_of(error))
         return _Found(placement=placement, parallel=parallel, plan=plan)
 
     def _progress(self, placement: Placement, parallel: AbstractDataParallel) -> Progress | None:

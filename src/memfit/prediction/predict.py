@@ -63,14 +63,26 @@ def predict(
     place = placement_of(device, ranks, rank, placement)
     if plan is not None and plan.parallel is not None:
         place = place or placement_of(device, plan.ranks, rank)
-        if place is None:
-            raise UsageError(
-                f"{plan.parallel.label()} is for several ranks. Say for how many: ranks=N, or "
-                "--ranks N."
-            )
-        job = share_of(job, place.num_ranks, place.rank)
     with one_rank_of(place):
+        job = part_under(plan, job)
         return _predict_here(job, device if place is None else place.device, plan, allocator)
+
+
+def part_under(plan: Plan | None, job: Job) -> Job:
+    """Return what the rank whose process group is open gets of a job under a plan.
+
+    Raises:
+        UsageError: if the plan is for several ranks, and nobody said how many there are.
+    """
+    if plan is None or plan.parallel is None:
+        return job
+    place = current_placement()
+    if place is None or place.num_ranks < 2:
+        raise UsageError(
+            f"{plan.parallel.label()} is for several ranks. Say for how many: ranks=N, or --ranks "
+            "N."
+        )
+    return share_of(job, place.num_ranks, place.rank)
 
 
 def placement_of(

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from memfit.figures import ConsideredPlan, ParetoPoint, RefusalKind
+from memfit.figures import ConsideredPlacement, ConsideredPlan, ParetoPoint, RefusalKind
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.units import format_bytes, format_seconds
 
@@ -59,7 +59,7 @@ def plan_report(plan: PlanningResult) -> RenderableType:
     # What holds the peak in detail is the matter of `memfit predict --plan`.
     parts: list[RenderableType] = [prediction_table(replace(prediction, by_module={}, largest=()))]
     parts += [Padding(Text(reason), INDENT) for reason in plan.reasons]
-    parts += ["", plan_table(with_chosen_time(plan))]
+    parts += [*_placements(plan), "", plan_table(with_chosen_time(plan))]
     if is_measured(plan):
         parts.append(Text(_MEASURED, style="dim"))
     points = curve(plan)
@@ -82,6 +82,33 @@ def plan_report(plan: PlanningResult) -> RenderableType:
     if notes := [Text(note) for note in plan.notes if note not in prediction.notes]:
         parts.append(section("Good to know", dashed(notes)))
     return at_page_width(*parts)
+
+
+def _placements(plan: PlanningResult) -> list[RenderableType]:
+    return ["", placement_table(plan.placements)] if plan.placements else []
+
+
+def placement_table(placements: Sequence[ConsideredPlacement]) -> RenderableType:
+    """Show the ways to share the step among ranks, the chosen one marked."""
+    figures = ("ranks", "peak", "step", "ranks x step")
+    table = grid(word(), *map(amount, figures), word("fits"), folded("plan"))
+    for row in placements:
+        table.add_row(
+            ">" if row.chosen else "",
+            f"{row.ranks}",
+            "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
+            "" if row.step_seconds is None else format_seconds(row.step_seconds),
+            "" if row.device_seconds is None else format_seconds(row.device_seconds),
+            yes_or_no(row.fits),
+            Text(
+                plan_name(row.strategies, width=_NAME_WIDTH)
+                if row.fits
+                else f"{row.parallel or 'none'}: {row.reason}",
+                style="bold" if row.chosen else "",
+            ),
+        )
+    title = "Placements considered (> chosen: the least ranks x step); peaks are of one rank"
+    return at_page_width(Text(title, style="bold"), table)
 
 
 def plan_table(considered: Sequence[ConsideredPlan]) -> RenderableType:

@@ -26,6 +26,7 @@ def join_ranks(session: Session) -> Callable[[], None] | None:
         StrategyError: if the model is in ``FullyShardedDataParallel``.
     """
     session.agreement = agreement_of(session.model)
+    session.is_one_of_several = session.agreement is not None or session.parallel is not None
     if session.parallel is None:
         return None
     session.loss_over_ranks = partial(_loss_over_ranks, session)

@@ -151,4 +151,5 @@ def _averaging(session: Session, *, asked_for: bool) -> Callable[[], None] | Non
     session.model = model
     if not (is_wrapped or asked_for) or rank_here()[1] < 2:
         return None
+    session.is_one_of_several = True
     return GradientAverage(session, broadcasts_buffers=is_wrapped)

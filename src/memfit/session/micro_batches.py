@@ -45,9 +45,16 @@ class GradientSum:
         self._session.num_counted = self._count
         if self._count is None:
             return self._loss if self._weight is None else self._loss / self._weight
-        agreement = self._session.agreement
-        divisor = self._count if agreement is None else agreement.divisor(self._count)
+        agreement, count = self._session.agreement, own_count(self._session, self._count)
+        divisor = count if agreement is None else agreement.divisor(self._count)
         for parameter in self._session.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(divisor)
-        return self._loss / self._count
+        return self._loss / count
+
+
+def own_count(session: Session, count: torch.Tensor | float) -> torch.Tensor | float:
+    """Return what a rank's own sum is divided by: 1 where it counts nothing, and others may."""
+    if not session.is_one_of_several:
+        return count
+    return count + (count == 0)

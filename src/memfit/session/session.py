@@ -99,6 +99,8 @@ class Session:
     """What the latest loss was divided by, where the job gives a Total."""
     agreement: ShardAgreement | None = None
     """What ranks agree on in every step, where the model exchanges shards with them."""
+    is_one_of_several: bool = False
+    """Whether this rank's gradients and losses are averaged with those of others."""
     parallel: SharesModel | None = None
     """How ranks share the model and the effective batch; None where the job is one rank's own."""
     num_samples: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -15,6 +15,7 @@ from memfit.job import Job
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
+from memfit.trace.events import Category
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class AbstractDataParallel(Strategy):
 
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.OPTIMIZER, Seam.WINDOW})
+    acts_on: ClassVar[Mapping[Category, float]] = {}  # it is no matter of one rank's step
     averages_after_backward: ClassVar[bool] = False
     """Whether ranks average whole gradients once all have theirs; else backward does so."""
 

@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 import torch
 
 from memfit.strategies.data_parallel import AbstractDataParallel, give_all_the_same
-from memfit.trace.events import Category
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +30,6 @@ class Ddp(AbstractDataParallel):
     excludes: ClassVar[Mapping[str, str]] = {
         "optimizer-in-backward": "gradients are averaged over ranks before the update, and it "
         "leaves none"
-    }
-    acts_on: ClassVar[Mapping[Category, float]] = {
-        Category.SAVED_ACTIVATIONS: 1.0,
-        Category.TEMPORARIES: 1.0,
-        Category.BATCH: 1.0,
     }
 
     @classmethod

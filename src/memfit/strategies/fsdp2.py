@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 
+from memfit.errors import StrategyError
 from memfit.session.block_levels import block_levels
 from memfit.session.block_names import expand_names
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Strategy, Undo
 from memfit.strategies.data_parallel import AbstractDataParallel, give_all_the_same
 from memfit.strategies.facts import JobFacts
-from memfit.trace.events import Category, Phase
 
 _DTYPES = ("", "bfloat16", "float16")
 _ALL, _WHOLE = 0, 1
+_OWN_PLACES = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,6 @@ class Fsdp2(AbstractDataParallel):
 
     name: ClassVar[str] = "fsdp2"
     goes_with_shards: ClassVar[bool] = True
-    acts_on: ClassVar[Mapping[Category, float]] = dict.fromkeys(Category, 1.0)
-    acts_in: ClassVar[tuple[Phase, ...]] = tuple(Phase)
 
     def __post_init__(self) -> None:
         self.check_at_least(0, "shards_after_forward", "shard_ranks")
@@ -92,10 +91,17 @@ class Fsdp2(AbstractDataParallel):
         """Shard the blocks, then what is left.
 
         Raises:
+            StrategyError: if a module holds a parameter where it could not be replaced.
             ValueError: if the model has no such block, or ranks do not make groups of that size.
         """
         from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  # takes a second
 
+        if (held := _held_elsewhere(model)) is not None:
+            reason = (
+                f"{held} holds a parameter besides that of its module, where torch would not find "
+                "the gathered one (recurrent layers do). Take ddp."
+            )
+            raise StrategyError(self.name, reason)
         give_all_the_same(model, device_type)
         options = self._options(device_type)
         for name in self._names(model):
@@ -144,3 +150,17 @@ class Fsdp2(AbstractDataParallel):
             raise ValueError(msg)
         shape = (num_ranks // self.shard_ranks, self.shard_ranks)
         return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _held_elsewhere(model: torch.nn.Module) -> str | None:
+    """Name an attribute that holds parameters of a model besides the modules' own places."""
+    known = {id(each) for each in model.parameters()}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in _OWN_PLACES:
+                continue
+            values = value.values() if isinstance(value, dict) else value
+            held = values if isinstance(value, (list, tuple, dict)) else (value,)
+            if any(id(each) in known for each in held):
+                return f"{name}.{key}".removeprefix(".")
+    return None

@@ -8,10 +8,12 @@ so a job says that it is distributed as a script under ``torchrun`` does: with `
 from __future__ import annotations
 
 import os
+import random
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -105,6 +107,9 @@ def _open(placement: Placement) -> None:
 def _replacements(placement: Placement) -> Iterator[Any]:
     """Yield what stands in for the parts of torch that would look for the others."""
     yield patch.dict(os.environ, _environment(placement))
+    # It numbers collectives that are not carried out with what the job's own code may draw from.
+    numbering = import_module("torch.distributed._meta_registrations")
+    yield patch.object(numbering, "random", random.Random(0))
     core = torch.distributed.distributed_c10d
     answers = {
         "init_process_group": _nothing,

@@ -185,7 +185,7 @@ class JobEvaluator:
             names = dict.fromkeys(strategy.name for strategy in strategies)
             known = {strategy.name for members in self._recorded for strategy in members}
             new = [name for name in names if name not in known]
-            raise StrategyError(" + ".join(new or names), _failure(error)) from error
+            raise StrategyError(" + ".join(new or names), failure_of(error)) from error
 
     def _prediction(self, strategies: Strategies, job: Job, recording: Recording) -> Prediction:
         plan = Plan(strategies=strategies)
@@ -272,7 +272,7 @@ def _recorded_members(strategies: Strategies) -> Strategies:
     return tuple(strategy for strategy in strategies if strategy.is_recorded)
 
 
-def _failure(error: Exception) -> str:
+def failure_of(error: Exception) -> str:
     """Quote an error's first line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__

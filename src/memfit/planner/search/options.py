@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memfit.errors import StrategyError, UsageError
@@ -107,7 +107,7 @@ def search_space(
     fixed: list[tuple[Strategy | None, ...]] = [] if parallel is None else [(parallel,)]
     splits: list[AbstractSplitting] = []
     refused: list[Refusal] = []
-    for strategy in _kinds(parallel):
+    for strategy in _kinds(require, parallel):
         is_required = strategy.name in require
         options, refusal = _options(strategy, facts, is_required or _is_allowed(strategy, allow))
         options, refusal = _among_ranks(parallel, strategy, options, refusal)
@@ -158,11 +158,20 @@ def _options(
     return options, None if options else _refused(strategy, RefusalKind.UNSUITED, sentence)
 
 
-def _kinds(parallel: AbstractDataParallel | None) -> list[type[Strategy]]:
-    """List the strategies that are left once it is settled how ranks share the model."""
-    if parallel is None:
-        return [*CATALOGUE]
-    return [each for each in CATALOGUE if not issubclass(each, AbstractDataParallel)]
+def _kinds(
+    require: Sequence[str], parallel: AbstractDataParallel | None
+) -> Iterator[type[Strategy]]:
+    """Yield the strategies that are left once it is settled how ranks share the model.
+
+    Raises:
+        StrategyError: if ranks have to share it, and nobody said how many there are.
+    """
+    for strategy in CATALOGUE:
+        if not issubclass(strategy, AbstractDataParallel):
+            yield strategy
+        elif parallel is None and strategy.name in require:
+            reason = "it is for several ranks; say how many with ranks=N, or --ranks N."
+            raise StrategyError(strategy.name, reason)
 
 
 def _among_ranks(

@@ -2,9 +2,9 @@
 
 Run: torchrun --nproc-per-node N benchmarks/bench_engines.py --job FILE.py:job [--json]
 
-Each rank trains its part of the effective batch, in micro-batches, with the job's clipping, for five
-steps of uneven sizes, and is held against plain PyTorch on whole batches. The peak is what torch's
-CPU allocator has given since before the model was built (a C compiler is needed to count it).
+Each rank trains its part of the effective batch, in micro-batches, with the job's clipping, for
+five steps of uneven sizes, and is held against plain PyTorch on whole batches. The peak is what
+torch's CPU allocator has given since before the model was built (a C compiler counts it).
 """
 
 from __future__ import annotations

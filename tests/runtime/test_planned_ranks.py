@@ -1,0 +1,58 @@
+"""Ranks that carry out a plan train what the whole batch does, or refuse with the reason."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from tests.runtime import planned_ranks
+from torch.multiprocessing import spawn
+
+from memfit import Plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_end_as_whole_batches_do(tmp_path: Path, num_ranks: int) -> None:
+    """From weights of their own, with clipping, uneven shares, and ranks that count nothing."""
+    spawn(
+        planned_ranks.trains,
+        args=(num_ranks, str(tmp_path / "store"), str(tmp_path)),
+        nprocs=num_ranks,
+    )
+    found = {path.stem: float(path.read_text()) for path in tmp_path.glob("*.txt")}
+
+    assert len(found) == len(planned_ranks.PLANS) * 2 * num_ranks
+    assert all(each <= 1e-12 for each in found.values()), found
+
+
+@pytest.mark.slow
+def test_what_ranks_cannot_carry_out_together_is_refused_on_all(tmp_path: Path) -> None:
+    spawn(planned_ranks.is_refused, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        said = (tmp_path / f"said-{rank}.txt").read_text().splitlines()
+        fragments = (
+            "The plan is for 3 ranks, and there is 2.",
+            "the ranks have different plans",
+            "Ranks have different samples, so they would train another loss",
+            "_flat_weights holds a parameter",
+            "cannot be shared by 2 ranks",
+        )
+        assert len(said) == len(fragments), said
+        for line, fragment in zip(said, fragments, strict=True):
+            assert fragment in line
+
+
+@pytest.mark.slow
+def test_a_plan_from_a_file_runs_as_torchrun_starts_it(tmp_path: Path) -> None:
+    planned_ranks.plan_of("kept whole", 2).save(tmp_path / "plan.yaml")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    spawn(planned_ranks.opens_its_group, args=(2, port, str(tmp_path)), nprocs=2)
+
+    assert Plan.load(tmp_path / "plan.yaml").ranks == 2
+    for rank in range(2):
+        assert float((tmp_path / f"worst-{rank}.txt").read_text()) <= 1e-12

@@ -16,6 +16,7 @@ from memfit.observe.observer import StepObserver
 from memfit.observe.peaks import StepReading
 from memfit.runtime.batch_checks import BatchChecks, TrySplit
 from memfit.runtime.ladder import smaller_plans
+from memfit.runtime.shards.cut_passes import CutPasses
 from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import Strategy, Undo
 from memfit.strategies.fact_finding import gather_facts
@@ -71,6 +72,8 @@ class PlannedSteps:
         """The part that the latest step has come to: a phase, or the transfer of its batch."""
         self.on_failure: Callable[[], None] = _nothing
         """Is called when a step has failed, before its gradients are dropped."""
+        self.passes = CutPasses(session.model)
+        """Puts back what a pass that was cut has left in a sharded model."""
         self._listener = phase_listener
         self._has_old_gradients = False
         self.checks = None if session.is_virtual else BatchChecks(session, try_split=try_split)
@@ -102,6 +105,7 @@ class PlannedSteps:
                     order.before_update(session.optimizer)
                 session.update(session)
             except BaseException:
+                self.passes.put_back()
                 self.on_failure()
                 raise
             finally:  # the gradients of a step that failed are not those of the next one

@@ -115,6 +115,7 @@ class Guard:
 
     def begin(self, number: int) -> StepEntry:
         """Keep what a step begins with."""
+        self._steps.passes.settle()
         self._climb_if_due(number)
         entry: StepEntry = self._retried(self._log.begin)
         self._write_if_due(number, entry)
@@ -148,6 +149,7 @@ class Guard:
         Raises:
             MemfitError: if it could not be undone.
         """
+        self._steps.passes.settle()
         entry = self._retried(self._log.begin)
         self._retried(lambda: self._log.write(number - 1, entry))
         self._retried(lambda: self._log.take_batch(entry, batch))

@@ -38,6 +38,7 @@ class ShardRanks(JoinedRanks):
     def __init__(self) -> None:
         super().__init__()
         self._facts: list[_GroupFacts] = []
+        self._group_count = 0
         self._holders: GroupHolders | None = None
         self._connections = self._look_for_connections()
 
@@ -50,6 +51,7 @@ class ShardRanks(JoinedRanks):
             return
         self.has_left = True
         groups = _groups()
+        self._group_count = dist.distributed_c10d._world.group_count
         self._facts = [_facts_of(name, group) for name, group in groups.items()]
         end(self._connections)
         self._leave()
@@ -64,19 +66,13 @@ class ShardRanks(JoinedRanks):
         self.has_left = False
         first, *others = self._facts
         self._join(first.timeout)
+        world = dist.distributed_c10d._world
         made: dict[str, Any] = {first.name: dist.group.WORLD}
-        for facts in others:
-            made[facts.name] = dist.new_group(
-                [*facts.ranks],
-                timeout=facts.timeout,
-                backend=facts.backend,
-                use_local_synchronization=True,
-                group_desc=facts.description,
-            )
-        name: Any  # a type of torch's own that is a string
-        for name, group in made.items():
-            if group.group_name != name:  # meshes look groups up by the name that they had
-                torch._C._distributed_c10d._register_process_group(name, group)
+        made |= {facts.name: _made_anew(facts, self.rank) for facts in others}
+        world.group_count = self._group_count  # the next group of the user's has a name of its own
+        if (name := first.name) != str(made[name].group_name):
+            register: Any = torch._C._distributed_c10d._register_process_group
+            register(name, made[name])  # meshes look groups up by the name that they had
         assert self._holders is not None, "groups were left before"
         self._holders.fill(made)
         self._holders = None
@@ -94,6 +90,23 @@ def _groups() -> dict[str, Any]:
     others = [each for each in dist.distributed_c10d._world.pg_map if each is not default]
     # Every rank makes those that it has in the same order, so that nobody waits for another.
     return {each.group_name: each for each in (default, *sorted(others, key=_name_of))}
+
+
+def _made_anew(facts: _GroupFacts, rank: int) -> Any:
+    """Make a group under the name that it had, which ``torch.distributed.new_group`` chooses."""
+    module: Any = dist.distributed_c10d
+    group, _ = module._new_process_group_helper(
+        len(facts.ranks),
+        facts.ranks.index(rank),
+        [*facts.ranks],
+        dist.Backend(facts.backend),
+        module._get_default_store(),
+        facts.name,
+        timeout=facts.timeout,
+        group_desc=facts.description,
+    )
+    module._world.pg_group_ranks[group] = {each: at for at, each in enumerate(facts.ranks)}
+    return group
 
 
 def _name_of(group: Any) -> str:

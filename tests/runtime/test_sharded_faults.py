@@ -18,6 +18,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing import spawn
 
+import memfit
+from memfit import Job
 from memfit.runtime.guard.batch_file import BatchFile
 from memfit.runtime.shards.connections import between_ranks, end
 from memfit.runtime.shards.cut_passes import CutPasses
@@ -119,6 +121,44 @@ def test_a_cut_backward_leaves_nothing_behind(alone: None) -> None:
     found = {name: each.grad.full_tensor() for name, each in model.named_parameters()}
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_what_fails_before_the_first_pass_leaves_nothing_behind(alone: None) -> None:
+    model = fully_shard(nn.Linear(3, 2))
+    CutPasses(model).put_back()
+    model._get_fsdp_state()._is_root = True  # as where the first pass was cut at its beginning
+    CutPasses(model).put_back()
+    model(torch.ones(1, 3)).sum().backward()
+    assert all(each.grad is not None for each in model.parameters())
+
+
+def test_a_model_that_stays_gathered_after_backward_trains_as_one_that_does_not(
+    alone: None,
+) -> None:
+    """What is clipped and updated are the shards, and the next pass gathers the new ones."""
+    ends = []
+    for reshards in (True, False):
+
+        def made(reshards: bool = reshards) -> nn.Module:
+            torch.manual_seed(0)
+            model: nn.Module = fully_shard(nn.Linear(3, 2))
+            model.set_reshard_after_backward(reshards)
+            return model
+
+        job = Job(
+            model=made,
+            batch=lambda size: torch.ones(size, 3),
+            loss=lambda model, batch: model(batch).square().mean(),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            batch_size=2,
+            clip_grad_norm=0.1,
+        )
+        with memfit.start(job, guard=False) as run:
+            for _ in range(3):
+                run.step(job.batch(2))
+            run.model.reshard()
+            ends.append([each.full_tensor() for each in run.model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
 def test_a_model_that_is_whole_has_no_passes_to_put_back() -> None:

@@ -91,6 +91,7 @@ class PlannedSteps:
         order = session.job.order
         num_samples = session.layout.num_samples(batch)
         self._has_old_gradients = order.keeps_gradients
+        self.passes.settle()
         with self.observer.measuring(batch):
             session.spill.begin_step()
             try:
@@ -98,6 +99,7 @@ class PlannedSteps:
                 self.release_before_pieces(num_samples)
                 for _ in range(min(order.num_batches, _ENOUGH_BATCHES)):
                     loss = session.gradient_pass(session, batch, self.enter_phase)
+                self.passes.settle()
                 if before_update is not None:
                     before_update()
                 self.enter_phase(Phase.OPTIMIZER)

@@ -147,7 +147,12 @@ class Run:
             OutOfMemoryAfterAllError: if not even one sample fits, or the job's loss couples them.
             MemfitError: if what pieces give cannot be put together.
         """
-        found = self._evaluation(batch, function, self._num_steps)
+        try:
+            found = self._evaluation(batch, function, self._num_steps)
+        except Exception as error:
+            if self._guard is not None:
+                self._guard.end_together(error)
+            raise
         self._observer.evaluated(batch)
         return found
 

@@ -46,7 +46,11 @@ class CutPasses:
                 _shard(group)
 
     def settle(self) -> None:
-        """Have the model hold its shards: a pass without gradients leaves the root gathered."""
+        """Have the model hold its shards, which are what is clipped, updated and gathered anew.
+
+        A pass without gradients leaves the root gathered, and ``set_reshard_after_backward(False)``
+        leaves everything so, as it was before the update.
+        """
         for state in self._states():
             for group in state._fsdp_param_groups:
                 if not group.is_sharded:
@@ -64,14 +68,20 @@ class CutPasses:
 def _drop_what_is_under_way(state: Any) -> None:
     """Forget collectives without waiting for them: they may wait for a rank that never comes."""
     shared = state._comm_ctx
-    shared.all_gather_state = None
-    shared.reduce_scatter_states.clear()
-    shared._last_post_reduce_events.clear()
+    if _has_begun(state):
+        shared.all_gather_state = None
+        shared.reduce_scatter_states.clear()
+        shared._last_post_reduce_events.clear()
     for group in state._fsdp_param_groups:
         group._all_gather_result = None
         group._post_reduce_event = None
         group._all_reduce_state = None
         group._reshard_after_forward_event = None
+
+
+def _has_begun(state: Any) -> bool:
+    """Return whether there was a first pass, which sets up what groups share."""
+    return hasattr(state._comm_ctx, "reduce_scatter_states")
 
 
 def _shard(group: Any) -> None:
@@ -90,7 +100,8 @@ def _shard(group: Any) -> None:
 def _is_half_initialized(root: Any) -> bool:
     """Return whether the first pass was cut before all groups were ready."""
     groups = [group for each in root._state_ctx.all_states for group in each._fsdp_param_groups]
-    return not all(group._reset_sharded_params for group in groups)
+    is_ready = all(group._reset_sharded_params for group in groups)
+    return not (_has_begun(root) and is_ready)
 
 
 def _forget_initialization(root: Any) -> None:

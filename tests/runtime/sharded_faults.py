@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit import Job, Plan
-from memfit.errors import OtherRankError
+from memfit.errors import MemfitError, OtherRankError
 from memfit.journal.records import OutOfMemoryEvent
 from memfit.runtime.guard import step_log
 from memfit.runtime.run import Run
@@ -194,3 +194,32 @@ def loses_a_rank(rank: int, num_ranks: int, store: str, folder: str, point: int)
     except OtherRankError as error:
         said = {"seconds": time.monotonic() - began, "message": str(error)}
         Path(folder, f"rank-{rank}.json").write_text(json.dumps(said))
+
+
+def evaluates(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Evaluate between steps, on batches that are not even, then run out of memory there."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    wait = timedelta(minutes=20)
+    dist.init_process_group("gloo", f"file://{store}", wait, num_ranks, rank)
+    job, batch = job_of(num_ranks), part_of(sharded_ranks.rows(13, 7))
+    plain = trained(job, Plan(), guard=False)
+    with memfit.start(job, Plan()) as run:
+        for seed, size in enumerate(SIZES):
+            mean = float(run.evaluate(batch))
+            run.step(part_of(sharded_ranks.rows(size, seed)))
+        mean = float(run.evaluate(batch))
+        differs = difference(ending(run), plain)
+        whole = small_model()
+        whole.load_state_dict(plain.weights)
+        wanted = float(sharded_ranks.mean(whole, batch))
+        began = time.monotonic()
+        try:
+            with OutOfMemoryAt(name="gelu", most=1) if rank == 0 else contextlib.nullcontext():
+                run.evaluate(batch)
+        except MemfitError as error:
+            name = type(error).__name__
+    said = {"differs": differs, "off": abs(mean - wanted), "error": name}
+    said["seconds"] = time.monotonic() - began
+    Path(folder, f"rank-{rank}.json").write_text(json.dumps(said))

@@ -64,6 +64,15 @@ def test_a_killed_rank_ends_all_others_with_a_message(
         assert "Another rank has failed" in said["message"]
 
 
+@pytest.mark.slow
+def test_a_sharded_model_is_evaluated_between_steps_or_ends_on_all_ranks(tmp_path: Path) -> None:
+    spawn(sharded_faults.evaluates, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [each["error"] for each in found] == ["OutOfMemoryAfterAllError", "OtherRankError"]
+    assert all(each["differs"] == 0.0 and each["off"] <= 1e-12 for each in found), found
+    assert all(each["seconds"] < 60 for each in found)
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     """Be the only rank of a group."""

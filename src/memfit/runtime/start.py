@@ -25,6 +25,7 @@ from memfit.runtime.guard.guard import Guard, GuardSettings
 from memfit.runtime.guard.ranks import ranks_here
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import Run
+from memfit.runtime.shards.refusals import refuse_what_does_not_go_with_shards
 from memfit.runtime.shards.shard_ranks import ShardRanks
 from memfit.runtime.shards.whole_job import whole_job
 from memfit.separation.separation import Separation
@@ -130,13 +131,7 @@ def _agree(session: Session, plan: Plan, *, averages: bool) -> None:
             "gradients of shards are averaged in backward, and average_gradients does so again."
         )
         raise StrategyError("sharded model", f"{reason} Leave it out.")
-    refused = [each.label() for each in plan.strategies if not each.goes_with_shards]
-    if refused:
-        reason = (
-            f"{', '.join(refused)} of the plan was not shown to keep the results of a model whose "
-            "ranks exchange shards. Plan without it."
-        )
-        raise StrategyError("sharded model", reason)
+    refuse_what_does_not_go_with_shards(plan.strategies)
 
 
 def _can_be_undone(steps: PlannedSteps) -> bool:

@@ -98,21 +98,21 @@ class _FailsOnce(torch.autograd.Function):
         return gradient
 
 
-class _Twice(nn.Module):
-    """Use one layer on both sides of what fails, so that half of its gradient is there by then."""
+class _CutBetween(nn.Module):
+    """Fail between two layers, so that the gradients of the second are there by then."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 3)
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return self.layer(_FailsOnce.apply(self.layer(value)))
+        return self.second(_FailsOnce.apply(self.first(value)))
 
 
 def test_a_cut_backward_leaves_nothing_behind(alone: None) -> None:
     """Gradients of whole parameters that were not reduced yet are those of no later pass."""
     torch.manual_seed(0)
-    model = _Twice()
+    model = _CutBetween()
     _FailsOnce.has_failed = True
     value = torch.ones(2, 3)
     model(value).sum().backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -34,13 +34,15 @@ class ShardRanks(JoinedRanks):
     """
 
     meets_in_update = True
+    _connections: ClassVar[frozenset[int]] = frozenset()
+    """Of the groups as they are, whichever of several runs has made them anew."""
 
     def __init__(self) -> None:
         super().__init__()
         self._facts: list[_GroupFacts] = []
         self._group_count = 0
         self._holders: GroupHolders | None = None
-        self._connections = self._look_for_connections()
+        ShardRanks._connections = self._look_for_connections()
 
     def note_training(self) -> None:
         """Note nothing: every pass uses these groups."""
@@ -76,7 +78,7 @@ class ShardRanks(JoinedRanks):
         assert self._holders is not None, "groups were left before"
         self._holders.fill(made)
         self._holders = None
-        self._connections = self._look_for_connections()
+        ShardRanks._connections = self._look_for_connections()
 
     def _look_for_connections(self) -> frozenset[int]:
         """Look for the connections of these groups, which are ended when they are left."""

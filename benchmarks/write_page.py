@@ -44,6 +44,7 @@ _SECTIONS = (
     Section("What is proved of random programs", "random_programs", exactness.random_programs),
     Section("What proofs add to planning", "planning_time", planning.planning_time),
     Section("Runs that fail at random operators", "guard_faults", runs.faults),
+    Section("Sharded runs that fail at random operators", "sharded_faults", runs.sharded_faults),
     Section("Training loops with state of their own", "guard_scenarios", runs.scenarios),
     Section("What guard, monitor and journal cost", "guard_overhead", runs.guard_overhead),
     Section("Lightning modules as people write them", "lightning", runs.lightning),

@@ -30,6 +30,7 @@ MemfitError
 ├── BatchChangedError           a step that failed changes its batch, and cannot be done over (4)
 ├── LostContextError            nothing more can be done on the card in this process (exit code 5)
 ├── OtherRankError              another rank has failed or died
+├── CheckpointError             a checkpoint in shards cannot be written or read
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
 ├── NothingToVerifyError        a plan would leave the batch of a trial as it is
@@ -411,6 +412,21 @@ class OtherRankError(MemfitError):
             f"Another rank has failed: {reason}. This rank stops as well; its own message, or the "
             "launcher's, says why."
         )
+
+
+class CheckpointError(MemfitError):
+    """Say that a checkpoint in shards cannot be written or read, on all ranks alike."""
+
+    def __init__(self, verb: str, folder: object, reason: str) -> None:
+        kept = (
+            "The save before it, if there was one, is whole."
+            if verb == "write"
+            else "Nothing can be told of the model and the optimizer now: start again from another."
+        )
+        super().__init__(f"The checkpoint in {folder} cannot be {_DONE[verb]}: {reason}. {kept}")
+
+
+_DONE = {"write": "written", "read": "read"}
 
 
 class PromiseBrokenError(MemfitError):

@@ -11,8 +11,10 @@ from torch.utils._pytree import tree_structure
 from memfit.errors import MemfitError, StrategyError
 from memfit.job import Job
 from memfit.runtime.planned_steps import apply_strategies, undo_all
+from memfit.runtime.shards.refusals import refuse_what_does_not_go_with_shards
 from memfit.session.batches import BatchLayout
 from memfit.session.session import GradientPass, Session
+from memfit.session.shard_agreement import agreement_of
 from memfit.strategies.base import Seam, Strategy, Undo
 from memfit.strategies.plan import Plan
 
@@ -79,6 +81,8 @@ def attach(model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan)
     """
     for strategy in plan.strategies:
         _check_seams(strategy)
+    if agreement_of(model) is not None:
+        refuse_what_does_not_go_with_shards(plan.strategies)
     device_type = next((p.device.type for p in model.parameters()), "cpu")
     session = Session(
         job=_job_of(model, optimizer),

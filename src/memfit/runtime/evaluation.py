@@ -19,6 +19,10 @@ from memfit.separation.batch_conditions import broken_condition
 from memfit.strategies.facts import known_separation
 
 EVALUATION = "evaluation"
+_EVERY_PASS_IS_OF_ALL = (
+    "ranks that share a model run every pass together, so one of them cannot evaluate in pieces. "
+    "Evaluate smaller batches on all of them."
+)
 
 
 class Evaluation:
@@ -67,6 +71,10 @@ class Evaluation:
                 cause = str(error).strip().partition("\n")[0]
             if cause is None:
                 return joined(pieces)
+            if session.agreement is not None:
+                self._steps.passes.put_back()
+                plans = [_pieces_of(in_piece)]
+                raise OutOfMemoryAfterAllError(number, plans, cause, _EVERY_PASS_IS_OF_ALL)
             free_memory(session.device_type)
             random_states.put_back(session.device_type)
             reason = None if function is not None else self._obstacle(batch, in_piece // 2)

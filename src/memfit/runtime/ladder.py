@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memfit.errors import NoSmallerPlanError
 from memfit.session.session import Session
 from memfit.strategies import CATALOGUE
-from memfit.strategies.base import AbstractSplitting
+from memfit.strategies.base import AbstractSplitting, Strategy
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan, in_catalogue_order
@@ -21,7 +21,8 @@ def smaller_plans(plan: Plan, session: Session) -> Iterator[Plan]:
         NoSmallerPlanError: once there is nothing more that would keep the results.
     """
     for number, rung in enumerate(plan.ladder):
-        yield replace(rung, device=plan.device, ladder=plan.ladder[number + 1 :])
+        if _goes(rung.strategies, session):
+            yield replace(rung, device=plan.device, ladder=plan.ladder[number + 1 :])
     yield from _halved(plan, session)
 
 
@@ -44,13 +45,20 @@ def _halved(plan: Plan, session: Session) -> Iterator[Plan]:
             if reason is not None:
                 refusal = refusal or reason
                 continue
-            has_any = True
             strategies = in_catalogue_order([*others, split])
+            if not _goes(strategies, session):
+                continue
+            has_any = True
             yield replace(
                 plan, strategies=strategies, prediction=None, ladder=(), proof=None, reasons=()
             )
     if not has_any:
         raise NoSmallerPlanError(refusal or "micro-batches have one sample already.")
+
+
+def _goes(strategies: Sequence[Strategy], session: Session) -> bool:
+    """Return whether strategies may be applied to a model that ranks share, where it is one."""
+    return session.agreement is None or all(each.goes_with_shards for each in strategies)
 
 
 def _ways_to_cut(

@@ -16,6 +16,7 @@ from memfit.observe.observer import StepObserver
 from memfit.observe.peaks import StepReading
 from memfit.runtime.batch_checks import BatchChecks, TrySplit
 from memfit.runtime.ladder import smaller_plans
+from memfit.runtime.shards.cut_passes import CutPasses
 from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import Strategy, Undo
 from memfit.strategies.fact_finding import gather_facts
@@ -71,6 +72,8 @@ class PlannedSteps:
         """The part that the latest step has come to: a phase, or the transfer of its batch."""
         self.on_failure: Callable[[], None] = _nothing
         """Is called when a step has failed, before its gradients are dropped."""
+        self.passes = CutPasses(session.model)
+        """Puts back what a pass that was cut has left in a sharded model."""
         self._listener = phase_listener
         self._has_old_gradients = False
         self.checks = None if session.is_virtual else BatchChecks(session, try_split=try_split)
@@ -88,6 +91,7 @@ class PlannedSteps:
         order = session.job.order
         session.num_samples = num_samples = session.layout.num_samples(batch)
         self._has_old_gradients = order.keeps_gradients
+        self.passes.settle()
         with self.observer.measuring(batch):
             session.spill.begin_step()
             try:
@@ -95,6 +99,7 @@ class PlannedSteps:
                 self.release_before_pieces(num_samples)
                 for _ in range(min(order.num_batches, _ENOUGH_BATCHES)):
                     loss = session.gradient_pass(session, batch, self.enter_phase)
+                self.passes.settle()
                 if before_update is not None:
                     before_update()
                 if session.loss_over_ranks is not None:
@@ -104,6 +109,7 @@ class PlannedSteps:
                     order.before_update(session.optimizer)
                 session.update(session)
             except BaseException:
+                self.passes.put_back()
                 self.on_failure()
                 raise
             finally:  # the gradients of a step that failed are not those of the next one

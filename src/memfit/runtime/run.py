@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from memfit.runtime.planned_steps import DoneStep, PlannedSteps
 from memfit.session.batches import BatchLayout
 from memfit.session.session import PhaseListener, Session, SharesModel, open_session
 from memfit.strategies.plan import Plan
+
+if TYPE_CHECKING:
+    from memfit.runtime.shards.checkpoint import ShardedCheckpoint
 
 _IMPLEMENTATION_FLAGS = ("fused", "foreach")
 
@@ -156,7 +160,12 @@ class Run:
             OutOfMemoryAfterAllError: if not even one sample fits, or the job's loss couples them.
             MemfitError: if what pieces give cannot be put together.
         """
-        found = self._evaluation(batch, function, self._num_steps)
+        try:
+            found = self._evaluation(batch, function, self._num_steps)
+        except Exception as error:
+            if self._guard is not None:
+                self._guard.end_together(error)
+            raise
         self._observer.evaluated(batch)
         return found
 
@@ -233,6 +242,50 @@ class Run:
                 group.update((key, own[key]) for key in own if key in group)
             if self._guard is not None:
                 self._guard.forget()
+
+    def save_sharded(self, folder: str | Path) -> None:
+        """Save what a checkpoint must keep, each rank its shards; all ranks call it.
+
+        Besides what ``state_dict`` gives, each rank's random state is kept. A save that is
+        interrupted leaves the one before it in the folder whole.
+
+        Args:
+            folder: that all ranks see; it holds one checkpoint, the latest.
+
+        Raises:
+            CheckpointError: on all ranks, if one could not write its part.
+        """
+        self._steps.passes.settle()
+        run = {"num_steps": self._num_steps, "plan": self._found.state_dict()}
+        self._in_shards(folder).save(run)
+
+    def load_sharded(self, folder: str | Path) -> None:
+        """Take up what ``save_sharded`` has saved, on as many ranks as there are now.
+
+        Parameters and optimizer states are shared out anew. Buffers that differ from rank to rank
+        and random states are each rank's own, where there are as many ranks as there were; else
+        all take the buffers of the first, and go on with the random states that they have. The plan
+        is gone on with as by ``load_state_dict``.
+
+        Args:
+            folder: of the checkpoint.
+
+        Raises:
+            CheckpointError: on all ranks, if one could not read it, or if it is of another model.
+        """
+        self._steps.passes.settle()
+        try:
+            run = self._in_shards(folder).load()
+            self._num_steps = int(run["num_steps"])
+            self._found.load_state_dict(run["plan"])
+        finally:
+            if self._guard is not None:
+                self._guard.forget()
+
+    def _in_shards(self, folder: str | Path) -> ShardedCheckpoint:
+        from memfit.runtime.shards.checkpoint import ShardedCheckpoint  # noqa: PLC0415 - seconds
+
+        return ShardedCheckpoint(self._steps.session, folder)
 
     def close(self) -> None:
         """Take the strategies off the model and the optimizer, and say that the run is over."""

@@ -26,8 +26,13 @@ from memfit.runtime.guard.ranks import ranks_here
 from memfit.runtime.joining import part_of_this_rank
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import Run
+from memfit.runtime.shards.refusals import refuse_what_does_not_go_with_shards
+from memfit.runtime.shards.shard_ranks import ShardRanks
+from memfit.runtime.shards.whole_job import whole_job
+from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
 from memfit.session.session import Session, open_session
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.plan import Plan
 
 
@@ -82,7 +87,7 @@ def start(
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
     session = open_session(job, device_type, layout, accumulate_gradients, plan.parallel)
     average = _averaging(session, asked_for=average_gradients)
-    guard = _agreed(session, plan, averages=average is not None) and guard
+    _agree(session, plan, averages=average is not None)
     observer = StepObserver(
         peaks_on(device_type, takes_timeline=folder is not None),
         owned=session.owned_tensors,
@@ -97,9 +102,9 @@ def start(
     )
     if steps.checks is not None:
         steps.checks.on_event = observer.event_of_next_step
-    if guard is False:
+    if guard is False or not _can_be_undone(steps):
         return Run(steps, before_update=average)
-    ranks = ranks_here()
+    ranks = ranks_here() if session.agreement is None else ShardRanks()
     settings = guard if isinstance(guard, GuardSettings) else GuardSettings()
     if settings.folder is None:
         settings = replace(settings, folder=Path(folder or ""))
@@ -113,28 +118,31 @@ def _with_own_prediction(plan: Plan, job: Job) -> Plan:
     return plan if is_own else replace(plan, prediction=None)
 
 
-def _agreed(session: Session, plan: Plan, *, averages: bool) -> bool:
-    """Have ranks that share a model agree on their passes; return whether a step can be undone.
+def _agree(session: Session, plan: Plan, *, averages: bool) -> None:
+    """Have ranks that share a model agree on their passes.
 
     Raises:
         StrategyError: if the plan or averaged gradients do not go with such a model.
     """
     if session.agreement is None:
-        return True
+        return
+    if session.facts is None:
+        gather_facts(session, separation=Separation(whole_job(session.job), session.layout))
     if averages:
         reason = (
             "gradients of shards are averaged in backward, and average_gradients does so again."
         )
         raise StrategyError("sharded model", f"{reason} Leave it out.")
-    refused = [each.label() for each in plan.strategies if not each.goes_with_shards]
-    if refused:
-        reason = (
-            f"{', '.join(refused)} of the plan was not shown to keep the results of a model whose "
-            "ranks exchange shards. Plan without it."
-        )
-        raise StrategyError("sharded model", reason)
+    refuse_what_does_not_go_with_shards(plan.strategies)
+
+
+def _can_be_undone(steps: PlannedSteps) -> bool:
+    """Return whether passes that were cut can be put back; warn where they cannot."""
+    if steps.session.agreement is None or steps.passes.can_be_put_back:
+        return True
     msg = (
-        "The model exchanges shards with other ranks in forward and backward, which cannot be "
+        "The model exchanges shards with other ranks in forward and backward, and was not sharded "
+        "by torch.distributed.fsdp.fully_shard of torch 2.13 or newer, so that a pass cannot be "
         "undone on one of them: the run is not guarded against running out of memory."
     )
     warnings.warn(msg, MemfitWarning, stacklevel=3)

@@ -134,8 +134,9 @@ class Attempts:
     def _speak(self, own: _Said, has_touched: Callable[[], bool]) -> None:
         """Tell the other ranks how the attempt stands here, and hear how it stands there."""
         has_failed = own.status is not _Status.FINE
-        if has_failed and (self.is_averaging or not self.is_updating):
-            self._ranks.leave_training(for_sure=self.is_averaging)
+        meets = self.is_averaging or self._ranks.meets_in_update
+        if has_failed and (meets or not self.is_updating):
+            self._ranks.leave_training(for_sure=meets)
         updates = self.is_updating or self._steps.session.updates_in_backward
         self._said = self._ranks.exchange(
             own.status,

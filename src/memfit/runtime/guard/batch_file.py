@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,9 @@ class _StoredTensor:
     num_bytes: int
     dtype: torch.dtype
     shape: torch.Size
+    remainder: int
+    """Of its address, by a line of the cache: kernels round by it (a part of a batch begins
+    anywhere)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,9 @@ class BatchFile:
             if os.pwrite(self._file.fileno(), content, end) < num_bytes:
                 msg = "the disk takes no more of a batch"
                 raise OSError(msg)
-            stored.append(_StoredTensor(end, num_bytes, leaf.dtype, leaf.shape))
+            remainder = values.data_ptr() % _LINE_BYTES
+            remainder -= remainder % values.element_size()
+            stored.append(_StoredTensor(end, num_bytes, leaf.dtype, leaf.shape, remainder))
             end += num_bytes
         self._end = end
         return StoredBatch(spec, tuple(stored))
@@ -102,8 +110,13 @@ class BatchFile:
             return leaf
         if not leaf.num_bytes:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
-        content = bytearray(os.pread(self._file.fileno(), leaf.num_bytes, leaf.offset))
-        return torch.frombuffer(content, dtype=leaf.dtype).reshape(leaf.shape)
+        room = torch.empty(leaf.num_bytes + _LINE_BYTES, dtype=torch.uint8)
+        start = (leaf.remainder - room.data_ptr()) % _LINE_BYTES
+        content = room[start : start + leaf.num_bytes]
+        content.numpy()[:] = np.frombuffer(
+            os.pread(self._file.fileno(), leaf.num_bytes, leaf.offset), dtype=np.uint8
+        )
+        return content.view(leaf.dtype).reshape(leaf.shape)
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:

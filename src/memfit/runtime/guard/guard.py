@@ -31,7 +31,7 @@ from memfit.live_state import Obstacle
 from memfit.observe.out_of_memory import has_lost_context
 from memfit.runtime.guard.attempts import Attempts, FailedAttempt
 from memfit.runtime.guard.emergency import exit_with_code_of, save_emergency_checkpoint
-from memfit.runtime.guard.ranks import Ranks
+from memfit.runtime.guard.ranks import Ranks, has_lost_peer
 from memfit.runtime.guard.repetition import Repetition
 from memfit.runtime.guard.step_entry import StepEntry
 from memfit.runtime.guard.step_log import StepLog
@@ -115,6 +115,7 @@ class Guard:
 
     def begin(self, number: int) -> StepEntry:
         """Keep what a step begins with."""
+        self._steps.passes.settle()
         self._climb_if_due(number)
         entry: StepEntry = self._retried(self._log.begin)
         self._write_if_due(number, entry)
@@ -148,6 +149,7 @@ class Guard:
         Raises:
             MemfitError: if it could not be undone.
         """
+        self._steps.passes.settle()
         entry = self._retried(self._log.begin)
         self._retried(lambda: self._log.write(number - 1, entry))
         self._retried(lambda: self._log.take_batch(entry, batch))
@@ -164,6 +166,18 @@ class Guard:
     def forget(self) -> None:
         """Go back no further than to now: something else has changed the state."""
         self._log.forget("the state was loaded from a checkpoint")
+
+    def end_together(self, error: Exception) -> None:
+        """End the wait of ranks that share the model, where this one fails outside of a step.
+
+        Raises:
+            OtherRankError: if it fails since another has left.
+        """
+        if not self._ranks.meets_in_update:
+            return
+        self._ranks.leave_training(for_sure=True)
+        if has_lost_peer(error):
+            raise OtherRankError(str(error).partition("\n")[0]) from error
 
     def close(self) -> None:
         """Drop what was kept to go back to."""

@@ -77,6 +77,17 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
             yield from (tensor for _, tensor in _tensors_in(held))
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what of a tensor lies on this rank: the shard of a DTensor, others as they are."""
+    part = getattr(tensor, "_local_tensor", tensor)
+    return part if isinstance(part, torch.Tensor) else tensor
+
+
+def local_parts(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """List what lies on this rank of those tensors that are not here whole."""
+    return [part for each in tensors if (part := local_part(each)) is not each]
+
+
 def _tensors_in(held: Any, place: str = "") -> Iterable[tuple[str, torch.Tensor]]:
     if isinstance(held, torch.Tensor):
         yield place, held

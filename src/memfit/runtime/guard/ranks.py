@@ -19,6 +19,7 @@ import torch.distributed as dist
 from memfit.errors import OtherRankError
 from memfit.observe.out_of_memory import chain_of
 from memfit.observe.starting import rank_here
+from memfit.runtime.shards.connections import connections, note_connections_of_guard
 
 _PATIENCE = timedelta(minutes=30)
 """How long a rank waits for one that does something else, such as validating. A rank that has died
@@ -45,6 +46,8 @@ class Ranks(Protocol):
     num_ranks: int
     has_left: bool
     """Whether training's group was left and not made anew."""
+    meets_in_update: bool
+    """Whether updates talk over training's group, as to clip the gradients of shards does."""
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
         """Return what every rank has said; all have to say equally many values."""
@@ -71,6 +74,7 @@ class Alone:
     rank = 0
     num_ranks = 1
     has_left = False
+    meets_in_update = False
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
         """Return what was said."""
@@ -96,6 +100,8 @@ class JoinedRanks:
     ``leave_training``; that is not called while only memfit itself uses training's group.
     """
 
+    meets_in_update = False
+
     def __init__(self) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         # There is no public way to the store, and another one would need a port of its own.
@@ -110,9 +116,11 @@ class JoinedRanks:
         self.has_left = False
         self._said = np.zeros((self.num_ranks, _MOST_VALUES), dtype=np.int64)
         self._said_tensor = torch.from_numpy(self._said)
+        before = connections().keys()
         self._group: Any = dist.ProcessGroupGloo(
             self._store_for("guard"), self.rank, self.num_ranks, _PATIENCE
         )
+        note_connections_of_guard(before)
 
     def exchange(self, *values: int) -> list[tuple[int, ...]]:
         """Return what every rank has said.
@@ -126,6 +134,7 @@ class JoinedRanks:
         try:
             self._group.allreduce([self._said_tensor]).wait()
         except RuntimeError as error:
+            self._group = None  # the others are not to wait for this rank
             raise OtherRankError(str(error).partition("\n")[0]) from error
         return [tuple(row) for row in self._said[:, : len(values)].tolist()]
 
@@ -141,19 +150,26 @@ class JoinedRanks:
         """Leave the group, if steps use it."""
         if (self._is_used or for_sure) and not self.has_left:
             self.has_left = True
-            _forget_default_arguments()
-            # Connections are closed once nothing holds the group, tracebacks included.
-            gc.collect()
-            dist.destroy_process_group()
-            gc.collect()
+            self._leave()
 
     def join_training(self) -> None:
         """Make the group anew over the same store, under another name."""
         self.leave_training(for_sure=True)
         self.has_left = False
+        self._join()
+
+    def _leave(self) -> None:
+        _forget_default_arguments()
+        # Connections are closed once nothing holds the group, tracebacks included.
+        gc.collect()
+        dist.destroy_process_group()
+        gc.collect()
+
+    def _join(self, timeout: timedelta | None = None) -> None:
         self._num_rejoined += 1
         dist.init_process_group(
             self._backend,
+            timeout=timeout,
             store=self._store_for(f"again-{self._num_rejoined}"),
             rank=self.rank,
             world_size=self.num_ranks,

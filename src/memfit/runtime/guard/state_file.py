@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memfit.runtime.guard.large_tensors import LargeTensors, options_of, parameters_of
+from memfit.runtime.guard.large_tensors import LargeTensors, local_part, options_of, parameters_of
 from memfit.session.session import Session
 from memfit.units import format_bytes
 
@@ -48,7 +48,7 @@ class StateFile:
         }
         named = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
         content = {
-            "large": self._large.named(),
+            "large": {name: local_part(each) for name, each in self._large.named().items()},
             "parameters": self._large.parameters(),
             "buffers": dict(session.model.named_buffers()),
             "optimizer": {**states, **named},
@@ -75,7 +75,7 @@ class StateFile:
     def read_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the content of the file into the tensors of the same names."""
         for name, value in self.content()["large"].items():
-            tensor = tensors[name]
+            tensor = local_part(tensors[name])
             if (tensor.shape, tensor.dtype) == (value.shape, value.dtype):
                 tensor.copy_(value)
             else:

@@ -15,7 +15,12 @@ from memfit.live_state.snapshot import put_generators_back
 from memfit.runtime.guard.batch_file import StoredBatch
 from memfit.runtime.guard.batch_record import BatchRecord, BatchRecorder
 from memfit.runtime.guard.fingerprint import places_of
-from memfit.runtime.guard.large_tensors import LargeTensors, options_of, state_tensors
+from memfit.runtime.guard.large_tensors import (
+    LargeTensors,
+    local_parts,
+    options_of,
+    state_tensors,
+)
 from memfit.session.reachable import roots_of
 from memfit.session.session import Session
 from memfit.units import MIB
@@ -166,7 +171,7 @@ class StepEntries:
         parameters = [*self._large.parameters().values()]
         self.has_other_parameters = [*map(id, parameters)] != [*map(id, self._parameters)]
         self._parameters = parameters
-        self._left_out = [*parameters, *states]
+        self._left_out = [*parameters, *states, *local_parts([*parameters, *states])]
         self._live.leave_out(self._left_out)
         self._large.others = _too_large(self._live)
         if self._large.others:

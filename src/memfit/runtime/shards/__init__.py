@@ -1,0 +1,1 @@
+"""Runs of models whose parameters are shards that ranks exchange in every pass (FSDP2)."""

@@ -14,6 +14,7 @@ from memfit.integrations.deepspeed.config import (
     write_config,
 )
 from memfit.integrations.deepspeed.ending import EngineStoppedError
+from memfit.integrations.deepspeed.rank_memory import RankMemory, predict_rank
 from memfit.integrations.deepspeed.run import EngineRun, EngineStep
 from memfit.integrations.deepspeed.starting import fit, start
 
@@ -22,11 +23,13 @@ __all__ = [
     "EngineRun",
     "EngineStep",
     "EngineStoppedError",
+    "RankMemory",
     "ZeroChoice",
     "adapted",
     "choice_of",
     "config_of",
     "fit",
+    "predict_rank",
     "start",
     "write_config",
 ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 
 _WAIT_SECONDS = 20.0
@@ -37,7 +39,8 @@ class EmergencyCheckpoint:
         try:
             place.mkdir(parents=True, exist_ok=True)
             # As DeepSpeed's save_checkpoint does (engine.py, 0.19.8), which waits for all ranks.
-            engine._save_checkpoint(str(self._folder), tag, client_state={})
+            with patch.object(engine, "module_state_dict", self._weights):
+                engine._save_checkpoint(str(self._folder), tag, client_state={})
             if engine.save_zero_checkpoint:
                 engine._save_zero_checkpoint(str(self._folder), tag)
             (place / f"rank-{self._rank}.saved").touch()
@@ -46,6 +49,17 @@ class EmergencyCheckpoint:
         except Exception as error:  # noqa: BLE001 - the failure that brought us here is told first
             return f"Nothing was saved: {type(error).__name__}: {error}."
         return f"The state after step {num_steps} lies in {place}; run.load_checkpoint reads it."
+
+    def _weights(self, **_: object) -> dict[str, Any]:
+        """Return the module's state; in stage 3 without weights that a pass has gathered.
+
+        DeepSpeed's own files have empty places for them: what counts there are the fp32 shards.
+        """
+        state: dict[str, Any] = dict(self._engine.module.state_dict())
+        for name, parameter in self._engine.module.named_parameters():
+            if hasattr(parameter, "ds_tensor") and not parameter.ds_persist:
+                state[name] = torch.empty(0, dtype=parameter.dtype)
+        return state
 
     def _finish(self, place: Path) -> bool:
         """Name the checkpoint as the latest when all parts are there."""

@@ -286,3 +286,21 @@ def trains_unusual(rank: int, num_ranks: int, store: str, folder: str) -> None:
                 said = str(error)
             (Path(folder) / f"{name}-{stage}-{rank}.txt").write_text(said)
     dist.destroy_process_group()
+
+
+def trains_living(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Train models that are there already; write the largest difference from the whole batch."""
+    joined(rank, num_ranks, store)
+    for stage in (0, 2, 3):
+        living = model()
+        choice = ZeroChoice(stage=stage, micro_batch_size=4, persistence_elements=0)
+        optimizer = adamw(living.parameters())
+        run = fit(living, optimizer, mean, rows(8), choice, clip_grad_norm=CLIP)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        for seed, size in enumerate(UNEVEN):
+            run.step(part_of(rows(size, seed), rank, num_ranks))
+            scheduler.step()
+        difference = worst_difference(run, expected(UNEVEN, is_ragged=False))
+        (Path(folder) / f"{stage}-{rank}.txt").write_text(repr(difference))
+        run.close()
+    dist.destroy_process_group()

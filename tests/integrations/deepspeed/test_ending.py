@@ -11,8 +11,6 @@ import pytest
 import torch
 from tests.integrations.deepspeed import engine_ranks, failing_rank
 
-from memfit import Total
-
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install memfit[deepspeed]")
 
 ROOT = Path(__file__).parents[3]
@@ -91,9 +89,3 @@ def test_a_rank_that_waits_for_one_that_goes_on_with_something_else_is_ended(
     codes = run_ranks(tmp_path, 3, "swallowed")
     assert codes[0] == 4
     assert (tmp_path / "saved" / "latest").read_text() == "emergency_step2"
-
-
-def test_a_total_is_no_mean() -> None:
-    """What weighs pieces tells the two apart."""
-    found = engine_ranks.total(engine_ranks.model(), engine_ranks.rows(4))
-    assert isinstance(found, Total)

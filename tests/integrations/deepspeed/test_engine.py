@@ -68,3 +68,10 @@ def test_unusual_models_and_losses_end_as_the_whole_batch(tmp_path: Path) -> Non
     for name, text in found.items():
         reason = refused.get(name.rpartition("-")[0])
         assert reason in text if reason else float(text) <= 1e-6, found
+
+
+def test_models_that_are_there_end_as_the_whole_batch(tmp_path: Path) -> None:
+    spawn(engine_ranks.trains_living, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    found = {path.stem: float(path.read_text()) for path in tmp_path.glob("*.txt")}
+    assert len(found) == 3 * 2
+    assert max(found.values()) <= 1e-6, found

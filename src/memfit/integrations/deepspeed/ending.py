@@ -60,6 +60,7 @@ class Ending:
         self._closed = threading.Event()
         self._saving = threading.Lock()
         self._saved = ""
+        self._is_lost_elsewhere, self._failed_steps = False, -1
         self._hook: Any = None
 
     def watch_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -166,9 +167,6 @@ class Ending:
         self._is_lost_elsewhere = torn == "torn"
         self._failed_steps = int(steps)
         return str(told)
-
-    _is_lost_elsewhere = False
-    _failed_steps = -1
 
     def _save(self) -> str:
         """Write this rank's part once, from whichever thread comes first; return what to say."""

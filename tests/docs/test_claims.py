@@ -159,7 +159,19 @@ def of_dreams() -> Iterator[str]:
     )
 
 
+def of_deepspeed() -> Iterator[str]:
+    found = load_result("deepspeed")
+    errors = [row["error_fraction"] for row in found["peaks"]]
+    beside, after = max(errors[:8], key=abs), max(errors[8:], key=abs)
+    yield f"are at most {found['worst_difference']:.1e} off"
+    yield f"{found['num_inside_intervals']} of {len(errors)} steps lie inside the interval"
+    yield f"the figure itself is off by {percent(found['worst_error_fraction'])} at worst"
+    yield f"written beside it is off by {percent(beside)} at worst"
+    yield f"measured once afterwards, by {percent(after)}"
+
+
 CLAIMS = {
+    "docs/deepspeed.md": of_deepspeed,
     "README.md": of_conve,
     "docs/guarded-runs.md": of_the_guard,
     "docs/run-command.md": of_watching,

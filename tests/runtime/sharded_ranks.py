@@ -66,15 +66,17 @@ def job_of(made: Callable[[], nn.Module], loss: Any, batch_size: int) -> Job:
     )
 
 
-def expected(sizes: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Train on whole batches, as plain PyTorch."""
+def expected(sizes: Sequence[int], gamma: float = 1.0) -> dict[str, torch.Tensor]:
+    """Train on whole batches, as plain PyTorch; the rate falls by a factor after two steps."""
     whole = model()
     optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=gamma)
     for seed, size in enumerate(sizes):
         optimizer.zero_grad()
         mean(whole, rows(size, seed)).backward()
         nn.utils.clip_grad_norm_(whole.parameters(), CLIP)
         optimizer.step()
+        scheduler.step()
     return whole.state_dict()
 
 
@@ -89,8 +91,25 @@ PLANS = {
     "pieces": {"micro-batching": {"micro_batch_size": 2}},
     "recomputed": {"activation-checkpointing": {"blocks": ["0-2"]}},
     "loop": {"optimizer-implementation": {"implementation": "loop"}},
+    "on disk": {
+        "optimizer-offload": {"to": "disk", "min_tensor_bytes": 1},
+        "micro-batching": {"micro_batch_size": 2},
+    },
 }
 """What may go with shards."""
+
+
+def all_moments_lie_on_disk(run: memfit.Run) -> bool:
+    """Return whether the moments lie in the file; a parameter's step count is no moment."""
+    states = [each for state in run.optimizer.state.values() for each in state.values()]
+    held = [each.to_local() if hasattr(each, "to_local") else each for each in states]
+    with Path("/proc/self/maps").open() as maps:
+        files = [line.split()[0].split("-") for line in maps if "deleted" in line]
+    spans = [(int(first, 16), int(last, 16)) for first, last in files]
+    moments = [each for each in held if each.dim() and each.numel()]
+    return bool(moments) and all(
+        any(first <= each.data_ptr() < last for first, last in spans) for each in moments
+    )
 
 
 def trains(rank: int, num_ranks: int, store: str, folder: str) -> None:
@@ -105,6 +124,8 @@ def trains(rank: int, num_ranks: int, store: str, folder: str) -> None:
                 for seed, size in enumerate(sizes):
                     start, end = size * rank // num_ranks, size * (rank + 1) // num_ranks
                     run.step(tuple(part[start:end] for part in rows(size, seed)))
+                if name == "on disk":
+                    assert all_moments_lie_on_disk(run)
                 found = {key: each.full_tensor() for key, each in run.model.state_dict().items()}
             whole = expected(sizes)
             worst = max(float((found[key] - whole[key]).abs().max()) for key in whole)
@@ -132,6 +153,30 @@ def attaches(rank: int, num_ranks: int, store: str, folder: str) -> None:
     wanted = expected(RAGGED)
     worst = max(float((found[key] - wanted[key]).abs().max()) for key in wanted)
     (Path(folder) / f"attached-{rank}.txt").write_text(repr(worst))
+    dist.destroy_process_group()
+
+
+def trains_replicated(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Average over replicas with states on disk; write the difference from the whole batch."""
+    joined(rank, num_ranks, store)
+    chosen = [build_strategy(each, settings) for each, settings in PLANS["on disk"].items()]
+    cases = {
+        "wrapped": (lambda: nn.parallel.DistributedDataParallel(model()), EVEN, mean, chosen[:1]),
+        "averaged": (model, RAGGED, total, chosen),
+    }
+    for name, (made, sizes, loss, strategies) in cases.items():
+        is_averaged = name == "averaged"
+        plan = Plan(strategies=tuple(strategies))
+        with memfit.start(job_of(made, loss, 7), plan, average_gradients=is_averaged) as run:
+            scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 2, gamma=0.5)
+            for seed, size in enumerate(sizes):
+                start, end = size * rank // num_ranks, size * (rank + 1) // num_ranks
+                run.step(tuple(part[start:end] for part in rows(size, seed)))
+                scheduler.step()
+            assert all_moments_lie_on_disk(run)
+            found, whole = run.model.state_dict(), expected(sizes, gamma=0.5)
+        worst = max(float((found[key] - whole[key]).abs().max()) for key in whole)
+        (Path(folder) / f"{name}-{rank}.txt").write_text(repr(worst))
     dist.destroy_process_group()
 
 

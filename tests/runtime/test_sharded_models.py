@@ -33,6 +33,19 @@ def test_a_plan_is_attached_to_a_sharded_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_replicas_with_states_on_disk_end_as_whole_batches_do(tmp_path: Path) -> None:
+    """With clipping, pieces, a falling rate, uneven batches and a Total."""
+    spawn(
+        sharded_ranks.trains_replicated,
+        args=(2, str(tmp_path / "store"), str(tmp_path)),
+        nprocs=2,
+    )
+    found = {path.stem: float(path.read_text()) for path in tmp_path.glob("*.txt")}
+    assert len(found) == 4
+    assert max(found.values()) <= 1e-12, found
+
+
+@pytest.mark.slow
 def test_what_would_wait_for_ever_or_count_twice_is_refused_on_every_rank(tmp_path: Path) -> None:
     spawn(sharded_ranks.is_refused, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
     for rank in range(2):

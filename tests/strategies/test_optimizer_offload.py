@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.conformance.builders import near_peak, residual
 from tests.conformance.entries_optimizer import large_parameters
+from tests.runtime import sharded_ranks
 from tests.runtime.guard_faults import build_job, ladder_of, same
 from tests.runtime.guard_faults import trained as trained_with_faults
 from tests.strategies.optimizer_jobs import OPTIMIZERS, Foreign, tied_job, trained, with_own_step
@@ -352,3 +353,17 @@ def test_the_planner_moves_states_where_nothing_else_fits():
     assert memfit.measure(job, plan).peak_allocated_bytes <= budget
     (remedy,) = (each for each in plan.remedies if each.strategy == "optimizer-offload")
     assert remedy.most_bytes >= plain.peak_allocated_bytes - plan.prediction.peak_allocated_bytes
+
+
+def test_clipping_schedules_and_uneven_pieces_end_as_plain_pytorch_on_the_whole_batch():
+    plan = Plan(strategies=(EVERYTHING, MicroBatching(micro_batch_size=5)))
+    with memfit.start(
+        sharded_ranks.job_of(sharded_ranks.model, sharded_ranks.mean, 13), plan
+    ) as run:
+        scheduler = StepLR(run.optimizer, 2, gamma=0.5)
+        for seed, size in enumerate(sharded_ranks.RAGGED):
+            run.step(sharded_ranks.rows(size, seed))
+            scheduler.step()
+        found = run.model.state_dict()
+    whole = sharded_ranks.expected(sharded_ranks.RAGGED, gamma=0.5)
+    assert max(float((found[key] - whole[key]).abs().max()) for key in whole) <= 1e-12

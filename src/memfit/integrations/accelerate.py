@@ -8,22 +8,27 @@ weights its pieces exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from memfit.errors import MemfitError
+from memfit.errors import MemfitError, OtherRankError
 from memfit.integrations.batches import num_rows, resized
 from memfit.job import Job, Total
+from memfit.observe.starting import rank_here
 from memfit.planner.planning import plan as plan_job
+from memfit.runtime.data_parallel import unwrapped
 from memfit.runtime.run import Run
 from memfit.runtime.start import start
 from memfit.strategies.plan import Plan
 
 __all__ = ["fit"]
 
-_ENGINES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
+_NOT_OFFERED = ("eight-bit-optimizer", "optimizer-offload")
+_ALONE, _DATA_PARALLEL, _FSDP = {"NO"}, {"MULTI_CPU", "MULTI_GPU"}, "FSDP"
 
 
 def fit(
@@ -46,6 +51,11 @@ def fit(
 
     That is forward, ``accelerator.backward``, clipping, ``optimizer.step`` and ``zero_grad`` of a
     loop, for the whole batch, however it is cut. Schedulers are stepped behind it as ever.
+
+    Of several processes each calls this, with a batch of its own. A model in
+    ``DistributedDataParallel`` is planned for as on one device, by the first process for all. A
+    model that ``fsdp_version=2`` has sharded is run as it is, or under the plan that is given. A
+    mean loss is averaged over the processes, a ``memfit.Total`` by the counts of all.
 
     Args:
         accelerator: that has prepared the model and the optimizer.
@@ -81,10 +91,52 @@ def fit(
         clip_grad_norm=clip_grad_norm,
         name=type(model).__name__,
     )
-    if plan is None:
-        forbidden = [*dict.fromkeys((*forbid, "eight-bit-optimizer", "optimizer-offload"))]
-        plan = plan_job(job, device, budget, allow=allow, forbid=forbidden)
+    if plan is None and _is_sharded(model):
+        if budget is not None:
+            msg = (
+                "A budget was given, and a model that is sharded already cannot be planned for. "
+                "Give plan=..., made for a job whose model function calls fully_shard."
+            )
+            raise MemfitError(msg)
+        plan = Plan()
+    elif plan is None:
+        averaged = ("optimizer-in-backward",) if accelerator.num_processes > 1 else ()
+        forbidden = [*dict.fromkeys((*forbid, *_NOT_OFFERED, *averaged))]
+        whole = replace(job, model=lambda: unwrapped(model))
+        plan = _of_first_process(
+            lambda: plan_job(whole, device, budget, allow=allow, forbid=forbidden)
+        )
     return start(job, plan, device=accelerator.device.type, guard=guard, folder=folder)
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether ``fully_shard`` has taken a model's parameters."""
+    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+
+
+def _of_first_process(make: Callable[[], Plan]) -> Plan:
+    """Make a plan in the first process, for all.
+
+    Raises:
+        MemfitError: in all processes, if there is none.
+    """
+    rank, num_ranks = rank_here()
+    if num_ranks == 1:
+        return make()
+    found: list[Plan | MemfitError | None] = [None]
+    if rank == 0:
+        try:
+            found = [make()]
+        except MemfitError as error:
+            found = [error]
+    said = [str(found[0]) if isinstance(found[0], MemfitError) else found[0]]
+    dist.broadcast_object_list(said)
+    if isinstance(found[0], MemfitError):
+        raise found[0]
+    if isinstance(said[0], str):
+        raise OtherRankError(f"it could not make a plan: {said[0]}")
+    assert isinstance(said[0], Plan), "a plan or an error was made"
+    return said[0]
 
 
 def _check_supported(accelerator: Any) -> None:
@@ -94,11 +146,14 @@ def _check_supported(accelerator: Any) -> None:
         MemfitError: with the reason and what there is instead.
     """
     kind = accelerator.distributed_type.name
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
     reason = ""
-    if kind in _ENGINES:
-        reason = f"under {kind} an engine of its own steps. memfit.start runs FSDP2 itself"
-    elif accelerator.num_processes > 1:
-        reason = "it runs in several processes. memfit.start takes a model in DDP"
+    if kind == "DEEPSPEED":
+        reason = "an engine of DeepSpeed steps. memfit.integrations.deepspeed runs one exactly"
+    elif kind == _FSDP and getattr(plugin, "fsdp_version", 1) != 2:
+        reason = "fsdp_version is 1, whose shards no other code can clip or count. Set 2"
+    elif kind not in {*_ALONE, *_DATA_PARALLEL, _FSDP}:
+        reason = f"under {kind} an engine of its own steps. memfit.start runs FSDP2 and DDP itself"
     elif accelerator.gradient_accumulation_steps != 1:
         reason = (
             f"gradient_accumulation_steps is {accelerator.gradient_accumulation_steps}, by which "

@@ -35,6 +35,8 @@ class OptimizerOffload(AbstractOffload):
     optimizer, and a step that is undone finds its states. Gradients are all there before the first
     update, so clipping and gradient scalers act as before.
 
+    Under FSDP2 each rank keeps the states of its own shards so.
+
     Stays on the device: what is smaller than ``min_tensor_bytes``, as step counts and the states
     of biases are.
 
@@ -57,6 +59,7 @@ class OptimizerOffload(AbstractOffload):
     }
     acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
     never_faster: ClassVar[bool] = True
+    goes_with_shards: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
         "eight-bit-optimizer": "the 8-bit optimizer steps all parameters at once, states and all",
         "pure-bf16": "the rounding of updates goes through the states slice by slice on the device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -99,8 +100,8 @@ class HostStates:
     def _bring(self, parameter: torch.Tensor) -> None:
         state = self._optimizer.state.get(parameter, {})
         for name, kept in self._kept.get(parameter, {}).items():
-            if state.get(name) is kept:
-                state[name] = self._on_device(parameter, kept)
+            if name in state and _own_part(state[name]) is kept:
+                _put(state, name, self._on_device(parameter, kept))
 
     def _on_device(self, parameter: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         tensor = torch.empty_strided(
@@ -112,8 +113,9 @@ class HostStates:
     def _send(self, parameter: torch.Tensor) -> None:
         state = self._optimizer.state.get(parameter, {})
         for name, value in list(state.items()):
-            if self._is_large(value) and value is not self._kept.get(parameter, {}).get(name):
-                state[name] = self._on_host(parameter, name, value)
+            own = _own_part(value)
+            if self._is_large(own) and own is not self._kept.get(parameter, {}).get(name):
+                _put(state, name, self._on_host(parameter, name, own))
 
     def _on_host(self, parameter: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:
         places = self._kept.setdefault(parameter, {})
@@ -168,6 +170,25 @@ class HostStates:
                 if self._is_large(value):
                     cast = value.to(parameter.dtype) if parameter.is_floating_point() else value
                     optimizer.state[parameter][name] = self._on_host(parameter, name, cast)
+
+
+def _own_part(value: Any) -> Any:
+    """Return the part of a state that lies on this rank: all of it, but for a shard."""
+    return value._local_tensor if _is_shard(value) else value
+
+
+def _put(state: dict[str, Any], name: str, tensor: torch.Tensor) -> None:
+    """Have a state lie in another tensor; a shard stays the shard that it is."""
+    if _is_shard(state[name]):
+        state[name]._local_tensor = tensor
+    else:
+        state[name] = tensor
+
+
+def _is_shard(value: object) -> bool:
+    """Return whether a state is spread over ranks, as those of parameters under FSDP2 are."""
+    module = sys.modules.get("torch.distributed.tensor")  # importing it takes seconds
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -24,6 +24,7 @@ from memfit.virtual.cuda.placement import is_on_card
 from memfit.virtual.data_parallel import data_parallel
 from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
 from memfit.virtual.four_bit import four_bit_weights
+from memfit.virtual.fully_sharded import fully_sharded
 from memfit.virtual.known_values import VALUE, value_of
 from memfit.virtual.process_group import current_placement
 
@@ -61,6 +62,7 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
         sharding = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
         if hasattr(sharding, "_move_states_to_device"):
             yield patch.object(sharding, "_move_states_to_device", _move_states)
+        yield from fully_sharded()
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):

@@ -1,0 +1,114 @@
+"""``FullyShardedDataParallel`` as one of several ranks sees it, against sums by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+import memfit
+from memfit.devices.catalogue import load_device
+from memfit.devices.placement import Placement
+from memfit.prediction.recording import record_steps
+from memfit.trace.events import Category
+from memfit.virtual.process_group import one_rank_of
+
+WIDTH, NUM_LAYERS, NUM_RANKS, FLOAT = 1024, 4, 4, 4
+LAYER = (WIDTH * WIDTH + WIDTH) * FLOAT
+
+
+class Layer(nn.Linear):
+    pass
+
+
+def setup(**options):
+    def build():
+        model = nn.Sequential(*(Layer(WIDTH, WIDTH) for _ in range(NUM_LAYERS))).cuda()
+        model = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Layer}),
+            device_id=torch.cuda.current_device(),
+            **options,
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        batch = torch.randn(2, WIDTH, device="cuda")
+
+        def step():
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+def recorded(**options):
+    device = "a100-40gb"
+    with one_rank_of(Placement(device=device, num_ranks=NUM_RANKS)):
+        return record_steps(setup(**options), load_device(device))
+
+
+def alive_at_the_end(trace) -> list[int]:
+    alive = dict.fromkeys(event for event in trace.events if event >= 0)
+    for event in trace.events:
+        if event < 0:
+            del alive[-1 - event]
+    return [trace.allocations[index].num_bytes for index in alive]
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_a_rank_keeps_its_shards_with_their_gradients_and_states(use_orig_params):
+    recording = recorded(use_orig_params=use_orig_params)
+    kept = [size for size in alive_at_the_end(recording.steady) if size == LAYER // NUM_RANKS]
+    assert len(kept) == 4 * NUM_LAYERS  # shard, gradient and two states of each layer
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_gathered"), [("FULL_SHARD", 2), ("SHARD_GRAD_OP", NUM_LAYERS)]
+)
+def test_gathered_layers_are_freed_after_forward_or_kept_for_backward(strategy, num_gathered):
+    """With FULL_SHARD a layer and the next one, gathered ahead in backward, live at once."""
+    steady = recorded(sharding_strategy=ShardingStrategy[strategy]).steady
+    current = highest = 0
+    for index, delta in steady.deltas():
+        if steady.allocations[index].category is Category.GATHERED_PARAMETERS:
+            current += delta
+            highest = max(highest, current)
+    assert highest == num_gathered * LAYER
+
+
+def test_gathered_parameters_are_taken_on_a_stream_of_their_own():
+    steady = recorded().steady
+    streams = {
+        each.stream
+        for each in steady.allocations
+        if each.category is Category.GATHERED_PARAMETERS and each.num_bytes
+    }
+    assert len(streams) == 1
+    assert streams != {0}
+
+
+def test_parameters_in_bfloat16_are_gathered_in_half_the_bytes():
+    bf16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    steady = recorded(mixed_precision=bf16).steady
+    gathered = {
+        each.num_bytes
+        for each in steady.allocations
+        if each.category is Category.GATHERED_PARAMETERS and each.num_bytes > LAYER // NUM_RANKS
+    }
+    assert gathered == {LAYER // 2}
+
+
+def test_the_prediction_names_what_is_gathered():
+    found = memfit.predict_step(setup(), "a100-40gb", ranks=NUM_RANKS)
+    assert found.ranks == NUM_RANKS
+    assert found.by_category["optimizer state"] >= 2 * NUM_LAYERS * LAYER // NUM_RANKS
+    assert (
+        found.peak_allocated_bytes
+        < memfit.predict_step(
+            setup(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), "a100-40gb", ranks=NUM_RANKS
+        ).peak_allocated_bytes
+    )

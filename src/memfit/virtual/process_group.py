@@ -7,9 +7,12 @@ so a job says that it is distributed as a script under ``torchrun`` does: with `
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 from unittest.mock import patch
@@ -65,6 +68,33 @@ def groups_counted() -> Iterator[list[int]]:
     yield sizes
     made = (size for group, size in _groups_of(placement.rank).items() if group not in before)
     sizes += [placement.num_ranks, *made]
+
+
+@contextmanager
+def shapes_asked_unseen(unseen: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have DTensor ask after the shapes of its operators' results without being seen.
+
+    It runs the operator on fake tensors of the whole shape, in the fake mode that is active if there
+    is one (torch/distributed/tensor/_sharding_prop.py, torch 2.13). On a card none of that is there.
+    """
+    if current_placement() is None and "torch.distributed.tensor" not in sys.modules:
+        yield
+        return
+    kind = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
+    with ExitStack() as stack:
+        for name in ("_propagate_tensor_meta_non_cached",):
+            if hasattr(kind, name):
+                stack.enter_context(patch.object(kind, name, _asked(getattr(kind, name), unseen)))
+        yield
+
+
+def _asked(ask: Any, unseen: Callable[[], AbstractContextManager[None]]) -> Any:
+    @functools.wraps(ask)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        with unseen():
+            return ask(*args, **kwargs)
+
+    return answer
 
 
 def _groups_of(rank: int) -> dict[Any, int]:

@@ -59,9 +59,10 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     yield four_bit_weights()
     yield from data_parallel()
     if current_placement() is not None or "torch.distributed.fsdp" in sys.modules:
-        sharding = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
-        if hasattr(sharding, "_move_states_to_device"):
-            yield patch.object(sharding, "_move_states_to_device", _move_states)
+        for name in ("_fully_shard._fsdp_init", "_init_utils"):
+            sharding = importlib.import_module(f"torch.distributed.fsdp.{name}")
+            if hasattr(sharding, "_move_states_to_device"):
+                yield patch.object(sharding, "_move_states_to_device", _move_states)
         yield from fully_sharded()
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
@@ -122,13 +123,15 @@ class _ConvertedInPlace:
 
 
 def _move_states(
-    params: Sequence[torch.nn.Parameter], buffers: Sequence[torch.Tensor], device: torch.device
+    params: Sequence[torch.nn.Parameter],
+    buffers: Sequence[torch.Tensor],
+    device: torch.device | None,
 ) -> None:
-    """Stand in for FSDP2's way to the device, which gives tensors other data."""
+    """Stand in for FSDP's way to the device, which gives tensors other data."""
     for tensor in (*params, *buffers):
         if type(tensor) not in (FakeTensor, torch.nn.Parameter) or tensor.is_meta:
             continue
-        if tensor.device == device:
+        if device is None or tensor.device == device:
             continue
         with torch.no_grad():
             moved = tensor.to(device)

@@ -40,6 +40,8 @@ def quantize(weight: torch.Tensor, layer: Any) -> nn.Parameter:
     state_class = bitsandbytes.functional.QuantState
     if layer.double_quant:
         scales, settings["offset"], settings["state2"] = _quantize_scales(scales, state_class)
+    if layer.storage_dtype is not None:
+        packed = packed.view(-1).view(layer.storage_dtype).view(-1, 1)
     parameter = nn.Parameter(packed, requires_grad=False)
     state: Any = state_class(absmax=scales, **settings)
     layer.quant_state = parameter.quant_state = state  # type: ignore[attr-defined]
@@ -101,6 +103,8 @@ def linear_class() -> type[nn.Linear]:
             self.compute_dtype = getattr(torch, settings.get("compute_dtype") or "float32")
             self.quant_type = settings.get("type", "nf4")
             self.double_quant = bool(settings.get("double_quant"))
+            storage = settings.get("storage")
+            self.storage_dtype = getattr(torch, storage) if storage else None
             self.block_size = int(settings.get("block_size") or 64)
             self.quant_state = None
             self.requires_grad_(False)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..packages import CannotRebuild
+from .circumstances import allocator_settings, torch_version
 
 _SOURCES = (
     ("pytorch/torchtitan", "torchtitan"),
@@ -60,7 +61,8 @@ def fields_of(value: Mapping[str, Any]) -> dict[str, Any]:
         "licence": value.get("licence"),
         "device": card_name(str(value.get("card"))),
         "device_total_bytes": value.get("card_total_bytes"),
-        "torch_version": _version(str(value.get("torch") or "")),
+        "torch_version": torch_version(value),
+        "measured_extra": allocator_settings(value),
         "precision": _precision(str(value.get("dtype"))),
         "model": model.get("name") or value["task"],
         "model_library": "custom",
@@ -113,11 +115,6 @@ def number_after(name: str, text: str) -> float:
 
 def _named(text: str, names: tuple[tuple[str, str], ...]) -> str | None:
     return next((name for pattern, name in names if re.search(pattern, text)), None)
-
-
-def _version(text: str) -> str | None:
-    found = re.search(r"\d+\.\d+(\.\d+)?", text)
-    return found[0] if found else None
 
 
 def _precision(text: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ..packages import CannotRebuild
 from ..rows import Row
-from . import lightning, litgpt, torchtitan
+from . import lightning, litgpt, torchtitan, trainer
 from .steps import PublishedStep
 
 _REBUILDERS = {
     "Lightning": lightning.rebuilt,
     "litgpt": litgpt.rebuilt,
+    "fms-acceleration": trainer.rebuilt,
     "torchtitan": torchtitan.rebuilt,
 }
 

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from ..packages import CannotRebuild
+from .circumstances import pull_request
 from .decoder import Decoder, Shape
 from .reading import shape
 from .steps import PublishedStep, refuse_compiled
@@ -33,6 +34,7 @@ _NATIVE_NORM_SINCE = 985
 """The pull request that has ``nn.RMSNorm`` instead of a module of the project's own."""
 _LOGITS_FREED_SINCE = 800
 """Pull requests with a number above have ``del pred`` before backward."""
+_LATEST = 10_000
 _SAVED = {
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -63,13 +65,13 @@ def rebuilt(fields: Mapping[str, Any]) -> PublishedStep:
 
 
 def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
-    pull_request = _pull_request(fields)
+    number = pull_request(fields) or _LATEST
     layers, width, heads, kv_heads, ffn, vocabulary = shape(
         fields, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"
     )
-    is_early = pull_request < _LOGITS_FREED_SINCE
+    is_early = number < _LOGITS_FREED_SINCE
     notes = str(fields.get("notes"))
-    with torch.device("cuda" if "FSDP1" in fields["parallelism"] else "meta"):
+    with torch.device("cpu" if "FSDP1" in fields["parallelism"] else "meta"):
         model: nn.Module = Decoder(
             Shape(
                 num_layers=layers,
@@ -79,7 +81,7 @@ def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
                 hidden_width=ffn,
                 vocabulary=vocabulary,
                 length=fields["sequence"],
-                is_own_norm=pull_request <= _NATIVE_NORM_SINCE and "nn.RMSNorm" not in notes
+                is_own_norm=number < _NATIVE_NORM_SINCE and "nn.RMSNorm" not in notes
                 or "own RMSNorm" in notes,
                 upcasts_logits=is_early,
             )
@@ -97,12 +99,6 @@ def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
     )
     tokens = torch.randint(0, vocabulary, (fields["micro_batch"], fields["sequence"]))
     return (_early_step if is_early else _step)(model, optimizer, tokens)
-
-
-def _pull_request(fields: Mapping[str, Any]) -> int:
-    """Return the number of the pull request whose commit was measured; a high one if unknown."""
-    found = re.search(r"PR #(\d+)", fields["source"])
-    return int(found[1]) if found else 10_000
 
 
 def _step(

@@ -62,6 +62,18 @@ def _quantize_scales(scales: torch.Tensor, state_class: Any) -> tuple[torch.Tens
     return inner, offset, state
 
 
+def place_scales(model: nn.Module, device: str) -> None:
+    """Move scales and tables of 4-bit layers, which no parameter holds and FSDP does not shard."""
+    for module in model.modules():
+        if is_quantized(module):
+            state: Any = module.quant_state
+            state.absmax, state.code = state.absmax.to(device), state.code.to(device)
+            if state.nested:
+                state.offset = state.offset.to(device)
+                inner = state.state2
+                inner.absmax, inner.code = inner.absmax.to(device), inner.code.to(device)
+
+
 class _Matmul4Bit(torch.autograd.Function):
     """Multiply with a 4-bit weight, which is unpacked in the forward and again in the backward."""
 

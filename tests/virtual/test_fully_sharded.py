@@ -13,6 +13,7 @@ from memfit.devices.catalogue import load_device
 from memfit.devices.placement import Placement
 from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category
+from memfit.virtual.fully_sharded import Chunks
 from memfit.virtual.process_group import one_rank_of
 
 WIDTH, NUM_LAYERS, NUM_RANKS, FLOAT = 1024, 4, 4, 4
@@ -112,3 +113,17 @@ def test_the_prediction_names_what_is_gathered():
             setup(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), "a100-40gb", ranks=NUM_RANKS
         ).peak_allocated_bytes
     )
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (7, 3), (5,), (1, 4), (9,)])
+@pytest.mark.parametrize("num_chunks", [1, 3, 4, 8])
+def test_chunks_made_when_asked_for_are_those_of_torch(shape, num_chunks):
+    tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    expected = list(torch.chunk(tensor, num_chunks))
+    expected += [tensor.new_empty(0)] * (num_chunks - len(expected))
+    found = Chunks(tensor, num_chunks, dim=0)
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert torch.equal(found[-1], expected[-1])
+    with pytest.raises(IndexError):
+        found[num_chunks]

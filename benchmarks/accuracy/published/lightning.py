@@ -26,7 +26,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ..packages import CannotRebuild
+from accuracy.packages import CannotRebuild
+
 from .reading import number_after
 from .steps import PublishedStep
 
@@ -37,9 +38,8 @@ def rebuilt(fields: Mapping[str, Any]) -> PublishedStep:
     """Rebuild a row of Lightning's pages."""
     is_feed_forward = str(fields["model"]["name"]).startswith("FeedForward")
     if "cpu_offload=True" in fields["parallelism"]:
-        raise CannotRebuild(
-            "FSDP1 keeps its parameters on the host, which is not followed on the virtual card"
-        )
+        msg = "FSDP1 keeps its parameters on the host, which is not followed here"
+        raise CannotRebuild(msg)
     return PublishedStep(setup=partial(_set_up_layers if is_feed_forward else _set_up, fields))
 
 
@@ -62,7 +62,8 @@ def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
 
     name = fields["model"]["name"]
     sizes = {
-        key: int(number_after(key, name)) for key in ("vocab_size", "nlayers", "nhid", "ninp", "nhead")
+        key: int(number_after(key, name))
+        for key in ("vocab_size", "nlayers", "nhid", "ninp", "nhead")
     }
     module = _Module(Transformer(**sizes))
     wrapped = _wrapped(module, fields["parallelism"])
@@ -98,9 +99,7 @@ def _wrapped(module: nn.Module, parallelism: str) -> nn.Module:
         raise CannotRebuild(f"it says {parallelism!r} of how it is sharded")
     return FullyShardedDataParallel(
         module,
-        auto_wrap_policy=ModuleWrapPolicy(
-            {nn.TransformerEncoderLayer, nn.TransformerDecoderLayer}
-        ),
+        auto_wrap_policy=ModuleWrapPolicy({nn.TransformerEncoderLayer, nn.TransformerDecoderLayer}),
         sharding_strategy=ShardingStrategy[found[0]],
         cpu_offload=CPUOffload("cpu_offload=True" in parallelism),
         use_orig_params=True,

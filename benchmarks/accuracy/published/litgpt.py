@@ -22,7 +22,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils._pytree import tree_map_only
 
-from ..packages import CannotRebuild
+from accuracy.packages import CannotRebuild
+
 from .litgpt_model import GPT, Adapters, Block, Configuration
 from .packed_linear import PackedLinear
 from .reading import is_four_bit, number_after, shape

@@ -97,9 +97,11 @@ class LoRALinear(nn.Module):
         pretrained = self.linear(x)
         if not self.rank:
             return pretrained
-        return pretrained + (
-            self.dropout(x) @ self.lora_A.transpose(0, 1) @ self.lora_B.transpose(0, 1)
-        ) * self.scaling
+        return (
+            pretrained
+            + (self.dropout(x) @ self.lora_A.transpose(0, 1) @ self.lora_B.transpose(0, 1))
+            * self.scaling
+        )
 
 
 class LoRAQKVLinear(nn.Module):
@@ -167,18 +169,14 @@ class Attention(nn.Module):
         super().__init__()
         bias = not config.is_llama
         self.attn = LoRAQKVLinear(config, bias)
-        self.proj = LoRALinear(
-            config.width, config.width, bias, config, config.adapters.projection
-        )
+        self.proj = LoRALinear(config.width, config.width, bias, config, config.adapters.projection)
         self.config = config
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Return what is attended to."""
         config, (batch, length, width) = self.config, x.size()
         per_group = config.num_heads // config.num_groups
-        qkv = self.attn(x).view(
-            batch, length, config.num_groups, per_group + 2, config.head_width
-        )
+        qkv = self.attn(x).view(batch, length, config.num_groups, per_group + 2, config.head_width)
         q, k, v = qkv.permute(0, 2, 3, 1, 4).split((per_group, 1, 1), dim=2)
         if config.num_groups != config.num_heads:
             wide = (batch, config.num_groups, per_group, length, config.head_width)
@@ -252,9 +250,7 @@ class GPT(nn.Module):
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
 
-    def forward(
-        self, tokens: torch.Tensor, chunk: int = 0
-    ) -> torch.Tensor | list[torch.Tensor]:
+    def forward(self, tokens: torch.Tensor, chunk: int = 0) -> torch.Tensor | list[torch.Tensor]:
         """Return the logits, as a list of chunks of so many tokens if asked for."""
         length = tokens.size(1)
         cos, sin = self.cos[:length], self.sin[:length]

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ..packages import CannotRebuild
+from accuracy.packages import CannotRebuild
+
 from .circumstances import allocator_settings, torch_version
 
 _SOURCES = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..packages import CannotRebuild
+from accuracy.packages import CannotRebuild
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

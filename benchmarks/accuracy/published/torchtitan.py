@@ -24,7 +24,8 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from ..packages import CannotRebuild
+from accuracy.packages import CannotRebuild
+
 from .circumstances import pull_request
 from .decoder import Decoder, Shape
 from .reading import shape
@@ -52,19 +53,18 @@ def rebuilt(fields: Mapping[str, Any]) -> PublishedStep:
     """
     refuse_compiled(fields)
     if "loat8" in str(fields.get("notes")):
-        raise CannotRebuild(
-            "its layers are torchao's dynamic float8 ones, whose casts and saved copies are not "
-            "rebuilt here"
-        )
+        msg = "its layers are torchao's dynamic float8 ones, whose saved copies are not rebuilt"
+        raise CannotRebuild(msg)
     is_first = re.search(r"step ?1\b", str(fields.get("steps"))) is not None
     return PublishedStep(
-        setup=partial(_set_up, fields),
+        setup=partial(set_up, fields),
         num_steps=1 if is_first else 3,
         measured_from_step=0 if is_first else 1,
     )
 
 
-def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
+def set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
+    """Build the model, shard it, and return the step of the loop."""
     number = pull_request(fields) or _LATEST
     layers, width, heads, kv_heads, ffn, vocabulary = shape(
         fields, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"
@@ -81,7 +81,7 @@ def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
                 hidden_width=ffn,
                 vocabulary=vocabulary,
                 length=fields["sequence"],
-                is_own_norm=number < _NATIVE_NORM_SINCE and "nn.RMSNorm" not in notes
+                is_own_norm=(number < _NATIVE_NORM_SINCE and "nn.RMSNorm" not in notes)
                 or "own RMSNorm" in notes,
                 upcasts_logits=is_early,
             )
@@ -129,9 +129,7 @@ def _early_step(
         bound["inputs"], bound["labels"] = tokens.cuda(), tokens.cuda()
         optimizer.zero_grad()
         bound["pred"] = model(bound["inputs"])
-        bound["loss"] = F.cross_entropy(
-            bound["pred"].flatten(0, 1), bound["labels"].flatten(0, 1)
-        )
+        bound["loss"] = F.cross_entropy(bound["pred"].flatten(0, 1), bound["labels"].flatten(0, 1))
         bound["loss"].backward()
         if isinstance(model, FullyShardedDataParallel):
             model.clip_grad_norm_(1.0)
@@ -159,9 +157,7 @@ def _shard(model: nn.Module) -> nn.Module:
 def _shard_in_units(model: nn.Module) -> nn.Module:
     """Shard by FSDP1: every block a unit, and the rest."""
     kwargs: dict[str, Any] = {
-        "mixed_precision": MixedPrecision(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-        ),
+        "mixed_precision": MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
         "use_orig_params": True,
         "device_id": torch.device("cuda", 0),
     }

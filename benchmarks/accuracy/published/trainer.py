@@ -1,4 +1,4 @@
-"""Rebuilds rows of fms-acceleration: transformers' Trainer on packed sequences, alone or under FSDP1.
+"""Rebuilds rows of fms-acceleration: transformers' Trainer, on one card or under FSDP1.
 
 Source: the project's benchmark.py, scenarios.yaml and accelerate.yaml; transformers 4.45 and 4.48
 (what a causal model's loss does), trl's and the project's way to prepare 4-bit models, accelerate
@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
 
-from ..packages import CannotRebuild, load_package
-from ..loading import load_one_by_one
-from ..quantized import replace_linears
+from accuracy.loading import load_one_by_one
+from accuracy.packages import CannotRebuild, load_package
+from accuracy.quantized import place_scales, replace_linears
+
 from .reading import is_four_bit, number_after, shape
 from .steps import PublishedStep
 
@@ -46,7 +47,8 @@ def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
     def step() -> None:
         batch = ids.cuda()
         with precision():
-            loss = wrapped(input_ids=batch)
+            loss, _ = wrapped(input_ids=batch)
+            del _
         del batch
         loss.backward()
         if isinstance(wrapped, FullyShardedDataParallel):
@@ -75,7 +77,7 @@ def _precision(fields: Mapping[str, Any]) -> AbstractContextManager[Any]:
 
 
 def _built(fields: Mapping[str, Any]) -> Any:
-    """Build the frozen or trained model on the card; its forward gives the loss alone."""
+    """Build the frozen or trained model on the card; its forward gives loss and logits."""
     transformers = load_package("transformers")
     layers, width, heads, kv_heads, ffn, vocabulary = shape(
         fields, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"
@@ -103,14 +105,15 @@ def _built(fields: Mapping[str, Any]) -> Any:
         storage = "bfloat16" if fields["ranks"] > 1 else None
         replace_linears(model, {**_NF4, "storage": storage})
         model.is_loaded_in_4bit = True
-        load_one_by_one(model, torch.bfloat16, "cuda")
+        load_one_by_one(model, torch.bfloat16, place)
+        place_scales(model, "cuda")
     model.gradient_checkpointing_enable()
-    model.forward = types.MethodType(partial(_loss, upcasts=upcasts), model)
+    model.forward = types.MethodType(partial(loss_and_logits, upcasts=upcasts), model)
     return model
 
 
-def _loss(model: Any, input_ids: torch.Tensor, *, upcasts: bool, **_others: Any) -> torch.Tensor:
-    """Return the loss as transformers 4.45 computed it: on a copy of the shifted logits."""
+def loss_and_logits(model: Any, input_ids: torch.Tensor, *, upcasts: bool, **_others: Any) -> Any:
+    """Return the loss as transformers 4.45 computed it, on a copy of the shifted logits."""
     hidden = model.base_model(input_ids=input_ids).last_hidden_state
     logits = model.lm_head(hidden)
     scaling = getattr(model.config, "logits_scaling", None)
@@ -120,7 +123,7 @@ def _loss(model: Any, input_ids: torch.Tensor, *, upcasts: bool, **_others: Any)
         logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()
     labels = input_ids[..., 1:].contiguous()
-    return F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1))
+    return F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1)), logits
 
 
 def _adapted(model: Any, fields: Mapping[str, Any]) -> Any:
@@ -142,13 +145,15 @@ def _adapted(model: Any, fields: Mapping[str, Any]) -> Any:
     )
     model.enable_input_require_grads()
     model = peft.get_peft_model(model, config)
+    for name, module in model.named_modules():
+        module.is_adapter = "lora_" in name
     if _is_prepared(fields):
         _cast_back(model)
     return model
 
 
 def _is_prepared(fields: Mapping[str, Any]) -> bool:
-    """Tell whether trl prepares the 4-bit model: the project's own plugin does not, nor under FSDP."""
+    """Tell whether trl prepares the 4-bit model; the project's plugin and FSDP do without."""
     is_plain = "baseline" in str(fields.get("framework_config"))
     return is_four_bit(fields) and is_plain and fields["ranks"] == 1
 
@@ -172,7 +177,7 @@ def _sharded(model: Any, fields: Mapping[str, Any]) -> nn.Module:
         mixed = MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16)
     return FullyShardedDataParallel(
         model,
-        auto_wrap_policy=_policy,
+        auto_wrap_policy=unit_policy,
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         mixed_precision=mixed,
         use_orig_params=False,
@@ -180,17 +185,10 @@ def _sharded(model: Any, fields: Mapping[str, Any]) -> nn.Module:
     )
 
 
-def _policy(module: nn.Module, recurse: bool, **_sizes: Any) -> bool:
+def unit_policy(module: nn.Module, recurse: bool, **_sizes: Any) -> bool:
     """Choose what becomes a unit, as ``peft.utils.other.fsdp_auto_wrap_policy`` does."""
     if recurse:
         return True
     if re.search(r"(Block|DecoderLayer)$", type(module).__name__):
         return True
-    weight = getattr(module, "weight", None)
-    is_leaf = not any(True for _ in module.children())
-    return is_leaf and weight is not None and weight.requires_grad and _is_adapter(module)
-
-
-def _is_adapter(module: nn.Module) -> bool:
-    """Tell an adapter's layer: it is the only kind of trained linear layer in bfloat16's model."""
-    return isinstance(module, nn.Linear) and module.weight.dtype is torch.float32
+    return type(module) is nn.Linear and bool(getattr(module, "is_adapter", False))

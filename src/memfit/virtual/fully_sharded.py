@@ -1,7 +1,8 @@
-"""``FullyShardedDataParallel`` on fake tensors: torch's own code, told where storages lie.
+"""FSDP on fake tensors: torch's own code, told where storages lie, without the others' shards.
 
-It asks for devices by number and for addresses of storages, which fake tensors on a build without
-CUDA do not have. Everything else, its streams and frees included, is as torch does it.
+``FullyShardedDataParallel`` asks for devices by number and for addresses of storages, which fake
+tensors on a build without CUDA do not have. Everything else, its streams and frees included, is as
+torch does it.
 
 Source: torch/distributed/fsdp/_init_utils.py, _flat_param.py and _common_utils.py, torch 2.13.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -42,6 +43,8 @@ def fully_sharded() -> Iterator[Any]:
     yield patch.object(flat, "_alloc_storage", _told_of(flat._alloc_storage))
     yield patch.object(flat, "_same_storage", _same_storage)
     yield patch.object(flat, "_data_ptr_allocated", _has_memory)
+    sharding = importlib.import_module(f"{_PACKAGE}._fully_shard._fsdp_param")
+    yield patch.object(sharding, "_chunk_with_empty", Chunks)
 
 
 def _with_device_named(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,6 +101,31 @@ def _told_of(allocate: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return take
+
+
+class Chunks(Sequence[torch.Tensor]):
+    """The chunks of a tensor, each made when it is asked for.
+
+    ``fully_shard`` cuts a parameter into those of all ranks, to take its own and the size of the
+    first: with 512 ranks that is most of what there is to do. Source: ``_chunk_with_empty`` of
+    torch/distributed/fsdp/_fully_shard/_fsdp_common.py; ``torch.chunk`` rounds sizes up.
+    """
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._num_chunks, self._dim = tensor, num_chunks, dim
+        self._length = -(-tensor.shape[dim] // num_chunks)
+
+    def __len__(self) -> int:
+        return self._num_chunks
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._num_chunks))]
+        position = range(self._num_chunks)[index] * self._length
+        size = self._tensor.shape[self._dim]
+        if position >= size and position:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, position, min(self._length, size - position))
 
 
 def _same_storage(first: torch.Tensor, second: torch.Tensor) -> bool:

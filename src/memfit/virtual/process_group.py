@@ -74,8 +74,8 @@ def groups_counted() -> Iterator[list[int]]:
 def shapes_asked_unseen(unseen: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """Have DTensor ask after the shapes of its operators' results without being seen.
 
-    It runs the operator on fake tensors of the whole shape, in the fake mode that is active if there
-    is one (torch/distributed/tensor/_sharding_prop.py, torch 2.13). On a card none of that is there.
+    It runs the operator on fake tensors of the whole shape, in the fake mode that is active if
+    there is one (torch/distributed/tensor/_sharding_prop.py, torch 2.13); no card has them.
     """
     if current_placement() is None and "torch.distributed.tensor" not in sys.modules:
         yield

@@ -24,7 +24,8 @@ Rows that other projects published of FSDP1, FSDP2, DDP, tensor parallel, LoRA a
 Their fields do not say everything, so code for each source (`benchmarks/accuracy/published`) adds
 what its own scripts do: the launcher's allocator settings, what a framework's wrapper returns,
 which version of a library keeps what. One rank is recorded, without the others. There is no
-constant per model, but the rows were in view while that code was written, so this is no blind test. Rows whose description leaves out something that matters are scored all the same, and named
+constant per model, but the rows were in view while that code was written, so this is no blind
+test. Rows whose description leaves out something that matters are scored all the same, and named
 below where they are far off; those that cannot be rebuilt are listed with the reason.
 """
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import memfit
 from memfit.devices.catalogue import load_device
@@ -127,3 +134,55 @@ def test_chunks_made_when_asked_for_are_those_of_torch(shape, num_chunks):
     assert torch.equal(found[-1], expected[-1])
     with pytest.raises(IndexError):
         found[num_chunks]
+
+
+def sharded_after_meta(*, on_meta: bool):
+    """Shard two layers that are made without memory, or on the card, and give them memory."""
+
+    def build():
+        mesh = init_device_mesh("cuda", (NUM_RANKS,))
+        with torch.device("meta" if on_meta else "cuda"):
+            model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        if on_meta:
+            model.to_empty(device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        batch = torch.randn(2, WIDTH, device="cuda")
+
+        def step():
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+def test_a_model_made_without_memory_takes_what_one_made_on_the_card_takes():
+    meta, card = (
+        memfit.predict_step(sharded_after_meta(on_meta=each), "a100-40gb", ranks=NUM_RANKS)
+        for each in (True, False)
+    )
+    assert meta.by_category == card.by_category
+    assert meta.peak_allocated_bytes == card.peak_allocated_bytes
+
+
+def test_what_dtensor_asks_after_shapes_takes_no_memory():
+    """With an odd width, as what was asked before is remembered."""
+    width = 1031
+
+    def setup():
+        mesh = init_device_mesh("cuda", (NUM_RANKS,))
+        with torch.device("meta"):
+            model = nn.Linear(width, width * NUM_RANKS, bias=False)
+        parallelize_module(model, mesh, ColwiseParallel())
+        model.to_empty(device="cuda")
+        return lambda: None
+
+    device = "a100-40gb"
+    with one_rank_of(Placement(device=device, num_ranks=NUM_RANKS)):
+        history = record_steps(setup, load_device(device)).history
+    assert max(each.num_bytes for each in history.allocations) == width * width * FLOAT

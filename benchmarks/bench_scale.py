@@ -76,7 +76,7 @@ def _row(model: str, num_ranks: int) -> dict[str, Any]:
         "sequence": _LENGTH,
     }
     device = load_device(_DEVICE)
-    imported = time.perf_counter()
+    imported, processor = time.perf_counter(), time.process_time()
     with one_rank_of(Placement(device=_DEVICE, num_ranks=num_ranks, devices_per_node=8)):
         recording = record_steps(partial(set_up, fields), device)
         settings = AllocatorSettings.parse("expandable_segments:True")
@@ -95,6 +95,7 @@ def _row(model: str, num_ranks: int) -> dict[str, Any]:
         **_traffic(recording.steady, num_ranks),
         "import_seconds": round(imported - STARTED, 2),
         "predict_seconds": round(predicted - imported, 2),
+        "processor_seconds": round(time.process_time() - processor, 2),
         "resident_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 

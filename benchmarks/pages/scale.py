@@ -45,7 +45,10 @@ def page(figures: Figures, accuracy: Figures) -> Iterator[str]:
         "lrrrrrrrrr",
         (_row(row) for row in figures["rows"]),
     )
-    yield "The last two columns are time and resident memory of the process that predicts."
+    yield (
+        "The last two columns are processor time and resident memory of the process that predicts, "
+        "which uses one core; a dash is where the time was not counted apart from other work."
+    )
     yield from _published(accuracy)
     yield _LIMITS
 
@@ -62,7 +65,7 @@ def _row(row: Figures) -> list[object]:
         between,
         format_bytes(row["gathered_bytes"]),
         format_bytes(row["reduced_bytes"]),
-        f"{row['predict_seconds']:.0f} s",
+        f"{row['processor_seconds']:.0f} s" if "processor_seconds" in row else "-",
         format_bytes(row["resident_peak_bytes"]),
     ]
 

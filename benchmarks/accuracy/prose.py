@@ -64,9 +64,9 @@ SHORTFALLS = """\
   model's width for each token and layer. Their versions of litgpt and bitsandbytes are not stated;
   those of October 2023, whose versions are, agree within 0.2 %. Full fine-tuning rows there do not
   say which optimizer step the reading contains.
-- Under FSDP1 process bytes are too high: blocks of units that were moved from the host one by one
-  lie between what is kept. Active bytes count blocks that wait for another stream, which
-  allocated bytes do not.
+- Process bytes of fms-acceleration are far off, too high or too low: what its processes reserve
+  while they load, and what lies outside the allocator, is not known here. Active bytes, under FSDP1,
+  count blocks that wait for another stream, which allocated bytes do not.
 """
 
 INFORMED = """\

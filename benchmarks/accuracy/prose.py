@@ -65,8 +65,8 @@ SHORTFALLS = """\
   those of October 2023, whose versions are, agree within 0.2 %. Full fine-tuning rows there do not
   say which optimizer step the reading contains.
 - Process bytes of fms-acceleration are far off, too high or too low: what its processes reserve
-  while they load, and what lies outside the allocator, is not known here. Active bytes, under FSDP1,
-  count blocks that wait for another stream, which allocated bytes do not.
+  while they load, and what lies outside the allocator, is not known here. Active bytes, read under
+  FSDP1, count blocks that wait for another stream, which allocated bytes do not.
 """
 
 INFORMED = """\

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from accuracy.metrics import Answer, score_all
+from accuracy.metrics import Answer, Score, score_all
 from accuracy.report import goal_table, write_page
 from accuracy.results import as_json, context_readings
 from accuracy.rows import Row, read_rows
+from accuracy.stored import stored_scores
 from accuracy.table import json_lines, text_table
 from accuracy.workers import Place, predict_rows
 from results_file import load_result, write_result
@@ -37,8 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemfitError as error:
         print(error, file=sys.stderr)
         return 2
-    known = () if options.write_docs else context_readings(load_result("accuracy_gpu"))
+    known = (
+        ()
+        if options.write_docs and not options.keep_others
+        else context_readings(load_result("accuracy_gpu"))
+    )
     scores = score_all(_answers(placed, options.jobs), known)
+    if options.keep_others:
+        scores = _beside_others(scores)
     figures = as_json(scores)
     if options.json_out:
         write_atomically(options.json_out, json.dumps(figures, indent=1) + "\n")
@@ -58,9 +65,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("files", nargs="*", type=Path, metavar="ROWS.jsonl", help="default: all")
     parser.add_argument("--json-out", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--write-docs", action="store_true", help="write docs/accuracy.md too")
+    parser.add_argument(
+        "--keep-others", action="store_true", help="keep what is stored of all other rows"
+    )
     parser.add_argument("--jobs", type=_count, default=2, help="processes side by side (2)")
     parser.add_argument("--only", action="append", metavar="ID", help="this row; may be repeated")
     return parser
+
+
+def _beside_others(scores: Sequence[Score]) -> tuple[Score, ...]:
+    """Return the scores of all rows, in the order of the files; those not scored now as stored."""
+    rows = {row.id: row for path in sorted(_ROWS.glob("*.jsonl")) for row in read_rows(path)}
+    found = {each.row.id: each for each in stored_scores(load_result("accuracy_gpu"), rows)}
+    found |= {each.row.id: each for each in scores}
+    return tuple(found[name] for name in (*rows, *(found.keys() - rows.keys())) if name in found)
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md, and the figures of README and docs/leaks.md, from benchmarks/results.
+"""Writes docs/benchmarks.md, docs/scale.md, and figures of README and docs/leaks.md, from results.
 
 Run: python benchmarks/write_page.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pages import exactness, losses, planning, prediction, runs, scripts
+from pages import exactness, losses, planning, prediction, runs, scale, scripts
 from pages.blocks import Section, between
 from planner_grid.table import section as planner_grid
 from results_file import load_result
@@ -76,9 +76,15 @@ def leaks(page: str) -> str:
     return between(page, _BEGIN, _END, "\n\n".join(runs.leaks(load_result("leaks"))))
 
 
+def scale_on_paper(_: str = "") -> str:
+    """Return docs/scale.md for the results as they are."""
+    return "\n\n".join(scale.page(load_result("scale"), load_result("accuracy_gpu"))) + "\n"
+
+
 PAGES: Mapping[Path, Callable[[str], str]] = {
     _ROOT / "docs" / "benchmarks.md": benchmarks,
     _ROOT / "docs" / "leaks.md": leaks,
+    _ROOT / "docs" / "scale.md": scale_on_paper,
     _ROOT / "README.md": readme,
 }
 """What makes each page anew of what it is."""

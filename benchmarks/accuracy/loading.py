@@ -34,6 +34,14 @@ def load_on_card(model: Any, row: Row, dtype: torch.dtype, device: str) -> None:
     model.tie_weights()
 
 
+def load_one_by_one(model: Any, dtype: torch.dtype, device: str) -> None:
+    """Give a model built on the meta device its weights, as versions before 5 load them."""
+    for name in _checkpoint_names(model):
+        _assign(model, name, _loaded(model, name, dtype, device))
+    _place_buffers(model, device)
+    model.tie_weights()
+
+
 def _checkpoint_names(model: Any) -> list[str]:
     """Return the names of the stored weights in the order in which they are loaded."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())

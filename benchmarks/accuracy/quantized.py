@@ -40,6 +40,8 @@ def quantize(weight: torch.Tensor, layer: Any) -> nn.Parameter:
     state_class = bitsandbytes.functional.QuantState
     if layer.double_quant:
         scales, settings["offset"], settings["state2"] = _quantize_scales(scales, state_class)
+    if layer.storage_dtype is not None:
+        packed = packed.view(-1).view(layer.storage_dtype).view(-1, 1)
     parameter = nn.Parameter(packed, requires_grad=False)
     state: Any = state_class(absmax=scales, **settings)
     layer.quant_state = parameter.quant_state = state  # type: ignore[attr-defined]
@@ -58,6 +60,18 @@ def _quantize_scales(scales: torch.Tensor, state_class: Any) -> tuple[torch.Tens
     inner = torch.empty_like(centred, dtype=torch.uint8)
     state = state_class(absmax=outer, code=table, blocksize=_NESTED_BLOCK_SIZE, dtype=torch.float32)
     return inner, offset, state
+
+
+def place_scales(model: nn.Module, device: str) -> None:
+    """Move scales and tables of 4-bit layers, which no parameter holds and FSDP does not shard."""
+    for module in model.modules():
+        if is_quantized(module):
+            state: Any = module.quant_state
+            state.absmax, state.code = state.absmax.to(device), state.code.to(device)
+            if state.nested:
+                state.offset = state.offset.to(device)
+                inner = state.state2
+                inner.absmax, inner.code = inner.absmax.to(device), inner.code.to(device)
 
 
 class _Matmul4Bit(torch.autograd.Function):
@@ -101,6 +115,8 @@ def linear_class() -> type[nn.Linear]:
             self.compute_dtype = getattr(torch, settings.get("compute_dtype") or "float32")
             self.quant_type = settings.get("type", "nf4")
             self.double_quant = bool(settings.get("double_quant"))
+            storage = settings.get("storage")
+            self.storage_dtype = getattr(torch, storage) if storage else None
             self.block_size = int(settings.get("block_size") or 64)
             self.quant_state = None
             self.requires_grad_(False)

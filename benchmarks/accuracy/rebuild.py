@@ -19,6 +19,7 @@ from .models import build_model, parameter_dtype
 from .optimizers import build_optimizer
 from .packages import load_package
 from .protocols import Parts, Protocol, Step, make_step, probe_context, protocol_of
+from .published.rebuild import rebuild_published
 from .rows import Row
 
 
@@ -46,6 +47,8 @@ def rebuild(row: Row, device: str = "cuda") -> Rebuilt:
         CannotRebuild: if the row lacks something, or asks for what is not supported. What only the
             building itself finds out is raised by ``setup``.
     """
+    if row.published:
+        return _of_the_collection(row)
     protocol = protocol_of(row)
     loss_of(row)
     parameter_dtype(row)
@@ -61,6 +64,17 @@ def rebuild(row: Row, device: str = "cuda") -> Rebuilt:
         measured_from_step=num_warmup_steps,
         prelude=(partial(probe_context, device),) if protocol.has_context_probe else (),
         notes=_notes(row),
+    )
+
+
+def _of_the_collection(row: Row) -> Rebuilt:
+    step = rebuild_published(row)
+    return Rebuilt(
+        row=row,
+        setup=step.setup,
+        num_steps=step.num_steps,
+        measured_from_step=step.measured_from_step,
+        notes=step.notes,
     )
 
 

@@ -15,7 +15,8 @@ from memfit.units import format_bytes, format_fraction
 
 from .metrics import QUANTITIES, summarized
 from .peer_file import read_peers
-from .prose import CPU_LIMITS, HEAD, INFORMED, NOT_MEASURED, SHORTFALLS, SOURCES
+from .prose import COLLECTED, CPU_LIMITS, HEAD, INFORMED, NOT_MEASURED, SHORTFALLS, SOURCES
+from .results import ADAPTERS, SEVERAL_RANKS
 from .table import percent
 
 _ROOT = Path(__file__).parents[2]
@@ -25,6 +26,11 @@ _GOALS = {
     "allocated": {"median_abs_error": 0.01, "p95_abs_error": 0.03},
     "reserved": {"median_abs_error": 0.015, "p95_abs_error": 0.05},
     "process": {"median_abs_error": 0.015},
+}
+_COLLECTED_GOALS = {
+    (SEVERAL_RANKS, "allocated"): {"median_abs_error": 0.015, "p95_abs_error": 0.05},
+    (SEVERAL_RANKS, "reserved"): {"median_abs_error": 0.04},
+    (ADAPTERS, "allocated"): {"median_abs_error": 0.01},
 }
 _COVERAGE_GOAL = 0.95
 _WRONG_GOAL = 0.02
@@ -50,7 +56,7 @@ def page(gpu: Content | None, cpu: Content | None, peers: Sequence[Content]) -> 
     if gpu is None:
         lines += ["No row of a GPU has been scored here yet: `make accuracy`.", ""]
     else:
-        lines += [*_summary(gpu), *_shortfalls(gpu), INFORMED, NOT_MEASURED]
+        lines += [*_summary(gpu), *_collected(gpu), *_shortfalls(gpu), INFORMED, NOT_MEASURED]
         lines += [*_peer_summary(gpu, peers), *_sources(gpu, peers)]
     if cpu is not None:
         lines += _cpu(cpu)
@@ -75,15 +81,19 @@ def _summary(gpu: Content) -> Iterator[str]:
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
     for each in (*gpu["overall"], *gpu["summaries"]):
         if each["rows"]:
-            sizes = " | ".join(percent(each[name]) for name in _COLUMNS[:3])
-            signed = percent(each["mean_signed_error"], signed=True)
-            yield (
-                f"| {each['source']} | {each['quantity']} | {each['rows']} | {sizes} | {signed} "
-                f"| {percent(each['coverage'])} |"
-            )
+            yield _summary_line(each)
     yield ""
     yield from _verdict_table(gpu["verdicts"])
     yield from goal_table(gpu)
+
+
+def _summary_line(each: Content) -> str:
+    sizes = " | ".join(percent(each[name]) for name in _COLUMNS[:3])
+    signed = percent(each["mean_signed_error"], signed=True)
+    return (
+        f"| {each['source']} | {each['quantity']} | {each['rows']} | {sizes} | {signed} "
+        f"| {percent(each['coverage'])} |"
+    )
 
 
 def _verdict_table(verdicts: Content) -> Iterator[str]:
@@ -145,6 +155,26 @@ def _goal_line(title: str, reached: float, is_met: bool) -> str:
     return f"| {title} | {percent(reached)} | {'met' if is_met else 'not met'} |"
 
 
+def _collected(gpu: Content) -> Iterator[str]:
+    """Sum up the rows of several ranks and of adapters, and hold them against their goals."""
+    found = gpu.get("collected") or ()
+    if not found:
+        return
+    yield COLLECTED
+    yield "| rows of | quantity | rows | median | p95 | worst | mean signed | inside interval |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    yield from (_summary_line(each) for each in found)
+    yield ""
+    yield "| goal over these rows | reached | |"
+    yield "|---|---:|---|"
+    for each in found:
+        goals = _COLLECTED_GOALS.get((each["source"], each["quantity"]), {})
+        for name, goal in goals.items():
+            title = f"{each['source']}: {each['quantity']}, {name.partition('_')[0]}"
+            yield _goal_line(f"{title} at most {percent(goal)}", each[name], each[name] <= goal)
+    yield ""
+
+
 def _shortfalls(gpu: Content) -> Iterator[str]:
     """List what is far off, then say why."""
     yield "## What falls short, and why"
@@ -200,6 +230,8 @@ def _described(row: Content) -> str:
     """Say in a few words what the row trains."""
     size = f"{row['batch_size']}" + (f" x {row['seq_len']}" if row["seq_len"] else "")
     extra = [row["precision"], row["optimizer"], f"batch {size}"]
+    if row.get("ranks", 1) > 1:
+        extra.append(f"{row['ranks']} ranks")
     if row["is_adapted"]:
         extra.insert(0, "NF4 + LoRA" if row["is_quantized"] else "LoRA")
     return f"{row['model'].rpartition('/')[2]}, {', '.join(extra)}"

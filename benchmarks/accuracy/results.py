@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,23 +10,28 @@ from .metrics import (
     QUANTITIES,
     ContextReading,
     Score,
+    Summary,
     count_verdicts,
     summaries,
     summary,
 )
 from .rows import Row
 
+SEVERAL_RANKS = "several ranks"
+ADAPTERS = "LoRA and QLoRA on one card"
 KINDS = ("budget", "card", "cap", "oom")
 
 
 def as_json(scores: Sequence[Score]) -> dict[str, Any]:
     """Return all rows, and the sums over each source and over all of them."""
     sources = dict.fromkeys(score.row.source for score in scores)
+    complete = [score for score in scores if not score.row.published]
     return {
         "summaries": [asdict(each) for each in summaries(scores)],
-        "overall": [asdict(summary("all", quantity, scores)) for quantity in QUANTITIES],
+        "overall": [asdict(summary("all", quantity, complete)) for quantity in QUANTITIES],
+        "collected": [asdict(each) for each in _collected(scores)],
         "verdicts": {
-            "all": _counts(scores),
+            "all": _counts(complete),
             **{
                 source: _counts([each for each in scores if each.row.source == source])
                 for source in sources
@@ -34,6 +39,23 @@ def as_json(scores: Sequence[Score]) -> dict[str, Any]:
         },
         "rows": [_row(score) for score in scores],
     }
+
+
+def _collected(scores: Sequence[Score]) -> Iterator[Summary]:
+    """Sum up the rows of the collection: of several ranks, and of adapters on one card."""
+    kinds = {
+        SEVERAL_RANKS: [each for each in scores if each.row.published and each.row.ranks > 1],
+        ADAPTERS: [
+            each
+            for each in scores
+            if each.row.published and each.row.ranks == 1 and each.row.lora is not None
+        ],
+    }
+    for title, of_kind in kinds.items():
+        for quantity in QUANTITIES:
+            found = summary(title, quantity, of_kind)
+            if found.rows:
+                yield found
 
 
 def context_readings(content: Mapping[str, Any]) -> tuple[ContextReading, ...]:
@@ -90,6 +112,8 @@ def _described(row: Row) -> dict[str, Any]:
         "seq_len": row.seq_len,
         "is_adapted": row.lora is not None,
         "is_quantized": row.quantization is not None,
+        "ranks": row.ranks,
+        "is_collected": bool(row.published),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from memfit.errors import DataError
 
 from .errata import corrected
+from .published.reading import fields_of, is_published
 
 PRECISIONS = ("fp32", "fp16", "bf16", "amp")
 LIBRARIES = ("torchvision", "transformers", "timm", "custom")
@@ -91,6 +92,10 @@ class Row:
     split: str | None = None
     """``development`` or ``held-out``; rows of other people have none."""
     notes: tuple[str, ...] = ()
+    ranks: int = 1
+    """How many train together."""
+    published: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """All fields of a row that is rebuilt by the code of its source; empty for the others."""
 
 
 _MAPPINGS = (
@@ -110,6 +115,7 @@ _READ_OTHERWISE = {
     "measured",
     "outcome",
     "notes",
+    "published",
 }
 _PLAIN = tuple(each.name for each in fields(Row) if each.name not in _READ_OTHERWISE)
 
@@ -146,6 +152,8 @@ def parse_row(value: object) -> Row:
     """
     if not isinstance(value, dict):
         raise RowError(f"found {type(value).__name__}; a row is a JSON object")
+    if is_published(value):
+        return _published_row(value)
     value = corrected(value)
     missing = [name for name in _NEEDED if value.get(name) is None]
     if missing:
@@ -167,6 +175,12 @@ def parse_row(value: object) -> Row:
         outcome=value.get("outcome", "ok"),
         notes=tuple(value.get("notes") or ()),
     )
+
+
+def _published_row(value: Mapping[str, Any]) -> Row:
+    """Make a row of the collection's own fields."""
+    found = fields_of(value)
+    return Row(**{**found, "measured": _measured(found["measured"])})
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memfit.allocator.settings import AllocatorSettings
+from memfit.devices.placement import Placement
 from memfit.prediction.peak_range import PeakRange
 from memfit.prediction.process_memory import (
     peaks_alone,
@@ -19,6 +20,7 @@ from memfit.prediction.process_memory import (
     smallest_reserved_bytes,
 )
 from memfit.prediction.recording import StepRecording, record_steps
+from memfit.virtual.process_group import one_rank_of
 
 from .cards import card_of_row
 from .protocols import Step
@@ -65,12 +67,14 @@ def predict_row(row: Row) -> Predicted:
     device = card_of_row(row)
     settings = settings_of(row)
     rebuilt = rebuild(row)
-    recording = record_steps(
-        _with_prelude(rebuilt),
-        device,
-        num_steps=rebuilt.num_steps,
-        torch_version=torch_version_of(row),
-    )
+    placement = Placement(device=device.name, num_ranks=row.ranks) if row.ranks > 1 else None
+    with one_rank_of(placement):
+        recording = record_steps(
+            _with_prelude(rebuilt),
+            device,
+            num_steps=rebuilt.num_steps,
+            torch_version=torch_version_of(row),
+        )
     from_step = rebuilt.measured_from_step
     recording, others = _as_loaded(row, recording, settings, from_step)
     allocated, reserved = (

@@ -135,9 +135,10 @@ def _on_the_cpu() -> str:
 def _on_cards() -> str:
     figures, large = load_result("accuracy_gpu"), load_result("large_model")
     of = {each["quantity"]: each for each in figures["overall"]}
+    complete = sum(not row.get("is_collected") for row in figures["rows"])
     return (
         "On GPUs, against peaks that other people read on real cards "
-        f"({len(figures['rows'])} training configurations), nothing run and no GPU at hand: peak "
+        f"({complete} training configurations), nothing run and no GPU at hand: peak "
         f"allocated median {of['allocated']['median_abs_error']:.2%}, worst "
         f"{of['allocated']['worst_abs_error']:.1%}; reserved median "
         f"{of['reserved']['median_abs_error']:.1%}, one row in twenty beyond "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from memfit.allocator.blocks import SEGMENT_ROUNDING_BYTES, Block
@@ -49,16 +50,18 @@ def simulate_events(
     events: Sequence[int],
     sizes: Sequence[int],
     *,
+    streams: Sequence[int] | None = None,
     settings: AllocatorSettings | None = None,
     capacity_bytes: int | None = None,
     marks: Sequence[int] = (),
     releases: Sequence[int] = (),
 ) -> AllocatorOutcome:
-    """Replay events, on one stream, through the allocator. Cost: one pass.
+    """Replay events through the allocator. Cost: one pass.
 
     Args:
         events: ``i`` allocates ``sizes[i]`` bytes, ``-1 - i`` frees them, as in ``Trace.events``.
         sizes: requested bytes by allocation; a request of 0 bytes takes nothing.
+        streams: the stream of each allocation, which has a pool of its own; None for one stream.
         settings: how the allocator is set; None for its defaults.
         capacity_bytes: what the device gives in all; None means no end.
         marks: positions in ``events``, ascending, before which the peaks are reset.
@@ -72,7 +75,7 @@ def simulate_events(
     if any(first > second for first, second in pairwise(bounds)):
         msg = f"marks {list(marks)} are not ascending positions among {len(events)} events"
         raise ValueError(msg)
-    run = _Replay(CachingAllocator(settings, capacity_bytes), sizes)
+    run = _Replay(CachingAllocator(settings, capacity_bytes), sizes, streams)
     windows = []
     peak_allocated_bytes = 0
     for number, (first, last) in enumerate(pairwise(bounds)):
@@ -97,18 +100,21 @@ def simulate_events(
 class _Replay:
     """One replay under way."""
 
-    def __init__(self, allocator: CachingAllocator, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, allocator: CachingAllocator, sizes: Sequence[int], streams: Sequence[int] | None
+    ) -> None:
         self.allocator = allocator
         self.failed_event: int | None = None
         self.allocated_at_highest_bytes = 0
         self._sizes = sizes
+        self._streams = streams if streams is not None and any(streams) else [0] * len(sizes)
         self._alive: dict[int, Block] = {}
 
     def replay(self, events: Sequence[int], first: int, last: int) -> None:
         """Replay the events from first to before last, or up to the one that fails."""
         allocate, free = self.allocator.allocate, self.allocator.free
         device = self.allocator.device
-        alive, sizes = self._alive, self._sizes
+        alive, sizes, streams = self._alive, self._sizes, self._streams
         highest_bytes = device.highest_reserved_bytes
         for position in range(first, last):
             event = events[position]
@@ -121,7 +127,7 @@ class _Replay:
                     raise ValueError(msg)
             elif sizes[event]:
                 try:
-                    alive[event] = allocate(sizes[event])
+                    alive[event] = allocate(sizes[event], streams[event])
                 except DeviceExhaustedError:
                     self.failed_event = position
                     return
@@ -157,7 +163,10 @@ def _outcome(
 
 
 def smallest_capacity_bytes(
-    events: Sequence[int], sizes: Sequence[int], settings: AllocatorSettings | None = None
+    events: Sequence[int],
+    sizes: Sequence[int],
+    settings: AllocatorSettings | None = None,
+    streams: Sequence[int] | None = None,
 ) -> int:
     """Find the least capacity, a multiple of 2 MiB, under which a step survives.
 
@@ -169,17 +178,16 @@ def smallest_capacity_bytes(
     Cost: one replay per halving, each up to its failure.
     """
     settings = settings or AllocatorSettings()
+    replayed = partial(simulate_events, events, sizes, streams=streams)
     unbounded = replace(
         settings, per_process_memory_fraction=None, garbage_collection_threshold=0.0
     )
-    peak_bytes = simulate_events(events, sizes, settings=unbounded).peak_reserved_bytes
+    peak_bytes = replayed(settings=unbounded).peak_reserved_bytes
     fraction = settings.per_process_memory_fraction or 1.0
 
     def survives(num_steps: int) -> bool:
         capacity_bytes = num_steps * SEGMENT_ROUNDING_BYTES
-        return simulate_events(
-            events, sizes, settings=settings, capacity_bytes=capacity_bytes
-        ).survived
+        return replayed(settings=settings, capacity_bytes=capacity_bytes).survived
 
     largest = _num_steps(int(peak_bytes / fraction) + 1 if fraction < 1.0 else peak_bytes)
     while not survives(largest):  # a fraction with garbage collection may need more than its share

@@ -161,7 +161,12 @@ def _simulate(
     """Replay everything since before the model was built; windows begin at the marks."""
     history = recording.history
     return simulate_events(
-        history.events, sizes, settings=settings, marks=marks, releases=history.releases
+        history.events,
+        sizes,
+        streams=history.streams(),
+        settings=settings,
+        marks=marks,
+        releases=history.releases,
     )
 
 
@@ -252,7 +257,7 @@ def _read_from(
 def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSettings) -> int:
     """Return the least reserved memory with which everything recorded survives."""
     history = recording.history
-    return smallest_capacity_bytes(history.events, _sizes(history), settings)
+    return smallest_capacity_bytes(history.events, _sizes(history), settings, history.streams())
 
 
 def _ranges(

@@ -36,7 +36,7 @@ from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cuda.kernels import CudaKernels
-from memfit.virtual.process_group import current_placement, groups_counted
+from memfit.virtual.process_group import current_placement, groups_counted, shapes_asked_unseen
 from memfit.virtual.tensors import ValuesNeededError, VirtualTensors, virtual_tensors
 
 Step = Callable[[], object]
@@ -252,7 +252,11 @@ def recording_on(
     has_gloo = placement is not None and card is None
     hidden = CpuKernels(has_gloo=has_gloo) if card is None else CudaKernels(card)
     recorder = Recorder(hidden=hidden, beside=beside)
-    with virtual_tensors(card, disguised=disguised, make_mode=make_mode) as mode, recorder:
+    with (
+        virtual_tensors(card, disguised=disguised, make_mode=make_mode) as mode,
+        recorder,
+        shapes_asked_unseen(recorder.paused),
+    ):
         if card is None:
             yield recorder, mode
             return

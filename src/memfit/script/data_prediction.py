@@ -204,6 +204,7 @@ class DataForecast:
         outcome = simulate_events(
             history.events[: mark.last_event],
             [allocation.num_bytes for allocation in history.allocations],
+            streams=history.streams(),
             settings=self._settings,
             marks=[mark.first_event],
             releases=[place for place in history.releases if place <= mark.last_event],

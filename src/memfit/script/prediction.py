@@ -237,6 +237,7 @@ def _card_peaks(
     outcome = simulate_events(
         history.events,
         [allocation.num_bytes for allocation in history.allocations],
+        streams=history.streams(),
         settings=settings,
         marks=[span.first_event for span in spans],
         releases=history.releases,

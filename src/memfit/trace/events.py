@@ -51,6 +51,7 @@ class Allocation:
     """One block of memory: how many bytes, and which operator of which module asked for it.
 
     ``source_line`` is the line of the user's code behind it, as ``file.py:12``, where known.
+    ``stream`` is the stream of the card on which it was asked for, 0 being the default one.
     """
 
     num_bytes: int
@@ -59,6 +60,7 @@ class Allocation:
     module: str
     category: Category
     source_line: str = ""
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,10 @@ class Trace:
             else:
                 index = -1 - event
                 yield index, -self.allocations[index].num_bytes
+
+    def streams(self) -> list[int]:
+        """Return the stream of each allocation."""
+        return [allocation.stream for allocation in self.allocations]
 
     def flops(self) -> int:
         """Add up the floating-point operations."""

@@ -39,6 +39,7 @@ from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
 from memfit.trace.purposes import purposes_heard, purposes_of
 from memfit.trace.shrunken import hold_whole_storage
+from memfit.trace.streams import current_stream
 from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
 
 _DEVICE = torch.ops.prim.device.default
@@ -309,7 +310,15 @@ class Recorder(OperatorMode):
         """Note an allocation and give its index."""
         index = len(self.history.allocations)
         self.history.allocations.append(
-            Allocation(num_bytes, operator, self._phase, place.module, category, place.source_line)
+            Allocation(
+                num_bytes,
+                operator,
+                self._phase,
+                place.module,
+                category,
+                place.source_line,
+                current_stream(),
+            )
         )
         self.history.events.append(index)
         return index

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copyreg
 import gc
 from typing import Any
 
 import torch
 
 from memfit.errors import RecordingError
+
+_ABSENT = object()
 
 
 def take_along_hooks(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -41,6 +44,24 @@ def exchange(first: torch.Tensor, second: torch.Tensor) -> None:
         _exchange_classes(first, second)
         raise
     first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    _exchange_slots(first, second)
+
+
+def _exchange_slots(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Exchange what lies in ``__slots__``, where a DTensor has its local tensor and its layout."""
+    for name in _slots_of(type(first)):
+        values = [getattr(each, name, _ABSENT) for each in (first, second)]
+        for tensor, value in zip((second, first), values, strict=True):
+            if value is not _ABSENT:
+                setattr(tensor, name, value)
+            elif hasattr(tensor, name):
+                delattr(tensor, name)
+
+
+def _slots_of(kind: type) -> list[str]:
+    """Return the names in ``__slots__`` of a class and its bases, as ``copyreg`` finds them."""
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+    return names
 
 
 def refuse_if_an_optimizer_holds(name: str, parameter: torch.Tensor, reason: str) -> None:

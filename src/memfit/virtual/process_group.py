@@ -7,13 +7,15 @@ so a job says that it is distributed as a script under ``torchrun`` does: with `
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import random
+import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -74,6 +76,33 @@ def groups_counted() -> Iterator[list[int]]:
     sizes += [placement.num_ranks, *made]
 
 
+@contextmanager
+def shapes_asked_unseen(unseen: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have DTensor ask after the shapes of its operators' results without being seen.
+
+    It runs the operator on fake tensors of the whole shape, in the fake mode that is active if
+    there is one (torch/distributed/tensor/_sharding_prop.py, torch 2.13); no card has them.
+    """
+    if current_placement() is None and "torch.distributed.tensor" not in sys.modules:
+        yield
+        return
+    kind = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
+    with ExitStack() as stack:
+        for name in ("_propagate_tensor_meta_non_cached",):
+            if hasattr(kind, name):
+                stack.enter_context(patch.object(kind, name, _asked(getattr(kind, name), unseen)))
+        yield
+
+
+def _asked(ask: Any, unseen: Callable[[], AbstractContextManager[None]]) -> Any:
+    @functools.wraps(ask)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        with unseen():
+            return ask(*args, **kwargs)
+
+    return answer
+
+
 def _groups_of(rank: int) -> dict[Any, int]:
     """Return the groups that a rank belongs to, with their numbers of ranks."""
     groups = torch.distributed.distributed_c10d._world.pg_group_ranks
@@ -108,7 +137,7 @@ def _replacements(placement: Placement) -> Iterator[Any]:
     """Yield what stands in for the parts of torch that would look for the others."""
     yield patch.dict(os.environ, _environment(placement))
     # It numbers collectives that are not carried out with what the job's own code may draw from.
-    numbering = import_module("torch.distributed._meta_registrations")
+    numbering = importlib.import_module("torch.distributed._meta_registrations")
     yield patch.object(numbering, "random", random.Random(0))
     core = torch.distributed.distributed_c10d
     answers = {

@@ -24,6 +24,7 @@ from memfit.virtual.cuda.placement import is_on_card
 from memfit.virtual.data_parallel import data_parallel
 from memfit.virtual.exchange import exchange, refuse_if_an_optimizer_holds, take_along_hooks
 from memfit.virtual.four_bit import four_bit_weights
+from memfit.virtual.fully_sharded import fully_sharded
 from memfit.virtual.known_values import VALUE, value_of
 from memfit.virtual.process_group import current_placement
 
@@ -58,9 +59,11 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
     yield four_bit_weights()
     yield from data_parallel()
     if current_placement() is not None or "torch.distributed.fsdp" in sys.modules:
-        sharding = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_init")
-        if hasattr(sharding, "_move_states_to_device"):
-            yield patch.object(sharding, "_move_states_to_device", _move_states)
+        for name in ("_fully_shard._fsdp_init", "_init_utils"):
+            sharding = importlib.import_module(f"torch.distributed.fsdp.{name}")
+            if hasattr(sharding, "_move_states_to_device"):
+                yield patch.object(sharding, "_move_states_to_device", _move_states)
+        yield from fully_sharded()
     # transformers builds attention masks for fake tensors that it leaves out for real ones.
     library = sys.modules.get("transformers.utils.import_utils")
     if disguised and hasattr(library, "is_fake_tensor"):
@@ -120,13 +123,15 @@ class _ConvertedInPlace:
 
 
 def _move_states(
-    params: Sequence[torch.nn.Parameter], buffers: Sequence[torch.Tensor], device: torch.device
+    params: Sequence[torch.nn.Parameter],
+    buffers: Sequence[torch.Tensor],
+    device: torch.device | None,
 ) -> None:
-    """Stand in for FSDP2's way to the device, which gives tensors other data."""
+    """Stand in for FSDP's way to the device, which gives tensors other data."""
     for tensor in (*params, *buffers):
         if type(tensor) not in (FakeTensor, torch.nn.Parameter) or tensor.is_meta:
             continue
-        if tensor.device == device:
+        if device is None or tensor.device == device:
             continue
         with torch.no_grad():
             moved = tensor.to(device)

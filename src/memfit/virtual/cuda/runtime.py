@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.kernels.cuda.card import Card
 from memfit.virtual.cuda.placement import CARD, device_meant
+from memfit.virtual.cuda.streams import Inert, streams
 
 _RANDOM_STATE_BYTES = 16
 """Seed and offset of the Philox generator (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
@@ -57,11 +58,12 @@ def runtime(card: Card) -> Iterator[Any]:
         for name, answer in answers.items():
             if hasattr(module, name):
                 yield patch.object(module, name, answer)
+    yield from streams()
     yield from _cached_memory()
     yield from _accelerator()
     yield patch.object(torch._C, "_cuda_getCurrentRawStream", _always(0), create=True)
     yield patch.object(torch, "get_device_module", _device_module(torch.get_device_module))
-    yield patch.object(torch.cuda.nvtx, "_nvtx", _Inert())
+    yield patch.object(torch.cuda.nvtx, "_nvtx", Inert())
     yield patch.object(torch.backends.cudnn, "is_available", _always(True))
     yield patch.object(torch.backends.cudnn, "version", _always(_CUDNN_VERSION))
     yield patch.object(torch.random, "fork_rng", _no_fork)
@@ -89,12 +91,11 @@ def _accelerator() -> Iterator[Any]:
         "device_count": _always(1),
         "current_device_index": _always(0),
         "current_device_idx": _always(0),
-        "current_stream": _always(_Inert()),
         "set_device_index": _use_only_the_card,
         "set_device_idx": _use_only_the_card,
         "device_index": _Guard,
         "memory_stats": lambda *_args: defaultdict(int),
-        **dict.fromkeys((*_NOTHING_TO_DO, "set_stream"), _always(None)),
+        **dict.fromkeys(_NOTHING_TO_DO, _always(None)),
         **dict.fromkeys(_NO_BYTES, _always(0)),
     }
     for name, answer in answers.items():
@@ -106,7 +107,6 @@ def _answers(card: Card) -> dict[str, Any]:
     """Return what replaces functions of ``torch.cuda``, by name."""
     answers: dict[str, Any] = dict.fromkeys(_NOTHING_TO_DO, _always(None))
     answers.update(dict.fromkeys(_NO_BYTES, _always(0)))
-    inert = _Inert()
     is_ampere = card.capability[0] >= _AMPERE
     answers.update(
         is_available=_always(True),
@@ -131,12 +131,7 @@ def _answers(card: Card) -> dict[str, Any]:
         get_rng_state_all=lambda: [_random_state()],
         set_rng_state_all=_always(None),
         device=_Guard,
-        device_of=_Inert,
-        stream=_Inert,
-        Stream=_Inert,
-        Event=_Inert,
-        current_stream=_always(inert),
-        default_stream=_always(inert),
+        device_of=Inert,
     )
     return answers
 
@@ -156,31 +151,7 @@ def _properties(card: Card) -> SimpleNamespace:
     )
 
 
-class _Inert(nullcontext[None]):
-    """Stand in for streams, events and device guards: entering, waiting and timing do nothing."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        super().__init__()
-
-    def elapsed_time(self, _end: object) -> float:
-        """Return no time: nothing runs."""
-        return 0.0
-
-    def query(self) -> bool:
-        """Say that everything is done."""
-        return True
-
-    def record_event(self, event: _Inert | None = None) -> _Inert:
-        """Return an event, which FSDP2 holds on to together with what waits for it."""
-        return event or _Inert()
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _always(None)
-
-
-class _Guard(_Inert):
+class _Guard(Inert):
     """Stand in for guards that name a device."""
 
     def __init__(self, device: Any = None) -> None:

@@ -17,6 +17,7 @@ from memfit.errors import StrategyError
 from memfit.prediction.recording import record
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import Seam
+from memfit.strategies.data_parallel import AbstractDataParallel
 
 from .all_entries import ENTRIES
 from .builders import TOLERANCES, near_peak
@@ -88,8 +89,9 @@ def is_same(first, second) -> bool:
 
 
 def test_every_strategy_of_the_catalogue_has_one_entry():
+    """Apart from those of several ranks, which real ranks carry out (tests/runtime)."""
     assert sorted(entry.strategy.name for entry in ENTRIES) == sorted(
-        strategy.name for strategy in CATALOGUE
+        strategy.name for strategy in CATALOGUE if not issubclass(strategy, AbstractDataParallel)
     )
 
 

@@ -104,6 +104,7 @@ def test_the_file_begins_with_what_it_is_and_lists_settings_in_order(tmp_path):
     assert (tmp_path / "plan.yaml").read_text() == (
         "memfit_plan: 1\n"
         "device: cpu\n"
+        "ranks: null\n"
         "numerics: exact\n"
         "proof: null\n"
         "reasons: []\n"

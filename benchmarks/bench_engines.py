@@ -11,64 +11,36 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np  # whose largest value of some that are not numbers is none
 import torch
 import torch.distributed as dist
 from bench_ranks import CountedMemory, compile_counter, settled
+from engines.choices import ENGINES, engine_named
+from engines.engines import Engine, Forecast, PlanEngine
+from engines.rows import EngineRow, show
+from engines.whole_batches import Differences, batches
 
 import memfit
-from memfit.job import Total, build_optimizer, load_job
+from memfit.errors import MemfitError
+from memfit.job import load_job
 from memfit.session.conversion import converted
-from memfit.strategies import build_strategy
-from memfit.strategies.base import Strategy
 
-_NUM_STEPS = 5
 _FOLDER = "MEMFIT_COUNTER_FOLDER"
-_ENGINES = {
-    "ddp": ("ddp", {}),
-    "fsdp2": ("fsdp2", {}),
-    "fsdp2, kept whole": ("fsdp2", {"shards_after_forward": 1}),
-    "fsdp2, reduced once": ("fsdp2", {"reduces_once": True}),
-    "fsdp2, offloaded": ("fsdp2", {"offloads": True}),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineRow:
-    """What one rank has seen of an engine."""
-
-    engine: str
-    ranks: int
-    rank: int
-    plan: Sequence[str]
-    dtype: str
-    weight_difference: float
-    """The largest, of any weight, against whole batches after five uneven steps."""
-    loss_difference: float
-    """The largest relative one, of any step."""
-    predicted_peak_bytes: int
-    measured_peak_bytes: int
-    late_peak_bytes: int
-    """What a rank takes, as predicted, where a thread of gloo's comes late."""
-    free_peak_bytes: int
-    """As measured where nothing waits for such threads."""
-    error_fraction: float
 
 
 def main() -> None:
     """Run every engine on this rank, and have the first rank print what all have seen."""
     args = _parser().parse_args()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _counted() as folder:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
@@ -76,7 +48,7 @@ def main() -> None:
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, rows)
         if dist.get_rank() == 0:
-            _show([row for each in found for row in each], as_json=args.json)
+            show([row for each in found for row in each], as_json=args.json)
         dist.barrier()
         dist.destroy_process_group()
 
@@ -84,7 +56,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--job", required=True, metavar="FILE.py:NAME")
-    parser.add_argument("--engine", action="append", choices=_ENGINES, help="by default all")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="by default all")
     parser.add_argument("--plan", metavar="FILE", help="run under this plan instead")
     parser.add_argument(
         "--micro-batch", type=int, default=2, metavar="N", help="default 2; 0: none"
@@ -114,43 +86,29 @@ def _rows(args: argparse.Namespace, folder: str) -> Iterator[EngineRow]:
     """Predict all engines, as no process group may be open for that; then run them."""
     job = _job(args)
     ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-    plans = _plans(args, ranks)
-    predictions = {
-        name: memfit.predict(job, plan=plan, ranks=ranks, rank=rank) for name, plan in plans.items()
-    }
-    weights, losses = _trained_whole(job)
-    for name, plan in plans.items():
-        prediction = predictions[name]
-        found = _Found(weights, losses)
-        measured, free = _trained_by_ranks(job, plan, folder, found)
-        interval = prediction.intervals.get("allocated")
-        predicted = prediction.peak_allocated_bytes
-        yield EngineRow(
+    engines = _engines(args, ranks)
+    forecasts = {name: _forecast(engine, job, ranks, rank) for name, engine in engines.items()}
+    whole = Differences(job)
+    for name, engine in engines.items():
+        forecast = forecasts[name]
+        row = EngineRow(
             engine=name,
             ranks=ranks,
             rank=rank,
-            plan=plan.labels(),
+            plan=engine.labels,
             dtype="float64" if args.fp64 else "as the job has it",
-            weight_difference=found.weight_difference,
-            loss_difference=found.loss_difference,
-            predicted_peak_bytes=predicted,
-            measured_peak_bytes=measured,
-            late_peak_bytes=predicted if interval is None else interval.high_bytes,
-            free_peak_bytes=free,
-            error_fraction=predicted / measured - 1,
         )
+        if isinstance(forecast, str):
+            yield replace(row, refused=forecast)
+        else:
+            yield _run_by_ranks(job, engine, replace(row, **asdict(forecast)), whole, folder)
 
 
-def _plans(args: argparse.Namespace, ranks: int) -> dict[str, memfit.Plan]:
+def _engines(args: argparse.Namespace, ranks: int) -> dict[str, Engine]:
     if args.plan:
-        return {Path(args.plan).name: memfit.Plan.load(args.plan)}
-    pieces: tuple[Strategy, ...] = ()
-    if args.micro_batch:
-        pieces = (build_strategy("micro-batching", {"micro_batch_size": args.micro_batch}),)
-    return {
-        name: memfit.Plan(strategies=(build_strategy(*_ENGINES[name]), *pieces), ranks=ranks)
-        for name in args.engine or _ENGINES
-    }
+        return {Path(args.plan).name: PlanEngine(memfit.Plan.load(args.plan))}
+    names = args.engine or ENGINES
+    return {name: engine_named(name, ranks, args.micro_batch) for name in names}
 
 
 def _job(args: argparse.Namespace) -> memfit.Job:
@@ -165,96 +123,46 @@ def _job(args: argparse.Namespace) -> memfit.Job:
     )
 
 
-def _batches(job: memfit.Job) -> Iterator[Any]:
-    """Yield the whole batches of the steps: the first is full, others lack a sample or two."""
-    for number in range(_NUM_STEPS):
-        torch.manual_seed(number)
-        yield job.batch(job.batch_size - number % 3)
+def _forecast(engine: Engine, job: memfit.Job, ranks: int, rank: int) -> Forecast | str:
+    try:
+        return engine.forecast(job, ranks, rank)
+    except MemfitError as error:
+        return str(error)
 
 
-def _built(job: memfit.Job) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return job.model()
-
-
-def _trained_whole(job: memfit.Job) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Train on whole batches as plain PyTorch does."""
-    model = _built(job)
-    optimizer, losses = build_optimizer(job, model.named_parameters()), []
-    for batch in _batches(job):
-        optimizer.zero_grad()
-        found = job.loss(model, batch)
-        loss = found.sum / found.count if isinstance(found, Total) else found
-        loss.backward()
-        if job.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_grad_norm)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return {name: each.detach().clone() for name, each in model.named_parameters()}, losses
-
-
-class _Found:
-    """Differences from whole batches."""
-
-    def __init__(self, weights: dict[str, torch.Tensor], losses: Sequence[float]) -> None:
-        self._weights, self._losses = weights, losses
-        self.weight_difference = self.loss_difference = 0.0
-
-    def losses(self, losses: Sequence[float]) -> None:
-        """Hold losses against those of whole batches."""
-        pairs = zip(losses, self._losses, strict=True)
-        self.loss_difference = float(np.max([abs(a - b) / max(abs(b), 1e-12) for a, b in pairs]))
-
-    def weights(self, model: torch.nn.Module) -> None:
-        """Hold weights, put together from all ranks, against those of whole batches."""
-        for name, each in model.named_parameters():
-            full: Callable[[], torch.Tensor] = getattr(each, "full_tensor", each.detach)
-            difference = float((full().detach() - self._weights[name]).abs().max())
-            self.weight_difference = float(np.maximum(self.weight_difference, difference))
-
-
-def _trained_by_ranks(
-    job: memfit.Job, plan: memfit.Plan, folder: str, found: _Found
-) -> tuple[int, int]:
-    """Train on this rank's parts; return the peak once settled, and that of steps left alone."""
+def _run_by_ranks(
+    job: memfit.Job, engine: Engine, row: EngineRow, whole: Differences, folder: str
+) -> EngineRow:
+    """Train on this rank's parts; return its differences, and its peak settled and left alone."""
     gc.collect()
     memory = CountedMemory(folder)
-    run = memfit.start(replace(job, model=lambda: _built(job)), plan, guard=False)
-    losses = []
-    for batch in _batches(job):
-        part = run.part(batch)
-        del batch
-        losses.append(float(run.step(part).loss))
-        del part
-    found.losses(losses)
-    found.weights(run.model)
-    gc.collect()
-    torch.manual_seed(0)
-    part = converted_part(run, job)
-    with settled():
-        measured = max(memory.peak_bytes(lambda: run.step(part)) for _ in range(2))
-    free = max(memory.peak_bytes(lambda: run.step(part)) for _ in range(3))
-    run.close()
-    return measured, free
-
-
-def converted_part(run: memfit.Run, job: memfit.Job) -> Any:
-    """Return this rank's part of a whole batch, with memory of its own."""
-    part = run.part(job.batch(job.batch_size))
-    return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, part)
-
-
-def _show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"rows": rows}, indent=1))
-        return
-    for row in rows:
-        print(
-            f"{row['engine']:24} rank {row['rank']} of {row['ranks']}: weights "
-            f"{row['weight_difference']:.1e}, losses {row['loss_difference']:.1e}, predicted "
-            f"{row['predicted_peak_bytes']:,}, measured {row['measured_peak_bytes']:,} "
-            f"({row['error_fraction']:+.2%}), free {row['free_peak_bytes']:,}"
+    with engine.running(job) as live:
+        losses = []
+        for batch in batches(job):
+            part = live.part(batch)
+            del batch
+            losses.append(live.step(part))
+            del part
+        with live.weights() as weights:
+            row = replace(
+                row,
+                loss_difference=whole.of_losses(losses),
+                weight_difference=whole.of_weights(weights),
+            )
+        gc.collect()
+        torch.manual_seed(0)
+        part = torch.utils._pytree.tree_map_only(
+            torch.Tensor, torch.clone, live.part(job.batch(job.batch_size))
         )
+        with settled():
+            measured = max(memory.peak_bytes(lambda: live.step(part)) for _ in range(2))
+        free = max(memory.peak_bytes(lambda: live.step(part)) for _ in range(3))
+    return replace(
+        row,
+        measured_peak_bytes=measured,
+        free_peak_bytes=free,
+        error_fraction=(row.predicted_peak_bytes or 0) / measured - 1,
+    )
 
 
 if __name__ == "__main__":

@@ -100,6 +100,7 @@ def words_of(command: str, folder: Path) -> list[str]:
         "predict": ["predict", job],
         "predict of a script": ["predict", str(folder / "train.py"), "--device", "t4"],
         "plan": ["plan", job],
+        "plan over ranks": ["plan", job, "--ranks", "1,2"],
         "apply": ["apply", str(folder / "micro.yaml"), str(folder / "arguments.yaml"), "--yes"],
         "undo": ["undo", str(folder)],
         "config": ["config", "--gpu-memory", "24", "--config-path", str(folder / "config.yaml")],

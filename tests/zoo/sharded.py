@@ -31,14 +31,19 @@ def all_ranks(device: str = "cpu") -> DeviceMesh:
     return init_device_mesh(device, (dist.get_world_size(),))
 
 
+def whole_model() -> nn.Module:
+    """Return an MLP of blocks."""
+    blocks = [
+        nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        for _ in range(NUM_BLOCKS)
+    ]
+    return nn.Sequential(*blocks)
+
+
 def sharded_model(mesh: DeviceMesh, *, reshards: bool = True) -> nn.Module:
-    """Return an MLP of blocks, each sharded over a mesh."""
+    """Return the same, each block sharded over a mesh."""
     with torch.device(mesh.device_type):
-        blocks = [
-            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
-            for _ in range(NUM_BLOCKS)
-        ]
-    model = nn.Sequential(*blocks)
+        model = whole_model()
     for block in model:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
     fully_shard(model, mesh=mesh)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pages import exactness, losses, planning, prediction, runs, scale, scripts
+from pages import exactness, losses, planning, prediction, ranks, runs, scale, scripts
 from pages.blocks import Section, between
 from planner_grid.table import section as planner_grid
 from results_file import load_result
@@ -45,6 +45,7 @@ _SECTIONS = (
     Section("What proofs add to planning", "planning_time", planning.planning_time),
     Section("Runs that fail at random operators", "guard_faults", runs.faults),
     Section("Sharded runs that fail at random operators", "sharded_faults", runs.sharded_faults),
+    Section("Several ranks under every engine", "engines", ranks.engines, "record_engines.py"),
     Section("Training loops with state of their own", "guard_scenarios", runs.scenarios),
     Section("What guard, monitor and journal cost", "guard_overhead", runs.guard_overhead),
     Section("Lightning modules as people write them", "lightning", runs.lightning),

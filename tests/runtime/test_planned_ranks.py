@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.runtime import planned_ranks
+from tests.runtime.sharded_ranks import job_of, mean, model
 from torch.multiprocessing import spawn
 
+import memfit
 from memfit import Plan
+from memfit.errors import UsageError
 
 
 @pytest.mark.slow
@@ -33,7 +36,7 @@ def test_what_ranks_cannot_carry_out_together_is_refused_on_all(tmp_path: Path) 
     for rank in range(2):
         said = (tmp_path / f"said-{rank}.txt").read_text().splitlines()
         fragments = (
-            "The plan is for 3 ranks, and there is 2.",
+            "The plan is for 3 rank(s), and here are 2.",
             "the ranks have different plans",
             "Ranks have different samples, so they would train another loss",
             "_flat_weights holds a parameter",
@@ -42,6 +45,17 @@ def test_what_ranks_cannot_carry_out_together_is_refused_on_all(tmp_path: Path) 
         assert len(said) == len(fragments), said
         for line, fragment in zip(said, fragments, strict=True):
             assert fragment in line
+
+
+@pytest.mark.parametrize("name", [None, "ddp"])
+def test_a_plan_for_fewer_ranks_is_not_run_by_each_of_several(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would train by itself, and no one would say so."""
+    monkeypatch.setenv("WORLD_SIZE", "4" if name is None else "1")
+    plan = Plan(ranks=1) if name is None else planned_ranks.plan_of(name, 2)
+    with pytest.raises(UsageError, match="torchrun --nproc-per-node"):
+        memfit.start(job_of(model, mean, 4), plan)
 
 
 @pytest.mark.slow

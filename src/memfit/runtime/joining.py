@@ -22,31 +22,46 @@ _CARD_BACKENDS = "cpu:gloo,cuda:nccl"
 """Clipping shards that lie on the host needs a group that can send from there."""
 
 
-def part_of_this_rank(job: Job, plan: Plan, device_type: str) -> Job:
-    """Return this rank's part of a job whose plan is for several; else the job as it is.
+def join_for(plan: Plan, device_type: str) -> None:
+    """Open the process group that a plan for several ranks needs.
 
-    The process group is opened where torchrun has started this process and nobody has opened it.
+    It is opened where torchrun has started this process and nobody has opened it.
 
     Raises:
         UsageError: if there are not as many ranks as the plan is for.
+    """
+    if plan.parallel is not None:
+        _open_group(device_type)
+    num_ranks = _num_ranks()
+    is_lonely = plan.parallel is not None and num_ranks == 1
+    if is_lonely or num_ranks != (plan.ranks or num_ranks):
+        raise UsageError(
+            f"The plan is for {plan.ranks or 'several'} rank(s), and here are {num_ranks}. Start "
+            f"it with torchrun --nproc-per-node {plan.ranks or 'N'} over all machines, or plan for "
+            "the ranks there are."
+        )
+
+
+def part_of_this_rank(job: Job, plan: Plan, device_type: str) -> Job:
+    """Return this rank's part of a job whose plan is for several; else the job as it is.
+
+    Raises:
         OtherRankError: if another rank has another plan.
         StrategyError: if the job mixes samples that different ranks have.
     """
     if plan.parallel is None:
         return job
-    _open_group(device_type)
-    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-    if num_ranks != (plan.ranks or num_ranks) or num_ranks == 1:
-        wanted = plan.ranks or "several"
-        raise UsageError(
-            f"The plan is for {wanted} ranks, and there is {num_ranks}. Start it with torchrun "
-            f"--nproc-per-node {plan.ranks or 'N'} over all machines, or plan for the ranks there "
-            "are."
-        )
+    num_ranks = dist.get_world_size()
     _check_same_plan(plan, device_type)
     part = share_of(job, num_ranks, dist.get_rank())
     _check_separable(job, plan, share_of(job, num_ranks, 0).batch_size)
     return part
+
+
+def _num_ranks() -> int:
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _open_group(device_type: str) -> None:

@@ -23,7 +23,7 @@ from memfit.runtime.first_step_check import check_split
 from memfit.runtime.guard.attempts import Attempts
 from memfit.runtime.guard.guard import Guard, GuardSettings
 from memfit.runtime.guard.ranks import ranks_here
-from memfit.runtime.joining import part_of_this_rank
+from memfit.runtime.joining import join_for, part_of_this_rank
 from memfit.runtime.planned_steps import PlannedSteps
 from memfit.runtime.run import Run
 from memfit.runtime.shards.refusals import refuse_what_does_not_go_with_shards
@@ -71,15 +71,17 @@ def start(
             checkpoint.
 
     Raises:
-        UsageError: if ``folder`` holds another run, which is not to be replaced or continued.
+        UsageError: if ``folder`` holds another run, which is not to be replaced or continued, or if
+            the plan is for another number of ranks.
         StrategyError: if a strategy of the plan cannot apply to the job.
         DeviceUnavailableError: if the device is not in this machine.
     """
-    check_run_folder(folder, earlier_run)
     plan = plan or Plan()
     if device is None:
         device = CPU if plan.device == CPU else CUDA
     device_type = device.partition(":")[0]
+    join_for(plan, device_type)
+    check_run_folder(folder, earlier_run)
     job = part_of_this_rank(job, plan, device_type)
     layout = find_layout(job)
     plan = _with_own_prediction(plan, job)

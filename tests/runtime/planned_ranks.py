@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.runtime.sharded_ranks import expected, job_of, joined, mean, model, rows
+from tests.runtime import sharded_faults
+from tests.runtime.sharded_ranks import expected, job_of, joined, mean, model, rows, total
 
 import memfit
 from memfit import Job, Plan, Total
 from memfit.errors import MemfitError
+from memfit.runtime.guard import step_log
 from memfit.strategies import build_strategy
+from memfit.strategies.plan import in_catalogue_order
 
 SIZES = (13, 12, 11, 12, 13)
 PIECES = {"micro-batching": {"micro_batch_size": 2}}
@@ -111,6 +117,30 @@ def is_refused(rank: int, num_ranks: int, store: str, folder: str) -> None:
         except MemfitError as error:
             said.append(" ".join(str(error).split()))
     Path(folder, f"said-{rank}.txt").write_text("\n".join(said))
+    dist.destroy_process_group()
+
+
+def recovers(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Have the last rank run out of memory here and there; write how far the ends differ."""
+    joined(rank, num_ranks, store)
+    warnings.simplefilter("ignore")
+    step_log._FREE_SECONDS = math.inf  # a busy machine is no reason to have nothing to go back to
+    job = job_of(sharded_faults.small_model, total, max(sharded_faults.SIZES))
+    recomputed = build_strategy("activation-checkpointing", {"blocks": ["0-1"]})
+    for name in ("ddp", "fsdp2"):
+        own = plan_of(name, num_ranks)
+        rung = Plan(strategies=in_catalogue_order([*own.strategies, recomputed]))
+        for plan in (own, replace(own, ladder=(rung,))):
+            wanted = sharded_faults.trained(job, plan)
+            worst, events = 0.0, 0
+            for share in (0.1, 0.45, 0.7, 0.97):
+                point = 1 + int(share * len(wanted.operators))
+                points = [point] if rank == num_ranks - 1 else []
+                found = sharded_faults.trained(job, plan, *points)
+                worst = max(worst, sharded_faults.difference(found, wanted))
+                events += len(found.events)
+            said = {"worst": worst, "events": events}
+            Path(folder, f"{name}-{len(plan.ladder)}-{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
 
 

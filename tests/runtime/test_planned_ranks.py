@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_what_ranks_cannot_carry_out_together_is_refused_on_all(tmp_path: Path) 
         assert len(said) == len(fragments), said
         for line, fragment in zip(said, fragments, strict=True):
             assert fragment in line
+
+
+@pytest.mark.slow
+def test_a_rank_that_runs_out_of_memory_goes_on_with_the_others(tmp_path: Path) -> None:
+    """Under half the micro-batch, or the next plan of the ladder, shared in the same way."""
+    spawn(planned_ranks.recovers, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+
+    assert len(found) == 8
+    assert all(each["worst"] <= 1e-12 for each in found.values()), found
+    assert all(each["events"] >= 3 for each in found.values()), found
 
 
 @pytest.mark.parametrize("name", [None, "ddp"])

@@ -145,3 +145,9 @@ def test_numbers_of_ranks_are_whole_and_at_least_one(text):
     args = argparse.Namespace(ranks=text, devices_per_node=None)
     with pytest.raises(UsageError, match="whole numbers of at least 1"):
         read_rank_numbers(args)
+
+
+@pytest.mark.parametrize("doing", [memfit.measure, memfit.verify])
+def test_one_process_refuses_what_several_ranks_carry_out(job, doing):
+    with pytest.raises(UsageError, match="is for 2 ranks, and one process is here"):
+        doing(job, plan_with("ddp", ranks=2))

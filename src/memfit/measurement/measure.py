@@ -55,8 +55,10 @@ def measure(job: Job, plan: Plan | None = None, device: str = "cpu") -> Measurem
 
     Raises:
         DeviceUnavailableError: if the device is not in this machine.
+        UsageError: if the plan is for several ranks.
     """
     plan = plan or Plan()
+    plan.check_for_one_process("measured")
     if device != "cpu" and not (torch.cuda.is_available() and device.startswith("cuda")):
         raise DeviceUnavailableError(device, _devices_here())
     if device == "cpu":

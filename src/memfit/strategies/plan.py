@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from memfit.devices.spec import CPU
-from memfit.errors import PlanFileError, StrategyError
+from memfit.errors import PlanFileError, StrategyError, UsageError
 from memfit.figures import Prediction
 from memfit.files import write_atomically
 from memfit.strategies import CATALOGUE, build_strategy
@@ -57,6 +57,20 @@ class Plan:
     def labels(self) -> tuple[str, ...]:
         """Write the strategies with their settings."""
         return tuple(strategy.label() for strategy in self.strategies)
+
+    def check_for_one_process(self, done: str) -> None:
+        """Refuse a plan that several ranks carry out together, where one process is there.
+
+        Raises:
+            UsageError: if it is such a plan; ``done`` says what it was to be.
+        """
+        if self.parallel is not None:
+            raise UsageError(
+                f"The plan is for {self.ranks or 'several'} ranks, and one process is here, so it "
+                f"cannot be {done}. Carry it out with memfit.start under torchrun, which reads "
+                "the peak of each rank and says how far it is from the prediction; or take "
+                f"{self.parallel.name} out of the plan, for the rest of it alone."
+            )
 
     def checksum(self) -> int:
         """Sum up the strategies with their settings, the same in every process."""

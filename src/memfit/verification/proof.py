@@ -93,7 +93,10 @@ def verify_each(
     Raises:
         TooLargeToVerifyError: if not even a few samples fit.
         StrategyError: if a strategy of the plan cannot apply to the job.
+        UsageError: if the plan is for several ranks.
     """
+    if plan is not None:
+        plan.check_for_one_process("held against the plain step")
     wanted = batch_size or job.batch_size
     is_double = dtype is None or dtype is torch.float64
     batch_size, notes = affordable_batch_size(

@@ -72,9 +72,11 @@ def verify(
     Raises:
         StrategyError: if a strategy of the plan cannot apply to the job.
         NothingToVerifyError: if the batch is no larger than the plan's micro-batches.
+        UsageError: if the plan is for several ranks.
 
     Does not account for what later steps would amplify.
     """
+    plan.check_for_one_process("held against the plain step")
     if batch_size is not None:
         job = replace(job, batch_size=batch_size)
     return Verifier(job, seed).verify(plan, dtype)

@@ -20,6 +20,7 @@ from memfit.errors import (
     StrategyError,
 )
 from memfit.integrations.batches import num_rows, resized
+from memfit.integrations.deepspeed.build_locks import check_build_locks
 from memfit.integrations.deepspeed.choice import ZeroChoice
 from memfit.integrations.deepspeed.config import AdaptedConfig, adapted, config_of
 from memfit.integrations.deepspeed.ending import Ending
@@ -67,11 +68,13 @@ def start(
         UsageError: if the configuration contradicts the job.
         StrategyError: if a part of the plan, or of the model, does not go with an engine.
         NotSeparableError: if pieces of a batch would not keep the results.
+        MemfitError: if DeepSpeed would wait for the build of an extension that died.
     """
     deepspeed = _deepspeed()
     if choice is not None and config is not None:
         raise MemfitError("Both a choice and a config were given. Give one of the two.")
     _join()
+    check_build_locks(_device_type(deepspeed))
     layout = find_layout(job)
     num_ranks, clips = dist.get_world_size(), job.clip_grad_norm
     if config is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ sys.path.append(str(Path(__file__).parent))
 from results_file import save_result
 
 import memfit
+from memfit.files import write_atomically
 from memfit.job import load_job
 from memfit.strategies import build_strategy
 
@@ -28,6 +30,7 @@ _HERE = Path(__file__).parent
 _JOBS = ("perceptron", "decoder", "convolutions")
 _RANKS = (2, 4)
 _HALF = 0.5
+_KEPT = _HERE.parent / "build" / "engines"
 _CPU = "cpu"
 
 
@@ -36,6 +39,7 @@ def main() -> None:
     rows = [row for job in _JOBS for ranks in _RANKS for row in _rows(job, ranks)]
     halves = [_inside_half(job) for job in _JOBS]
     save_result("engines", {**_summary(rows), "halves": halves, "rows": rows})
+    shutil.rmtree(_KEPT)
 
 
 def _rows(job: str, ranks: int) -> Iterator[dict[str, Any]]:
@@ -46,7 +50,16 @@ def _rows(job: str, ranks: int) -> Iterator[dict[str, Any]]:
 
 
 def _run(job: str, ranks: int, *options: str) -> Sequence[dict[str, Any]]:
-    """Have real ranks run a job under every engine."""
+    """Have real ranks run a job under every engine; what an interrupted call has run is kept."""
+    kept = _KEPT / f"{job}-{ranks}{''.join(options[:1])}.json"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, _printed_by_ranks(job, ranks, *options))
+    rows: list[dict[str, Any]] = json.loads(kept.read_text())["rows"]
+    return rows
+
+
+def _printed_by_ranks(job: str, ranks: int, *options: str) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command = [
         *[*torchrun, str(_HERE / "bench_engines.py")],
@@ -58,8 +71,7 @@ def _run(job: str, ranks: int, *options: str) -> Sequence[dict[str, Any]]:
         command, check=True, stdout=subprocess.PIPE, text=True, env=environment, timeout=3600
     )
     # DeepSpeed says on standard output what it has built.
-    rows: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index('{\n "rows"') :])["rows"]
-    return rows
+    return done.stdout[done.stdout.index('{\n "rows"') :]
 
 
 def _inside_half(job: str) -> dict[str, Any]:

@@ -28,8 +28,21 @@ def _loss(model: Any, batch: Any) -> Tensor:
     return model(batch)
 
 
+def _perceptron() -> Perceptron:
+    return Perceptron(width=_WIDTH, inner=512)
+
+
+def _vectors(batch_size: int) -> Tensor:
+    return vectors(batch_size, _WIDTH)
+
+
 perceptron = Job(
-    model=Perceptron, batch=vectors, loss=_loss, optimizer=adamw, batch_size=16, clip_grad_norm=0.5
+    model=_perceptron,
+    batch=_vectors,
+    loss=_loss,
+    optimizer=adamw,
+    batch_size=16,
+    clip_grad_norm=0.5,
 )
 
 

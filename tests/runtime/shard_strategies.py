@@ -25,6 +25,7 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan, Total
+from memfit.errors import StrategyError
 from memfit.losses import one_to_many_cross_entropy
 from memfit.runtime.guard import step_log
 from memfit.strategies import build_strategy
@@ -362,4 +363,81 @@ def fails_and_goes_on(
             with Path(folder, f"faults-{rank}.jsonl").open("a") as file:
                 file.write(json.dumps(said) + "\n")
     faulthandler.cancel_dump_traceback_later()
+    dist.destroy_process_group()
+
+
+IN_LOW_BITS = {"moved": MOVED, "fused": FUSED, "head": HEAD, "tiled": TILED, "bf16": {"bf16": {}}}
+
+
+def trains_gathered_in_16_bits(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Train with blocks gathered in bfloat16; write the difference that strategies make there."""
+    joined(rank, num_ranks, store)
+    how = {"fsdp2": {"param_dtype": "bfloat16"}}
+    job = replace(
+        job_of(partial(in_fp32, Decoder), mean),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+    )
+    wanted = trained_by_ranks(job, plan_of(how, num_ranks), UNEVEN)
+    for name, settings in IN_LOW_BITS.items():
+        found = trained_by_ranks(job, plan_of({**how, **settings}, num_ranks), UNEVEN)
+        Path(folder, f"{name}-{rank}.txt").write_text(repr(worst(found, wanted)))
+    dist.destroy_process_group()
+
+
+def own_shards(made: Callable[[], nn.Module], *, shards_head: bool) -> nn.Module:
+    """Shard as users do: blocks and the model as torch has it by default, or the head as well."""
+    from torch.distributed.fsdp import fully_shard
+
+    whole: Any = made()
+    for block in whole.blocks:
+        fully_shard(block)
+    if shards_head:
+        fully_shard(whole.head)
+    return fully_shard(whole)
+
+
+OWN = {
+    "head": (HEAD, False),
+    "head of its own": (HEAD, True),
+    "head of its own in pieces": ({**HEAD, **PIECES}, True),
+    "moved": ({**MOVED, **PIECES}, False),
+    "all": ({**MOVED, **FUSED, **HEAD, **RECOMPUTED, **PIECES}, True),
+}
+
+
+def trains_own_shards(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Train models that their function has sharded; write the difference from whole batches."""
+    joined(rank, num_ranks, store)
+    wanted = trained_whole(job_of(DECODER, total), UNEVEN)
+    for name, (settings, shards_head) in OWN.items():
+        made = partial(own_shards, DECODER, shards_head=shards_head)
+        job = replace(job_of(made, total), batch_size=max(UNEVEN) // num_ranks + 1)
+        with memfit.start(job, plan_of(settings, None), guard=False) as run:
+            for seed, size in enumerate(UNEVEN):
+                start, end = size * rank // num_ranks, size * (rank + 1) // num_ranks
+                run.step(tuple(part[start:end] for part in rows(size, seed)))
+            found = worst((wanted[0], whole_weights(run.model)), wanted)
+        Path(folder, f"{name}-{rank}.txt").write_text(repr(found))
+    dist.destroy_process_group()
+
+
+def uses_logits_late(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Read logits after the step that made them, when ranks have given the weight back."""
+    joined(rank, num_ranks, store)
+    held: list[torch.Tensor] = []
+
+    def keeps(model: Any, batch: Any) -> torch.Tensor:
+        logits = model(batch[0])
+        held[:] = [logits]
+        return F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
+
+    said = ""
+    job = job_of(partial(own_shards, DECODER, shards_head=True), keeps)
+    with memfit.start(job, plan_of(HEAD, None), guard=False) as run:
+        run.step(rows(4))
+        try:
+            held[0].sum()
+        except StrategyError as error:
+            said = str(error)
+    Path(folder, f"said-{rank}.txt").write_text(said)
     dist.destroy_process_group()

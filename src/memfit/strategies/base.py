@@ -74,6 +74,8 @@ class Strategy(abc.ABC):
 
     goes_with_shards: ClassVar[bool] = False
     """Whether it was shown to keep the results of models that exchange shards, as under FSDP2."""
+    not_with_shards: ClassVar[str] = "it was not shown to keep their results"
+    """Why it does not go with such models, as a clause, where it does not."""
     quiet_settings: ClassVar[frozenset[str]] = frozenset()
     """The settings that a label leaves out where they have their defaults."""
 

@@ -30,6 +30,7 @@ class Bf16(Strategy):
     name: ClassVar[str] = "bf16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
+    goes_with_shards: ClassVar[bool] = True
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.SAVED_ACTIVATIONS: 0.5,
         Category.TEMPORARIES: 0.5,

@@ -27,6 +27,7 @@ class Ddp(AbstractDataParallel):
 
     name: ClassVar[str] = "ddp"
     averages_after_backward: ClassVar[bool] = True
+    not_with_shards: ClassVar[str] = "it gives every rank the whole model"
     excludes: ClassVar[Mapping[str, str]] = {
         "optimizer-in-backward": "gradients are averaged over ranks before the update, and it "
         "leaves none"

@@ -57,6 +57,10 @@ class EightBitOptimizer(Strategy):
     name: ClassVar[str] = "eight-bit-optimizer"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.OPTIMIZER})
+    not_with_shards: ClassVar[str] = (
+        "bitsandbytes updates plain tensors, and its blocks of 256 values would lie otherwise in "
+        "shards"
+    )
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.OPTIMIZER_STATE: 0.75,
         Category.TEMPORARIES: 1.0,

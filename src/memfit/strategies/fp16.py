@@ -47,6 +47,7 @@ class Fp16(Strategy):
     name: ClassVar[str] = "fp16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD, Seam.WINDOW})
+    goes_with_shards: ClassVar[bool] = True
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.SAVED_ACTIVATIONS: 0.5,
         Category.TEMPORARIES: 0.5,

@@ -85,7 +85,7 @@ class Fsdp2(AbstractDataParallel):
         """Leave out what was not shown to keep the results of shards."""
         if strategy.goes_with_shards:
             return None
-        return "it was not shown to keep the results of a model whose ranks exchange shards."
+        return f"the ranks exchange shards of the model, and {strategy.not_with_shards}."
 
     def share(self, model: torch.nn.Module, device_type: str) -> None:
         """Shard the blocks, then what is left.

@@ -72,6 +72,7 @@ class FusedAttention(Strategy):
     name: ClassVar[str] = _NAME
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
+    goes_with_shards: ClassVar[bool] = True
 
     @classmethod
     def own_facts(cls, session: Session) -> AttentionToFuse:

@@ -43,6 +43,7 @@ class LossChunking(Strategy):
     name: ClassVar[str] = "loss-chunking"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
+    goes_with_shards: ClassVar[bool] = True
     never_faster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

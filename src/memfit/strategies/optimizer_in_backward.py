@@ -42,6 +42,10 @@ class OptimizerInBackward(Strategy):
     name: ClassVar[str] = "optimizer-in-backward"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.WINDOW})
+    not_with_shards: ClassVar[str] = (
+        "an update in the middle of a pass that ranks go through together was not shown to be "
+        "undone on all of them where one fails"
+    )
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.GRADIENTS: 1.0,
         Category.TEMPORARIES: 1.0,

@@ -39,6 +39,17 @@ from memfit.strategies.plan import Plan
 
 _EXACT_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _UNPROVED = str(Numerics.UNPROVED)
+_SHOWN = frozenset(
+    {
+        "activation-checkpointing",
+        "allocator-settings",
+        "fsdp2",
+        "micro-batching",
+        "optimizer-implementation",
+        "optimizer-offload",
+    }
+)
+"""The strategies that were shown to keep results under an engine."""
 
 
 def start(
@@ -275,7 +286,7 @@ def _strategies_of(plan: Plan, choice: ZeroChoice) -> list[Any]:
                 "are the weights themselves. Take the model's own checkpointing, as "
                 "gradient_checkpointing_enable of transformers, or stage 2."
             )
-        elif each.goes_with_shards:
+        elif each.name in _SHOWN:
             kept.append(each)
             continue
         raise StrategyError("DeepSpeed", f"{each.label()} of the plan {reason}")

@@ -14,10 +14,11 @@ def refuse_what_does_not_go_with_shards(strategies: Sequence[Strategy]) -> None:
     Raises:
         StrategyError: if there are any.
     """
-    refused = [each.label() for each in strategies if not each.goes_with_shards]
+    refused = [
+        f"{each.label()} of the plan does not go with that: {each.not_with_shards}."
+        for each in strategies
+        if not each.goes_with_shards
+    ]
     if refused:
-        reason = (
-            f"{', '.join(refused)} of the plan was not shown to keep the results of a model whose "
-            "ranks exchange shards. Plan without it."
-        )
+        reason = f"the ranks exchange shards. {' '.join(refused)} Plan without it."
         raise StrategyError("sharded model", reason)

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
 from memfit.session.forwards import is_recomputed_later, replace_forward
+from memfit.session.gathered import has_shards, storages_of
 from memfit.session.session import Session
 from memfit.session.spill import Spill
 from memfit.strategies.activation_offload.host_copies import BufferPool, CopyStream
@@ -29,7 +30,6 @@ from memfit.strategies.activation_offload.host_storage import (
 from memfit.strategies.activation_offload.spill_file import SpillFile
 from memfit.strategies.base import HOST, AbstractBlockwise, AbstractOffload, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts, shared_facts
-from memfit.trace.subclasses import known_parts_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
@@ -58,6 +58,7 @@ class ActivationOffload(AbstractOffload, AbstractBlockwise):
     name: ClassVar[str] = "activation-offload"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.FORWARD})
+    goes_with_shards: ClassVar[bool] = True
     never_faster: ClassVar[bool] = True
 
     @classmethod
@@ -77,7 +78,7 @@ class ActivationOffload(AbstractOffload, AbstractBlockwise):
             undos.callback(session.wrap_forward(offloading.begin_forward))
             for name in self.block_names(facts):
                 block = session.model.get_submodule(name)
-                forward = partial(offloading.run, name, block.forward)
+                forward = partial(offloading.run, name, block, block.forward)
                 undos.callback(replace_forward(block, forward))
             return undos.pop_all().close
 
@@ -108,7 +109,7 @@ class _Moved:
 
     def send(self) -> None:
         """Begin to move it out."""
-        if self._kept is None and self._flat is not None:
+        if self._kept is None and self._flat is not None and not _is_given_back(self._flat):
             self._kept = self._storage.send(self._flat)
             on_disk = self._storage.is_on_disk
             self._spill.note_out(self._module, self._num_bytes, is_on_disk=on_disk)
@@ -167,8 +168,9 @@ class _Moved:
 class _Visit:
     """One forward call of a block: what it saved, for as long as backward may ask for it."""
 
-    def __init__(self, module: str, previous: _Visit | None) -> None:
+    def __init__(self, module: str, block: torch.nn.Module, previous: _Visit | None) -> None:
         self.module = module
+        self.block = block
         self._previous = previous
         self._moved: list[weakref.ref[_Moved]] = []
         self._is_reached = False
@@ -223,6 +225,7 @@ class _Offloading:
         self._session = session
         self._storage = storage
         self._min_tensor_bytes = min_tensor_bytes
+        self._has_shards = has_shards(session.model)
         self._last: _Visit | None = None
         self._owned: set[int] = set()
         self._known: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[_Moved]]] = {}
@@ -230,20 +233,24 @@ class _Offloading:
     def begin_forward(self) -> AbstractContextManager[None]:
         """Begin a new chain of blocks, and see which memory parameters and buffers have."""
         model = self._session.model
-        owned = (*model.parameters(), *model.buffers())
-        self._owned = {
-            part.untyped_storage()._cdata for tensor in owned for part in known_parts_of(tensor)
-        }
+        self._owned = storages_of((*model.parameters(), *model.buffers()))
         self._known.clear()
         self._last = None
         self._storage.begin_forward()
         return nullcontext()
 
-    def run(self, module: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(
+        self,
+        module: str,
+        block: torch.nn.Module,
+        forward: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Run a block's forward; meanwhile the block before it leaves the device."""
         if not torch.is_grad_enabled() or is_recomputed_later():
             return forward(*args, **kwargs)
-        previous, visit = self._last, _Visit(module, self._last)
+        previous, visit = self._last, _Visit(module, block, self._last)
         self._last = visit
         if previous is not None:
             with torch.no_grad():
@@ -261,7 +268,7 @@ class _Offloading:
         self._storage.close()
 
     def _pack(self, visit: _Visit, tensor: torch.Tensor) -> torch.Tensor | _Handle:
-        if not self._can_be_moved(tensor):
+        if not self._can_be_moved(tensor) or self._is_gathered(visit.block, tensor):
             return tensor
         start, length = _stretch(tensor)
         if length * tensor.element_size() < self._min_tensor_bytes:
@@ -291,6 +298,15 @@ class _Offloading:
             and tensor.untyped_storage()._cdata not in self._owned
         )
 
+    def _is_gathered(self, block: torch.nn.Module, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is a parameter that ranks gather, and give back by themselves.
+
+        The parameters of a block are such ones while its forward runs, and shards otherwise.
+        """
+        if not self._has_shards:
+            return False
+        return tensor.untyped_storage()._cdata in storages_of(block.parameters())
+
     def _moved(self, visit: _Visit, tensor: torch.Tensor, start: int, length: int) -> _Moved:
         """Get the stretch behind a tensor: the same one for as long as its values are the same."""
         storage = tensor.untyped_storage()
@@ -305,6 +321,11 @@ class _Offloading:
         moved = _Moved(flat, visit.module, self._storage, self._session.spill)
         self._known[key] = (weakref.ref(storage), weakref.ref(moved))
         return moved
+
+
+def _is_given_back(flat: torch.Tensor) -> bool:
+    """Return whether a tensor's memory is no longer there: ranks have given what they gathered."""
+    return flat.numel() > 0 and flat.untyped_storage().nbytes() == 0
 
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:

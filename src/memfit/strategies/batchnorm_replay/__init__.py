@@ -47,6 +47,9 @@ class BatchNormReplay(AbstractSplitting):
     name: ClassVar[str] = "batchnorm-replay"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.WINDOW})
+    not_with_shards: ClassVar[str] = (
+        "it stops forwards half way, and all ranks have to finish a pass that exchanges shards"
+    )
     never_faster: ClassVar[bool] = True
     takes_statistics_as_given: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {

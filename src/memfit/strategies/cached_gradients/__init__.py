@@ -60,6 +60,10 @@ class CachedGradients(AbstractSplitting):
     kept_pieces: int = 0
 
     name: ClassVar[str] = NAME
+    not_with_shards: ClassVar[str] = (
+        "it runs parts of the model apart from its forward, where ranks exchange nothing, and a "
+        "loss that couples samples needs those of the other ranks"
+    )
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.WINDOW})
     never_faster: ClassVar[bool] = True

@@ -55,6 +55,7 @@ class FourBitBase(Strategy):
     name: ClassVar[str] = "four-bit-base"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.OPTIMIZER})
+    not_with_shards: ClassVar[str] = "it packs whole weights, of which a rank has a part"
     acts_on: ClassVar[Mapping[Category, float]] = dict.fromkeys(Category, 1.0)
     acts_in: ClassVar[tuple[Phase, ...]] = tuple(Phase)
     quiet_settings: ClassVar[frozenset[str]] = frozenset(

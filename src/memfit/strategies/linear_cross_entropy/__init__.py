@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Self
 
+from memfit.session.gathered import KeptGathered, has_shards
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
@@ -46,6 +47,7 @@ class LinearCrossEntropy(Strategy):
     name: ClassVar[str] = "linear-cross-entropy"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
+    goes_with_shards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.check_at_least(1, "num_rows")
@@ -78,4 +80,9 @@ class LinearCrossEntropy(Strategy):
 
     def apply(self, session: Session) -> Undo:
         """Put logits off around forward and loss."""
-        return session.wrap_forward(partial(deferred_logits, self.num_rows))
+        gathered = KeptGathered(session.model) if has_shards(session.model) else None
+        with ExitStack() as undos:
+            if gathered is not None:
+                undos.callback(gathered.undo)
+            undos.callback(session.wrap_forward(partial(deferred_logits, self.num_rows, gathered)))
+            return undos.pop_all().close

@@ -45,7 +45,7 @@ class Call:
             return cast(Tensor, self.func(*first, *self.args, **self.kwargs))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Family:
     """A linear call that is put off, and everything that stands for a view of its result."""
 
@@ -55,6 +55,8 @@ class Family:
     versions: tuple[int, ...]
     members: list[weakref.ref[Member]] = field(default_factory=list)
     is_real: bool = False
+    is_past: bool = False
+    """Whether it is made of what ranks had gathered for a forward that is over."""
 
     def make_real(self) -> None:
         """Make the logits, and all views of them that are still in use.
@@ -83,6 +85,8 @@ class Member:
     call: Call | None
     parent: Member | None = None
     real: Tensor | None = None
+    hooks: list[Any] = field(default_factory=list)
+    """Told when backward begins, by sharded modules whose result this is."""
 
     @classmethod
     def first(cls, head: Head, call: Call, num_rows: int) -> Self:
@@ -133,6 +137,8 @@ class Member:
             assert self.call is not None, "only what is real has forgotten its call"
             before = () if self.parent is None else (self.parent.make_real(),)
             self.real = self.call.make(*before)
+            for hook in self.hooks:
+                self.real.register_hook(hook)
             self.call = self.parent = None
         return self.real
 
@@ -140,6 +146,25 @@ class Member:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what this is computed from."""
         return self.rows, self.family.head.weight, self.family.head.bias
+
+    def all_hooks(self) -> list[Any]:
+        """Return the hooks of this and of what it is a view of."""
+        before = [] if self.parent is None else self.parent.all_hooks()
+        return [*before, *self.hooks]
+
+    def check_time(self) -> None:
+        """Refuse to make logits from what ranks had gathered for a forward that is over.
+
+        Raises:
+            StrategyError: if they are made of such.
+        """
+        if self.family.is_past and self.real is None:
+            reason = (
+                "logits are used after the loss was computed, when ranks have given the weight "
+                "that makes them back. Use them inside the loss, or do without this strategy: "
+                f"--forbid {STRATEGY}."
+            )
+            raise StrategyError(STRATEGY, reason)
 
     def values(self) -> Tensor:
         """Make what this stands for from its inputs, where autocast is not listening."""

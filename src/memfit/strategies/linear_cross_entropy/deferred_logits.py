@@ -11,23 +11,27 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from memfit.errors import StrategyError
 from memfit.losses.linear_cross_entropy import chunked_cross_entropy
 from memfit.losses.row_chunks import Chunking, Targets, at_least_float32
-from memfit.strategies.linear_cross_entropy.deferred_calls import STRATEGY, Call, Member
+from memfit.session.gathered import KeptGathered
+from memfit.strategies.linear_cross_entropy.deferred_calls import STRATEGY, Call, Family, Member
 from memfit.strategies.linear_cross_entropy.logit_views import (
     ABOUT_PLACE,
     ABOUT_SHAPE,
     HEAD_CALLS,
     LOSSES,
     VIEWS,
+    asks_for_no_values,
     can_be_chunked,
     head_of,
     view_of,
@@ -38,18 +42,35 @@ from memfit.virtual.cuda.placement import device_told_to_cpp
 
 
 @contextmanager
-def deferred_logits(num_rows: int) -> Iterator[None]:
-    """Compute the cross-entropy of linear layers inside this block in chunks of so many rows."""
-    with _Deferral(num_rows):
-        yield
+def deferred_logits(num_rows: int, gathered: KeptGathered | None = None) -> Iterator[None]:
+    """Compute the cross-entropy of linear layers inside this block in chunks of so many rows.
+
+    Args:
+        num_rows: of a chunk.
+        gathered: keeps what ranks gather until it has been read; None where they gather nothing.
+    """
+    deferral = _Deferral(num_rows, gathered)
+    try:
+        with deferral:
+            yield
+    finally:
+        deferral.end()
 
 
 class _Deferral(FunctionMode):
     """Puts off linear calls with many outputs."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, gathered: KeptGathered | None) -> None:
         super().__init__()
         self._num_rows = num_rows
+        self._gathered = gathered
+        self._of_gathered: list[weakref.ref[Family]] = []
+
+    def end(self) -> None:
+        """Let go of what was gathered: who asks for its logits from now on is refused."""
+        for reference in self._of_gathered:
+            if (family := reference()) is not None:
+                family.is_past = True
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if torch.compiler.is_compiling():
@@ -58,7 +79,10 @@ class _Deferral(FunctionMode):
         if head is None:
             return func(*args, **kwargs)
         call = Call.of(func, args, kwargs, head.hidden.device.type)
-        return _tensor_for(Member.first(head, call, self._num_rows))
+        first = Member.first(head, call, self._num_rows)
+        if self._gathered is not None and self._gathered.keep(head.hidden, head.weight, head.bias):
+            self._of_gathered.append(weakref.ref(first.family))
+        return _tensor_for(first)
 
 
 class DeferredLogits(Tensor):
@@ -90,6 +114,8 @@ class DeferredLogits(Tensor):
                 return func(*args, **kwargs)
         if func in ABOUT_PLACE:
             return getattr(args[0]._member.rows, ABOUT_PLACE[func])
+        if asks_for_no_values(func, args):
+            return _noted_hook(args[0], args[1])
         kept = _kept(func, args, kwargs)
         if kept is not None:
             return kept
@@ -178,6 +204,14 @@ def _kept(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor |
     )
 
 
+def _noted_hook(tensor: DeferredLogits, hook: Any) -> RemovableHandle:
+    """Have a hook called when backward begins, by whichever way it goes."""
+    tensor._member.hooks.append(hook)
+    with torch._C.DisableTorchFunctionSubclass():
+        handle: RemovableHandle = Tensor.register_hook(tensor, hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return handle
+
+
 def _is_first_alone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether the first argument is deferred, and no other one."""
     others = tree_leaves((args[1:], dict(kwargs)))
@@ -187,6 +221,7 @@ def _is_first_alone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def _made_real(tensor: DeferredLogits) -> Tensor:
     """Make the logits, in the graph."""
+    tensor._member.check_time()
     tensor._member.family.make_real()
     return tensor._member.make_real()
 
@@ -194,6 +229,7 @@ def _made_real(tensor: DeferredLogits) -> Tensor:
 def _values_of(tensor: DeferredLogits) -> Tensor:
     """Return the logits to what is dispatched, below autograd."""
     member = tensor._member
+    member.check_time()
     return member.values() if member.real is None else member.real
 
 
@@ -208,6 +244,7 @@ def _loss(
     **_legacy: Any,
 ) -> Tensor:
     """Compute a loss in chunks."""
+    member.check_time()
     member.check_inputs()
     note_head(member.logits)
     head, rows = member.family.head, member.rows
@@ -228,6 +265,13 @@ def _loss(
             loss_dtype=at_least_float32(member.dtype),
         ),
     )
+    for hook in member.all_hooks():
+        loss.register_hook(partial(_at_begin, hook))
     loss = loss.reshape(labels.shape) if reduction == "none" else loss
     # Autocast has losses computed in float32.
     return loss if torch.is_autocast_enabled(rows.device.type) else loss.to(member.dtype)
+
+
+def _at_begin(hook: Any, grad: Tensor) -> None:
+    """Tell a sharded module that backward begins; it returns the gradient as it is."""
+    hook(grad)

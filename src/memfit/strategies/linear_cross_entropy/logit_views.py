@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.session.forwards import is_recomputed_later
+from memfit.session.gathered import starts_backward
 
 _FEWEST_CLASSES = 1024
 _MOST_INSIDE = 4
@@ -341,6 +342,7 @@ def _getter(name: str) -> Any:
 ABOUT_SHAPE = frozenset(
     {
         *map(_getter, ("shape", "ndim", "dtype", "layout", "requires_grad", "is_leaf", "grad_fn")),
+        _getter("_base"),
         Tensor.size,
         Tensor.dim,
         Tensor.numel,
@@ -356,3 +358,10 @@ ABOUT_PLACE = MappingProxyType(
     {_getter(name): name for name in ("device", "is_cuda", "is_cpu", "is_meta")}
 )
 """Calls that ask where a tensor is, and the attribute that answers."""
+
+
+def asks_for_no_values(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether a call leaves values alone: it asks for a shape, or waits for backward."""
+    if func in ABOUT_SHAPE or func in ABOUT_PLACE:
+        return True
+    return func is Tensor.register_hook and len(args) > 1 and starts_backward(args[1])

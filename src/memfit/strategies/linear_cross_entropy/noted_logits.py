@@ -18,12 +18,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit.strategies.linear_cross_entropy.logit_views import (
-    ABOUT_PLACE,
-    ABOUT_SHAPE,
     HEAD_CALLS,
     LOSSES,
     Logits,
     View,
+    asks_for_no_values,
     can_be_chunked,
     head_of,
     view_of,
@@ -92,7 +91,7 @@ class _Following(FunctionMode):
             out = func(*args, **kwargs)
             self._known[out] = _Known(out.dim() - 1, is_log=False, origin=_Origin())
             return out
-        if not self._known or func in ABOUT_SHAPE or func in ABOUT_PLACE:
+        if not self._known or asks_for_no_values(func, args):
             return func(*args, **kwargs)
         known = self._known_in(args, kwargs)
         view = self._follow(known, func, args, kwargs) if known else None

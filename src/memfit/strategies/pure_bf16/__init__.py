@@ -49,6 +49,9 @@ class PureBf16(Strategy):
     name: ClassVar[str] = "pure-bf16"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
     seams: ClassVar[frozenset[Seam]] = frozenset(Seam) - {Seam.PROCESS}
+    not_with_shards: ClassVar[str] = (
+        "it changes the type of weights, which was settled when the ranks began to share them"
+    )
     acts_on: ClassVar[Mapping[Category, float]] = dict.fromkeys(Category, 0.5)
     acts_in: ClassVar[tuple[Phase, ...]] = tuple(Phase)
     excludes: ClassVar[Mapping[str, str]] = {"bf16": CHOOSES_TYPE, "fp16": CHOOSES_TYPE}

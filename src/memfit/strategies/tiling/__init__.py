@@ -69,6 +69,7 @@ class Tiling(Strategy):
     name: ClassVar[str] = "tiling"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
+    goes_with_shards: ClassVar[bool] = True
     never_faster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

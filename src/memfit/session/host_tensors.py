@@ -24,12 +24,14 @@ class HostMemory(abc.ABC):
 
     Args:
         spill: counts them.
+        what: they hold, for messages.
     """
 
     is_on_disk: ClassVar[bool]
 
-    def __init__(self, spill: Spill) -> None:
+    def __init__(self, spill: Spill, what: str) -> None:
         self._spill = spill
+        self._what = what
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a tensor with the sizes, strides and type of another one, that fills its memory.
@@ -81,8 +83,8 @@ class MappedFile(HostMemory):
 
     is_on_disk = True
 
-    def __init__(self, spill: Spill) -> None:
-        super().__init__(spill)
+    def __init__(self, spill: Spill, what: str) -> None:
+        super().__init__(spill, what)
         self._file: IO[bytes] | None = None
         self._mapped: Any = None
         self._mapped_from = self._mapped_to = self._end = 0
@@ -96,7 +98,7 @@ class MappedFile(HostMemory):
         try:
             offset = self._take(tensor.nbytes)
         except OSError as error:
-            raise no_room("optimizer states", tensor.nbytes, self._end, error) from error
+            raise no_room(self._what, tensor.nbytes, self._end, error) from error
         flat = torch.frombuffer(
             self._mapped, dtype=tensor.dtype, count=tensor.numel(), offset=offset
         )

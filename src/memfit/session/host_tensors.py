@@ -1,10 +1,15 @@
-"""Tensors outside the device: in pinned memory of the host, or in a file that is mapped."""
+"""Tensors outside the device: in pinned memory of the host, or in a file that is mapped.
+
+Parameters can lie in their memory, and be left where they are when their model moves.
+"""
 
 from __future__ import annotations
 
 import abc
 import mmap
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, ClassVar
 
 import torch
@@ -125,3 +130,31 @@ class MappedFile(HostMemory):
         self._mapped_from, self._mapped_to = self._mapped_to, self._mapped_to + num_bytes
         self._file.truncate(self._mapped_to)
         self._mapped = mmap.mmap(self._file.fileno(), num_bytes, offset=self._mapped_from)
+
+
+def give_memory(parameter: torch.Tensor, data: torch.Tensor) -> None:
+    """Have a parameter lie where another tensor does; a fake one says itself on which device.
+
+    The parameter stays the same object, and keeps its version.
+
+    Args:
+        parameter: a leaf.
+        data: of its size and type.
+    """
+    parameter.data = data
+    if isinstance(parameter, FakeTensor) and isinstance(data, FakeTensor):
+        parameter.fake_device = data.fake_device
+
+
+@contextmanager
+def left_behind(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave the memory of parameters where it is, while their model moves elsewhere inside."""
+    with torch.no_grad():
+        held = [(each, each.data) for each in parameters]
+        for parameter, data in held:
+            give_memory(parameter, data.new_empty(0))
+        try:
+            yield
+        finally:
+            for parameter, data in held:
+                give_memory(parameter, data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +12,8 @@ import torch
 
 from memfit.devices.spec import CPU
 from memfit.errors import StrategyError
-from memfit.session.block_names import shorten_names
+from memfit.session.block_levels import block_levels
+from memfit.session.block_names import expand_names, shorten_names
 from memfit.session.forwards import replace_forward, without_generation_caches
 from memfit.session.host_tensors import MappedFile, PinnedMemory
 from memfit.session.session import Session
@@ -107,6 +108,16 @@ class FrozenOffload(AbstractOffload, AbstractBlockwise):
         found = facts.of(FrozenFacts)
         return found.obstacle(self.block_names(facts), self.min_tensor_bytes)
 
+    def stays(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
+        """Return the weights that are moved, so that they never need to fit on a GPU together."""
+        levels = block_levels(model)
+        if not (self.blocks or levels):
+            return ()
+        known = tuple(name for name, _ in model.named_modules() if name)
+        names = expand_names(self.blocks, known) if self.blocks else levels[0]
+        found = frozen_facts(model).movable(names, self.min_tensor_bytes)
+        return [model.get_parameter(each.name) for each in found]
+
     def apply(self, session: Session) -> Undo:
         """Move the weights out, and have each block bring its own in."""
         names = self.block_names(shared_facts(session))
@@ -137,6 +148,8 @@ class FrozenOffload(AbstractOffload, AbstractBlockwise):
             undos.callback(weight.come_back)
             weight.leave()
             moved.append((each, weight))
+        if session.device_type != CPU:
+            torch.cuda.empty_cache()  # what they have left would stay reserved
         return moved
 
 

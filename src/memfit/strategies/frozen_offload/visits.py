@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.errors import StrategyError
 from memfit.session.forwards import is_recomputed_later
-from memfit.session.host_tensors import HostMemory
+from memfit.session.host_tensors import HostMemory, give_memory
 from memfit.session.spill import Spill
 from memfit.trace.events import Category
 from memfit.trace.modes import OperatorMode
@@ -129,7 +129,7 @@ class HostWeight:
                 elsewhere.size(), elsewhere.stride(), dtype=elsewhere.dtype, device=self._device
             )
             self._copy(visiting, elsewhere)
-            _give(self._parameter, visiting)
+            give_memory(self._parameter, visiting)
         tell_purpose(self._parameter, Category.PARAMETERS)
         self._spill.mark(self._parameter, is_elsewhere=False)
         self._version = self._parameter._version
@@ -137,7 +137,7 @@ class HostWeight:
     def _send(self) -> None:
         assert self._elsewhere is not None, "it has left before"
         with torch.inference_mode(mode=False), torch.no_grad():
-            _give(self._parameter, self._elsewhere)
+            give_memory(self._parameter, self._elsewhere)
         self._spill.mark(self._parameter, is_elsewhere=True)
 
     def _take_memory_back(self, memory: StorageWeakRef, offset: int) -> None:
@@ -147,7 +147,7 @@ class HostWeight:
         with torch.no_grad():
             data = parameter.new_empty(0, device=self._device)
             data.set_(storage, offset, parameter.size(), parameter.stride())
-            _give(parameter, data)
+            give_memory(parameter, data)
         self._spill.mark(parameter, is_elsewhere=False)
         self._elsewhere = self._kept = None
 
@@ -232,10 +232,3 @@ def _as_data_of(parameter: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     if isinstance(parameter, FakeTensor):
         return FakeTensor(parameter.fake_mode, kept, torch.device("cpu"))
     return kept
-
-
-def _give(parameter: torch.Tensor, data: torch.Tensor) -> None:
-    """Give a parameter other memory; a fake one says itself where it lies."""
-    parameter.data = data
-    if isinstance(parameter, FakeTensor) and isinstance(data, FakeTensor):
-        parameter.fake_device = data.fake_device

@@ -27,7 +27,12 @@ from memfit.strategies.base import (
     Undo,
 )
 from memfit.strategies.facts import JobFacts, shared_facts
-from memfit.strategies.frozen_offload.frozen_weights import FrozenFacts, FrozenWeight, frozen_facts
+from memfit.strategies.frozen_offload.frozen_weights import (
+    FrozenFacts,
+    FrozenWeight,
+    frozen_facts,
+    holders_of,
+)
 from memfit.strategies.frozen_offload.visits import STRATEGY, HostWeight, VisitedBlock
 from memfit.strategies.recomputation import recomputed
 from memfit.trace.events import Category
@@ -144,9 +149,10 @@ class FrozenOffload(AbstractOffload, AbstractBlockwise):
             parameter = session.model.get_parameter(each.name)
             is_there = parameter.device.type == session.device_type
             device = parameter.device if is_there else torch.device(session.device_type)
-            weight = HostWeight(parameter, each.name, device, host=memory, spill=spill)
+            holders = holders_of(parameter, session.model)
+            weight = HostWeight(parameter, each.name, holders, host=memory, spill=spill)
             undos.callback(weight.come_back)
-            weight.leave()
+            weight.leave(device)
             moved.append((each, weight))
         if session.device_type != CPU:
             torch.cuda.empty_cache()  # what they have left would stay reserved

@@ -41,6 +41,8 @@ class FrozenFacts:
     """Name a model's frozen weights, and what moves weights already."""
 
     weights: tuple[FrozenWeight, ...] = ()
+    aliases: tuple[tuple[str, ...], ...] = ()
+    """The names of modules that have several, the one that others know them by first."""
     hooked: str = ""
     """A module whose weights accelerate's hooks bring in."""
 
@@ -48,8 +50,8 @@ class FrozenFacts:
         """Return the weights that some blocks can do without while they do not compute."""
         return tuple(
             each
-            for each in self.weights
-            if not each.obstacle and each.num_bytes >= min_tensor_bytes and each.lies_inside(blocks)
+            for each in self._inside(blocks)
+            if not each.obstacle and each.num_bytes >= min_tensor_bytes
         )
 
     def obstacle(self, blocks: Sequence[str], min_tensor_bytes: int) -> str | None:
@@ -67,7 +69,7 @@ class FrozenFacts:
             )
         if self.movable(blocks, min_tensor_bytes):
             return None
-        inside = [each for each in self.weights if each.lies_inside(blocks)]
+        inside = self._inside(blocks)
         if not inside:
             return "no frozen weight belongs to the blocks alone; name the blocks that hold some."
         if reasons := [each for each in inside if each.obstacle]:
@@ -78,12 +80,19 @@ class FrozenFacts:
             f"is {min_tensor_bytes}."
         )
 
+    def _inside(self, blocks: Sequence[str]) -> list[FrozenWeight]:
+        """Return the weights that nothing outside of some blocks holds."""
+        names = [*blocks, *(name for names in self.aliases if names[0] in blocks for name in names)]
+        return [each for each in self.weights if each.lies_inside(names)]
+
 
 def frozen_facts(model: torch.nn.Module) -> FrozenFacts:
     """Look for the frozen weights of a model."""
     parameters: dict[int, tuple[str, torch.Tensor]] = {}
     modules: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
         for key, parameter in module.named_parameters(recurse=False):
             parameters.setdefault(id(parameter), (f"{name}.{key}".lstrip("."), parameter))
             modules.setdefault(id(parameter), []).append(name)
@@ -98,7 +107,20 @@ def frozen_facts(model: torch.nn.Module) -> FrozenFacts:
         for key, (name, parameter) in parameters.items()
         if not parameter.requires_grad
     ]
-    return FrozenFacts(weights=tuple(found), hooked=_hooked(model))
+    aliases = tuple(tuple(each) for each in names.values() if len(each) > 1)
+    return FrozenFacts(weights=tuple(found), aliases=aliases, hooked=_hooked(model))
+
+
+def holders_of(
+    parameter: torch.Tensor, model: torch.nn.Module
+) -> list[tuple[torch.nn.Module, str]]:
+    """Return the modules that hold a parameter, and under which names."""
+    return [
+        (module, key)
+        for module in model.modules()
+        for key, held in module._parameters.items()
+        if held is parameter
+    ]
 
 
 def _users_of_storages(parameters: Iterable[torch.Tensor], model: torch.nn.Module) -> Counter[int]:

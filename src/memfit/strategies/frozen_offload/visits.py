@@ -24,50 +24,57 @@ STRATEGY = "frozen-offload"
 
 
 class HostWeight:
-    """A frozen parameter whose memory is outside the device, but for its visits there.
+    """A frozen parameter whose memory is outside the device; a copy of it visits there.
 
     The parameter stays the same object: what holds it, an optimizer or a ``state_dict``, finds its
-    values wherever they lie.
+    values. During a visit its modules hold the copy in its place. It must be another tensor, for
+    checkpointing keeps what a recomputation saves as it is, without ``detach``, where no gradient
+    is wanted of it (``_recomputation_hook`` in torch/utils/checkpoint.py, torch 2.13): backward
+    would find the parameter's own memory, wherever that is by then.
 
     Args:
         parameter: no gradient is wanted of it.
         name: of the parameter, for messages.
-        device: where it visits.
+        holders: the modules that hold it, and under which names.
         host: gives its place.
         spill: counts what moves.
     """
 
     def __init__(
         self,
-        parameter: torch.Tensor,
+        parameter: torch.nn.Parameter,
         name: str,
-        device: torch.device,
+        holders: Sequence[tuple[torch.nn.Module, str]],
         *,
         host: HostMemory,
         spill: Spill,
     ) -> None:
         self.name = name
-        self._parameter, self._device = parameter, device
+        self._parameter, self._holders = parameter, holders
         self._host, self._spill = host, spill
+        self._device = parameter.device
         self._kept: torch.Tensor | None = None
-        self._elsewhere: torch.Tensor | None = None
+        self._visiting: torch.nn.Parameter | None = None
         self._num_visits = 0
         self._version = 0
 
-    def leave(self) -> None:
+    def leave(self, device: torch.device) -> None:
         """Move the parameter's memory out, for good.
+
+        Args:
+            device: where copies of it visit, and where it comes back to.
 
         Raises:
             StrategyError: if something besides the parameter holds on to that memory.
         """
-        parameter = self._parameter
-        with torch.no_grad():
-            self._kept = kept = self._host.like(parameter)
-            self._elsewhere = _as_data_of(parameter, kept)
-            self._copy(kept, parameter)
+        parameter, self._device = self._parameter, device
         memory = StorageWeakRef(parameter.untyped_storage())
         offset = int(parameter.storage_offset())
-        self._send()
+        with torch.no_grad():
+            self._kept = kept = self._host.like(parameter)
+            self._copy(kept, parameter)
+            give_memory(parameter, _as_data_of(parameter, kept))
+        self._spill.mark(parameter, is_elsewhere=True)
         if memory.expired():
             return
         self._take_memory_back(memory, offset)
@@ -79,7 +86,7 @@ class HostWeight:
         raise StrategyError(STRATEGY, reason)
 
     def enter(self) -> None:
-        """Bring the weight to the device, unless it is there.
+        """Bring a copy to the device, unless one is there.
 
         Raises:
             StrategyError: if gradients are wanted of it by now.
@@ -90,66 +97,70 @@ class HostWeight:
                 "away. Close the run and start another with a plan made for it."
             )
             raise StrategyError(STRATEGY, reason)
-        if self._num_visits == 0:
-            self._bring()
+        if self._visiting is None:
+            self._visiting = visiting = self._on_device()
+            self._version = visiting._version
+            tell_purpose(visiting, Category.PARAMETERS)
+            self._replace(self._parameter, visiting)
         self._num_visits += 1
 
     def exit(self) -> None:
-        """Give the device's memory back when the last of several visits ends."""
+        """Let go of the copy when the last of several visits ends."""
         self._num_visits -= 1
-        if self._num_visits == 0:
-            self._send()
+        if self._num_visits == 0 and self._visiting is not None:
+            self._replace(self._visiting, self._parameter)
+            self._visiting = None
 
     def visiting_storage(self) -> int:
-        """Name the storage that the weight has on the device."""
-        address: int = self._parameter.untyped_storage()._cdata
+        """Name the storage of the copy."""
+        assert self._visiting is not None, "it has entered before"
+        address: int = self._visiting.untyped_storage()._cdata
         return address
 
     def check_unchanged(self) -> None:
-        """Refuse a forward that has written to the weight.
+        """Refuse a forward that has written to the copy.
 
         Raises:
             StrategyError: if it has.
         """
-        if self._parameter._version != self._version:
+        if self._visiting is not None and self._visiting._version != self._version:
             raise StrategyError(STRATEGY, _writes(self.name))
 
     def come_back(self) -> None:
-        """Bring the weight to the device for good."""
-        if self._elsewhere is not None:
-            self._bring()
-            self._elsewhere = self._kept = None
+        """Bring the parameter to the device for good."""
+        if self._kept is not None:
+            with torch.no_grad():
+                give_memory(self._parameter, self._on_device().data)
+            self._spill.mark(self._parameter, is_elsewhere=False)
+            self._kept = None
 
-    def _bring(self) -> None:
-        elsewhere = self._elsewhere
-        assert elsewhere is not None, "it has left before"
-        # Evaluation may run under torch.inference_mode, whose tensors are no parameters' data.
+    def _on_device(self) -> torch.nn.Parameter:
+        """Copy the values that the parameter has now to the device."""
+        parameter = self._parameter
+        # Evaluation may run under torch.inference_mode, whose tensors cannot be saved later on.
         with torch.inference_mode(mode=False), torch.no_grad():
-            visiting = torch.empty_strided(
-                elsewhere.size(), elsewhere.stride(), dtype=elsewhere.dtype, device=self._device
+            made = torch.empty_strided(
+                parameter.size(), parameter.stride(), dtype=parameter.dtype, device=self._device
             )
-            self._copy(visiting, elsewhere)
-            give_memory(self._parameter, visiting)
-        tell_purpose(self._parameter, Category.PARAMETERS)
-        self._spill.mark(self._parameter, is_elsewhere=False)
-        self._version = self._parameter._version
+            self._copy(made, parameter)
+        return torch.nn.Parameter(made, requires_grad=False)
 
-    def _send(self) -> None:
-        assert self._elsewhere is not None, "it has left before"
-        with torch.inference_mode(mode=False), torch.no_grad():
-            give_memory(self._parameter, self._elsewhere)
-        self._spill.mark(self._parameter, is_elsewhere=True)
+    def _replace(self, before: torch.nn.Parameter, after: torch.nn.Parameter) -> None:
+        """Have modules hold another tensor; those that have been given another are left alone."""
+        for module, key in self._holders:
+            if module._parameters.get(key) is before:
+                setattr(module, key, after)  # recurrent layers note it in their lists, too
 
     def _take_memory_back(self, memory: StorageWeakRef, offset: int) -> None:
         """Have the parameter lie where it lay before, since that lives on."""
         parameter = self._parameter
         storage = torch.UntypedStorage._new_with_weak_ptr(memory.cdata)
         with torch.no_grad():
-            data = parameter.new_empty(0, device=self._device)
+            data = parameter.new_empty(0, device=storage.device)
             data.set_(storage, offset, parameter.size(), parameter.stride())
             give_memory(parameter, data)
         self._spill.mark(parameter, is_elsewhere=False)
-        self._elsewhere = self._kept = None
+        self._kept = None
 
     def _copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy, and wait for it: the host's side may be written to right after."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -21,6 +22,7 @@ from memfit.trace.operators import changed_tensors
 from memfit.trace.purposes import tell_purpose
 
 STRATEGY = "frozen-offload"
+_HOST = torch.device("cpu")
 
 
 class HostWeight:
@@ -69,15 +71,15 @@ class HostWeight:
         """
         parameter, self._device = self._parameter, device
         memory = StorageWeakRef(parameter.untyped_storage())
-        offset = int(parameter.storage_offset())
+        offset, before = int(parameter.storage_offset()), parameter.device
         with torch.no_grad():
             self._kept = kept = self._host.like(parameter)
             self._copy(kept, parameter)
-            give_memory(parameter, _as_data_of(parameter, kept))
+            give_memory(parameter, _as_data_of(parameter, kept, _HOST))
         self._spill.mark(parameter, is_elsewhere=True)
         if memory.expired():
             return
-        self._take_memory_back(memory, offset)
+        self._take_memory_back(memory, offset, before)
         reason = (
             f"something besides the model holds the memory of {self.name}, which would not be "
             "given back, nor follow its changes. Let go of it (a view, .data, a detached tensor), "
@@ -151,14 +153,14 @@ class HostWeight:
             if module._parameters.get(key) is before:
                 setattr(module, key, after)  # recurrent layers note it in their lists, too
 
-    def _take_memory_back(self, memory: StorageWeakRef, offset: int) -> None:
+    def _take_memory_back(self, memory: StorageWeakRef, offset: int, device: torch.device) -> None:
         """Have the parameter lie where it lay before, since that lives on."""
         parameter = self._parameter
         storage = torch.UntypedStorage._new_with_weak_ptr(memory.cdata)
-        with torch.no_grad():
-            data = parameter.new_empty(0, device=storage.device)
+        with _disable_current_modes(), torch.no_grad():
+            data = torch.empty(0, dtype=parameter.dtype, device=storage.device)
             data.set_(storage, offset, parameter.size(), parameter.stride())
-            give_memory(parameter, data)
+        give_memory(parameter, _as_data_of(parameter, data, device))
         self._spill.mark(parameter, is_elsewhere=False)
         self._kept = None
 
@@ -202,6 +204,10 @@ class VisitedBlock:
             return self._visit_again(*args, **kwargs)
         return self._visit(*args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """Leave the copy of a block its own forward, since its weights are in ordinary memory."""
+        return copy.deepcopy(self._forward, memo)
+
     def _visit(self, *args: Any, **kwargs: Any) -> Any:
         self._num_visits = number = self._num_visits + 1
         with ExitStack() as stack:
@@ -238,8 +244,8 @@ def _writes(name: str) -> str:
     )
 
 
-def _as_data_of(parameter: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the host that a parameter can have as its data."""
+def _as_data_of(parameter: torch.Tensor, data: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor that a parameter can have as its data, on a device; a fake one's is fake."""
     if isinstance(parameter, FakeTensor):
-        return FakeTensor(parameter.fake_mode, kept, torch.device("cpu"))
-    return kept
+        return FakeTensor(parameter.fake_mode, data, device)
+    return data

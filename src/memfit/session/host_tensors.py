@@ -61,9 +61,19 @@ class HostMemory(abc.ABC):
 
 
 class PinnedMemory(HostMemory):
-    """Give tensors in memory of the host that a GPU copies from and to by itself."""
+    """Give tensors in memory of the host that a GPU copies from and to by itself.
+
+    Args:
+        spill: counts them.
+        what: they hold, for messages.
+        pins: whether what comes from the host itself is meant for a GPU, too.
+    """
 
     is_on_disk = False
+
+    def __init__(self, spill: Spill, what: str, *, pins: bool = False) -> None:
+        super().__init__(spill, what)
+        self._pins = pins
 
     def _made(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(
@@ -71,7 +81,7 @@ class PinnedMemory(HostMemory):
             tensor.stride(),
             dtype=tensor.dtype,
             device="cpu",
-            pin_memory=tensor.is_cuda,
+            pin_memory=tensor.is_cuda or self._pins,
         )
 
     def _taken_bytes(self, num_bytes: int) -> int:

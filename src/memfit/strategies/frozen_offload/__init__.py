@@ -15,7 +15,7 @@ from memfit.errors import StrategyError
 from memfit.session.block_levels import block_levels
 from memfit.session.block_names import expand_names, shorten_names
 from memfit.session.forwards import replace_forward, without_generation_caches
-from memfit.session.host_tensors import MappedFile, PinnedMemory
+from memfit.session.host_tensors import HostMemory, MappedFile, PinnedMemory
 from memfit.session.session import Session
 from memfit.strategies.base import (
     DISK,
@@ -38,6 +38,7 @@ from memfit.strategies.recomputation import recomputed
 from memfit.trace.events import Category
 from memfit.units import KIB
 
+_WHAT = "frozen weights"
 _FEWEST_TO_HALVE = 4
 _RUN_AGAIN = "parts of blocks run again in backward, after the block's weights have left the device"
 
@@ -143,7 +144,11 @@ class FrozenOffload(AbstractOffload, AbstractBlockwise):
     ) -> list[tuple[FrozenWeight, HostWeight]]:
         """Move weights out, one after the other."""
         spill = session.spill
-        memory = (MappedFile if self.to == DISK else PinnedMemory)(spill, "frozen weights")
+        memory: HostMemory = (
+            MappedFile(spill, _WHAT)
+            if self.to == DISK
+            else PinnedMemory(spill, _WHAT, pins=session.device_type != CPU)
+        )
         moved: list[tuple[FrozenWeight, HostWeight]] = []
         for each in weights:
             parameter = session.model.get_parameter(each.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memfit.errors import StrategyError
+from memfit.errors import MemfitWarning, StrategyError
 from memfit.session.forwards import is_recomputed_later
 from memfit.session.host_tensors import HostMemory, give_memory
 from memfit.session.spill import Spill
@@ -129,12 +130,22 @@ class HostWeight:
             raise StrategyError(STRATEGY, _writes(self.name))
 
     def come_back(self) -> None:
-        """Bring the parameter to the device for good."""
-        if self._kept is not None:
-            with torch.no_grad():
-                give_memory(self._parameter, self._on_device().data)
-            self._spill.mark(self._parameter, is_elsewhere=False)
-            self._kept = None
+        """Bring the parameter to the device for good, if there is room; else warn that it stays."""
+        if self._kept is None:
+            return
+        try:
+            made = self._on_device()
+        except torch.OutOfMemoryError:
+            msg = (
+                "Frozen weights stay in the host's memory after the end of frozen-offload, as the "
+                "device has no room for all of them. Move the model to the CPU to compute with it."
+            )
+            warnings.warn(msg, MemfitWarning, stacklevel=2)
+            return
+        with torch.no_grad():
+            give_memory(self._parameter, made.data)
+        self._spill.mark(self._parameter, is_elsewhere=False)
+        self._kept = None
 
     def _on_device(self) -> torch.nn.Parameter:
         """Copy the values that the parameter has now to the device."""

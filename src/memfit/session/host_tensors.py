@@ -157,14 +157,19 @@ def give_memory(parameter: torch.Tensor, data: torch.Tensor) -> None:
 
 
 @contextmanager
-def left_behind(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Leave the memory of parameters where it is, while their model moves elsewhere inside."""
-    with torch.no_grad():
-        held = [(each, each.data) for each in parameters]
-        for parameter, data in held:
-            give_memory(parameter, data.new_empty(0))
-        try:
-            yield
-        finally:
-            for parameter, data in held:
-                give_memory(parameter, data)
+def left_behind(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave some parameters of a model where they are, while the rest moves elsewhere inside."""
+    chosen = {id(each) for each in parameters}
+    places = [
+        (module, key, parameter)
+        for module in model.modules()
+        for key, parameter in module._parameters.items()
+        if id(parameter) in chosen
+    ]
+    for module, key, _ in places:
+        module._parameters[key] = None
+    try:
+        yield
+    finally:
+        for module, key, parameter in places:
+            setattr(module, key, parameter)  # recurrent layers note it in their lists, too

@@ -200,7 +200,7 @@ def open_session(
     if parallel is not None:
         parallel.share(model, device_type)
     elif device_type != "cpu":
-        with left_behind(() if stays is None else stays(model)):
+        with left_behind(model, () if stays is None else stays(model)):
             model.to(device_type)
     optimizer = _built(job, "optimizer", torch.optim.Optimizer, model.named_parameters())
     if device_type != "cpu":

@@ -83,8 +83,8 @@ class HostWeight:
         self._take_memory_back(memory, offset, before)
         reason = (
             f"something besides the model holds the memory of {self.name}, which would not be "
-            "given back, nor follow its changes. Let go of it (a view, .data, a detached tensor), "
-            "or name blocks without that weight."
+            "given back, nor follow its changes. Let go of it (a view, .data, the graph of a "
+            "loss), or name blocks without that weight."
         )
         raise StrategyError(STRATEGY, reason)
 

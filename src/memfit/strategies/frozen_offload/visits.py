@@ -71,16 +71,16 @@ class HostWeight:
             StrategyError: if something besides the parameter holds on to that memory.
         """
         parameter, self._device = self._parameter, device
-        memory = StorageWeakRef(parameter.untyped_storage())
+        former = StorageWeakRef(parameter.untyped_storage())
         offset, before = int(parameter.storage_offset()), parameter.device
         with torch.no_grad():
             self._kept = kept = self._host.like(parameter)
             self._copy(kept, parameter)
             give_memory(parameter, _as_data_of(parameter, kept, _HOST))
         self._spill.mark(parameter, is_elsewhere=True)
-        if memory.expired():
+        if former.expired():
             return
-        self._take_memory_back(memory, offset, before)
+        self._lie_where_before(former, offset, before)
         reason = (
             f"something besides the model holds the memory of {self.name}, which would not be "
             "given back, nor follow its changes. Let go of it (a view, .data, the graph of a "
@@ -164,10 +164,10 @@ class HostWeight:
             if module._parameters.get(key) is before:
                 setattr(module, key, after)  # recurrent layers note it in their lists, too
 
-    def _take_memory_back(self, memory: StorageWeakRef, offset: int, device: torch.device) -> None:
+    def _lie_where_before(self, former: StorageWeakRef, offset: int, device: torch.device) -> None:
         """Have the parameter lie where it lay before, since that lives on."""
         parameter = self._parameter
-        storage = torch.UntypedStorage._new_with_weak_ptr(memory.cdata)
+        storage = torch.UntypedStorage._new_with_weak_ptr(former.cdata)
         with _disable_current_modes(), torch.no_grad():
             data = torch.empty(0, dtype=parameter.dtype, device=storage.device)
             data.set_(storage, offset, parameter.size(), parameter.stride())

@@ -163,7 +163,8 @@ def _open(
     job: Job, plan: Plan, device: str, recording: Recording | None = None
 ) -> tuple[Run, Any, JobFacts]:
     """Build a run without a monitor, which would measure inside the measurement."""
-    session = open_plain_session(job, device.partition(":")[0], find_layout(job))
+    placed = plan if plan.parallel is None else None  # which one process cannot carry out
+    session = open_plain_session(job, device.partition(":")[0], find_layout(job), placed)
     batch = real_batch(job, job.batch_size)
     if device != "cpu":
         batch = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)

@@ -301,7 +301,7 @@ def _record_job(
         probed = stack.enter_context(probes()) if facts is None else list
         batch, *held = (fake_batch(mode, given, way) for _ in range(job.order.num_batches))
         device_type = CPU if card is None else CUDA
-        session = open_plain_session(borrowed_job, device_type, layout, plan.parallel)
+        session = open_plain_session(borrowed_job, device_type, layout, plan)
         session.facts = facts
         if facts is None:
             gather_facts(session, separation=separation)
@@ -319,7 +319,8 @@ def _record_job(
             recorder.end_step()
             stack.close()  # one step shows all of it
         draws_random = positions.first_moved() is not None or _draws_in_forward(recorder)
-        run.close()
+        with recorder.paused():  # what comes back then is no matter of the step
+            run.close()
         if facts is None:
             facts = gather_facts(session, probed=probed(), draws_random=draws_random)
             facts = replace(facts, modules_in_evaluation=modes.found, own_precision=precision.found)

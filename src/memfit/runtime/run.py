@@ -22,7 +22,7 @@ from memfit.runtime.guard.guard import Guard
 from memfit.runtime.largest_batch import LargestBatch, largest_batch
 from memfit.runtime.planned_steps import DoneStep, PlannedSteps
 from memfit.session.batches import BatchLayout
-from memfit.session.session import PhaseListener, Session, SharesModel, open_session
+from memfit.session.session import PhaseListener, Session, open_session
 from memfit.strategies.plan import Plan
 
 if TYPE_CHECKING:
@@ -296,10 +296,16 @@ class Run:
 
 
 def open_plain_session(
-    job: Job, device_type: str, layout: BatchLayout, parallel: SharesModel | None = None
+    job: Job, device_type: str, layout: BatchLayout, plan: Plan | None = None
 ) -> Session:
-    """Build a session that runs the job as it is, shared among ranks where that is asked for."""
-    return open_session(job, device_type, layout, accumulate_gradients, parallel)
+    """Build a session that runs the job as it is, but placed as a plan wants it.
+
+    A plan decides how ranks share the model, and which weights need not come to a GPU.
+    """
+    plan = plan or Plan()
+    return open_session(
+        job, device_type, layout, accumulate_gradients, plan.parallel, stays=plan.stays
+    )
 
 
 def unguarded_run(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from memfit.comparison.gradients import accumulate_gradients
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DeviceUnavailableError, MemfitWarning, StrategyError
 from memfit.job import Job
@@ -25,13 +24,13 @@ from memfit.runtime.guard.guard import Guard, GuardSettings
 from memfit.runtime.guard.ranks import ranks_here
 from memfit.runtime.joining import join_for, part_of_this_rank
 from memfit.runtime.planned_steps import PlannedSteps
-from memfit.runtime.run import Run
+from memfit.runtime.run import Run, open_plain_session
 from memfit.runtime.shards.refusals import refuse_what_does_not_go_with_shards
 from memfit.runtime.shards.shard_ranks import ShardRanks
 from memfit.runtime.shards.whole_job import whole_job
 from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
-from memfit.session.session import Session, open_session
+from memfit.session.session import Session
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.plan import Plan
 
@@ -87,7 +86,7 @@ def start(
     plan = _with_own_prediction(plan, job)
     if device_type != "cpu" and not torch.cuda.is_available():
         raise DeviceUnavailableError(device, "torch sees no CUDA device")
-    session = open_session(job, device_type, layout, accumulate_gradients, plan.parallel)
+    session = open_plain_session(job, device_type, layout, plan)
     average = _averaging(session, asked_for=average_gradients)
     _agree(session, plan, averages=average is not None)
     observer = StepObserver(

@@ -17,6 +17,7 @@ from memfit.errors import JobFunctionError, LossNotScalarError, MemfitError
 from memfit.job import Job, Total, build_optimizer, expected_signature
 from memfit.session.absent_weights import check_weights_are_here
 from memfit.session.batches import BatchLayout
+from memfit.session.host_tensors import left_behind
 from memfit.session.own_precision import scaling_refused
 from memfit.session.spill import Spill
 from memfit.session.storages import owned_tensors
@@ -176,6 +177,8 @@ def open_session(
     layout: BatchLayout,
     gradient_pass: GradientPass,
     parallel: SharesModel | None = None,
+    *,
+    stays: Callable[[torch.nn.Module], Iterable[torch.Tensor]] | None = None,
 ) -> Session:
     """Build a job's model and optimizer.
 
@@ -185,6 +188,8 @@ def open_session(
         layout: of its batches.
         gradient_pass: computes the gradients of a step.
         parallel: how ranks share the model; None leaves it as the job builds it.
+        stays: chooses the parameters that are not brought to a GPU with the rest of the model;
+            None brings all.
 
     Raises:
         JobFunctionError: if one of the job's functions fails or gives something else.
@@ -195,7 +200,8 @@ def open_session(
     if parallel is not None:
         parallel.share(model, device_type)
     elif device_type != "cpu":
-        model.to(device_type)
+        with left_behind(model, () if stays is None else stays(model)):
+            model.to(device_type)
     optimizer = _built(job, "optimizer", torch.optim.Optimizer, model.named_parameters())
     if device_type != "cpu":
         _bring_states(optimizer)

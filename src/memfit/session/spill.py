@@ -88,6 +88,13 @@ class Spill:
         """Return whether a tensor lies outside the device's memory."""
         return tensor in self._elsewhere
 
+    def mark(self, tensor: torch.Tensor, *, is_elsewhere: bool) -> None:
+        """Say whether a tensor that lives on lies outside; its bytes are counted with ``hold``."""
+        if is_elsewhere:
+            self._elsewhere[tensor] = tensor.nbytes
+        else:
+            self._elsewhere.pop(tensor, None)
+
     def note_waited(self, num_bytes: int, *, is_on_disk: bool) -> None:
         """Count bytes that moved while nothing was computed."""
         if is_on_disk:

@@ -18,6 +18,7 @@ from memfit.strategies.ddp import Ddp
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.four_bit_base import FourBitBase
 from memfit.strategies.fp16 import Fp16
+from memfit.strategies.frozen_offload import FrozenOffload
 from memfit.strategies.fsdp2 import Fsdp2
 from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
@@ -43,6 +44,7 @@ CATALOGUE: tuple[type[Strategy], ...] = (
     LinearCrossEntropy,
     LossChunking,
     Tiling,
+    FrozenOffload,
     ActivationCheckpointing,
     ActivationOffload,
     MicroBatching,
@@ -84,6 +86,7 @@ __all__ = [
     "EightBitOptimizer",
     "FourBitBase",
     "Fp16",
+    "FrozenOffload",
     "Fsdp2",
     "FusedAttention",
     "LinearCrossEntropy",

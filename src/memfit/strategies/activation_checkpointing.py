@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Self
-
-import torch
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from typing import ClassVar, Self
 
 from memfit.errors import StrategyError
-from memfit.forward_state import Before, ForwardState
-from memfit.session.forwards import replace_forward, without_generation_caches
+from memfit.session.forwards import without_generation_caches
 from memfit.session.session import Session
 from memfit.strategies.base import AbstractBlockwise, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts, shared_facts
-from memfit.trace.operators import draws, operator_name
+from memfit.strategies.recomputation import is_recomputed, recompute_block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,103 +60,7 @@ class ActivationCheckpointing(AbstractBlockwise):
             undos.enter_context(without_generation_caches(session.model))
             for name in self.block_names(facts):
                 block = session.model.get_submodule(name)
-                if _is_checkpointed(block):
+                if is_recomputed(block):
                     raise StrategyError(self.name, f"{name} is named twice; name it once.")
-                undos.callback(_checkpoint_block(name, block, frozenset(self.keep)))
+                undos.callback(recompute_block(block, name, self.name, keep=frozenset(self.keep)))
             return undos.pop_all().close
-
-
-def _is_checkpointed(block: torch.nn.Module) -> bool:
-    own = vars(block).get("forward")
-    return isinstance(own, partial) and own.func is _run_checkpointed
-
-
-def _checkpoint_block(name: str, block: torch.nn.Module, keep: frozenset[str]) -> Undo:
-    """Have a block's forward recomputed in backward.
-
-    Raises:
-        StrategyError: if it reads what cannot be read a second time.
-    """
-    effects = ForwardState({name: block}, ActivationCheckpointing.name)
-    if effects.obstacle is not None:
-        reason = (
-            f"{name} would be run a second time, and {effects.obstacle} Leave the block out by "
-            "naming the others, or keep that outside of it."
-        )
-        raise StrategyError(ActivationCheckpointing.name, reason)
-    return replace_forward(block, partial(_run_checkpointed, block.forward, effects, keep))
-
-
-def _run_checkpointed(
-    forward: Callable[..., Any],
-    effects: ForwardState,
-    keep: frozenset[str],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Run a block's forward under checkpointing, when gradients are wanted at all."""
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    before = effects.before(*args, *kwargs.values())
-    run = partial(
-        checkpoint,
-        forward,
-        *args,
-        use_reentrant=False,
-        preserve_rng_state=True,
-        context_fn=partial(_contexts, before, keep),
-        **kwargs,
-    )
-    return effects.run(before, run)
-
-
-def _contexts(
-    before: Before, keep: frozenset[str]
-) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of forward and of recomputation.
-
-    What there was before the forward is put back before the cache of what is kept begins to watch,
-    which would take the copies for work of the block.
-    """
-    if not keep:
-        return nullcontext(), before.shown()
-    forward, recomputation = create_selective_checkpoint_contexts(_Keeping(keep))
-    return _without_cached_casts(forward), _as_before(before, _without_cached_casts(recomputation))
-
-
-@contextmanager
-def _as_before(before: Before, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with before.shown(), inner:
-        yield
-
-
-@contextmanager
-def _without_cached_casts(inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Let autocast cast each weight anew, in forward as in recomputation.
-
-    A weight that another block has cast before would be cast in recomputation alone, and every
-    cast after it would be taken for the one before.
-    """
-    is_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with inner:
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(is_enabled)
-
-
-class _Keeping:
-    """Say of each operator that a block calls whether its result is kept."""
-
-    def __init__(self, keep: frozenset[str]) -> None:
-        self._keep = keep
-        self._num_calls: Counter[tuple[bool, str]] = Counter()
-
-    def __call__(self, context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        key = (context.is_recompute, operator_name(func))
-        position = self._num_calls[key]
-        self._num_calls[key] += 1
-        if f"{key[1]}.{position}" in self._keep and not draws(func, args, kwargs):
-            return CheckpointPolicy.MUST_SAVE
-        return CheckpointPolicy.PREFER_RECOMPUTE

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar, Self, get_origin, get_type_hints
+
+import torch
 
 from memfit.analysis.separability import Separability, not_known
 from memfit.devices.spec import CPU
@@ -107,6 +109,10 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def apply(self, session: Session) -> Undo:
         """Change the session, and return what puts it back. Serves virtual and real runs alike."""
+
+    def stays(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
+        """Return the parameters that it takes off a GPU, and that need not be brought there."""
+        return ()
 
     def unsuited(self, facts: JobFacts) -> str | None:
         """Say why it is not for such a job; whether micro-batches keep results is left out."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -53,6 +54,10 @@ class Plan:
     def parallel(self) -> AbstractDataParallel | None:
         """Return the strategy by which ranks share the model; there is one at most."""
         return next((s for s in self.strategies if isinstance(s, AbstractDataParallel)), None)
+
+    def stays(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        """Return the parameters that are not brought to a GPU with the rest of a model."""
+        return [tensor for strategy in self.strategies for tensor in strategy.stays(model)]
 
     def labels(self) -> tuple[str, ...]:
         """Write the strategies with their settings."""

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memfit.session.host_tensors import MappedFile, PinnedMemory
 from memfit.session.optimizer_facts import OWN_STEP, TORCH
 from memfit.session.session import Session
 from memfit.strategies.base import DISK, AbstractOffload, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.optimizer_offload.host_states import HostStates
-from memfit.strategies.optimizer_offload.host_tensors import MappedFile, PinnedMemory
 from memfit.strategies.optimizer_offload.step import OffloadedStep
 from memfit.trace.events import Category, Phase
 from memfit.units import KIB
@@ -86,7 +86,7 @@ class OptimizerOffload(AbstractOffload):
     def apply(self, session: Session) -> Undo:
         """Move the states there are, and step one parameter at a time."""
         spill, is_on_disk = session.spill, self.to == DISK
-        memory = MappedFile(spill) if is_on_disk else PinnedMemory(spill)
+        memory = (MappedFile if is_on_disk else PinnedMemory)(spill, "optimizer states")
         states = HostStates(session.optimizer, memory, spill, self.min_tensor_bytes)
         with ExitStack() as undos:
             session.update_contexts.append(states.visiting)

@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.session.host_tensors import HostMemory
 from memfit.session.spill import Spill
-from memfit.strategies.optimizer_offload.host_tensors import HostMemory
 from memfit.strategies.single_steps import step_alone
 
 

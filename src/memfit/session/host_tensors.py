@@ -1,10 +1,15 @@
-"""Tensors outside the device: in pinned memory of the host, or in a file that is mapped."""
+"""Tensors outside the device: in pinned memory of the host, or in a file that is mapped.
+
+Parameters can lie in their memory, and be left where they are when their model moves.
+"""
 
 from __future__ import annotations
 
 import abc
 import mmap
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, ClassVar
 
 import torch
@@ -24,12 +29,14 @@ class HostMemory(abc.ABC):
 
     Args:
         spill: counts them.
+        what: they hold, for messages.
     """
 
     is_on_disk: ClassVar[bool]
 
-    def __init__(self, spill: Spill) -> None:
+    def __init__(self, spill: Spill, what: str) -> None:
         self._spill = spill
+        self._what = what
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a tensor with the sizes, strides and type of another one, that fills its memory.
@@ -54,9 +61,19 @@ class HostMemory(abc.ABC):
 
 
 class PinnedMemory(HostMemory):
-    """Give tensors in memory of the host that a GPU copies from and to by itself."""
+    """Give tensors in memory of the host that a GPU copies from and to by itself.
+
+    Args:
+        spill: counts them.
+        what: they hold, for messages.
+        pins: whether what comes from the host itself is meant for a GPU, too.
+    """
 
     is_on_disk = False
+
+    def __init__(self, spill: Spill, what: str, *, pins: bool = False) -> None:
+        super().__init__(spill, what)
+        self._pins = pins
 
     def _made(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(
@@ -64,7 +81,7 @@ class PinnedMemory(HostMemory):
             tensor.stride(),
             dtype=tensor.dtype,
             device="cpu",
-            pin_memory=tensor.is_cuda,
+            pin_memory=tensor.is_cuda or self._pins,
         )
 
     def _taken_bytes(self, num_bytes: int) -> int:
@@ -81,8 +98,8 @@ class MappedFile(HostMemory):
 
     is_on_disk = True
 
-    def __init__(self, spill: Spill) -> None:
-        super().__init__(spill)
+    def __init__(self, spill: Spill, what: str) -> None:
+        super().__init__(spill, what)
         self._file: IO[bytes] | None = None
         self._mapped: Any = None
         self._mapped_from = self._mapped_to = self._end = 0
@@ -96,7 +113,7 @@ class MappedFile(HostMemory):
         try:
             offset = self._take(tensor.nbytes)
         except OSError as error:
-            raise no_room("optimizer states", tensor.nbytes, self._end, error) from error
+            raise no_room(self._what, tensor.nbytes, self._end, error) from error
         flat = torch.frombuffer(
             self._mapped, dtype=tensor.dtype, count=tensor.numel(), offset=offset
         )
@@ -123,3 +140,36 @@ class MappedFile(HostMemory):
         self._mapped_from, self._mapped_to = self._mapped_to, self._mapped_to + num_bytes
         self._file.truncate(self._mapped_to)
         self._mapped = mmap.mmap(self._file.fileno(), num_bytes, offset=self._mapped_from)
+
+
+def give_memory(parameter: torch.Tensor, data: torch.Tensor) -> None:
+    """Have a parameter lie where another tensor does; a fake one says itself on which device.
+
+    The parameter stays the same object, and keeps its version.
+
+    Args:
+        parameter: a leaf.
+        data: of its size and type.
+    """
+    parameter.data = data
+    if isinstance(parameter, FakeTensor) and isinstance(data, FakeTensor):
+        parameter.fake_device = data.fake_device
+
+
+@contextmanager
+def left_behind(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave some parameters of a model where they are, while the rest moves elsewhere inside."""
+    chosen = {id(each) for each in parameters}
+    places = [
+        (module, key, parameter)
+        for module in model.modules()
+        for key, parameter in module._parameters.items()
+        if id(parameter) in chosen
+    ]
+    for module, key, _ in places:
+        module._parameters[key] = None
+    try:
+        yield
+    finally:
+        for module, key, parameter in places:
+            setattr(module, key, parameter)  # recurrent layers note it in their lists, too

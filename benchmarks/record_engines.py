@@ -27,8 +27,9 @@ from memfit.job import load_job
 from memfit.strategies import build_strategy
 
 _HERE = Path(__file__).parent
-_JOBS = ("perceptron", "decoder", "convolutions")
-_RANKS = (2, 4)
+_CASES = (("perceptron", 2), ("perceptron", 4), ("decoder", 2), ("convolutions", 2))
+_HALVED = ("perceptron", "decoder", "convolutions")
+_MOST_RANKS = 4
 _HALF = 0.5
 _KEPT = _HERE.parent / "build" / "engines"
 _CPU = "cpu"
@@ -36,8 +37,8 @@ _CPU = "cpu"
 
 def main() -> None:
     """Run all, and keep the figures."""
-    rows = [row for job in _JOBS for ranks in _RANKS for row in _rows(job, ranks)]
-    halves = [_inside_half(job) for job in _JOBS]
+    rows = [row for job, ranks in _CASES for row in _rows(job, ranks)]
+    halves = [_inside_half(job) for job in _HALVED]
     save_result("engines", {**_summary(rows), "halves": halves, "rows": rows})
     shutil.rmtree(_KEPT)
 
@@ -76,7 +77,7 @@ def _printed_by_ranks(job: str, ranks: int, *options: str) -> str:
 
 def _inside_half(job: str) -> dict[str, Any]:
     """Plan for four ranks inside half of what DDP takes on each, and carry the plan out."""
-    ranks = _RANKS[-1]
+    ranks = _MOST_RANKS
     made = load_job(f"{_HERE}/engines/jobs.py:{job}")
     replicas = memfit.Plan(strategies=(build_strategy("ddp", {}),), ranks=ranks)
     full = memfit.predict(made, plan=replicas, ranks=ranks).peak_allocated_bytes

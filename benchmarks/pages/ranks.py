@@ -17,8 +17,8 @@ def engines(figures: Figures) -> Iterator[str]:
     names = dict.fromkeys(row["engine"] for row in rows)
     yield (
         "Three jobs (a perceptron; a language model with tied weights and counts that differ from "
-        "sentence to sentence; a net of convolutions with GroupNorm) on 2 and 4 ranks over gloo, "
-        "with clipping, micro-batches of 2 and batches of 16, 15, 14, 16 and 15 samples. After "
+        "sentence to sentence; a net of convolutions with GroupNorm) on 2 ranks over gloo, the "
+        "first on 4 as well, with clipping, micro-batches of 2 and batches of 16, 15, 14, 16 and 15 samples. After "
         "five steps the largest difference of any weight, and the largest relative one of any "
         "loss, from plain PyTorch on whole batches. AdamW's eps is 1e-4 (jobs.py says why)."
     )

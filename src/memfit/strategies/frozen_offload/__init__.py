@@ -75,7 +75,7 @@ class FrozenOffload(AbstractOffload, AbstractBlockwise):
     name: ClassVar[str] = STRATEGY
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
-    not_with_shards: ClassVar[str] = "it takes weights off the device, and a shard of them is there"
+    not_with_shards: ClassVar[str] = "it moves whole weights, and ranks hold shards of them"
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.PARAMETERS: 1.0,
         Category.SAVED_ACTIVATIONS: 1.0,

@@ -97,6 +97,7 @@ def predict_rank(
         t.num_bytes for t in worst if t.name in {"gathered parameters", "reduce bucket"}
     )
     room = shares.whole_bytes * (2 if choice.shards_weights else 1) + shares.shard_bytes
+    room += min(shares.bucket(), shares.whole_bytes)  # a backend's own copy of it
     return RankMemory(
         peak_bytes=peak_bytes,
         interval=Interval(low_bytes=peak_bytes - passing, high_bytes=peak_bytes + room),
@@ -152,7 +153,7 @@ class _Shares:
             _term("fp32 weights", self.shard_bytes * on_device, "weights_partition"),
             _term("states", int(updated * weights.state_copies) * on_device, "of what it updates"),
             _term("gradient shard", kept * on_device, "grad_partitions_flat_buffer"),
-            _term("reduce bucket", self._bucket() * choice.shards_weights, "allocated whole"),
+            _term("reduce bucket", self.bucket() * choice.shards_weights, "allocated whole"),
         ]
 
     def on_host(self) -> list[Term]:
@@ -197,7 +198,7 @@ class _Shares:
             _term("step", behind if is_behind else before, "recorded: backward", Certainty.TABLE),
             _term("gradients", shard * is_behind, "averaged_gradients"),
             _term("gradient of one tensor", largest * is_behind, "not yet reduced"),
-            _term("reduce bucket", self._bucket() * (self.choice.stage == 2), "allocated whole"),
+            _term("reduce bucket", self.bucket() * (self.choice.stage == 2), "allocated whole"),
             self._gathered(),
         ]
 
@@ -211,7 +212,7 @@ class _Shares:
         copies = temporaries / max(1, self.weights.largest * self.element)
         if copies > _MOST_COPIES:  # all tensors were updated at once
             copies = temporaries / max(1, self.weights.trained * self.element)
-        bucket = self._bucket() if self.offloads and not self.choice.shards_weights else 0
+        bucket = self.bucket() if self.offloads and not self.choice.shards_weights else 0
         flat = 0 if self.offloads else self.shard_bytes
         return [
             _term("flat gradients", flat, "single_grad_partition"),
@@ -227,7 +228,7 @@ class _Shares:
         return [
             _term("gradients", whole, "whole until they are flattened"),
             _term("flat gradients", 0 if self.offloads else self.shard_bytes, "of the shard"),
-            _term("reduce bucket", self._bucket(), "allocated whole"),
+            _term("reduce bucket", self.bucket(), "allocated whole"),
         ]
 
     def _gathered(self) -> Term:
@@ -235,7 +236,8 @@ class _Shares:
         num_bytes = max(0, live - self.weights.small) * self.element * self.choice.shards_weights
         return _term("gathered parameters", num_bytes, "up to stage3_max_live_parameters")
 
-    def _bucket(self) -> int:
+    def bucket(self) -> int:
+        """Return the bytes of one bucket of gradients."""
         copies = 0 if not self.choice.contiguous_gradients or not self.choice.stage else 1
         return copies * self.choice.reduce_bucket_elements * self.element
 

@@ -99,12 +99,12 @@ class Normalised(nn.Module):
         self.blocks = nn.ModuleList(
             [
                 nn.Sequential(
-                    nn.Conv2d(96 if number else 3, 96, 3, padding=1), nn.GroupNorm(8, 96), nn.ReLU()
+                    nn.Conv2d(64 if number else 3, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.ReLU()
                 )
                 for number in range(5)
             ]
         )
-        self.head = nn.Linear(96, 10)
+        self.head = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -115,7 +115,7 @@ class Normalised(nn.Module):
 
 def pictures(batch_size: int) -> tuple[Tensor, Tensor]:
     """Return pictures and their classes."""
-    return torch.randn(batch_size, 3, 24, 24), torch.randint(10, (batch_size,))
+    return torch.randn(batch_size, 3, 12, 12), torch.randint(10, (batch_size,))
 
 
 def _classified(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:

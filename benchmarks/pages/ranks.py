@@ -23,15 +23,16 @@ def engines(figures: Figures) -> Iterator[str]:
         "any loss, from plain PyTorch on whole batches. AdamW's eps is 1e-4 (jobs.py says why)."
     )
     yield table(
-        "engine | fp32 | fp64 | predicted peak, worst | to the byte | inside its interval",
-        "lrrrrr",
+        "engine | fp32 | fp64 | predicted peak, worst | within 64 bytes",
+        "lrrrr",
         (_line(name, [row for row in rows if row["engine"] == name]) for name in names),
     )
     yield (
         "Peaks are those of torch's CPU allocator in a later step, each rank waiting a moment "
         "after each collective. Left alone, a thread of gloo's may free its copy late, which the "
         "interval covers. ZeRO is not recorded but computed, runs nothing in fp64, and keeps "
-        "gathered weights longer than they are used."
+        f"gathered weights longer than they are used. Of its readings {_inside(rows)} lay inside "
+        "its interval as that was then."
     )
     yield "Inside half of what DDP takes on each of four ranks, as `memfit plan --ranks 4` has it:"
     yield table(
@@ -49,21 +50,30 @@ def engines(figures: Figures) -> Iterator[str]:
     )
 
 
+_NEAR_BYTES = 64
 _HALF_COLUMNS = ("ddp_peak", "budget", "predicted_peak", "measured_peak")
 
 
 def _line(name: str, rows: Sequence[Figures]) -> tuple[str, ...]:
-    is_exact = [row["error_fraction"] == 0 for row in rows]
-    inside = [row["low_bytes"] <= row["measured_peak_bytes"] <= row["high_bytes"] for row in rows]
+    is_near = [
+        abs(row["predicted_peak_bytes"] - row["measured_peak_bytes"]) <= _NEAR_BYTES for row in rows
+    ]
     worst = max((row["error_fraction"] for row in rows), key=abs)
     return (
         name,
         _difference([row for row in rows if row["dtype"] != "float64"]),
         _difference([row for row in rows if row["dtype"] == "float64"]),
         f"{worst:+.2%}",
-        f"{sum(is_exact)} of {len(rows)}",
-        f"{sum(inside)} of {len(rows)}",
+        f"{sum(is_near)} of {len(rows)}",
     )
+
+
+def _inside(rows: Sequence[Figures]) -> str:
+    computed = [row for row in rows if row["engine"].startswith(_ZERO)]
+    inside = [
+        row["low_bytes"] <= row["measured_peak_bytes"] <= row["high_bytes"] for row in computed
+    ]
+    return f"{sum(inside)} of {len(computed)}"
 
 
 def _difference(rows: Sequence[Figures]) -> str:

@@ -27,8 +27,8 @@ from memfit.job import load_job
 from memfit.strategies import build_strategy
 
 _HERE = Path(__file__).parent
-_CASES = (("perceptron", 2), ("perceptron", 4), ("decoder", 2), ("convolutions", 2))
-_HALVED = ("perceptron", "decoder", "convolutions")
+_CASES = (("perceptron", 2), ("perceptron", 4), ("decoder", 2))
+_HALVED = ("perceptron", "decoder")
 _MOST_RANKS = 4
 _HALF = 0.5
 _KEPT = _HERE.parent / "build" / "engines"

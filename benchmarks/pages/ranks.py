@@ -16,9 +16,9 @@ def engines(figures: Figures) -> Iterator[str]:
     rows = figures["rows"]
     names = dict.fromkeys(row["engine"] for row in rows)
     yield (
-        "Three jobs (a perceptron; a language model with tied weights and counts that differ from "
-        "sentence to sentence; a net of convolutions with GroupNorm) on 2 ranks over gloo, the "
-        "first on 4 as well, with clipping, micro-batches of 2 and batches of 14 to 16 samples. "
+        "Two jobs (a perceptron, and a language model with tied weights and counts that differ "
+        "from sentence to sentence) on 2 ranks over gloo, the first on 4 as well, with clipping, "
+        "micro-batches of 2 and batches of 14 to 16 samples. "
         "After five steps the largest difference of any weight, and the largest relative one of "
         "any loss, from plain PyTorch on whole batches. AdamW's eps is 1e-4 (jobs.py says why)."
     )

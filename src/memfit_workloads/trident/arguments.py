@@ -1,0 +1,158 @@
+"""The flags of ``memfit train trident``. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from memfit_workloads import flags
+from memfit_workloads.flags import not_negative, positive, whole
+
+from .settings import OPTIMIZERS
+from .sizes import PRESETS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="a run of some minutes on two cores: generated clips, the small model, half of the "
+        "memory it takes as it is",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML with what the flags say, such as `batch_size: 2`; flags win",
+    )
+    _add_data(parser)
+    _add_model(parser)
+    _add_training(parser)
+    _add_memory(parser)
+    _add_outputs(parser)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data: --synthetic, or --jsonl")
+    group.add_argument("--synthetic", action="store_true", help="clips made by a seed")
+    group.add_argument("--jsonl", type=Path, metavar="FILE", help="records, one JSON per line")
+    group.add_argument(
+        "--valid-jsonl", type=Path, metavar="FILE", help="default: a part of --jsonl"
+    )
+    group.add_argument(
+        "--test-jsonl", type=Path, metavar="FILE", help="default: a part of --jsonl"
+    )
+    group.add_argument(
+        "--video-root", type=Path, metavar="DIR", help="where relative clip paths begin; default: "
+        "the folder of the manifest"
+    )  # fmt: skip
+    group.add_argument(
+        "--num-clips", type=whole(1), default=512, help="generated to train on; default 512"
+    )
+    group.add_argument(
+        "--num-valid-clips", type=whole(2), default=192, help="generated; default 192"
+    )
+    group.add_argument(
+        "--num-test-clips", type=whole(2), default=320, help="generated; default 320"
+    )
+    group.add_argument(
+        "--data-seed", type=whole(0), default=0, help="of the generated clips; default 0"
+    )
+    group.add_argument(
+        "--num-workers",
+        type=whole(0),
+        default=0,
+        help="threads that read the clips of a batch; default 0: the training thread",
+    )
+    _add_pair(group, "pin-memory", "copy batches to a GPU from pinned memory; does nothing on cpu")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        choices=sorted(PRESETS),
+        default="demo",
+        help="document: the document's 18 M weights, 36 frames of 720 x 1280; demo, the default: "
+        "0.3 M, 8 frames of 32 x 32",
+    )
+    group.add_argument("--num-frames", type=whole(4), metavar="T", help="default: the model's")
+    group.add_argument("--height", type=whole(16), metavar="PIXELS", help="default: the model's")
+    group.add_argument("--width", type=whole(16), metavar="PIXELS", help="default: the model's")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "--batch-size",
+        type=whole(1),
+        metavar="N",
+        help="clips of a micro-batch, which is then fixed; default: the planner finds it",
+    )
+    group.add_argument(
+        "--grad-accum-steps",
+        type=whole(1),
+        metavar="N",
+        help="micro-batches of one update; the effective batch is --batch-size times this. "
+        "Default: 16 clips of an update in all",
+    )
+    group.add_argument("--num-epochs", "--epochs", type=whole(1), default=12, help="default 12")
+    group.add_argument("--learning-rate", type=positive, default=2e-4, help="default 0.0002")
+    group.add_argument("--weight-decay", type=not_negative, default=0.05, help="default 0.05")
+    group.add_argument(
+        "--eval-every", type=whole(1), default=1, help="epochs between validations; default 1"
+    )
+    group.add_argument(
+        "--early-stopping-patience",
+        type=whole(1),
+        metavar="N",
+        help="stop after N validations in a row without a better AUROC",
+    )
+    group.add_argument("--random-seed", "--seed", type=whole(0), default=42, help="default 42")
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("memory")
+    flags.add_memory_flags(group)
+    group.add_argument(
+        "--use-bf16", action="store_true", help="bfloat16 autocast; weights stay in float32"
+    )
+    _add_pair(group, "fp16", "float16 autocast with a gradient scaler", on="use-fp16")
+    pair = group.add_mutually_exclusive_group()
+    pair.add_argument(
+        "--checkpoint-every-layer",
+        action="store_true",
+        help="recompute the blocks of every branch in backward",
+    )
+    pair.add_argument(
+        "--no-checkpointing", action="store_true", help="keep the planner from recomputing"
+    )
+    group.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        help="adamw: as it is; adamw8bit: states in 8 bits; paged_adamw8bit: the same, from pages "
+        "that a GPU may leave on the host. Default: adamw, whose states the planner may move",
+    )
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("outputs")
+    group.add_argument("-o", "--output-dir", type=Path, default=Path("runs/trident"), metavar="DIR")
+    group.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
+    group.add_argument(
+        "--checkpoint-frequency", type=whole(1), default=2, help="in epochs; default 2"
+    )
+    group.add_argument(
+        "--resume-from-checkpoint",
+        metavar="PATH",
+        help="continue exactly from this checkpoint; auto takes the newest that can be read",
+    )
+
+
+def _add_pair(group: Any, name: str, what: str, on: str | None = None) -> None:
+    """Declare a flag and its opposite, of which one may be given."""
+    pair = group.add_mutually_exclusive_group()
+    pair.add_argument(f"--{on or name}", action="store_true", help=what)
+    pair.add_argument(f"--no-{name}", action="store_true", help="the opposite, and the default")

@@ -39,6 +39,8 @@ class MemorySettings:
     allow: tuple[str, ...]
     require: tuple[str, ...]
     plan_file: Path | None
+    forbid: tuple[str, ...] = ()
+    """Names of strategies that the planner leaves out."""
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace, require: Sequence[str] = ()) -> Self:

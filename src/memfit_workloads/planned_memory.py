@@ -90,6 +90,7 @@ def plan_memory(
             budget=budget_bytes,
             allow=list(settings.allow),
             require=list(settings.require),
+            forbid=list(settings.forbid),
         )
     # What a file says was predicted for other settings, perhaps.
     planned = plan.prediction if settings.plan_file is None else None

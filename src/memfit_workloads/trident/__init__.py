@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+
 from memfit_workloads.workload import Workload
 
 from .arguments import add_arguments
-from .settings import settings_from
+from .config_file import with_config
+from .settings import TridentSettings, settings_from
+
+
+def _settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
+    """Let the file of ``--config`` fill in what the flags leave open."""
+    return settings_from(with_config(args, add_arguments), command)
+
 
 WORKLOAD = Workload(
     name="trident",
     summary="TRIDENT-Net: fuse video, infrared, kinematics and a class into two nested outcomes",
     add_arguments=add_arguments,
-    settings_from=settings_from,
+    settings_from=_settings_from,
     package=__name__,
 )

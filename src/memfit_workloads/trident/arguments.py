@@ -14,7 +14,10 @@ from .sizes import PRESETS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
+    """Declare the flags; what is not given is None, so that a file may say it.
+
+    The defaults stand in `settings.DEFAULTS`.
+    """
     parser.add_argument(
         "--demo",
         action="store_true",
@@ -41,29 +44,18 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--valid-jsonl", type=Path, metavar="FILE", help="default: a part of --jsonl"
     )
-    group.add_argument(
-        "--test-jsonl", type=Path, metavar="FILE", help="default: a part of --jsonl"
-    )
+    group.add_argument("--test-jsonl", type=Path, metavar="FILE", help="default: a part of --jsonl")
     group.add_argument(
         "--video-root", type=Path, metavar="DIR", help="where relative clip paths begin; default: "
         "the folder of the manifest"
     )  # fmt: skip
-    group.add_argument(
-        "--num-clips", type=whole(1), default=512, help="generated to train on; default 512"
-    )
-    group.add_argument(
-        "--num-valid-clips", type=whole(2), default=192, help="generated; default 192"
-    )
-    group.add_argument(
-        "--num-test-clips", type=whole(2), default=320, help="generated; default 320"
-    )
-    group.add_argument(
-        "--data-seed", type=whole(0), default=0, help="of the generated clips; default 0"
-    )
+    group.add_argument("--num-clips", type=whole(1), help="generated to train on; default 512")
+    group.add_argument("--num-valid-clips", type=whole(2), help="generated; default 192")
+    group.add_argument("--num-test-clips", type=whole(2), help="generated; default 320")
+    group.add_argument("--data-seed", type=whole(0), help="of the generated clips; default 0")
     group.add_argument(
         "--num-workers",
         type=whole(0),
-        default=0,
         help="threads that read the clips of a batch; default 0: the training thread",
     )
     _add_pair(group, "pin-memory", "copy batches to a GPU from pinned memory; does nothing on cpu")
@@ -74,11 +66,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model",
         choices=sorted(PRESETS),
-        default="demo",
         help="document: the document's 18 M weights, 36 frames of 720 x 1280; demo, the default: "
         "0.3 M, 8 frames of 32 x 32",
     )
-    group.add_argument("--num-frames", type=whole(4), metavar="T", help="default: the model's")
+    group.add_argument("--num-frames", type=whole(8), metavar="T", help="default: the model's")
     group.add_argument("--height", type=whole(16), metavar="PIXELS", help="default: the model's")
     group.add_argument("--width", type=whole(16), metavar="PIXELS", help="default: the model's")
 
@@ -98,19 +89,19 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="micro-batches of one update; the effective batch is --batch-size times this. "
         "Default: 16 clips of an update in all",
     )
-    group.add_argument("--num-epochs", "--epochs", type=whole(1), default=12, help="default 12")
-    group.add_argument("--learning-rate", type=positive, default=2e-4, help="default 0.0002")
-    group.add_argument("--weight-decay", type=not_negative, default=0.05, help="default 0.05")
+    group.add_argument("--num-epochs", "--epochs", type=whole(1), help="default 12")
     group.add_argument(
-        "--eval-every", type=whole(1), default=1, help="epochs between validations; default 1"
+        "--learning-rate", type=positive, help="default 0.0002; of the demo model 0.002"
     )
+    group.add_argument("--weight-decay", type=not_negative, help="default 0.05")
+    group.add_argument("--eval-every", type=whole(1), help="epochs between validations; default 1")
     group.add_argument(
         "--early-stopping-patience",
         type=whole(1),
         metavar="N",
         help="stop after N validations in a row without a better AUROC",
     )
-    group.add_argument("--random-seed", "--seed", type=whole(0), default=42, help="default 42")
+    group.add_argument("--random-seed", "--seed", type=whole(0), help="default 42")
 
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:
@@ -139,11 +130,9 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("outputs")
-    group.add_argument("-o", "--output-dir", type=Path, default=Path("runs/trident"), metavar="DIR")
+    group.add_argument("-o", "--output-dir", type=Path, metavar="DIR", help="default runs/trident")
     group.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
-    group.add_argument(
-        "--checkpoint-frequency", type=whole(1), default=2, help="in epochs; default 2"
-    )
+    group.add_argument("--checkpoint-frequency", type=whole(1), help="in epochs; default 2")
     group.add_argument(
         "--resume-from-checkpoint",
         metavar="PATH",

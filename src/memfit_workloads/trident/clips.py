@@ -56,6 +56,9 @@ class Clips(Protocol):
     def clip(self, number: int) -> Clip:
         """Return one clip, the same at every call."""
 
+    def events(self) -> Sequence[float]:
+        """Return which clips are events, without reading their frames."""
+
 
 def collate(
     clips: Clips, rows: Sequence[int], pool: ThreadPoolExecutor | None = None

@@ -62,5 +62,9 @@ class CrossAttnFusion(nn.Module):
 def _head(width: int, hidden: int) -> nn.Sequential:
     narrow = max(hidden // 4, 1)
     return nn.Sequential(
-        nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, narrow), nn.GELU(), nn.Linear(narrow, 1)
+        nn.Linear(width, hidden),
+        nn.GELU(),
+        nn.Linear(hidden, narrow),
+        nn.GELU(),
+        nn.Linear(narrow, 1),
     )

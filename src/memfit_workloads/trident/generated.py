@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,16 @@ _RANGE, _CLOSING, _CLOSING_PER_CAUSE = (3000.0, 400.0), 80.0, 35.0
 _SECONDS_BETWEEN = 1.2
 """Of the three moments of the kinematics, about the document's windows."""
 _PICTURE = NDArray[np.float32]
+
+
+class _Causes(NamedTuple):
+    """What makes a clip an event."""
+
+    colour: float
+    warmth: float
+    closing: float
+    class_id: int
+    score: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +54,33 @@ class GeneratedClips:
     def clip(self, number: int) -> Clip:
         """Draw one clip."""
         draw = np.random.default_rng([self.seed, number])
-        causes = draw.standard_normal(4).clip(-_LARGEST_CAUSE, _LARGEST_CAUSE)
-        class_id = int(draw.integers(self.sizes.num_classes))
-        causes[3] = class_risk(class_id, self.sizes.num_classes)
-        score = causes.sum() + _NOISE * draw.standard_normal()
-        rgb, infrared, mask, boxes = _frames(draw, self.sizes, causes[0], causes[1])
+        cause = self._causes(draw)
+        rgb, infrared, mask, boxes = _frames(draw, self.sizes, cause.colour, cause.warmth)
         return Clip(
             rgb=_pixels(rgb),
             infrared=_pixels(infrared),
-            kinematics=torch.from_numpy(_motion(draw, causes[2])),
-            class_id=class_id,
+            kinematics=torch.from_numpy(_motion(draw, cause.closing)),
+            class_id=cause.class_id,
             class_conf=float(np.float32(draw.uniform(0.7, 1.0))),
-            event=float(score > 0),
-            severe=float(score > _SEVERE_ABOVE),
+            event=float(cause.score > 0),
+            severe=float(cause.score > _SEVERE_ABOVE),
             mask=torch.from_numpy(mask) if self.has_masks else None,
             boxes=torch.from_numpy(boxes) if self.has_boxes else None,
         )
+
+    def events(self) -> list[float]:
+        """Return which clips are events."""
+        draws = (np.random.default_rng([self.seed, number]) for number in range(len(self)))
+        return [float(self._causes(draw).score > 0) for draw in draws]
+
+    def _causes(self, draw: Generator) -> _Causes:
+        """Draw what makes a clip an event, first of all."""
+        drawn = draw.standard_normal(3).clip(-_LARGEST_CAUSE, _LARGEST_CAUSE)
+        class_id = int(draw.integers(self.sizes.num_classes))
+        noise = _NOISE * draw.standard_normal()
+        score = drawn.sum() + class_risk(class_id, self.sizes.num_classes) + noise
+        colour, warmth, closing = drawn.tolist()
+        return _Causes(colour, warmth, closing, class_id, float(score))
 
 
 def class_risk(class_id: int, num_classes: int) -> float:

@@ -1,4 +1,7 @@
-"""GeoMLP: the geometry of a motion as an embedding."""
+"""GeoMLP: the geometry of a motion as an embedding.
+
+Shape suffixes: B samples, E embedding. Its inputs are made by `KineFeat`, which has no weights.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ class GeoMLP(nn.Sequential):
     """Turn 69 features into an embedding: (B, 69) to (B, E).
 
     The features are the 27 quantities, their 18 differences from moment to moment, and the 24 of
-    `KineFeat`.
+    `KineFeat`. Two hidden layers bring the weights to the documented 0.05 M; one would make 0.03 M.
     """
 
     def __init__(self, sizes: TridentSizes) -> None:

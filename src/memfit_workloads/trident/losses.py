@@ -79,7 +79,8 @@ def change_loss(logits_B1hw: Tensor, mask_BTHW: Tensor) -> Tensor:
     """
     num_frames = mask_BTHW.shape[1]
     changed = mask_BTHW[:, num_frames // 4] != mask_BTHW[:, 3 * num_frames // 4]
-    target = F.adaptive_avg_pool2d(changed[:, None].float(), logits_B1hw.shape[2:])
+    height, width = logits_B1hw.shape[2:]
+    target = F.adaptive_avg_pool2d(changed[:, None].float(), (height, width))
     loss = F.binary_cross_entropy_with_logits(logits_B1hw.float(), target, reduction="none")
     return loss.flatten(1).mean(dim=1)
 

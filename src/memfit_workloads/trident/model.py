@@ -103,9 +103,7 @@ class TridentNet(nn.Module):
         kinematics = self.kinematics(batch["kinematics"])
         # How sure the class is scales what is made of it.
         object_class = self.object_class(batch["class_id"]) * batch["class_conf"][:, None]
-        embeddings = dict(
-            zip(MODALITIES, (rgb, infrared, kinematics, object_class), strict=True)
-        )
+        embeddings = dict(zip(MODALITIES, (rgb, infrared, kinematics, object_class), strict=True))
         outcomes = self.fusion(embeddings)
         return Answer(outcomes, embeddings, mask_logits, change_logits, detections)
 

@@ -43,6 +43,16 @@ class PlumeFeatures(NamedTuple):
     maps: DetectionMaps
 
 
+class MapHead(nn.Sequential):
+    """Read maps off the joined features."""
+
+    def __init__(self, width: int, num_maps: int) -> None:
+        last = nn.Conv2d(width // 2, num_maps, 1)
+        super().__init__(nn.Conv2d(width, width // 2, 3, padding=1), nn.GELU(), last)
+        if last.bias is not None and num_maps == 1:
+            nn.init.constant_(last.bias, _RARE_LOGIT)
+
+
 class PlumeDetXL(nn.Module):
     """Encode each frame in levels, join them from coarse to fine, and read four maps off.
 
@@ -58,13 +68,12 @@ class PlumeDetXL(nn.Module):
         )
         self.laterals = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(depth))
         self.smooth = nn.Conv2d(width, width, 3, padding=1)
-        self.heads = nn.ModuleDict({name: _head(width, num) for name, num in _MAPS.items()})
+        self.heads = nn.ModuleDict({name: MapHead(width, num) for name, num in _MAPS.items()})
         self.embed = nn.Sequential(
             nn.Linear(depth * width, sizes.plume_dim),
             nn.GELU(),
             nn.Linear(sizes.plume_dim, sizes.plume_dim),
         )
-        nn.init.constant_(self.heads["heatmap"][-1].bias, _RARE_LOGIT)
 
     def forward(self, clip_B1THW: Tensor) -> PlumeFeatures:
         """Look at infrared clips (B, 1, T, H, W) with values from 0 to 1."""
@@ -96,10 +105,4 @@ def _block(channels_in: int, channels_out: int, kernel: int, stride: int) -> nn.
         nn.Conv2d(channels_in, channels_out, kernel, stride=stride, padding=kernel // 2),
         nn.GroupNorm(_NUM_GROUPS, channels_out),
         nn.GELU(),
-    )
-
-
-def _head(width: int, num_maps: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(width, width // 2, 3, padding=1), nn.GELU(), nn.Conv2d(width // 2, num_maps, 1)
     )

@@ -47,7 +47,7 @@ class TridentSizes(ModelSizes):
     head_hidden: int = 256
 
     def __post_init__(self) -> None:
-        for name, least in (("num_frames", 4), ("height", 16), ("width", 16), ("num_classes", 1)):
+        for name, least in (("num_frames", 8), ("height", 16), ("width", 16), ("num_classes", 1)):
             if getattr(self, name) < least:
                 flag = f"--{name.replace('_', '-')}"
                 msg = f"{flag} {getattr(self, name)} is too small; at least {least} are needed."

@@ -69,7 +69,9 @@ class VideoFrag3Dv2(nn.Module):
         self.decoder = nn.ModuleList(UpBlock3d(a, b) for a, b in levels_up)
         self.mask = nn.Conv3d(channels[0], 1, 1)
         self.embed = nn.Sequential(
-            nn.Linear(channels[-1], channels[-1]), nn.GELU(), nn.Linear(channels[-1], sizes.video_dim)
+            nn.Linear(channels[-1], channels[-1]),
+            nn.GELU(),
+            nn.Linear(channels[-1], sizes.video_dim),
         )
 
     def forward(self, clip_B3THW: Tensor) -> VideoFeatures:

@@ -1,0 +1,73 @@
+"""The plan of a run whose micro-batches the flags fix: the planner chooses the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import memfit
+from memfit.errors import NoPlanFitsError
+from memfit.job import Job, StepOrder
+from memfit.strategies import CATALOGUE
+from memfit.strategies.base import Strategy
+from memfit.strategies.micro_batching import MicroBatching
+from memfit_workloads.memory_settings import MemorySettings
+from memfit_workloads.planned_memory import PlannedMemory, devices, plan_memory
+
+_SPLITTERS = ("micro-batching", "cached-gradients", "batchnorm-replay")
+_NEEDS_WHOLE_STEP = ("optimizer-in-backward",)
+_MOST_TRIES = 4
+
+
+def plan_training(
+    job: Job, settings: MemorySettings, micro_batch_size: int | None
+) -> PlannedMemory:
+    """Find the plan to train under.
+
+    With fixed micro-batches, the rest is planned for one of them, beside the gradients that the
+    ones before have left, and the whole step is then predicted with all of it. Where that takes
+    more than the budget, the piece is planned again with as much less.
+
+    Raises:
+        NoPlanFitsError: if no plan keeps the step inside the budget.
+    """
+    is_free = micro_batch_size is None or micro_batch_size >= job.batch_size
+    if is_free or settings.plan_file is not None:
+        return plan_memory(job, settings)
+    assert micro_batch_size is not None, "else it is free"
+    _, device = devices(settings.device)
+    plain = memfit.predict(job, device=device)
+    budget_bytes = settings.budget_beside(plain.bounded_bytes())
+    piece = replace(job, batch_size=micro_batch_size, order=StepOrder(keeps_gradients=True))
+    piece_budget_bytes = budget_bytes
+    for _ in range(_MOST_TRIES):
+        chosen = memfit.plan(
+            piece,
+            device=device,
+            budget=piece_budget_bytes,
+            allow=list(settings.allow),
+            require=list(settings.require),
+            forbid=[*settings.forbid, *_SPLITTERS, *_NEEDS_WHOLE_STEP],
+        )
+        strategies = _in_order(
+            (*chosen.strategies, MicroBatching(micro_batch_size=micro_batch_size))
+        )
+        planned = plan_memory(job, settings, strategies)
+        needed_bytes = planned.planned.bounded_bytes()
+        if budget_bytes is None or piece_budget_bytes is None or needed_bytes <= budget_bytes:
+            return planned
+        piece_budget_bytes -= needed_bytes - budget_bytes
+        if piece_budget_bytes <= 0:
+            break
+    assert budget_bytes is not None, "without one the first plan is returned"
+    raise NoPlanFitsError(
+        budget_bytes,
+        needed_bytes,
+        planned.planned.by_category,
+        planned.plan.labels(),
+        ("Lower --batch-size and raise --grad-accum-steps, which keeps the effective batch.",),
+    )
+
+
+def _in_order(strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    """Put strategies into the order of the catalogue, in which they are applied."""
+    return tuple(sorted(strategies, key=lambda each: CATALOGUE.index(type(each))))

@@ -1,0 +1,61 @@
+"""Where a run's clips come from: made by a seed, or listed in a manifest.
+
+Clips to train on, to validate on and to test on never share a clip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.errors import UsageError
+
+from .clips import Clips
+from .generated import GeneratedClips
+from .settings import DataSettings
+from .sizes import TridentSizes
+
+_SEEDS_PER_RUN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Clips for each purpose."""
+
+    train: Clips
+    valid: Clips
+    test: Clips
+
+
+def open_clips(settings: DataSettings, sizes: TridentSizes) -> Splits:
+    """Open the clips that the settings name."""
+    splits = _generated(settings, sizes)
+    _check(splits)
+    return splits
+
+
+def _check(splits: Splits) -> None:
+    """Refuse clips that nothing can be learned from or told by.
+
+    Raises:
+        UsageError: if there is no event, or nothing else, among the clips of a purpose.
+    """
+    for name in ("train", "valid", "test"):
+        events = getattr(splits, name).events()
+        if len(set(events)) < 2:
+            msg = (
+                f"Of the {len(events)} clips of the {name} part, {int(sum(events))} are events; "
+                "needed are some that are and some that are not. Give more clips, or others."
+            )
+            raise UsageError(msg)
+
+
+def _generated(settings: DataSettings, sizes: TridentSizes) -> Splits:
+    """Make clips of three seeds that no other ``--data-seed`` has."""
+    numbers = (settings.num_clips, settings.num_valid_clips, settings.num_test_clips)
+    train, valid, test = (
+        GeneratedClips(
+            sizes=sizes, num_clips=number, seed=_SEEDS_PER_RUN * settings.data_seed + place
+        )
+        for place, number in enumerate(numbers)
+    )
+    return Splits(train=train, valid=valid, test=test)

@@ -15,7 +15,9 @@ class GeoMLP(nn.Sequential):
     """Turn 69 features into an embedding: (B, 69) to (B, E).
 
     The features are the 27 quantities, their 18 differences from moment to moment, and the 24 of
-    `KineFeat`. Two hidden layers bring the weights to the documented 0.05 M; one would make 0.03 M.
+    `KineFeat`.
+
+    Two hidden layers bring the weights to the documented 0.05 M; a single one would make 0.03 M.
     """
 
     def __init__(self, sizes: TridentSizes) -> None:

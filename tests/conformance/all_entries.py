@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     entries_attention,
     entries_cached_gradients,
+    entries_convolution_tiling,
     entries_first,
     entries_four_bit,
     entries_frozen,
@@ -26,5 +27,6 @@ ENTRIES: tuple[Entry, ...] = (
     *entries_frozen.ENTRIES,
     *entries_precision.ENTRIES,
     *entries_tiling.ENTRIES,
+    *entries_convolution_tiling.ENTRIES,
     *entries_cached_gradients.ENTRIES,
 )

@@ -14,6 +14,7 @@ from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.cached_gradients import CachedGradients
+from memfit.strategies.convolution_tiling import ConvolutionTiling
 from memfit.strategies.ddp import Ddp
 from memfit.strategies.eight_bit_optimizer import EightBitOptimizer
 from memfit.strategies.four_bit_base import FourBitBase
@@ -44,6 +45,7 @@ CATALOGUE: tuple[type[Strategy], ...] = (
     LinearCrossEntropy,
     LossChunking,
     Tiling,
+    ConvolutionTiling,
     FrozenOffload,
     ActivationCheckpointing,
     ActivationOffload,
@@ -82,6 +84,7 @@ __all__ = [
     "BatchNormReplay",
     "Bf16",
     "CachedGradients",
+    "ConvolutionTiling",
     "Ddp",
     "EightBitOptimizer",
     "FourBitBase",

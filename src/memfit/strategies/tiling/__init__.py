@@ -16,6 +16,7 @@ from memfit.forward_state import ForwardState
 from memfit.live_state.torch_context import TorchContext
 from memfit.session.block_names import first_few
 from memfit.session.forwards import replace_forward
+from memfit.session.members import members_replaced
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
@@ -26,7 +27,6 @@ from memfit.strategies.tiling.tileable import (
     dims_of_call,
     find_tileable_blocks,
     judged_blocks,
-    members_replaced,
 )
 
 _NUM_TILES = (4, 16)

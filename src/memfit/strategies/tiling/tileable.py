@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memfit.forward_state import not_repeatable
 from memfit.live_state import Change, LiveState
 from memfit.live_state.findings import ChangeKind
+from memfit.session.members import members_replaced
 from memfit.strategies.tiling.locality import Locality, locality
 from memfit.strategies.tiling.locality_rules import OwnGeneratorError
 
@@ -116,26 +116,6 @@ def dims_of_call(block: nn.Module, call: _Call, shape: Sequence[int]) -> Tileabl
         return None
     trials = _Trials(block)
     return _along_tokens(trials, call, shape) or _along_space(trials, call, shape)
-
-
-@contextmanager
-def members_replaced(
-    block: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]
-) -> Iterator[None]:
-    """Put other tensors in the places of a block's parameters and buffers."""
-    kept: list[tuple[Any, dict[str, Any]]] = []
-    try:
-        for module in block.modules():
-            for members in (module._parameters, module._buffers):
-                kept.append((members, dict(members)))
-                for name, tensor in members.items():
-                    if tensor is not None:
-                        # A parameter's place takes any tensor here.
-                        members[name] = replace(tensor)  # type: ignore[assignment]
-        yield
-    finally:
-        for members, before in kept:
-            members.update(before)
 
 
 def _dims_at_some_size(block: nn.Module) -> tuple[TileableDims | None, str]:

@@ -256,6 +256,7 @@ def image_job(side: int = 96) -> memfit.Job:
     )
 
 
+@pytest.mark.slow
 def test_the_peak_falls_and_is_predicted():
     plan = Plan(strategies=(ConvolutionTiling(num_tiles=24),))
     plain = memfit.measure(image_job()).peak_allocated_bytes

@@ -82,6 +82,9 @@ class ConvolutionTiling(Strategy):
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
     never_faster: ClassVar[bool] = True
+    not_with_shards: ClassVar[str] = (
+        "it reads weights again in backward, when they are shards again"
+    )
     excludes: ClassVar[dict[str, str]] = {
         "activation-checkpointing": _AGAIN,
         "batchnorm-replay": "both run parts of the model in pieces",

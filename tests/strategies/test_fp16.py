@@ -211,3 +211,16 @@ def test_an_lstm_is_refused_on_the_cpu_alone():
         started(job, Fp16())
     assert Fp16().obstacle(dataclasses.replace(facts_of(job), device_type="cuda")) is None
     record(job, Plan(strategies=(Fp16(),)), device=load_device("a100-40gb"))
+
+
+def test_passes_that_were_tried_leave_no_scale_in_the_gradients_of_the_next_one():
+    job = job_of()
+    run = started(job, Fp16())
+    session, batch = run._steps.session, batch_of(job)
+    passes = []
+    for _ in range(2):
+        session.optimizer.zero_grad()
+        session.gradient_pass(session, batch, lambda phase: None)
+        passes.append([parameter.grad.clone() for parameter in run.model.parameters()])
+    assert all(torch.equal(*both) for both in zip(*passes, strict=True))
+    assert scaler_of(run).get_scale() == FIRST_SCALE

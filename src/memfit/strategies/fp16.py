@@ -110,6 +110,9 @@ class _LossScaling:
         self, session: Session, batch: Any, enter_phase: PhaseListener
     ) -> torch.Tensor:
         """Leave the true gradients in ``.grad``, as every gradient pass does."""
+        if self._is_unscaled:  # an earlier pass was only tried: no update came after it
+            self.scaler.update(self.scaler.get_scale())  # forgets that pass, and keeps the scale
+            self._is_unscaled = False
         loss = self._gradient_pass(session, batch, enter_phase)
         self._unscale(session)
         return loss

@@ -105,7 +105,8 @@ def _frames(
     shade = 0.25 * np.tanh(colour_cause) * times + 0.15 * np.tanh(colour_cause)
     level = draw.uniform(0.45, 0.6)
     colours = np.stack(np.broadcast_arrays(level + shade, level + 0 * shade, level - shade))
-    ground = draw.uniform(0.1, 0.4, 3)[:, None, None, None]
+    grey, tint = draw.uniform(0.15, 0.35), draw.uniform(-0.05, 0.05, 3)
+    ground = (grey + tint)[:, None, None, None]
     rgb = np.where(mask[None], colours, ground)
     warmth = draw.uniform(0.75, 0.95) * np.exp(-times * np.exp(-0.7 * warmth_cause))
     infrared = np.where(mask, warmth, 0.1)[None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ class TridentTraining(EpochSystem):
 
     def __init__(self, settings: TridentSettings, console: Console) -> None:
         super().__init__(settings, console)
+        self._begin_seconds = time.perf_counter()
         self._clips = open_clips(settings.data, settings.sizes)
         self.job = build_job(
             settings.sizes,
@@ -171,6 +173,7 @@ class TridentTraining(EpochSystem):
                 "test": written,
                 "num_epochs": self.state.epoch,
                 "best_epoch": self.state.best_epoch,
+                "elapsed_seconds": time.perf_counter() - self._begin_seconds,
             },
             lines=(_said(written),),
         )

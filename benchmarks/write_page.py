@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pages import convolutions, exactness, losses, planning, prediction, ranks, runs, scale, scripts
+from pages import (
+    convolutions,
+    exactness,
+    losses,
+    planning,
+    prediction,
+    ranks,
+    runs,
+    scale,
+    scripts,
+    workloads,
+)
 from pages.blocks import Section, between
 from planner_grid.table import section as planner_grid
 from results_file import load_result
@@ -35,6 +46,7 @@ _SECTIONS = (
     Section("One million entities", "chunked_loss", losses.chunked_loss),
     Section("Losses that couple samples", "cached_gradients", losses.cached_gradients),
     Section("Networks of convolutions in rows", "unet", convolutions.unet),
+    Section("TRIDENT-Net's demo", "trident", workloads.trident),
     Section("Industry codes", "naics", losses.naics),
     Section("Streaming over a set", "set_losses", losses.set_losses),
     Section("WPO-SGM", "wpo_sgm", losses.wpo_sgm),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memfit.units import format_bytes, format_fraction
+from memfit.units import format_bytes
 
 from .blocks import Figures, table
 
@@ -39,5 +39,5 @@ def trident(figures: Figures) -> Iterator[str]:
     )
     yield (
         "The inner outcome is never likelier than the outer one: "
-        f"{format_fraction(figures['largest_violation_fraction'])} of clips violate it."
+        f"{figures['largest_violation_fraction']:.1%} of clips violate it."
     )

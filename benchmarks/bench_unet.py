@@ -29,7 +29,6 @@ from memfit_workloads.trident.sizes import DOCUMENT
 from memfit_workloads.trident.video_frag import VideoFrag3Dv2
 
 _NUM_ROUNDS = 3
-_NUM_TILES, _RECOMPUTE = 64, 0.25
 _CHECKED = ((3, 0.0), (7, 0.25), (64, 0.25))
 
 
@@ -87,6 +86,11 @@ class _Case:
     loss: Callable[[nn.Module, Tensor], Tensor]
     shape: tuple[int, ...]
     small_shape: tuple[int, ...]
+    num_tiles: int
+    recompute: float
+
+    def plan(self) -> Plan:
+        return _plan(self.num_tiles, self.recompute)
 
     def job(self, *, double: bool = False) -> Job:
         shape = self.small_shape if double else self.shape
@@ -101,13 +105,15 @@ class _Case:
 
 
 _CASES = (
-    _Case("2-D U-Net", _UNet, _loss_2d, (3, 1201, 907), (3, 131, 97)),
+    _Case("2-D U-Net", _UNet, _loss_2d, (3, 1201, 907), (3, 131, 97), 64, 1.0),
     _Case(
         "3-D U-Net of TRIDENT-Net",
         lambda: VideoFrag3Dv2(replace(DOCUMENT, video_channels=16)),
         _loss_3d,
         (3, 17, 197, 269),
         (3, 9, 37, 53),
+        48,
+        0.25,
     ),
 )
 
@@ -118,27 +124,28 @@ def main() -> None:
     started = time.process_time()
     cases = [_figures(case) for case in _CASES]
     seconds = round(time.process_time() - started)
-    settings = {"num_tiles": _NUM_TILES, "recompute": _RECOMPUTE}
-    save_result("unet", {**settings, "cases": cases, "cpu_seconds": seconds})
+    save_result("unet", {"cases": cases, "cpu_seconds": seconds})
 
 
-def _plan(num_tiles: int = _NUM_TILES, recompute: float = _RECOMPUTE) -> Plan:
+def _plan(num_tiles: int, recompute: float) -> Plan:
     settings = {"num_tiles": num_tiles, "recompute": recompute}
     return Plan(strategies=(build_strategy("convolution-tiling", settings),))
 
 
 def _figures(case: _Case) -> dict[str, Any]:
     print(case.name, flush=True)
-    job, times = case.job(), _Times()
-    with memfit.start(job, guard=False) as plain, memfit.start(job, _plan(), guard=False) as tiled:
+    job, plan, times = case.job(), case.plan(), _Times()
+    with memfit.start(job, guard=False) as plain, memfit.start(job, plan, guard=False) as tiled:
         batch = job.batch(1)
         for _ in range(_NUM_ROUNDS + 1):
             times.add(lambda: plain.step(batch), lambda: tiled.step(batch))
-    plain_bytes, tiled_bytes = (memfit.measure(job, plan=each) for each in (Plan(), _plan()))
-    predicted = memfit.predict(job, plan=_plan()).peak_allocated_bytes
+    plain_bytes, tiled_bytes = (memfit.measure(job, plan=each) for each in (Plan(), plan))
+    predicted = memfit.predict(job, plan=plan).peak_allocated_bytes
     return {
         "network": case.name,
         "shape": list(case.shape),
+        "num_tiles": case.num_tiles,
+        "recompute": case.recompute,
         "plain_measured_peak_bytes": plain_bytes.peak_allocated_bytes,
         "measured_peak_bytes": tiled_bytes.peak_allocated_bytes,
         "predicted_peak_bytes": predicted,

@@ -21,6 +21,7 @@ from torch import nn
 
 from memfit import Job
 from memfit.cli.main import main
+from memfit.observe.allocator_blocks import living_blocks
 from memfit.runtime.guard import step_log
 
 # Constants that `memfit calibrate` has stored on this machine must not change what tests see.
@@ -108,6 +109,17 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             "slow in tests/seconds.txt",
             pytrace=False,
         )
+
+
+@pytest.fixture
+def others_bytes() -> Iterator[int]:
+    """Return what tests before this one have left, none of which ends while this one runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield sum(living_blocks().values())
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

@@ -30,13 +30,6 @@ def watched_bytes(act) -> int:
     return peak_bytes
 
 
-@pytest.fixture
-def others_bytes() -> int:
-    """Return what tests before this one have left."""
-    gc.collect()
-    return sum(living_blocks().values())
-
-
 def growth_of(make, others_bytes) -> int:
     kept = make()
     growth_bytes = sum(living_blocks().values()) - others_bytes
@@ -121,8 +114,7 @@ def test_tensors_that_were_never_completed_are_left_out():
 # --- When it ends ---
 
 
-def test_a_block_that_ends_in_a_watched_step_counts_no_longer():
-    others_bytes = sum(living_blocks().values())
+def test_a_block_that_ends_in_a_watched_step_counts_no_longer(others_bytes):
     held = [torch.zeros(MANY)]
 
     def step():
@@ -196,16 +188,14 @@ def sharing(request):
 
 
 @pytest.mark.usefixtures("sharing")
-def test_memory_of_workers_that_ends_in_a_watched_step_counts_no_longer():
-    others_bytes = sum(living_blocks().values())
+def test_memory_of_workers_that_ends_in_a_watched_step_counts_no_longer(others_bytes):
     held = [torch.zeros(MANY).share_memory_()]
     peak_bytes = watched_bytes(lambda: (held.clear(), torch.zeros(MANY // 2)))
     assert peak_bytes - others_bytes == pytest.approx(4 * MANY, abs=64)
 
 
-def test_a_size_that_the_allocator_remembers_wrongly_is_put_right():
+def test_a_size_that_the_allocator_remembers_wrongly_is_put_right(others_bytes):
     """A block made in a profile and freed outside leaves its size behind for the next one there."""
-    others_bytes = sum(living_blocks().values())
     firsts: list[torch.Tensor] = []
     for _ in range(20):
         watched_bytes(lambda: firsts.append(torch.empty(MANY)))

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from memfit.journal.folder import JournalWriter, read_journal
 from memfit.journal.records import Reason
-from memfit.observe.allocator_blocks import living_blocks
 from memfit.observe.enforced_budget import BudgetExceededError
 from memfit.observe.peaks import CpuPeaks
 from memfit.observe.processes import ResidentMemory

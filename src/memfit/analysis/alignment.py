@@ -53,7 +53,8 @@ class Alignment:
         self.other_of: dict[int, int] = {}
         """The second recording's tensor for each of the first one's."""
         self._canon: dict[int, int] = {}
-        self._other_canon: dict[int, int] = {}
+        self._other_canon: dict[int, frozenset[int]] = {}
+        """Several for one tensor: a column of one sample is its own transpose."""
         self._copied: set[int] = set()
         for one, other in zip(first.foreign[:num_known], second.foreign[:num_known], strict=True):
             self._pair(one, other)
@@ -79,13 +80,15 @@ class Alignment:
                 here += 1
                 yield call, like
             elif call is not None and (_is_copy(call) or self._repeats_nothing(call)):
-                self._follow_copy(call, self._canon)
+                self._follow_copy(call)
                 source = call.arguments[0].number
                 self.other_of[call.results[0].number] = self.other_of[source]
                 here += 1
                 yield call, None
             elif other is not None and _is_copy(other):
-                self._follow_copy(other, self._other_canon)
+                sources = self._other_canon[other.arguments[0].number]
+                self._other_canon[other.results[0].number] = sources
+                self._copied |= sources
                 there += 1
             else:
                 culprit = call or other
@@ -105,14 +108,14 @@ class Alignment:
         number = self.other_of.get(source.number)
         if number is None or any(self._second.shapes[number].sizes[dim] != 1 for dim in dims):
             return None
-        self._follow_copy(call, self._canon)
+        self._follow_copy(call)
         self.other_of[call.results[0].number] = number
         arguments = (Ref(number), *call.arguments[1:])
         return replace(call, arguments=arguments, results=(Ref(number),))
 
     def _pair(self, one: int, other: int) -> None:
         self._canon[one] = one
-        self._other_canon[other] = one
+        self._other_canon[other] = self._other_canon.get(other, frozenset()) | {one}
         self.other_of[one] = other
 
     def _pair_results(self, call: Call, other: Call) -> None:
@@ -121,13 +124,13 @@ class Alignment:
             if isinstance(written, Ref) and self._canon[written.number] in self._copied:
                 raise RecordingsDifferError(call)
         for one, two in zip(call.results, other.results, strict=True):
-            known, other_known = self._canon.get(one.number), self._other_canon.get(two.number)
-            if known is None or known != other_known:
+            known = self._canon.get(one.number)
+            if known is None or known not in self._other_canon.get(two.number, ()):
                 self._pair(one.number, two.number)
 
-    def _follow_copy(self, call: Call, canon: dict[int, int]) -> None:
-        source = canon[call.arguments[0].number]
-        canon[call.results[0].number] = source
+    def _follow_copy(self, call: Call) -> None:
+        source = self._canon[call.arguments[0].number]
+        self._canon[call.results[0].number] = source
         self._copied.add(source)
 
     def _repeats_nothing(self, call: Call) -> bool:
@@ -180,7 +183,7 @@ class Alignment:
     def _same_tensor(self, one: int, other: int) -> bool:
         if one not in self._canon and other not in self._other_canon:
             self._pair(one, other)
-        return self._canon.get(one) == self._other_canon.get(other)
+        return self._canon.get(one) in self._other_canon.get(other, ())
 
 
 def is_same_program(

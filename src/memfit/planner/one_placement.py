@@ -32,8 +32,10 @@ _SLACK = 0.02
 """Times are estimates, so plans closer than this are not told apart by more recordings."""
 _SLACK_OF_LONG_STEPS = 0.05
 """The same for steps that take long to record."""
+_MOST_OPERATORS = 60_000
+"""How many operators are recorded before the effort counts as spent; about a minute."""
 _MOST_OPERATORS_OF_LONG_STEPS = 35_000
-"""How many operators are recorded for them before the effort counts as spent; half a minute."""
+"""The same for steps that take long to record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def plan_here(
     if space.must_split and space.split_checks is not None:
         space.split_checks.check_any()
     recordings = Evaluator(evaluator.in_short, evaluator.in_full)
-    search = _search(recordings, space, is_long=plain.is_long and not wanted.thorough)
+    search = _search(recordings, space, plain, is_thorough=wanted.thorough)
     best = search.run()
     if best is None:
         raise _no_plan_fits(search, bounds.num_bytes or 0)
@@ -144,11 +146,15 @@ def trial_of(
     return trial if prove or trial.is_quick else None
 
 
-def _search(evaluate: Evaluator, space: SearchSpace, *, is_long: bool) -> Search:
-    if is_long:
+def _search(
+    evaluate: Evaluator, space: SearchSpace, plain: Recording, *, is_thorough: bool
+) -> Search:
+    if is_thorough:
+        return Search(evaluate, space, slack=_SLACK)
+    if plain.is_long:
         bounds = {"slack": _SLACK_OF_LONG_STEPS, "most_operators": _MOST_OPERATORS_OF_LONG_STEPS}
         return Search(evaluate, space, **bounds)
-    return Search(evaluate, space, slack=_SLACK)
+    return Search(evaluate, space, slack=_SLACK, most_operators=_MOST_OPERATORS)
 
 
 def _no_plan_fits(search: Search, budget_bytes: int) -> NoPlanFitsError:

@@ -77,7 +77,8 @@ class DualVisionV2(nn.Module):
     def _tokens(self, frame_B3HW: Tensor) -> Tensor:
         """Turn a frame into (B, L, D)."""
         maps = F.adaptive_avg_pool2d(self.encoder(frame_B3HW), self.grid)
-        tokens: Tensor = self.project(maps.flatten(2).transpose(1, 2))
+        # In order in memory, so that one sample is multiplied as several are.
+        tokens: Tensor = self.project(maps.flatten(2).transpose(1, 2).contiguous())
         return tokens
 
 

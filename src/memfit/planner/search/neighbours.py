@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from memfit.planner.search.candidates import Strategies
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.tree import SearchNode
-from memfit.strategies.base import Strategy
+from memfit.strategies.base import AbstractSplitting, Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
+from memfit.trace.events import Category
 
 TOLERANCE = 0.02
 """Estimated peaks that are over the budget by more than this share are not recorded."""
@@ -28,14 +30,12 @@ class Neighbours:
         """
         if node.split == 0:
             yield from self._with_one_more(node)
-        if self._may_split_further(node):
-            yield from self._smaller_pieces(node.strategies, node)
+        yield from self._smaller_pieces(node.strategies, node, self._line_through(node))
 
     def smaller(self, node: SearchNode) -> Iterator[SearchNode]:
         """Yield whatever could be smaller than a node by one strategy or one halving."""
         yield from self._with_one_more(node)
-        if node.split < len(self._space.splits):
-            yield from self._smaller_pieces(node.strategies, node)
+        yield from self._smaller_pieces(node.strategies, node)
 
     def strongest(self) -> Iterator[SearchNode]:
         """Yield the last settings of everything that goes together, on the whole batch and split.
@@ -56,13 +56,21 @@ class Neighbours:
         return next((node.strategies for node in self._smaller_pieces(strategies)), None)
 
     def _smaller_pieces(
-        self, strategies: Strategies, parent: SearchNode | None = None
+        self,
+        strategies: Strategies,
+        parent: SearchNode | None = None,
+        line: _Line | None = None,
     ) -> Iterator[SearchNode]:
-        """Yield the combination with the next smaller pieces that keep the results, if any."""
+        """Yield the combination with the next smaller pieces that keep the results, if any.
+
+        Sizes that are over the budget by a line that bounds them from below are passed over.
+        """
         splits = self._space.splits
         position = next((n for n, split in enumerate(splits, 1) if split in strategies), 0)
         whole = [member for member in strategies if member not in splits]
         for place, split in enumerate(splits[position:], position + 1):
+            if line is not None and not line.may_fit(split):
+                continue
             if self._space.obstacle([split]) is None:
                 yield from self._node([*whole, split], place, parent)
                 return
@@ -83,21 +91,58 @@ class Neighbours:
         if not is_refused and not conflict(strategies):
             yield SearchNode(strategies, split, parent)
 
-    def _may_split_further(self, node: SearchNode) -> bool:
-        """Return whether halving the micro-batch once more can still make it fit.
+    def _line_through(self, node: SearchNode) -> _Line | None:
+        """Return the line through a node and its parent, where they differ by their pieces alone.
 
         The peak is convex in the micro-batch (a maximum of sums that are linear in it), so the
         line through two sizes bounds every smaller one from below.
         """
-        if node.split >= len(self._space.splits):
-            return False
-        if node.parent is None or node.parent.split != node.split - 1 or node.split < 2:
-            return True
-        mine, before = node.candidate, node.parent.candidate
+        before = node.parent
+        if before is None or before.split >= node.split:
+            return None
+        mine, larger = node.candidate, before.candidate
         assert mine is not None, "only recorded nodes have children"
-        assert before is not None, "only recorded nodes have children"
-        least_bytes = 2 * mine.floor_bytes - before.floor_bytes
-        return least_bytes <= (mine.prediction.budget_bytes or 0) * (1 + TOLERANCE)
+        assert larger is not None, "only recorded nodes have children"
+        split = self._space.splits[node.split - 1]
+        larger_bytes = larger.floor_bytes
+        if before.split == 0:
+            whole = larger.prediction.batch_size
+            if split.keeps_batch_whole or whole is None:
+                return None
+            size = whole
+            # Pieces have the gradients of those before them, which the whole batch has not.
+            larger_bytes += larger.prediction.by_category.get(Category.PARAMETERS.value, 0)
+        else:
+            same = self._space.splits[before.split - 1]
+            if same.name != split.name:
+                return None
+            size = same.micro_batch_size
+        return _Line(
+            kind=split.name,
+            size=split.micro_batch_size,
+            num_bytes=mine.floor_bytes,
+            bytes_per_sample=(larger_bytes - mine.floor_bytes) / (size - split.micro_batch_size),
+            most_bytes=(mine.prediction.budget_bytes or 0) * (1 + TOLERANCE),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A lower bound of the peak of pieces below some size."""
+
+    kind: str
+    size: int
+    num_bytes: int
+    bytes_per_sample: float
+    most_bytes: float
+
+    def may_fit(self, split: AbstractSplitting) -> bool:
+        """Return whether pieces of a size can fit; nothing is known of those of another kind."""
+        fewer = self.size - split.micro_batch_size
+        return (
+            split.name != self.kind
+            or self.num_bytes - self.bytes_per_sample * fewer <= self.most_bytes
+        )
 
 
 def _compatible(strategies: Iterable[Strategy]) -> list[Strategy]:

@@ -33,6 +33,8 @@ _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
 _MOST_ALIKE = 2
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
+_LEAST_SAVING = 0.002
+"""Of the budget: what saves less is not taken further, as it would take as many recordings."""
 _LARGEST_ERROR = 0.15
 """How far off estimates may be where nothing has shown by how much, as a share of the budget."""
 
@@ -111,7 +113,7 @@ class Search:
                 self._try_refinement(entry.node, entry.refinement)
             elif self._is_slower_by_now(entry):
                 self._queue.push_node(entry.node, self.tree.expected_seconds(entry.node))
-            elif self._may_go_on() and self.tree.open(entry.node):
+            elif self._may_go_on() and self.tree.open(entry.node, _LEAST_SAVING):
                 self._expand(entry.node)
         return None
 
@@ -207,8 +209,11 @@ class Search:
         for refinement in candidate.refinements if is_allowed else ():
             self._queue.push_refinement(node, refinement)
         seconds = candidate.prediction.step_seconds
+        budget_bytes = candidate.prediction.budget_bytes or 0
+        is_near = candidate.floor_bytes <= budget_bytes * (1 + TOLERANCE)
         for child in self.neighbours.children(node):
-            self._add(child, max(seconds, self.tree.expected_seconds(child)))
+            if is_near or not self.tree.adds_little(child):
+                self._add(child, max(seconds, self.tree.expected_seconds(child)))
 
     def _add(self, node: SearchNode, least_seconds: float) -> None:
         """Queue a node, once."""

@@ -41,6 +41,7 @@ class SearchTree:
         self.nodes: list[SearchNode] = []
         self._time_ratios: dict[Strategy, float] = {}
         self._savings_bytes: dict[Strategy, int] = {}
+        self._with_little: set[Strategy] = set()
 
     def refinements(self) -> Iterator[Refinement]:
         """Yield every refinement that was estimated, recorded or not."""
@@ -48,8 +49,11 @@ class SearchTree:
             if node.candidate is not None:
                 yield from node.candidate.refinements
 
-    def open(self, node: SearchNode) -> bool:
-        """Record a node; False if it cannot be smaller than the node it came from."""
+    def open(self, node: SearchNode, least_fraction: float = 0.0) -> bool:
+        """Record a node; False if it cannot be smaller than the node it came from.
+
+        It has to be smaller by more than a part of the budget, unless it fits.
+        """
         mine = self._recordings.attempt(node.strategies)
         if mine is None:
             return False
@@ -66,7 +70,21 @@ class SearchTree:
             ratio = mine.prediction.step_seconds / self.expected_seconds(node)
             self._time_ratios[added] = ratio
             self._savings_bytes[added] = before.floor_bytes - mine.floor_bytes
-        return mine.peak_bytes < before.peak_bytes or mine.floor_bytes < before.floor_bytes
+        if mine.prediction.fits:
+            least_fraction = 0.0
+        least_bytes = int(least_fraction * (mine.prediction.budget_bytes or 0))
+        saved_bytes = max(
+            before.peak_bytes - mine.peak_bytes, before.floor_bytes - mine.floor_bytes
+        )
+        if 0 < saved_bytes <= least_bytes and node.split == node.parent.split:
+            self._with_little |= set(node.strategies) - set(node.parent.strategies)
+        return saved_bytes > least_bytes
+
+    def adds_little(self, node: SearchNode) -> bool:
+        """Return whether what is new in a node was seen to save next to nothing elsewhere."""
+        before = () if node.parent is None else node.parent.strategies
+        added = set(node.strategies) - set(before)
+        return bool(added) and added <= self._with_little
 
     def expected_seconds(self, node: SearchNode) -> float:
         """Multiply the root's time by what each further member was seen to cost."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.strategies.convolution_tiling.capture import Call, Value
 from memfit.strategies.convolution_tiling.slabs import (
@@ -64,7 +65,14 @@ def interpolate(call: Call, values: Sequence[Value], dims: Mapping[int, int]) ->
     if given["scale_factor"] is not None and not given["recompute_scale_factor"]:
         factors = each_dimension(given["scale_factor"], len(shape) - 2)
     factor = None if factors is None else factors[dim - 2]
-    taps = _taps(values[source], out, dim, {**given, "factor": factor})
+    taps = _taps(
+        shape[dim],
+        out.shape[dim],
+        factor,
+        mode=mode,
+        has_aligned_corners=bool(given["align_corners"]),
+        is_double=values[source].element_bytes == _DOUBLE_BYTES,
+    )
 
     def run(slabs: Mapping[int, Slab], _others: Mapping[int, Tensor], rows: Rows) -> Tensor:
         along = taps.resized(slabs[source], dim, rows)
@@ -81,31 +89,39 @@ def interpolate(call: Call, values: Sequence[Value], dims: Mapping[int, int]) ->
     return Local(needs=lambda rows: {source: taps.needs(rows)}, run=run, dim=dim)
 
 
-def _taps(source: Value, out: Value, dim: int, given: Mapping[str, Any]) -> _Taps:
+@lru_cache(maxsize=256)
+def _taps(
+    extent: int,
+    out_extent: int,
+    factor: float | None,
+    *,
+    mode: str,
+    has_aligned_corners: bool,
+    is_double: bool,
+) -> _Taps:
     """Return where every row comes from.
 
     Source: torch's aten/src/ATen/native/UpSample.h, area_pixel_compute_source_index; it counts in
     double precision for tensors of double precision, and else in single precision.
     """
-    extent, out_extent, factor = source.shape[dim], out.shape[dim], given["factor"]
-    if given["mode"] not in _LINEAR_MODES:
-        numbers = torch.arange(extent, dtype=torch.float64).view(1, 1, -1)
-        wanted = {"size": out_extent} if factor is None else {"scale_factor": factor}
-        read = F.interpolate(numbers, mode=given["mode"], **wanted)
-        rows = [int(each) for each in read.flatten().tolist()]
-        return _Taps(lows=rows, highs=rows)
-    kind = torch.float64 if source.element_bytes == _DOUBLE_BYTES else torch.float32
-    places = torch.arange(out_extent, dtype=kind)
-    if given["align_corners"]:
-        scale = torch.tensor(max(extent - 1, 0), dtype=kind) / max(out_extent - 1, 1)
-        where = places * scale
-    else:
-        scale = torch.tensor(extent, dtype=kind) / out_extent
-        if factor is not None:
-            scale = torch.tensor(1.0 / factor, dtype=kind)
-        where = ((places + 0.5) * scale - 0.5).clamp_min(0.0)
-    lows = where.floor().clamp_max(extent - 1)
-    highs = (lows + 1).clamp_max(extent - 1)
-    return _Taps(
-        lows=lows.long().tolist(), highs=highs.long().tolist(), weights=(where - lows).tolist()
-    )
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        if mode not in _LINEAR_MODES:
+            numbers = torch.arange(extent, dtype=torch.float64).view(1, 1, -1)
+            wanted = {"size": out_extent} if factor is None else {"scale_factor": factor}
+            read = F.interpolate(numbers, mode=mode, **wanted)
+            rows = [int(each) for each in read.flatten().tolist()]
+            return _Taps(lows=rows, highs=rows)
+        kind = torch.float64 if is_double else torch.float32
+        places = torch.arange(out_extent, dtype=kind)
+        if has_aligned_corners:
+            scale = torch.tensor(max(extent - 1, 0), dtype=kind) / max(out_extent - 1, 1)
+            where = places * scale
+        else:
+            scale = torch.tensor(extent, dtype=kind) / out_extent
+            if factor is not None:
+                scale = torch.tensor(1.0 / factor, dtype=kind)
+            where = ((places + 0.5) * scale - 0.5).clamp_min(0.0)
+        lows = where.floor().clamp_max(extent - 1)
+        highs = (lows + 1).clamp_max(extent - 1)
+        weights = (where - lows).tolist()
+        return _Taps(lows=lows.long().tolist(), highs=highs.long().tolist(), weights=weights)

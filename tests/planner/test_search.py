@@ -527,6 +527,36 @@ def test_with_slack_fewer_are_recorded_and_the_plan_is_slower_by_no_more():
     assert best_seconds <= seconds <= 1.05 * best_seconds
 
 
+# --- What is not recorded ---
+
+
+def test_sizes_between_those_that_tell_how_the_peak_grows_are_passed_over():
+    world = World(seed=3, errors=False)
+    smallest_bytes = min(map(world.peak_bytes, world.every_combination()))
+    search = search_of(world, smallest_bytes + 1)
+    chosen = search.run()
+    sizes = {s.micro_batch_size for members in world.short for s in members if s in SPLITS}
+    assert SPLITS[-1] in chosen.strategies
+    assert sizes <= {32, 2, 1}
+
+
+def test_what_saves_next_to_nothing_is_not_combined_with_everything_else():
+    world = World(seed=3, errors=False)
+    world.savings[CHUNKED] = 20
+    world.factors[FUSED] = 1.1
+    search = search_of(world, 30_000)
+    assert search.run().prediction.fits
+    assert not any({CHUNKED, FUSED} <= set(members) for members in world.short)
+
+
+def test_what_saves_next_to_nothing_is_taken_where_nothing_else_is_missing():
+    world = World(seed=3, errors=False)
+    world.savings = {FUSED: 0, CHUNKED: 40}
+    smallest_bytes = min(map(world.peak_bytes, world.every_combination()))
+    chosen = search_of(world, smallest_bytes).run()
+    assert CHUNKED in chosen.strategies
+
+
 # --- Bounded effort ---
 
 

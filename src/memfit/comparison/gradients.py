@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memfit.job import Total
+from memfit.session.abridgement import left_out
 from memfit.session.carried_effects import CarriedEffects
 from memfit.session.micro_batches import GradientSum, own_count
 from memfit.session.session import PhaseListener, Session
@@ -68,7 +69,10 @@ def _in_pieces(
     num_samples = session.layout.num_samples(batch)
     carried = session.carried_effects or CarriedEffects(session, "micro-batching")
     carried.begin_step()
-    for (piece, num_in_piece), is_last in _with_last(pieces):
+    skipped = left_out(-(-num_samples // session.micro_batch_size))
+    for number, ((piece, num_in_piece), is_last) in enumerate(_with_last(pieces)):
+        if number in skipped:
+            continue
         if session.before_piece is not None:
             session.before_piece(is_last)
         enter_phase(Phase.FORWARD)

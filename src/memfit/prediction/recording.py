@@ -34,6 +34,7 @@ from memfit.strategies.plan import Plan
 from memfit.trace.events import Phase, StepMark, Trace, trace_of_step
 from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
+from memfit.trace.repetition import ForwardStart, repeated
 from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cuda.kernels import CudaKernels
 from memfit.virtual.process_group import current_placement, groups_counted, shapes_asked_unseen
@@ -93,6 +94,18 @@ class Recording(StepRecording):
     """How the step could be recorded."""
     spill: Spill = field(default_factory=Spill)
     """What the last step kept and moved outside the device."""
+    forward_starts: Sequence[ForwardStart] = ()
+
+    def with_more_pieces(self, number: int) -> Recording | None:
+        """Return the recording of steps that have so many more micro-batches.
+
+        None if its pieces are not seen to be alike.
+        """
+        longer = repeated(self.history, self.marks, self.forward_starts, number)
+        if longer is None:
+            return None
+        history, marks = longer
+        return replace(self, history=history, marks=marks, forward_starts=())
 
 
 def record(
@@ -135,6 +148,7 @@ def record(
     return Recording(
         history=recorder.history,
         marks=recorder.marks,
+        forward_starts=recorder.forward_starts,
         card=card,
         facts=found,
         modules_in_evaluation=found.modules_in_evaluation,

@@ -38,6 +38,7 @@ from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
 from memfit.trace.purposes import purposes_heard, purposes_of
+from memfit.trace.repetition import ForwardStart
 from memfit.trace.shrunken import hold_whole_storage
 from memfit.trace.streams import current_stream
 from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
@@ -105,6 +106,7 @@ class Recorder(OperatorMode):
         self.owners = owners
         self.history = Trace()
         self.marks: list[StepMark] = []
+        self.forward_starts: list[ForwardStart] = []
         self.follows_engine = False
         self._hidden = hidden or CpuKernels()
         self._tell_beside = beside
@@ -191,6 +193,9 @@ class Recorder(OperatorMode):
         if phase is Phase.BACKWARD:
             self._mark_saved()
         self._claim()
+        if phase is Phase.FORWARD:
+            here = ForwardStart(len(self.history.events), len(self.history.operations))
+            self.forward_starts.append(here)
         self._phase = phase
         self._phase_born = []
 

@@ -28,6 +28,7 @@ from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order, splitting_of
 from memfit.trace.events import Category, Phase
+from memfit.trace.repetition import FEWEST_PIECES
 
 Progress = Callable[[str], None]
 _FEW_PIECES = 4
@@ -65,6 +66,8 @@ class JobEvaluator:
         default_factory=dict, init=False, repr=False
     )
     """Of what was abridged, how many pieces there are, and the seconds of those recorded."""
+    _has_unlike_pieces: bool = field(default=False, init=False, repr=False)
+    """Whether micro-batches were seen to be unlike one another, so that all are recorded."""
     _recorded: set[Strategies] = field(default_factory=set, init=False, repr=False)
     """What was recorded, and counted as effort."""
 
@@ -85,6 +88,9 @@ class JobEvaluator:
         num_samples = self._enough_samples(strategies)
         if num_samples == self.job.batch_size:
             return self._whole(strategies)
+        repeated = self._repeated(strategies)
+        if repeated is not None:
+            return repeated
         job = replace(self.job, batch_size=num_samples)
         recording = self._record(strategies, job)
         repeats = self.job.batch_size / num_samples
@@ -92,6 +98,27 @@ class JobEvaluator:
         prediction = self._lengthened(prediction, recording, repeats)
         found = self._candidate(strategies, prediction, recording, repeats)
         return replace(found, is_exact=self.plain.is_long)
+
+    def _repeated(self, strategies: Strategies) -> Candidate | None:
+        """Record a few micro-batches, and repeat those in the middle; None if they are not alike.
+
+        What comes of it is the whole step's recording: the same events in the same order.
+        """
+        split = splitting_of(strategies)
+        assert split is not None, "a batch in one piece is recorded whole"
+        if self.plain.is_long or self._has_unlike_pieces:
+            return None
+        with few_pieces(FEWEST_PIECES):
+            recording = self._record(strategies, self.job, is_abridged=True)
+        num_pieces = -(-self.job.batch_size // split.micro_batch_size)
+        longer = recording.with_more_pieces(num_pieces - FEWEST_PIECES)
+        if longer is None:
+            self._has_unlike_pieces = True
+            return None
+        num_operators = self._num_new_operators(strategies, recording)
+        prediction = self._prediction(strategies, self.job, longer)
+        found = self._candidate(strategies, prediction, longer, 1.0)
+        return replace(found, num_operators=num_operators)
 
     def _abridged(self, strategies: Strategies) -> Candidate:
         """Record a step whose loss is that of the whole batch, with a few pieces of each call.

@@ -11,6 +11,7 @@ from memfit.errors import UsageError
 
 from .clips import Clips
 from .generated import GeneratedClips
+from .parts import open_parts
 from .settings import DataSettings
 from .sizes import TridentSizes
 
@@ -24,11 +25,21 @@ class Splits:
     train: Clips
     valid: Clips
     test: Clips
+    identity: str
+    """What a continuation has to find again."""
+    notes: tuple[str, ...] = ()
+    """What there is to say of them before training."""
 
 
 def open_clips(settings: DataSettings, sizes: TridentSizes) -> Splits:
-    """Open the clips that the settings name."""
-    splits = _generated(settings, sizes)
+    """Open the clips that the settings name.
+
+    Raises:
+        DataError: if a record or a file cannot serve.
+        MissingExtraError: without a package that the clips need.
+        UsageError: if there is no event, or nothing else, among the clips of a purpose.
+    """
+    splits = _generated(settings, sizes) if settings.jsonl is None else _recorded(settings, sizes)
     _check(splits)
     return splits
 
@@ -49,6 +60,12 @@ def _check(splits: Splits) -> None:
             raise UsageError(msg)
 
 
+def _recorded(settings: DataSettings, sizes: TridentSizes) -> Splits:
+    """Open the clips of manifests."""
+    parts = open_parts(settings, sizes)
+    return Splits(**parts.clips, identity=parts.identity, notes=parts.notes)
+
+
 def _generated(settings: DataSettings, sizes: TridentSizes) -> Splits:
     """Make clips of three seeds that no other ``--data-seed`` has."""
     numbers = (settings.num_clips, settings.num_valid_clips, settings.num_test_clips)
@@ -58,4 +75,4 @@ def _generated(settings: DataSettings, sizes: TridentSizes) -> Splits:
         )
         for place, number in enumerate(numbers)
     )
-    return Splits(train=train, valid=valid, test=test)
+    return Splits(train=train, valid=valid, test=test, identity="generated")

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from memfit.errors import UsageError
 
 from .clips import Clips
+from .footage import open_footage
 from .generated import GeneratedClips
-from .parts import open_parts
-from .settings import DataSettings
+from .parts import PARTS, open_parts
+from .settings import REAL, DataSettings
 from .sizes import TridentSizes
 
 _SEEDS_PER_RUN = 3
@@ -69,10 +70,16 @@ def _recorded(settings: DataSettings, sizes: TridentSizes) -> Splits:
 def _generated(settings: DataSettings, sizes: TridentSizes) -> Splits:
     """Make clips of three seeds that no other ``--data-seed`` has."""
     numbers = (settings.num_clips, settings.num_valid_clips, settings.num_test_clips)
-    train, valid, test = (
-        GeneratedClips(
-            sizes=sizes, num_clips=number, seed=_SEEDS_PER_RUN * settings.data_seed + place
+    is_real = settings.backgrounds == REAL
+    footage = open_footage(sizes, PARTS) if is_real else dict.fromkeys(PARTS)
+    clips: dict[str, Clips] = {
+        part: GeneratedClips(
+            sizes=sizes,
+            num_clips=number,
+            seed=_SEEDS_PER_RUN * settings.data_seed + place,
+            footage=footage[part],
         )
-        for place, number in enumerate(numbers)
-    )
-    return Splits(train=train, valid=valid, test=test, identity="generated")
+        for place, (part, number) in enumerate(zip(PARTS, numbers, strict=True))
+    }
+    identity = f"generated on {settings.backgrounds} backgrounds"
+    return Splits(**clips, identity=identity)  # type: ignore[arg-type]  # notes are no clips

@@ -37,7 +37,11 @@ _PAGING = (
 
 
 def train(settings: TridentSettings, console: Console) -> dict[str, Any]:
-    """Train TRIDENT-Net as the settings say, and test it with the best weights."""
+    """Train TRIDENT-Net as the settings say, and test it with the best weights; or write clips."""
+    if settings.data.write_clips is not None:
+        from .writing import write_clips
+
+        return write_clips(settings, console)
     return training.train(TridentTraining(settings, console))
 
 

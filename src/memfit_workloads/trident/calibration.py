@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
+import math
 from typing import TYPE_CHECKING
 
 from memfit.errors import MissingExtraError
+from memfit.reports.plots import png_bytes
 
 from .evaluation import NUM_BINS, Answers, calibration_bins, calibration_error
 
@@ -33,16 +34,14 @@ def calibration_picture(answers: Answers) -> bytes:
         axes[0][column].set_title(f"{title}: {axes[0][column].get_title()}", fontsize=10)
     axes[0][0].set_ylabel("share that came true", fontsize=9)
     axes[1][0].set_ylabel("clips", fontsize=9)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return png_bytes(figure)
 
 
 def _draw(upper: Axes, lower: Axes, answers: Answers, name: str) -> None:
     """Draw what was said against what came true, and how often it was said."""
     probability, truth = getattr(answers, name), getattr(answers, f"true_{name}")
     bins = calibration_bins(probability, truth)
-    places = [(min(int(said * NUM_BINS), NUM_BINS - 1) + 0.5) / NUM_BINS for said, _, _ in bins]
+    places = [(max(math.ceil(said * NUM_BINS), 1) - 0.5) / NUM_BINS for said, _, _ in bins]
     width = 0.9 / NUM_BINS
     upper.plot((0, 1), (0, 1), linestyle="--", color=_EVEN_COLOUR, linewidth=1)
     for said, frequency, _ in bins:
@@ -53,7 +52,6 @@ def _draw(upper: Axes, lower: Axes, answers: Answers, name: str) -> None:
     )  # fmt: skip
     upper.set_xlim(0, 1)
     upper.set_ylim(-0.03, 1.03)
-    upper.set_aspect("auto")
     upper.grid(alpha=0.25)
     upper.set_title(f"calibration error {calibration_error(probability, truth):.3f}")
     counts = [round(share * len(truth)) for _, _, share in bins]

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from memfit.errors import MissingExtraError
 from memfit_workloads import train as training
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
 from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
+from .calibration import calibration_picture
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
 from .job import StepSettings, build_job
 from .memory_plan import plan_training
@@ -201,7 +203,17 @@ class TridentTraining(EpochSystem):
                 "elapsed_seconds": time.perf_counter() - self._begin_seconds,
             },
             lines=(_said(written),),
+            pictures=self._pictures(test),
         )
+
+    def _pictures(self, test: Answers) -> tuple[str, ...]:
+        """Draw the calibration on the test clips, where matplotlib is installed."""
+        try:
+            self.folder.write(_CALIBRATION, calibration_picture(test))
+        except MissingExtraError as error:
+            self.console.print(f"No {_CALIBRATION}: {error}", soft_wrap=True)
+            return ()
+        return (_CALIBRATION,)
 
     def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
         """Write the metrics of the test clips."""

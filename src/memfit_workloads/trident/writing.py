@@ -56,6 +56,9 @@ def write_clips(settings: TridentSettings, console: Console) -> dict[str, Any]:
     if folder.exists() and not _is_ours(folder):
         msg = f"{folder} holds something else than written clips; it is not replaced. Give another."
         raise UsageError(msg)
+    if folder.parent.exists() and not folder.parent.is_dir():
+        msg = f"--write-clips {folder}: {folder.parent} is no folder. Give another place."
+        raise UsageError(msg)
     splits = open_clips(data, settings.sizes)
     num_clips = {part: len(getattr(splits, part)) for part in PARTS}
     _write_whole(folder, splits, settings, needed_bytes=_needed_bytes(splits, settings.sizes))

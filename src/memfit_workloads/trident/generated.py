@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from .clips import NUM_OBJECTS, Clip
+from .footage import Footage
 from .sizes import TridentSizes
 
 _SEVERE_ABOVE, _NOISE, _LARGEST_CAUSE = 1.2, 0.3, 2.5
@@ -25,6 +26,10 @@ _SENSOR_NOISE = 0.04
 _RANGE, _CLOSING, _CLOSING_PER_CAUSE = (3000.0, 400.0), 80.0, 35.0
 _SECONDS_BETWEEN = 1.2
 """Of the three moments of the kinematics, about the document's windows."""
+_GROUND = 1
+"""Of a clip's own random numbers, those that choose its footage."""
+_DIMMED, _CLUTTER = 0.6, 0.2
+"""How bright footage is behind a shape, in colour and in infrared."""
 _PICTURE = NDArray[np.float32]
 
 
@@ -47,6 +52,8 @@ class GeneratedClips:
     seed: int
     has_masks: bool = True
     has_boxes: bool = True
+    footage: Footage | None = None
+    """Behind the shapes; None for one colour. What is drawn of a clip besides stays the same."""
 
     def __len__(self) -> int:
         return self.num_clips
@@ -55,7 +62,10 @@ class GeneratedClips:
         """Draw one clip."""
         draw = np.random.default_rng([self.seed, number])
         cause = self._causes(draw)
-        rgb, infrared, mask, boxes = _frames(draw, self.sizes, cause.colour, cause.warmth)
+        ground = None
+        if self.footage is not None:
+            ground = self.footage.window(np.random.default_rng([self.seed, number, _GROUND]))
+        rgb, infrared, mask, boxes = _frames(draw, self.sizes, cause, ground)
         return Clip(
             rgb=_pixels(rgb),
             infrared=_pixels(infrared),
@@ -90,9 +100,12 @@ def class_risk(class_id: int, num_classes: int) -> float:
 
 
 def _frames(
-    draw: Generator, sizes: TridentSizes, colour_cause: float, warmth_cause: float
+    draw: Generator, sizes: TridentSizes, cause: _Causes, ground: _PICTURE | None
 ) -> tuple[_PICTURE, _PICTURE, NDArray[np.uint8], _PICTURE]:
-    """Draw a moving disc or square, in colour and in infrared, with its mask and its boxes."""
+    """Draw a moving disc or square, in colour and in infrared, with its mask and its boxes.
+
+    Behind it is one colour, or a ground of (3, T, H, W) that shows faintly in infrared too.
+    """
     times = np.linspace(0, 1, sizes.num_frames)[:, None, None]
     begin, move = draw.uniform(0.3, 0.7, 2), draw.uniform(-0.25, 0.25, 2)
     half = draw.uniform(0.12, 0.2)
@@ -102,14 +115,17 @@ def _frames(
     across, down = np.abs(xs - centre_x), np.abs(ys - centre_y)
     is_disc = draw.random() < 0.5
     mask = (across**2 + down**2 < half**2) if is_disc else np.maximum(across, down) < half
-    shade = 0.25 * np.tanh(colour_cause) * times + 0.15 * np.tanh(colour_cause)
+    shade = 0.25 * np.tanh(cause.colour) * times + 0.15 * np.tanh(cause.colour)
     level = draw.uniform(0.45, 0.6)
     colours = np.stack(np.broadcast_arrays(level + shade, level + 0 * shade, level - shade))
     grey, tint = draw.uniform(0.15, 0.35), draw.uniform(-0.05, 0.05, 3)
-    ground = (grey + tint)[:, None, None, None]
-    rgb = np.where(mask[None], colours, ground)
-    warmth = draw.uniform(0.75, 0.95) * np.exp(-times * np.exp(-0.7 * warmth_cause))
-    infrared = np.where(mask, warmth, 0.1)[None]
+    behind: NDArray[Any] = (grey + tint)[:, None, None, None]
+    cold: float | NDArray[Any] = 0.1
+    if ground is not None:
+        behind, cold = _DIMMED * ground, 0.05 + _CLUTTER * ground.mean(axis=0)
+    rgb = np.where(mask[None], colours, behind)
+    warmth = draw.uniform(0.75, 0.95) * np.exp(-times * np.exp(-0.7 * cause.warmth))
+    infrared = np.where(mask, warmth, cold)[None]
     noisy = (
         each + _SENSOR_NOISE * draw.standard_normal(each.shape, dtype=np.float32)
         for each in (rgb, infrared)

@@ -13,6 +13,8 @@ from memfit_workloads.memory_settings import EpochSettings, MemorySettings
 
 from .sizes import PRESETS, TridentSizes
 
+BACKGROUNDS = PLAIN, REAL = ("plain", "real")
+CLIP_FORMATS = NPY, MKV = ("npy", "mkv")
 OPTIMIZERS = ADAMW, ADAMW_8BIT, PAGED_ADAMW_8BIT = ("adamw", "adamw8bit", "paged_adamw8bit")
 DEFAULTS: Mapping[str, Any] = {
     "model": "demo",
@@ -20,6 +22,8 @@ DEFAULTS: Mapping[str, Any] = {
     "num_valid_clips": 192,
     "num_test_clips": 320,
     "data_seed": 0,
+    "backgrounds": PLAIN,
+    "clip_format": NPY,
     "num_workers": 0,
     "num_epochs": 12,
     "weight_decay": 0.05,
@@ -51,6 +55,11 @@ class DataSettings:
     num_valid_clips: int
     num_test_clips: int
     data_seed: int
+    backgrounds: str
+    """Behind the shapes of generated clips."""
+    write_clips: Path | None
+    """Where to write generated clips, in place of a training."""
+    clip_format: str
     num_workers: int
     pin_memory: bool
 
@@ -112,6 +121,9 @@ def _data_settings(told: Mapping[str, Any]) -> DataSettings:
     if jsonl is None and (told.get("valid_jsonl") or told.get("test_jsonl")):
         msg = "--valid-jsonl and --test-jsonl go with --jsonl, not with generated clips."
         raise UsageError(msg)
+    if jsonl is not None and (told.get("write_clips") or told["backgrounds"] != PLAIN):
+        msg = "--write-clips and --backgrounds go with generated clips, not with --jsonl."
+        raise UsageError(msg)
     return DataSettings(
         jsonl=jsonl,
         valid_jsonl=told.get("valid_jsonl"),
@@ -121,6 +133,9 @@ def _data_settings(told: Mapping[str, Any]) -> DataSettings:
         num_valid_clips=told["num_valid_clips"],
         num_test_clips=told["num_test_clips"],
         data_seed=told["data_seed"],
+        backgrounds=told["backgrounds"],
+        write_clips=told.get("write_clips"),
+        clip_format=told["clip_format"],
         num_workers=told["num_workers"],
         pin_memory=told["pin_memory"] and not told["no_pin_memory"],
     )

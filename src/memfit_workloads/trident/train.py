@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from memfit.errors import MissingExtraError
 from memfit_workloads import train as training
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
 from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
-from .clips import collate
+from .calibration import calibration_picture
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
 from .job import StepSettings, build_job
 from .memory_plan import plan_training
+from .reading import ClipReader, WaitingWatch
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
 
@@ -37,7 +39,11 @@ _PAGING = (
 
 
 def train(settings: TridentSettings, console: Console) -> dict[str, Any]:
-    """Train TRIDENT-Net as the settings say, and test it with the best weights."""
+    """Train TRIDENT-Net as the settings say, and test it with the best weights; or write clips."""
+    if settings.data.write_clips is not None:
+        from .writing import write_clips
+
+        return write_clips(settings, console)
     return training.train(TridentTraining(settings, console))
 
 
@@ -73,7 +79,12 @@ class TridentTraining(EpochSystem):
             final=(FINAL, _TEST_RESULTS, _CALIBRATION),
         )
         num_workers = settings.data.num_workers
-        self._pool = ThreadPoolExecutor(num_workers) if num_workers else None
+        pool = ThreadPoolExecutor(num_workers) if num_workers else None
+        self._readers = {
+            name: ClipReader(getattr(self._clips, name), pool)
+            for name in ("train", "valid", "test")
+        }
+        self._waiting = WaitingWatch(self._readers["train"], num_workers)
 
     def plan(self) -> PlannedMemory:
         """Find the plan to train under."""
@@ -82,8 +93,9 @@ class TridentTraining(EpochSystem):
         )
 
     def estimate(self) -> list[str]:
-        """Say what a flag does not do."""
-        return [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
+        """Say what a flag does not do, and what there is to know of the clips."""
+        paging = [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
+        return [*self._clips.notes, *paging]
 
     @property
     def num_rows(self) -> int:
@@ -97,8 +109,11 @@ class TridentTraining(EpochSystem):
         self._pins = self.settings.data.pin_memory and self._device.type == "cuda"
 
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
-        """Read clips."""
-        batch = collate(self._clips.train, rows.tolist(), self._pool)
+        """Read clips, and begin with those of the next step of the epoch."""
+        following = self._batches[self.state.steps_done + 1 : self.state.steps_done + 2]
+        batch = self._readers["train"].batch(
+            rows.tolist(), [row for each in following for row in each.tolist()]
+        )
         if self._pins:
             batch = {name: part.pin_memory() for name, part in batch.items()}
         return {
@@ -109,6 +124,15 @@ class TridentTraining(EpochSystem):
         """Return the learning rate of an epoch: a cosine from the first to 0 after the last."""
         share = epoch / self.settings.num_epochs
         return 0.5 * self.settings.learning_rate * (1 + math.cos(math.pi * share))
+
+    def after_step(self) -> None:
+        """Say where steps wait for clips, once an epoch is over."""
+        is_epoch_over = self.state.steps_done == len(self._batches)
+        epoch_seconds = self.state.epoch_seconds
+        super().after_step()
+        said = self._waiting.epoch_done(epoch_seconds) if is_epoch_over else None
+        if said is not None:
+            self.console.print(said, markup=False, soft_wrap=True)
 
     def validate(self) -> tuple[float, dict[str, Any]]:
         """Return the AUROC of an event, and all metrics, on the validation clips."""
@@ -121,7 +145,7 @@ class TridentTraining(EpochSystem):
         """Answer with the weights as they are, as many clips at a time as a step has."""
         splits = {strategy.name: strategy for strategy in self.run.plan.strategies}
         own = getattr(splits.get("micro-batching"), "micro_batch_size", self.job.batch_size)
-        return answers_for(self.run.model, getattr(self._clips, split), own)
+        return answers_for(self.run.model, self._readers[split], own)
 
     def model_config(self) -> dict[str, Any]:
         """Return the model's sizes."""
@@ -129,8 +153,11 @@ class TridentTraining(EpochSystem):
 
     def data_config(self) -> dict[str, Any]:
         """Return the number of clips, and what made them."""
-        data = self.settings.data
-        return {"num_clips": self.num_rows, "data_seed": data.data_seed}
+        return {
+            "num_clips": self.num_rows,
+            "data_seed": self.settings.data.data_seed,
+            "clips": self._clips.identity,
+        }
 
     def write_inputs(self) -> None:
         """Write nothing: the weights are all that is needed."""
@@ -176,7 +203,17 @@ class TridentTraining(EpochSystem):
                 "elapsed_seconds": time.perf_counter() - self._begin_seconds,
             },
             lines=(_said(written),),
+            pictures=self._pictures(test),
         )
+
+    def _pictures(self, test: Answers) -> tuple[str, ...]:
+        """Draw the calibration on the test clips, where matplotlib is installed."""
+        try:
+            self.folder.write(_CALIBRATION, calibration_picture(test))
+        except MissingExtraError as error:
+            self.console.print(f"No {_CALIBRATION}: {error}", soft_wrap=True)
+            return ()
+        return (_CALIBRATION,)
 
     def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
         """Write the metrics of the test clips."""

@@ -91,6 +91,8 @@ def plan_memory(
             allow=list(settings.allow),
             require=list(settings.require),
             forbid=list(settings.forbid),
+            host_memory=settings.host_bytes,
+            disk=settings.disk_bytes,
         )
     # What a file says was predicted for other settings, perhaps.
     planned = plan.prediction if settings.plan_file is None else None

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from memfit.errors import DataError, UsageError
 
+from .shipped_files import found
+
 
 class _FileParser(argparse.ArgumentParser):
     """Read flags that a file says, and blame the file."""
@@ -38,10 +40,11 @@ def with_config(
     """
     if args.config is None:
         return args
-    parser = _FileParser(args.config)
+    path, _ = found(args.config)
+    parser = _FileParser(path)
     add_arguments(parser)
     words: list[str] = []
-    for name, value in _read(args.config).items():
+    for name, value in _read(path).items():
         words += _words(str(name), value, parser)
     told = parser.parse_args(words)
     defaults = parser.parse_args([])
@@ -94,6 +97,8 @@ _OPPOSITES = (
     ("batch_size", "plan"),
     ("grad_accum_steps", "plan"),
     ("budget", "budget_fraction"),
+    ("budget", "max_gpu_mem"),
+    ("budget_fraction", "max_gpu_mem"),
 )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from memfit.strategies.four_bit_base import merged_state_dict
 from memfit_workloads import train as training
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
 from memfit_workloads.memory_settings import plain_values
@@ -16,9 +17,14 @@ from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
 from .clips import collate
+from .deepspeed_file import check_beside_job, read_deepspeed_file
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
-from .job import StepSettings, build_job
+from .job import CLIP_GRAD_NORM, StepSettings, build_job
 from .memory_plan import plan_training
+from .offload_folder import spilling_to
+from .peak_limit import check_peak
+from .placed_memory import fixed_strategies, placed_memory
+from .placement_lines import placement_lines
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
 
@@ -38,7 +44,13 @@ _PAGING = (
 
 def train(settings: TridentSettings, console: Console) -> dict[str, Any]:
     """Train TRIDENT-Net as the settings say, and test it with the best weights."""
-    return training.train(TridentTraining(settings, console))
+    if settings.placement.deepspeed_config is not None:
+        file = read_deepspeed_file(settings.placement.deepspeed_config)
+        check_beside_job(file, settings.batch_size, CLIP_GRAD_NORM)
+    with spilling_to(settings.placement.offload_folder):
+        result = training.train(TridentTraining(settings, console))
+    check_peak(result, settings.placement.max_device_bytes)
+    return result
 
 
 class TridentTraining(EpochSystem):
@@ -78,12 +90,24 @@ class TridentTraining(EpochSystem):
     def plan(self) -> PlannedMemory:
         """Find the plan to train under."""
         return plan_training(
-            self.job, self.settings.memory_settings, self.settings.micro_batch_size
+            self.job,
+            placed_memory(self.settings),
+            self.settings.micro_batch_size,
+            fixed_strategies(self.settings),
         )
 
     def estimate(self) -> list[str]:
-        """Say what a flag does not do."""
-        return [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
+        """Say what flags do not do, or do otherwise than their names say."""
+        paging = [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
+        is_on_cpu = self.planned_memory.run_device == "cpu"
+        return [*paging, *placement_lines(self.settings, is_on_cpu=is_on_cpu)]
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return all that an exact continuation needs; of packed weights, the plain ones."""
+        content = super().checkpoint()
+        if self.settings.placement.is_qlora:
+            content["model_state_dict"] = merged_state_dict(self.run.model)
+        return content
 
     @property
     def num_rows(self) -> int:

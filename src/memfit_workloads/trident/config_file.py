@@ -104,5 +104,7 @@ _OPPOSITES = (
 
 def _opposite_is_given(args: argparse.Namespace, name: str) -> bool:
     """Return whether the command line says the opposite of what a file would say."""
+    if name == "overwrite" and args.output_dir is not None:
+        return True  # a file may replace the run in the folder that it names, and no other
     partners = {b for a, b in _OPPOSITES if a == name} | {a for a, b in _OPPOSITES if b == name}
     return any(getattr(args, partner) for partner in partners)

@@ -15,9 +15,8 @@ from memfit_workloads.trident.sizes import TridentSizes
 _RANKS = (16, 4)
 """The adapters' rank: the usual one, and that of layers too narrow for it."""
 _NARROW = 64
-_OTHER_BYTES_PER_WEIGHT = 3 * 4
-"""A gradient and two states of AdamW, in fp32."""
-_BYTES_PER_WEIGHT = 4
+_BYTES_PER_WEIGHT = 4 + 4
+"""A weight and its gradient, in fp32; the optimizer's states come on top."""
 _PACKED_BYTES_PER_WEIGHT = 0.516
 """Half a byte, and scales of blocks that are quantised too (Dettmers et al. 2023, section 3)."""
 
@@ -39,11 +38,11 @@ class FourBitFigures:
     num_packed: int
     num_weights: int
     saved_bytes: int
-    """Of weights, gradients and AdamW's states, less those of the adapters."""
+    """Of weights, gradients and the optimizer's states, less those of the adapters."""
 
 
-def four_bit_figures(sizes: TridentSizes) -> FourBitFigures:
-    """Count for a model of these sizes."""
+def four_bit_figures(sizes: TridentSizes, states_bytes: float) -> FourBitFigures:
+    """Count for a model of these sizes, with so many bytes of states for each trained weight."""
     layers = [
         layer for _, block in _blocks(sizes) for layer in block.modules()
         if isinstance(layer, nn.Linear)
@@ -51,7 +50,7 @@ def four_bit_figures(sizes: TridentSizes) -> FourBitFigures:
     num_packed = sum(layer.weight.numel() for layer in layers)
     sides = sum(layer.in_features + layer.out_features for layer in layers)
     num_adapted = _rank(sizes) * sides
-    per_trained = _BYTES_PER_WEIGHT + _OTHER_BYTES_PER_WEIGHT
+    per_trained = _BYTES_PER_WEIGHT + states_bytes
     saved = num_packed * (per_trained - _PACKED_BYTES_PER_WEIGHT) - num_adapted * per_trained
     return FourBitFigures(
         num_packed=num_packed, num_weights=num_weights(sizes), saved_bytes=round(saved)

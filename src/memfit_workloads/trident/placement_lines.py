@@ -14,8 +14,8 @@ from .placement_arguments import AUTO, BALANCED
 from .settings import ADAMW, TridentSettings
 from .sizes import DOCUMENT
 
-_BYTES_OF_STATES = {ADAMW: 8.0}
-_BYTES_OF_EIGHT_BIT_STATES = 2.03
+_STATES_BYTES, _EIGHT_BIT_STATES_BYTES = 8.0, 2.03
+"""Of each weight, under AdamW and in 8 bits with their scales."""
 _BYTES_PER_WEIGHT = 4
 
 
@@ -32,11 +32,16 @@ class _Run:
     def is_eight_bit(self) -> bool:
         return self.settings.optimizer != ADAMW
 
+    @property
+    def states_bytes(self) -> float:
+        """Of each weight."""
+        return _EIGHT_BIT_STATES_BYTES if self.is_eight_bit else _STATES_BYTES
+
     def states(self) -> str:
         """Say what the optimizer's states take, here and at the document's size."""
-        each = _BYTES_OF_STATES.get(self.settings.optimizer, _BYTES_OF_EIGHT_BIT_STATES)
-        here, there = (num_weights(sizes) * each for sizes in (self.settings.sizes, DOCUMENT))
-        return f"{format_bytes(round(here))} ({format_bytes(round(there))} at the document's size)"
+        both = (num_weights(sizes) for sizes in (self.settings.sizes, DOCUMENT))
+        here, there = (format_bytes(round(number * self.states_bytes)) for number in both)
+        return f"{here} ({there} at the document's size)"
 
 
 def placement_lines(settings: TridentSettings, *, is_on_cpu: bool) -> list[str]:
@@ -95,14 +100,19 @@ def _of_device_map(run: _Run) -> Iterator[str]:
     begin = f"--device-map {name}: "
     if name == BALANCED:
         begin += f"spreads over several devices, and there is one, so it is {AUTO}: "
-    places = ["disk"] if run.is_on_cpu else ["the host", "disk"]
-    if run.placement.offload_folder is None:
-        places.remove("disk")
-    where = " and ".join(places) or "nowhere, as the host is the device (--offload-folder)"
     yield (
-        f"{begin}the planner may move what waits to {where}. It is not Accelerate's dispatch, "
-        "which cannot train (accelerate#3785)."
+        f"{begin}{_reach(run)}. It is not Accelerate's dispatch, which cannot train "
+        "(accelerate#3785)."
     )
+
+
+def _reach(run: _Run) -> str:
+    """Say where the planner may move what waits."""
+    has_folder = run.placement.offload_folder is not None
+    if run.is_on_cpu and not has_folder:
+        return "nothing is moved, as the host is the device; --offload-folder DIR adds disk"
+    places = [*([] if run.is_on_cpu else ["the host"]), *(["disk"] if has_folder else [])]
+    return f"the planner may move what waits to {' and '.join(places)}"
 
 
 def _of_host(run: _Run) -> Iterator[str]:
@@ -120,10 +130,11 @@ def _of_host(run: _Run) -> Iterator[str]:
 def _of_four_bit(run: _Run) -> Iterator[str]:
     if not run.placement.is_qlora:
         return
-    here, there = four_bit_figures(run.settings.sizes), four_bit_figures(DOCUMENT)
+    sizes = (run.settings.sizes, DOCUMENT)
+    here, there = (four_bit_figures(each, run.states_bytes) for each in sizes)
     yield (
         f"--qlora: {here.num_packed} of {here.num_weights} weights are packed into 4 bits beside "
         "adapters, all else is trained; numerics different, and the packed weights are random ones "
         f"that no pretraining made. Saves {format_bytes(here.saved_bytes)} of weights, gradients "
-        f"and AdamW's states ({format_bytes(there.saved_bytes)} at the document's size)."
+        f"and states ({format_bytes(there.saved_bytes)} at the document's size)."
     )

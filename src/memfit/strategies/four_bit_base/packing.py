@@ -152,7 +152,10 @@ def merged_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     Weights are unpacked and adapters merged into them, as closing the run does; the model stays as
     it is.
     """
-    packed = {name: module for name, module in model.named_modules() if _is_packed(module)}
+    packed: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():  # an adapter comes before the layer inside it
+        if _is_packed(module) and not any(name.startswith(f"{outer}.") for outer in packed):
+            packed[name] = module
     state = {
         name: value
         for name, value in model.state_dict().items()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from memfit.errors import NoPlanFitsError
 from memfit.strategies.four_bit_base import merged_state_dict
 from memfit_workloads import train as training
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
@@ -25,6 +26,7 @@ from .offload_folder import spilling_to
 from .peak_limit import check_peak
 from .placed_memory import fixed_strategies, placed_memory
 from .placement_lines import placement_lines
+from .remedies import with_remedies
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
 
@@ -89,12 +91,15 @@ class TridentTraining(EpochSystem):
 
     def plan(self) -> PlannedMemory:
         """Find the plan to train under."""
-        return plan_training(
-            self.job,
-            placed_memory(self.settings),
-            self.settings.micro_batch_size,
-            fixed_strategies(self.settings),
-        )
+        try:
+            return plan_training(
+                self.job,
+                placed_memory(self.settings),
+                self.settings.micro_batch_size,
+                fixed_strategies(self.settings),
+            )
+        except NoPlanFitsError as error:
+            raise with_remedies(error, self.settings) from error
 
     def estimate(self) -> list[str]:
         """Say what flags do not do, or do otherwise than their names say."""

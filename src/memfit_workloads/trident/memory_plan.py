@@ -59,7 +59,7 @@ def plan_training(
             host_memory=settings.host_bytes,
             disk=settings.disk_bytes,
         )
-        planned = plan_memory(job, settings, _in_order((*chosen.strategies, *added)))
+        planned = plan_memory(job, settings, _in_order((*chosen.strategies, *added)), plain)
         needed_bytes = planned.planned.bounded_bytes()
         if budget_bytes is None or piece_budget_bytes is None or needed_bytes <= budget_bytes:
             return planned

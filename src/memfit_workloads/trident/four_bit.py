@@ -41,8 +41,8 @@ class FourBitFigures:
     """Of weights, gradients and the optimizer's states, less those of the adapters."""
 
 
-def four_bit_figures(sizes: TridentSizes, states_bytes: float) -> FourBitFigures:
-    """Count for a model of these sizes, with so many bytes of states for each trained weight."""
+def four_bit_figures(sizes: TridentSizes, states_per_weight: float) -> FourBitFigures:
+    """Count for a model of these sizes, with so many bytes of states to a weight."""
     layers = [
         layer for _, block in _blocks(sizes) for layer in block.modules()
         if isinstance(layer, nn.Linear)
@@ -50,7 +50,7 @@ def four_bit_figures(sizes: TridentSizes, states_bytes: float) -> FourBitFigures
     num_packed = sum(layer.weight.numel() for layer in layers)
     sides = sum(layer.in_features + layer.out_features for layer in layers)
     num_adapted = _rank(sizes) * sides
-    per_trained = _BYTES_PER_WEIGHT + states_bytes
+    per_trained = _BYTES_PER_WEIGHT + states_per_weight
     saved = num_packed * (per_trained - _PACKED_BYTES_PER_WEIGHT) - num_adapted * per_trained
     return FourBitFigures(
         num_packed=num_packed, num_weights=num_weights(sizes), saved_bytes=round(saved)

@@ -14,7 +14,7 @@ from .placement_arguments import AUTO, BALANCED
 from .settings import ADAMW, TridentSettings
 from .sizes import DOCUMENT
 
-_STATES_BYTES, _EIGHT_BIT_STATES_BYTES = 8.0, 2.03
+_STATES_PER_WEIGHT, _EIGHT_BIT_STATES_PER_WEIGHT = 8.0, 2.03
 """Of each weight, under AdamW and in 8 bits with their scales."""
 _BYTES_PER_WEIGHT = 4
 
@@ -33,14 +33,14 @@ class _Run:
         return self.settings.optimizer != ADAMW
 
     @property
-    def states_bytes(self) -> float:
-        """Of each weight."""
-        return _EIGHT_BIT_STATES_BYTES if self.is_eight_bit else _STATES_BYTES
+    def states_per_weight(self) -> float:
+        """Return the bytes of the optimizer's states to a weight."""
+        return _EIGHT_BIT_STATES_PER_WEIGHT if self.is_eight_bit else _STATES_PER_WEIGHT
 
     def states(self) -> str:
         """Say what the optimizer's states take, here and at the document's size."""
         both = (num_weights(sizes) for sizes in (self.settings.sizes, DOCUMENT))
-        here, there = (format_bytes(round(number * self.states_bytes)) for number in both)
+        here, there = (format_bytes(round(number * self.states_per_weight)) for number in both)
         return f"{here} ({there} at the document's size)"
 
 
@@ -131,7 +131,7 @@ def _of_four_bit(run: _Run) -> Iterator[str]:
     if not run.placement.is_qlora:
         return
     sizes = (run.settings.sizes, DOCUMENT)
-    here, there = (four_bit_figures(each, run.states_bytes) for each in sizes)
+    here, there = (four_bit_figures(each, run.states_per_weight) for each in sizes)
     yield (
         f"--qlora: {here.num_packed} of {here.num_weights} weights are packed into 4 bits beside "
         "adapters, all else is trained; numerics different, and the packed weights are random ones "

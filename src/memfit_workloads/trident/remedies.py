@@ -9,7 +9,7 @@ from .four_bit import four_bit_figures, num_weights
 from .settings import ADAMW, TridentSettings
 
 _CHECKPOINTING = "activation-checkpointing"
-_STATES_BYTES, _EIGHT_BIT_STATES_BYTES = 8.0, 2.03
+_STATES_PER_WEIGHT, _EIGHT_BIT_STATES_PER_WEIGHT = 8.0, 2.03
 
 
 def with_remedies(error: NoPlanFitsError, settings: TridentSettings) -> NoPlanFitsError:
@@ -47,7 +47,7 @@ def _helpful(settings: TridentSettings) -> list[str]:
 def _helpless(settings: TridentSettings, error: NoPlanFitsError) -> list[str]:
     """Say of the document's last remedies what they could take off, where that is not enough."""
     sizes = settings.sizes
-    each = _STATES_BYTES if settings.optimizer == ADAMW else _EIGHT_BIT_STATES_BYTES
+    each = _STATES_PER_WEIGHT if settings.optimizer == ADAMW else _EIGHT_BIT_STATES_PER_WEIGHT
     savings = {
         "--zero-stage 3": round(num_weights(sizes) * each),
         "--qlora": max(0, four_bit_figures(sizes, each).saved_bytes),

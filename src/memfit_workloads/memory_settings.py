@@ -41,6 +41,10 @@ class MemorySettings:
     plan_file: Path | None
     forbid: tuple[str, ...] = ()
     """Names of strategies that the planner leaves out."""
+    host_bytes: int | None = None
+    """What a plan may take of the host beside a GPU; None sets no bound."""
+    disk_bytes: int | None = None
+    """What a plan may write to disk; None means nothing."""
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace, require: Sequence[str] = ()) -> Self:

@@ -62,6 +62,7 @@ def plan_memory(
     job: Job,
     settings: MemorySettings,
     strategies: Sequence[Strategy] | None = None,
+    plain: Prediction | None = None,
 ) -> PlannedMemory:
     """Predict the job as it is, and find or read the plan that it is trained under.
 
@@ -69,6 +70,7 @@ def plan_memory(
         job: what is trained.
         settings: how much memory it may take, and by which means.
         strategies: what the plan is, where it is to be neither found nor read.
+        plain: the prediction of the job as it is, where that has been made.
 
     Raises:
         NoPlanFitsError: if no plan keeps the step inside the budget.
@@ -77,7 +79,7 @@ def plan_memory(
     import memfit
 
     run_device, device = devices(settings.device)
-    plain = memfit.predict(job, device=device)
+    plain = plain or memfit.predict(job, device=device)
     budget_bytes = settings.budget_beside(plain.bounded_bytes())
     if strategies is not None:
         plan = memfit.Plan(strategies=tuple(strategies), device=device)
@@ -91,6 +93,8 @@ def plan_memory(
             allow=list(settings.allow),
             require=list(settings.require),
             forbid=list(settings.forbid),
+            host_memory=settings.host_bytes,
+            disk=settings.disk_bytes,
         )
     # What a file says was predicted for other settings, perhaps.
     planned = plan.prediction if settings.plan_file is None else None

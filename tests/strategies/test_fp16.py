@@ -224,3 +224,16 @@ def test_passes_that_were_tried_leave_no_scale_in_the_gradients_of_the_next_one(
         passes.append([parameter.grad.clone() for parameter in run.model.parameters()])
     assert all(torch.equal(*both) for both in zip(*passes, strict=True))
     assert scaler_of(run).get_scale() == FIRST_SCALE
+
+
+def test_a_pass_that_was_tried_and_put_back_before_the_first_step_is_forgotten():
+    job = job_of()
+    run = started(job, Fp16())
+    session, batch, scaler = run._steps.session, batch_of(job), scaler_of(run)
+    untouched = dict(vars(scaler))
+    session.optimizer.zero_grad()
+    session.gradient_pass(session, batch, lambda phase: None)
+    vars(scaler).update(untouched)  # as a trial puts back whatever it has reached
+    session.optimizer.zero_grad()
+    run.step(batch)
+    assert scaler.get_scale() == FIRST_SCALE

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.zoo.machines import machine_with
 
+from memfit.devices.detect import CudaDevice
 from memfit.doctor.checks import all_findings
 from memfit.doctor.finding import Finding
 from memfit.doctor.machine import Machine, Probe, Space
@@ -73,12 +74,14 @@ class MadeUpMachine:
         self.write(self.site / "bitsandbytes" / "cextension.py", text)
 
     def add_card(self, driver: str) -> None:
-        """Put a card and its driver in."""
+        """Put a card and its driver in, which torch sees."""
         self.write(
             "/proc/driver/nvidia/version",
             f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Tue Jan  6 2026\n",
         )
         self.write("/dev/nvidia0")
+        card = CudaDevice(name="NVIDIA H200", memory_bytes=139 * GIB)
+        self.probe["host"] = machine_with(card)
 
     def add_program(self, name: str, output: str, path: str = "") -> None:
         """Put a program on the path, with what it says of its version."""

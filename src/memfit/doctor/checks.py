@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from .allocator import check_allocator
 from .bitsandbytes import check_bitsandbytes
 from .caches import check_caches
+from .card import check_card
 from .companions import check_companions
 from .compilers import check_compilers
 from .deepspeed import check_deepspeed
@@ -24,6 +25,7 @@ from .torch_build import check_torch_build
 CHECKS: tuple[Callable[[Machine], Iterable[Finding]], ...] = (
     check_installation,
     check_torch_build,
+    check_card,
     check_companions,
     check_bitsandbytes,
     check_deepspeed,

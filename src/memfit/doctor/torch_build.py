@@ -51,7 +51,7 @@ def _check_driver(machine: Machine, torch: TorchBuild) -> Finding:
     if not torch.cuda or driver is None or machine.system != "linux":
         reason = "no NVIDIA card can be reached here" if torch.cuda else "torch is not for CUDA"
         return not_applicable("driver", reason)
-    oldest = _OLDEST_DRIVER.get(torch.cuda_version[0])
+    oldest = oldest_driver(torch)
     if oldest is None or _is_at(driver, oldest):
         return fine("driver", f"{driver}, for torch's CUDA {torch.cuda}")
     compatible = _compatibility_library(machine, oldest)
@@ -69,6 +69,11 @@ def _check_driver(machine: Machine, torch: TorchBuild) -> Finding:
         remedy="Update the driver, or install a torch for an older CUDA.",
         command="nvidia-smi --query-gpu=driver_version --format=csv",
     )
+
+
+def oldest_driver(torch: TorchBuild) -> str | None:
+    """Return the oldest driver that runs a torch for CUDA; None where that is not known."""
+    return _OLDEST_DRIVER.get(torch.cuda_version[0]) if torch.cuda_version else None
 
 
 def _is_at(driver: str, oldest: str) -> bool:

@@ -111,8 +111,7 @@ class _LossScaling:
     ) -> torch.Tensor:
         """Leave the true gradients in ``.grad``, as every gradient pass does."""
         if self._is_unscaled:  # an earlier pass was only tried: no update came after it
-            self.scaler.update(self.scaler.get_scale())  # forgets that pass, and keeps the scale
-            self._is_unscaled = False
+            self._forget_pass(session)
         loss = self._gradient_pass(session, batch, enter_phase)
         self._unscale(session)
         return loss
@@ -127,6 +126,13 @@ class _LossScaling:
         finally:  # a step that failed must not stand in the way of the next one
             self.scaler.update()
             self._is_unscaled = False
+
+    def _forget_pass(self, session: Session) -> None:
+        """Forget which gradients were unscaled, and keep the scale."""
+        # Whoever tried the pass may have put everything back, the scaler from before its first use.
+        self.scaler.scale(torch.ones((), device=session.device_type))
+        self.scaler.update(self.scaler.get_scale())
+        self._is_unscaled = False
 
     def _unscale(self, session: Session) -> None:
         """Divide the gradients by the scale, once a step."""

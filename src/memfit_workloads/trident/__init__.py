@@ -8,12 +8,13 @@ from memfit_workloads.workload import Workload
 
 from .arguments import add_arguments
 from .config_file import with_config
+from .placement import with_placement
 from .settings import TridentSettings, settings_from
 
 
 def _settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
     """Let the file of ``--config`` fill in what the flags leave open."""
-    return settings_from(with_config(args, add_arguments), command)
+    return settings_from(with_placement(with_config(args, add_arguments)), command)
 
 
 WORKLOAD = Workload(

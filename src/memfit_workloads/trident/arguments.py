@@ -9,7 +9,8 @@ from typing import Any
 from memfit_workloads import flags
 from memfit_workloads.flags import not_negative, positive, whole
 
-from .settings import BACKGROUNDS, CLIP_FORMATS, OPTIMIZERS
+from .placement_arguments import add_placement_arguments
+from .settings import AUTO_BATCH, BACKGROUNDS, CLIP_FORMATS, OPTIMIZERS
 from .sizes import PRESETS
 
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     _add_training(parser)
     _add_memory(parser)
+    add_placement_arguments(parser)
     _add_outputs(parser)
 
 
@@ -100,20 +102,25 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--width", type=whole(16), metavar="PIXELS", help="default: the model's")
 
 
+def _batch_size(text: str) -> int | str:
+    """Read a number of clips, or ``auto``."""
+    return text if text == AUTO_BATCH else whole(1)(text)
+
+
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
         "--batch-size",
-        type=whole(1),
+        type=_batch_size,
         metavar="N",
-        help="clips of a micro-batch, which is then fixed; default: the planner finds it",
+        help="clips of a micro-batch, which is then fixed; auto, the default: the planner finds it",
     )
     group.add_argument(
         "--grad-accum-steps",
         type=whole(1),
         metavar="N",
         help="micro-batches of one update; the effective batch is --batch-size times this. "
-        "Default: 16 clips of an update in all",
+        "Without --batch-size it cuts the 16 clips of an update into so many",
     )
     group.add_argument("--num-epochs", "--epochs", type=whole(1), help="default 12")
     group.add_argument(

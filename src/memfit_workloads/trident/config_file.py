@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from memfit.errors import DataError, UsageError
 
+from .shipped_files import found
+
 
 class _FileParser(argparse.ArgumentParser):
     """Read flags that a file says, and blame the file."""
@@ -38,10 +40,11 @@ def with_config(
     """
     if args.config is None:
         return args
-    parser = _FileParser(args.config)
+    path, _ = found(args.config)
+    parser = _FileParser(path)
     add_arguments(parser)
     words: list[str] = []
-    for name, value in _read(args.config).items():
+    for name, value in _read(path).items():
         words += _words(str(name), value, parser)
     told = parser.parse_args(words)
     defaults = parser.parse_args([])
@@ -94,10 +97,14 @@ _OPPOSITES = (
     ("batch_size", "plan"),
     ("grad_accum_steps", "plan"),
     ("budget", "budget_fraction"),
+    ("budget", "max_gpu_mem"),
+    ("budget_fraction", "max_gpu_mem"),
 )
 
 
 def _opposite_is_given(args: argparse.Namespace, name: str) -> bool:
     """Return whether the command line says the opposite of what a file would say."""
+    if name == "overwrite" and args.output_dir is not None:
+        return True  # a file may replace the run in the folder that it names, and no other
     partners = {b for a, b in _OPPOSITES if a == name} | {a for a, b in _OPPOSITES if b == name}
     return any(getattr(args, partner) for partner in partners)

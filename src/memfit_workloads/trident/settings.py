@@ -11,8 +11,10 @@ from typing import Any
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import EpochSettings, MemorySettings
 
+from .placement import PlacementSettings
 from .sizes import PRESETS, TridentSizes
 
+AUTO_BATCH = "auto"
 BACKGROUNDS = PLAIN, REAL = ("plain", "real")
 CLIP_FORMATS = NPY, MKV = ("npy", "mkv")
 OPTIMIZERS = ADAMW, ADAMW_8BIT, PAGED_ADAMW_8BIT = ("adamw", "adamw8bit", "paged_adamw8bit")
@@ -76,6 +78,7 @@ class TridentSettings(EpochSettings):
     output_dir: Path
     learning_rate: float
     weight_decay: float
+    placement: PlacementSettings
 
 
 def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
@@ -95,6 +98,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
         batch_size=batch_size,
         micro_batch_size=micro_batch_size,
         optimizer=told.get("optimizer") or ADAMW,
+        placement=args.placement,
         early_stopping_patience=told.get("early_stopping_patience"),
         resume=told.get("resume_from_checkpoint"),
         command=command,
@@ -150,10 +154,20 @@ def _sizes(told: Mapping[str, Any]) -> TridentSizes:
 def _batch_sizes(told: Mapping[str, Any]) -> tuple[int, int | None]:
     """Return the effective batch size, and the micro-batch where the flags fix it."""
     micro_batch_size, num_steps = told.get("batch_size"), told.get("grad_accum_steps")
+    if micro_batch_size == AUTO_BATCH:
+        if num_steps is not None:
+            msg = (
+                "--batch-size auto has the planner cut the clips of an update into micro-batches, "
+                f"and --grad-accum-steps {num_steps} says into how many; leave one of them out."
+            )
+            raise UsageError(msg)
+        micro_batch_size = None
     if micro_batch_size is None and num_steps is None:
         return _EFFECTIVE_BATCH, None
-    micro_batch_size = micro_batch_size or 1
-    return micro_batch_size * (num_steps or 1), micro_batch_size
+    num_steps = num_steps or 1
+    # More steps alone leave an update as large as it is, and take less memory for each of them.
+    micro_batch_size = micro_batch_size or max(1, _EFFECTIVE_BATCH // num_steps)
+    return micro_batch_size * num_steps, micro_batch_size
 
 
 def _memory_settings(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from memfit.errors import MissingExtraError
+from memfit.errors import MissingExtraError, NoPlanFitsError
+from memfit.strategies.four_bit_base import merged_state_dict
 from memfit_workloads import train as training
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
 from memfit_workloads.memory_settings import plain_values
@@ -17,10 +18,16 @@ from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
 from .calibration import calibration_picture
+from .deepspeed_file import check_beside_job, read_deepspeed_file
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
-from .job import StepSettings, build_job
+from .job import CLIP_GRAD_NORM, StepSettings, build_job
 from .memory_plan import plan_training
+from .offload_folder import spilling_to
+from .peak_limit import check_peak
+from .placed_memory import fixed_strategies, placed_memory
+from .placement_lines import placement_lines
 from .reading import ClipReader, WaitingWatch
+from .remedies import with_remedies
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
 
@@ -44,7 +51,13 @@ def train(settings: TridentSettings, console: Console) -> dict[str, Any]:
         from .writing import write_clips
 
         return write_clips(settings, console)
-    return training.train(TridentTraining(settings, console))
+    if settings.placement.deepspeed_config is not None:
+        file = read_deepspeed_file(settings.placement.deepspeed_config)
+        check_beside_job(file, settings.batch_size, CLIP_GRAD_NORM)
+    with spilling_to(settings.placement.offload_folder):
+        result = training.train(TridentTraining(settings, console))
+    check_peak(result, settings.placement.max_device_bytes)
+    return result
 
 
 class TridentTraining(EpochSystem):
@@ -88,14 +101,29 @@ class TridentTraining(EpochSystem):
 
     def plan(self) -> PlannedMemory:
         """Find the plan to train under."""
-        return plan_training(
-            self.job, self.settings.memory_settings, self.settings.micro_batch_size
-        )
+        try:
+            return plan_training(
+                self.job,
+                placed_memory(self.settings),
+                self.settings.micro_batch_size,
+                fixed_strategies(self.settings),
+            )
+        except NoPlanFitsError as error:
+            raise with_remedies(error, self.settings) from error
 
     def estimate(self) -> list[str]:
-        """Say what a flag does not do, and what there is to know of the clips."""
+        """Say what flags do not do or do otherwise, and what there is to know of the clips."""
         paging = [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
-        return [*self._clips.notes, *paging]
+        is_on_cpu = self.planned_memory.run_device == "cpu"
+        placement = placement_lines(self.settings, is_on_cpu=is_on_cpu)
+        return [*self._clips.notes, *paging, *placement]
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return all that an exact continuation needs; of packed weights, the plain ones."""
+        content = super().checkpoint()
+        if self.settings.placement.is_qlora:
+            content["model_state_dict"] = merged_state_dict(self.run.model)
+        return content
 
     @property
     def num_rows(self) -> int:

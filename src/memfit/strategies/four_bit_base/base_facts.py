@@ -17,6 +17,18 @@ _PACKED = "Params4bit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChoice:
+    """Choose linear layers by name."""
+
+    targets: tuple[str, ...] = ()
+    """Those that get an adapter; all packed ones by default."""
+    kept: tuple[str, ...] = ()
+    """Those that stay plain."""
+    only: tuple[str, ...] = ()
+    """Modules inside which layers are packed; the whole model by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFacts:
     """Name a model's linear layers, and what keeps some or all of them from being packed."""
 
@@ -29,20 +41,24 @@ class BaseFacts:
     adapted: str = ""
     """A module that is an adapter, or that is packed."""
 
-    def packed(self, kept: tuple[str, ...]) -> tuple[str, ...]:
-        """Name the layers that are packed where some are kept as they are."""
-        left = named(self.layers, kept)
-        return tuple(name for name in self.layers if name not in left)
+    def packed(self, choice: LayerChoice) -> tuple[str, ...]:
+        """Name the layers that are packed."""
+        left = named(self.layers, choice.kept)
+        inside = _inside(self.layers, choice.only) if choice.only else self.layers
+        return tuple(name for name in inside if name not in left)
 
-    def obstacle(self, targets: tuple[str, ...], kept: tuple[str, ...]) -> str | None:
+    def obstacle(self, choice: LayerChoice) -> str | None:
         """Say what stands in the way of packing."""
         if self.adapted:
             return f"{self.adapted} is an adapter or packed already; add adapters to a plain model."
-        return self._unnamed(targets, kept) or self._unpackable(targets, self.packed(kept))
+        return self._unnamed(choice) or self._unpackable(choice.targets, self.packed(choice))
 
-    def _unnamed(self, targets: tuple[str, ...], kept: tuple[str, ...]) -> str | None:
+    def _unnamed(self, choice: LayerChoice) -> str | None:
         """Say which words name no layer that they could be for."""
-        packed = self.packed(kept)
+        targets, kept, packed = choice.targets, choice.kept, self.packed(choice)
+        for word in choice.only:
+            if not _inside(self.layers, (word,)):
+                return f"the model has no torch.nn.Linear inside a module called {word}."
         if not packed:
             return "the model has no torch.nn.Linear whose weight could be packed."
         if "" in packed:
@@ -77,6 +93,15 @@ def named(layers: Iterable[str], words: tuple[str, ...]) -> tuple[str, ...]:
     """Choose layers by their names, or the ends of these."""
     return tuple(
         name for name in layers if any(name == word or name.endswith(f".{word}") for word in words)
+    )
+
+
+def _inside(layers: Iterable[str], modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Choose layers by the names of modules that hold them, or of themselves."""
+    return tuple(
+        name
+        for name in layers
+        if any(name == module or name.startswith(f"{module}.") for module in modules)
     )
 
 

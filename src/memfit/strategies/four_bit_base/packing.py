@@ -39,8 +39,11 @@ class PackedBase:
     them again.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, freezes_rest: bool = True
+    ) -> None:
         self._model, self._optimizer = model, optimizer
+        self._freezes_rest = freezes_rest
         self._plain: dict[str, nn.Linear] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._trained = [each for each in model.parameters() if each.requires_grad]
@@ -74,14 +77,27 @@ class PackedBase:
         for parameter in self._model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
+        for parameter in self._unfrozen():
+            parameter.requires_grad_(True)
+
+    def _unfrozen(self) -> list[nn.Parameter]:
+        """Return what was trained, is still part of the model, and is not to be frozen."""
+        if self._freezes_rest:
+            return []
+        present = {id(each) for each in self._model.parameters()}
+        return [each for each in self._trained if id(each) in present]
 
     def train_adapters(self) -> None:
         """Have the optimizer train adapters, in the groups of the weights beside which they lie."""
+        unfrozen = {id(each) for each in self._unfrozen()}
+        names = {id(each): name for name, each in self._model.named_parameters()}
         for group in self._optimizer.param_groups:
             places = {id(each) for each in group["params"]}
+            kept = [each for each in group["params"] if id(each) in unfrozen]
             for each in group["params"]:
-                self._optimizer.state.pop(each, None)
-            adapters = {
+                if id(each) not in unfrozen:
+                    self._optimizer.state.pop(each, None)
+            adapters = {names[id(each)]: each for each in kept} | {
                 f"{name}.{part}.{_ADAPTER}.weight": getattr(layer, part)[_ADAPTER].weight
                 for name, plain in self._plain.items()
                 if id(plain.weight) in places
@@ -100,9 +116,11 @@ class PackedBase:
             self._model.set_submodule(name, plain)
         for name in _LEFT_BY_PEFT:
             vars(self._model).pop(name, None)
+        unfrozen = {id(each) for each in self._unfrozen()}
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             for each in group["params"]:
-                self._optimizer.state.pop(each, None)
+                if id(each) not in unfrozen:
+                    self._optimizer.state.pop(each, None)
             group.update(before)
         for parameter in self._model.parameters():
             parameter.grad = None
@@ -126,6 +144,36 @@ def _packed(plain: nn.Linear, settings: Mapping[str, Any]) -> nn.Module:
     # Else evaluation on the CPU would repack the weight for good, and no gradient go through it.
     packed.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # no module
     return packed
+
+
+def merged_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state of a model with packed layers as that of the plain model.
+
+    Weights are unpacked and adapters merged into them, as closing the run does; the model stays as
+    it is.
+    """
+    packed: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():  # an adapter comes before the layer inside it
+        if _is_packed(module) and not any(name.startswith(f"{outer}.") for outer in packed):
+            packed[name] = module
+    state = {
+        name: value
+        for name, value in model.state_dict().items()
+        if not any(name.startswith(f"{prefix}.") for prefix in packed)
+    }
+    for name, layer in packed.items():
+        plain: Any = getattr(layer, "base_layer", layer)
+        with torch.no_grad():
+            state[f"{name}.weight"] = _merged(layer)
+        if plain.bias is not None:
+            state[f"{name}.bias"] = plain.bias.detach().float()
+    return state
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Return whether a module is a packed layer, or its adapter around it."""
+    library, _ = libraries()
+    return isinstance(getattr(module, "base_layer", module), library.nn.Linear4bit)
 
 
 def _merged(layer: Any) -> torch.Tensor:

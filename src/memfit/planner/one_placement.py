@@ -32,8 +32,8 @@ _SLACK = 0.02
 """Times are estimates, so plans closer than this are not told apart by more recordings."""
 _SLACK_OF_LONG_STEPS = 0.05
 """The same for steps that take long to record."""
-_MOST_OPERATORS = 60_000
-"""How many operators are recorded before the effort counts as spent; about a minute."""
+_MOST_OPERATORS = 45_000
+"""How many operators are recorded before the effort counts as spent; under a minute."""
 _MOST_OPERATORS_OF_LONG_STEPS = 35_000
 """The same for steps that take long to record."""
 

@@ -27,7 +27,7 @@ from memfit.planner.search.relaxation import relaxed
 from memfit.planner.search.starting_points import starting_points
 from memfit.planner.search.tree import SearchNode, SearchTree
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.trace.events import Category
+from memfit.trace.events import Category, Phase
 
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
@@ -35,6 +35,8 @@ _MOST_ALIKE = 2
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 _LEAST_SAVING = 0.002
 """Of the budget: what saves less is not taken further, as it would take as many recordings."""
+_LITTLE = 0.01
+"""Of the budget: what cannot save more is combined only with what nearly fits."""
 _LARGEST_ERROR = 0.15
 """How far off estimates may be where nothing has shown by how much, as a share of the budget."""
 
@@ -212,8 +214,22 @@ class Search:
         budget_bytes = candidate.prediction.budget_bytes or 0
         is_near = candidate.floor_bytes <= budget_bytes * (1 + TOLERANCE)
         for child in self.neighbours.children(node):
-            if is_near or not self.tree.adds_little(child):
+            if is_near or not (self.tree.adds_little(child) or self._acts_on_little(child)):
                 self._add(child, max(seconds, self.tree.expected_seconds(child)))
+
+    def _acts_on_little(self, node: SearchNode) -> bool:
+        """Return whether what is new in a node acts on next to nothing, however it is combined."""
+        before = () if node.parent is None else node.parent.strategies
+        added = [each for each in node.strategies if each not in before]
+        reached = {category for each in added for category in each.acts_on}
+        if all(each.acts_in == (Phase.OPTIMIZER,) for each in added):
+            # What an update makes on the way is about as large as the parameters.
+            reached = reached - {Category.TEMPORARIES} | {Category.PARAMETERS}
+        if not reached or not reached <= set(_LASTING):
+            return False
+        prediction = next(iter(self.recordings.tried.values())).prediction
+        most_bytes = sum(prediction.by_category.get(each.value, 0) for each in reached)
+        return most_bytes <= _LITTLE * (prediction.budget_bytes or 0)
 
     def _add(self, node: SearchNode, least_seconds: float) -> None:
         """Queue a node, once."""

@@ -228,7 +228,10 @@ class Search:
         if not reached or not reached <= set(_LASTING):
             return False
         prediction = next(iter(self.recordings.tried.values())).prediction
-        most_bytes = sum(prediction.by_category.get(each.value, 0) for each in reached)
+        known = prediction.by_category
+        if any(each.value not in known for each in reached):
+            return False
+        most_bytes = sum(known[each.value] for each in reached)
         return most_bytes <= _LITTLE * (prediction.budget_bytes or 0)
 
     def _add(self, node: SearchNode, least_seconds: float) -> None:

@@ -21,7 +21,7 @@ from memfit_workloads.trident import WORKLOAD, recorded
 from memfit_workloads.trident.train import TridentTraining
 
 GENERATED = (
-    *("--synthetic", "--num-clips", "9", "--num-valid-clips", "4", "--num-test-clips", "4"),
+    *("--synthetic", "--num-clips", "10", "--num-valid-clips", "4", "--num-test-clips", "4"),
     *("--num-frames", "8", "--height", "16", "--width", "16"),
 )
 Batches = list[dict[str, Tensor]]
@@ -132,10 +132,10 @@ def test_a_bad_manifest_is_an_error_before_anything_is_written(tmp_path):
 
 @pytest.mark.slow
 def test_training_on_video_keeps_its_predicted_peak_and_shows_its_calibration(tmp_path, written):
-    plan = tmp_path / "plan.yaml"
+    plan, folder = tmp_path / "plan.yaml", tmp_path / "run"
     plan.write_text(PLAN)
-    flags = ("--no-gpu", "--epochs", "1", "--num-workers", "2", "--plan", plan, "-o", tmp_path)
+    flags = ("--no-gpu", "--epochs", "2", "--num-workers", "2", "--plan", plan, "-o", folder)
     result = train_workload("trident", (*written, *flags))
     assert result["measured_peak_bytes"] == pytest.approx(result["predicted_peak_bytes"], rel=1e-3)
-    assert (tmp_path / "calibration.png").read_bytes()[:4] == b"\x89PNG"
-    assert 'alt="calibration' in (tmp_path / "report.html").read_text()
+    assert (folder / "calibration.png").read_bytes()[:4] == b"\x89PNG"
+    assert 'alt="calibration' in (folder / "report.html").read_text()

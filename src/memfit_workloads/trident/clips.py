@@ -59,6 +59,9 @@ class Clips(Protocol):
     def events(self) -> Sequence[float]:
         """Return which clips are events, without reading their frames."""
 
+    def fingerprint(self) -> str:
+        """Return what clips with another content do not have, without reading their frames."""
+
 
 def collate(
     clips: Clips, rows: Sequence[int], pool: ThreadPoolExecutor | None = None

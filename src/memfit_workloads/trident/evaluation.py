@@ -6,7 +6,9 @@ Shape suffixes: N clips.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,14 +39,27 @@ class Answers:
     """(N, E) of each modality."""
 
 
-def answers_for(model: nn.Module, clips: Clips, batch_size: int) -> Answers:
-    """Let a model answer for all clips, without gradients, so many at a time."""
+def answers_for(
+    model: nn.Module,
+    clips: Clips,
+    batch_size: int,
+    read: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
+) -> Answers:
+    """Let a model answer for all clips, without gradients, so many at a time.
+
+    Args:
+        model: whose answers.
+        clips: about which.
+        batch_size: how many at a time.
+        read: puts a batch of them together; by default they are read whole.
+    """
+    read = read or partial(collate, clips)
     device = next(model.parameters()).device
     parts: list[dict[str, Tensor]] = []
     with torch.no_grad():
         for begin in range(0, len(clips), batch_size):
             rows = range(begin, min(begin + batch_size, len(clips)))
-            batch = collate(clips, rows)
+            batch = read(rows)
             answer = model({name: part.to(device) for name, part in batch.items()})
             named = {name: getattr(answer.outcomes, name).sigmoid() for name in ("event", "severe")}
             named["severe_alone"] = answer.outcomes.severe_alone.sigmoid()

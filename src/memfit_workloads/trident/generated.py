@@ -73,6 +73,10 @@ class GeneratedClips:
         draws = (np.random.default_rng([self.seed, number]) for number in range(len(self)))
         return [float(self._causes(draw).score > 0) for draw in draws]
 
+    def fingerprint(self) -> str:
+        """Return what the clips depend on."""
+        return f"generated: {self}"
+
     def _causes(self, draw: Generator) -> _Causes:
         """Draw what makes a clip an event, first of all."""
         drawn = draw.standard_normal(3).clip(-_LARGEST_CAUSE, _LARGEST_CAUSE)

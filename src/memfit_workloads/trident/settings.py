@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import EpochSettings, MemorySettings
 
+from .branches import BranchSettings, branch_settings
 from .sizes import PRESETS, TridentSizes
 
 OPTIMIZERS = ADAMW, ADAMW_8BIT, PAGED_ADAMW_8BIT = ("adamw", "adamw8bit", "paged_adamw8bit")
@@ -67,6 +68,7 @@ class TridentSettings(EpochSettings):
     output_dir: Path
     learning_rate: float
     weight_decay: float
+    branches: BranchSettings = field(default_factory=BranchSettings)
 
 
 def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
@@ -90,6 +92,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
         resume=told.get("resume_from_checkpoint"),
         command=command,
         overwrite=told["overwrite"],
+        branches=branch_settings(told),
         **{
             name: told[name]
             for name in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -16,7 +17,9 @@ from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
 from .clips import collate
+from .embedding_cache import embedding_files
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
+from .frozen_training import FrozenMemory, FrozenTraining
 from .job import StepSettings, build_job
 from .memory_plan import plan_training
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
@@ -55,7 +58,7 @@ class TridentTraining(EpochSystem):
         super().__init__(settings, console)
         self._begin_seconds = time.perf_counter()
         self._clips = open_clips(settings.data, settings.sizes)
-        self.job = build_job(
+        job = build_job(
             settings.sizes,
             StepSettings(
                 batch_size=min(settings.batch_size, len(self._clips.train)),
@@ -66,10 +69,20 @@ class TridentTraining(EpochSystem):
                 has_boxes=self._clips.train.has_boxes,
             ),
         )
+        self._frozen = (
+            FrozenTraining(settings, job, self._clips) if settings.branches.frozen else None
+        )
+        self.job = job if self._frozen is None else self._frozen.job
+        root = settings.output_dir
+        # With frozen branches, what is not of this run is found out by its name.
+        earlier = () if self._frozen else embedding_files(root)
         self.folder = RunFiles(
-            root=settings.output_dir,
-            checkpoints=settings.output_dir / "checkpoints",
-            own=(BEST, FINAL, HISTORY, _TEST_RESULTS, _CALIBRATION),
+            root=root,
+            checkpoints=root / "checkpoints",
+            own=(
+                *(BEST, FINAL, HISTORY, _TEST_RESULTS, _CALIBRATION),
+                *(str(path.relative_to(root)) for path in earlier),
+            ),
             final=(FINAL, _TEST_RESULTS, _CALIBRATION),
         )
         num_workers = settings.data.num_workers
@@ -77,13 +90,18 @@ class TridentTraining(EpochSystem):
 
     def plan(self) -> PlannedMemory:
         """Find the plan to train under."""
+        if self._frozen is not None:
+            return self._frozen.plan(self.settings)
         return plan_training(
             self.job, self.settings.memory_settings, self.settings.micro_batch_size
         )
 
     def estimate(self) -> list[str]:
-        """Say what a flag does not do."""
-        return [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
+        """Say what a flag does not do, and what is another problem than training all."""
+        lines = [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
+        if self._frozen is not None and isinstance(self.planned_memory, FrozenMemory):
+            lines += self._frozen.lines(self.planned_memory)
+        return lines
 
     @property
     def num_rows(self) -> int:
@@ -98,12 +116,18 @@ class TridentTraining(EpochSystem):
 
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
         """Read clips."""
-        batch = collate(self._clips.train, rows.tolist(), self._pool)
+        batch = self._read("train", rows.tolist())
         if self._pins:
             batch = {name: part.pin_memory() for name, part in batch.items()}
         return {
             name: part.to(self._device, non_blocking=self._pins) for name, part in batch.items()
         }
+
+    def _read(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Read clips, or what is kept of them where branches are frozen."""
+        if self._frozen is not None:
+            return self._frozen.reader(part)(rows)
+        return collate(getattr(self._clips, part), rows, self._pool)
 
     def learning_rate(self, epoch: int) -> float:
         """Return the learning rate of an epoch: a cosine from the first to 0 after the last."""
@@ -121,7 +145,9 @@ class TridentTraining(EpochSystem):
         """Answer with the weights as they are, as many clips at a time as a step has."""
         splits = {strategy.name: strategy for strategy in self.run.plan.strategies}
         own = getattr(splits.get("micro-batching"), "micro_batch_size", self.job.batch_size)
-        return answers_for(self.run.model, getattr(self._clips, split), own)
+        clips = getattr(self._clips, split)
+        read = None if self._frozen is None else self._frozen.reader(split)
+        return answers_for(self.run.model, clips, own, read)
 
     def model_config(self) -> dict[str, Any]:
         """Return the model's sizes."""
@@ -130,10 +156,32 @@ class TridentTraining(EpochSystem):
     def data_config(self) -> dict[str, Any]:
         """Return the number of clips, and what made them."""
         data = self.settings.data
-        return {"num_clips": self.num_rows, "data_seed": data.data_seed}
+        frozen = {"frozen_branches": None} if self._frozen is None else self._frozen.data_config()
+        return {"num_clips": self.num_rows, "data_seed": data.data_seed, **frozen}
 
     def write_inputs(self) -> None:
-        """Write nothing: the weights are all that is needed."""
+        """Write the embeddings of frozen branches; the weights are all that is needed else."""
+        if self._frozen is None:
+            return
+        planned = self.planned_memory
+        assert isinstance(planned, FrozenMemory), "`plan` has made it"
+        with self.console.status("embedding: the frozen branches are run once"):
+            lines = self._frozen.prepare(self.settings, planned, partial(collate, pool=self._pool))
+        for line in lines:
+            self.console.print(line, markup=False, soft_wrap=True)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return all that an exact continuation needs, and the weights of frozen branches."""
+        content = super().checkpoint()
+        if self._frozen is not None:
+            rest = content["model_state_dict"]
+            content["model_state_dict"] = self._frozen.branches.whole_state(rest)
+        return content
+
+    def model_state(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights of what is trained."""
+        whole = super().model_state(checkpoint)
+        return whole if self._frozen is None else dict(self._frozen.branches.rest_of(whole))
 
     def config(self) -> dict[str, Any]:
         """Put together what config.json says: data, model, training, memory."""
@@ -174,9 +222,16 @@ class TridentTraining(EpochSystem):
                 "num_epochs": self.state.epoch,
                 "best_epoch": self.state.best_epoch,
                 "elapsed_seconds": time.perf_counter() - self._begin_seconds,
+                **self._own_results(),
             },
             lines=(_said(written),),
         )
+
+    def _own_results(self) -> dict[str, Any]:
+        """Return what embedding took, where branches are frozen."""
+        if self._frozen is None:
+            return {}
+        return {"measured_embedding_peak_bytes": self._frozen.measured_embedding_peak_bytes}
 
     def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
         """Write the metrics of the test clips."""

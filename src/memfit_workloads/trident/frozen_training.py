@@ -27,7 +27,7 @@ from .frozen_branches import (
     job_on_embeddings,
     job_with_frozen_branches,
 )
-from .memory_plan import plan_training
+from .precision_plan import plan_with_precision
 from .sources import Splits
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class FrozenTraining:
             budget_bytes = memory.budget_beside(plain.bounded_bytes())
         embedding_batch_size, embedding = self._embedding_plan(device, budget_bytes)
         bounded = replace(memory, budget_fraction=None, budget_bytes=budget_bytes)
-        planned = plan_training(self.job, bounded, settings.micro_batch_size)
+        planned = plan_with_precision(self.job, bounded, settings.micro_batch_size, self.told.kept)
         return FrozenMemory(
             job=self.job,
             plan=planned.plan,

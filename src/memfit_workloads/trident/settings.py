@@ -11,7 +11,7 @@ from typing import Any
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import EpochSettings, MemorySettings
 
-from .branches import BranchSettings, branch_settings
+from .branches import BF16, FP16, BranchSettings, branch_settings
 from .sizes import PRESETS, TridentSizes
 
 OPTIMIZERS = ADAMW, ADAMW_8BIT, PAGED_ADAMW_8BIT = ("adamw", "adamw8bit", "paged_adamw8bit")
@@ -81,10 +81,11 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
     told = {**defaults, **{name: value for name, value in vars(args).items() if value is not None}}
     told.setdefault("learning_rate", _LEARNING_RATES[told["model"]])
     batch_size, micro_batch_size = _batch_sizes(told)
+    branches = branch_settings(told)
     return TridentSettings(
         data=_data_settings(told),
         sizes=_sizes(told),
-        memory_settings=_memory_settings(args, batch_size, micro_batch_size),
+        memory_settings=_memory_settings(args, batch_size, micro_batch_size, branches.autocast),
         batch_size=batch_size,
         micro_batch_size=micro_batch_size,
         optimizer=told.get("optimizer") or ADAMW,
@@ -92,7 +93,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
         resume=told.get("resume_from_checkpoint"),
         command=command,
         overwrite=told["overwrite"],
-        branches=branch_settings(told),
+        branches=branches,
         **{
             name: told[name]
             for name in (
@@ -145,7 +146,7 @@ def _batch_sizes(told: Mapping[str, Any]) -> tuple[int, int | None]:
 
 
 def _memory_settings(
-    args: argparse.Namespace, batch_size: int, micro_batch_size: int | None
+    args: argparse.Namespace, batch_size: int, micro_batch_size: int | None, autocast: str
 ) -> MemorySettings:
     """Turn the flags that name a strategy into strategies that the plan has, or has not."""
     if args.use_bf16 and args.use_fp16:
@@ -153,8 +154,8 @@ def _memory_settings(
         raise UsageError(msg)
     is_eight_bit = args.optimizer in {ADAMW_8BIT, PAGED_ADAMW_8BIT}
     asked = {
-        "bf16": args.use_bf16,
-        "fp16": args.use_fp16 and not args.no_fp16,
+        "bf16": autocast == BF16,
+        "fp16": autocast == FP16,
         _CHECKPOINTING: args.checkpoint_every_layer,
         "eight-bit-optimizer": is_eight_bit,
     }

@@ -21,7 +21,7 @@ from .embedding_cache import embedding_files
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
 from .frozen_training import FrozenMemory, FrozenTraining
 from .job import StepSettings, build_job
-from .memory_plan import plan_training
+from .precision_plan import plan_with_precision
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
 
@@ -92,8 +92,9 @@ class TridentTraining(EpochSystem):
         """Find the plan to train under."""
         if self._frozen is not None:
             return self._frozen.plan(self.settings)
-        return plan_training(
-            self.job, self.settings.memory_settings, self.settings.micro_batch_size
+        settings = self.settings
+        return plan_with_precision(
+            self.job, settings.memory_settings, settings.micro_batch_size, settings.branches.kept
         )
 
     def estimate(self) -> list[str]:

@@ -25,23 +25,31 @@ def save_checkpoint(path: Path, content: dict[str, Any] | torch.Tensor) -> None:
     replace_atomically(path, lambda part: torch.save(content, part))
 
 
-def read_checkpoint(path: Path, system: str, needed: Sequence[str]) -> dict[str, Any]:
+def read_checkpoint(
+    path: Path, system: str, needed: Sequence[str], *, remedy: str = _REMEDY
+) -> dict[str, Any]:
     """Read a checkpoint of a system onto the CPU, and look for its entries.
+
+    Args:
+        path: where it lies.
+        system: whose it is.
+        needed: the entries that it has to have.
+        remedy: what to do about one that cannot be used.
 
     Raises:
         DataError: if the file is missing, cut off, or lacks an entry.
     """
     if not path.is_file():
-        raise DataError(str(path), f"there is no such checkpoint. {_REMEDY}")
+        raise DataError(str(path), f"there is no such checkpoint. {remedy}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         cause = str(error).partition("\n")[0]
-        reason = f"it cannot be read as a checkpoint ({type(error).__name__}: {cause}). {_REMEDY}"
+        reason = f"it cannot be read as a checkpoint ({type(error).__name__}: {cause}). {remedy}"
         raise DataError(str(path), reason) from None
     missing = [key for key in needed if not isinstance(content, dict) or key not in content]
     if missing:
-        reason = f"it is no checkpoint of {system}: no {', '.join(missing)}. {_REMEDY}"
+        reason = f"it is no checkpoint of {system}: no {', '.join(missing)}. {remedy}"
         raise DataError(str(path), reason)
     found: dict[str, Any] = content
     return found

@@ -278,7 +278,7 @@ class EpochSystem(System):
         if self.state.best_epoch is None or not path.is_file():
             return FINAL, self.state.epoch
         best = load_checkpoint(path, self.title)
-        self.run.model.load_state_dict(best["model_state_dict"])
+        self.run.model.load_state_dict(self.model_state(best))
         return BEST, best["epoch"]
 
 

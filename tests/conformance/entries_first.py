@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
-from memfit.strategies.bf16 import Bf16
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
@@ -90,13 +89,5 @@ ENTRIES: tuple[Entry, ...] = (
         large_settings=tuple(BatchNormReplay(micro_batch_size=size) for size in (16, 7)),
         peak_tolerance=CONVOLUTION_TOLERANCE,
         refusal=(BatchNormReplay(micro_batch_size=2), residual, "micro-batching does the same"),
-    ),
-    Entry(
-        strategy=Bf16,
-        settings=(Bf16(),),
-        jobs=(residual, ragged_tokens),
-        large_job=large_residual,
-        large_settings=(Bf16(),),
-        refusal=None,
     ),
 )

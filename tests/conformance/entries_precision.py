@@ -9,6 +9,7 @@ from tests.zoo.small_jobs import regression_job
 from torch import nn
 
 from memfit import Job
+from memfit.strategies.bf16 import Bf16
 from memfit.strategies.fp16 import Fp16
 from memfit.strategies.pure_bf16 import PureBf16
 
@@ -65,7 +66,21 @@ def in_bfloat16() -> Job:
     return replace(job, model=lambda: job.model().bfloat16())
 
 
+def tokens_in_one_module() -> Job:
+    """Return ragged tokens whose whole model is called 0, as the first block of others is."""
+    job = ragged_tokens()
+    return replace(job, model=lambda: nn.Sequential(job.model()))
+
+
 ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        strategy=Bf16,
+        settings=(Bf16(), Bf16(keep=("0",))),
+        jobs=(residual, residual_with_clipping, tokens_in_one_module, batch_normalised),
+        large_job=large_residual,
+        large_settings=(Bf16(), Bf16(keep=("0", "2-3")), Bf16(keep=("1.up", "2.norm"))),
+        refusal=(Bf16(keep=("0-1", "9.up")), residual, "no module named '9.up'"),
+    ),
     Entry(
         strategy=PureBf16,
         settings=(PureBf16(),),
@@ -84,17 +99,16 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         strategy=Fp16,
-        settings=(Fp16(),),
+        settings=(Fp16(), Fp16(keep=("0",))),
         jobs=(
             residual,
             residual_with_adamw,
             residual_with_clipping,
-            ragged_tokens,
+            tokens_in_one_module,
             batch_normalised_and_clipped,
-            many_candidates,
         ),
         large_job=large_residual,
-        large_settings=(Fp16(),),
+        large_settings=(Fp16(), Fp16(keep=("1", "3.down"))),
         refusal=(Fp16(), in_half, "Build it in float32"),
     ),
 )

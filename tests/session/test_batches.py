@@ -172,3 +172,22 @@ def test_shapes_take_no_memory():
     job = job_with(lambda size: torch.zeros(size, 10**6, 10**3))
     assert shapes_of(job, 1000).shape == (1000, 10**6, 10**3)
     assert find_layout(replace(job, batch_size=1000)).dims == (BatchDim(0, 1),)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_parts_are_told_apart_by_their_keys_whatever_the_order(is_nested):
+    def batch(size):
+        parts = {"event": torch.zeros(size), "severe": torch.ones(size), "x": torch.zeros(2, size)}
+        return {"all": parts, "mask": torch.zeros(3)} if is_nested else parts
+
+    layout = find_layout(job_with(batch))
+    given = batch(4)
+    turned = {key: given[key] for key in reversed(given)}
+    if is_nested:
+        turned["all"] = {key: given["all"][key] for key in reversed(given["all"])}
+    assert layout.num_samples(turned) == 4
+    for piece, count in layout.split(turned, 3):
+        parts = piece["all"] if is_nested else piece
+        assert torch.equal(parts["event"], torch.zeros(count))
+        assert torch.equal(parts["severe"], torch.ones(count))
+        assert parts["x"].shape == (2, count)

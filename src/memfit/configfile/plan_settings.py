@@ -74,6 +74,12 @@ def read_plan_settings(path: Path) -> PlanSettings:
             f"--forbid {name}"
         )
         raise ConfigFileError(reason, path)
+    for name in (each for each in _PRECISIONS if strategies.get(each, {}).get("keep")):
+        reason = (
+            f"{name} keeps {', '.join(map(str, strategies[name]['keep']))} out of autocast, which "
+            "no configuration says. Train with memfit.start, or take keep out of the plan"
+        )
+        raise ConfigFileError(reason, path)
     prediction = content.get("prediction") or {}
     batch_size = prediction.get("batch_size")
     splitting = strategies.get(_SPLITTING, {})

@@ -106,7 +106,7 @@ class BatchLayout:
         return self._leaves(batch)[leaf]
 
     def _leaves(self, batch: Any) -> list[Any]:
-        leaves = leaves_of(batch)
+        leaves = leaves_of(_in_order(batch, self.spec))
         if len(leaves) != len(self.dims):
             _, spec = tree_flatten(batch)
             raise JobFunctionError(
@@ -115,6 +115,23 @@ class BatchLayout:
                 f"a training batch has {len(leaves)} parts ({spec}), batch() gives {self.spec}",
             )
         return leaves
+
+
+def _in_order(batch: Any, spec: TreeSpec) -> Any:
+    """Bring the keys of dictionaries into the order in which the job's own batches have them.
+
+    Leaves are told apart by their place, so the same keys in another order would be taken for each
+    other.
+    """
+    if spec.type is not dict or type(batch) is not dict:
+        return batch
+    keys = spec.context
+    children = dict(zip(keys, spec.children(), strict=True))
+    if batch.keys() != children.keys():
+        return batch  # other parts, which their number or the loss refuses
+    if list(batch) == keys and not any(child.type is dict for child in children.values()):
+        return batch
+    return {key: _in_order(batch[key], child) for key, child in children.items()}
 
 
 def find_layout(job: Job) -> BatchLayout:

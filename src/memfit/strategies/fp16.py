@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +12,9 @@ import torch
 from memfit.devices.spec import CPU
 from memfit.session.block_names import first_few
 from memfit.session.session import PhaseListener, Session, clip_gradients
-from memfit.strategies.base import CHOOSES_TYPE, Numerics, Seam, Strategy, Undo
-from memfit.strategies.facts import JobFacts, own_autocast_obstacle
+from memfit.strategies.autocast import AbstractAutocast
+from memfit.strategies.base import CHOOSES_TYPE, Numerics, Seam, Undo
+from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category
 
 _SCALER = "gradient_scaler"
@@ -28,13 +28,14 @@ class Lstms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fp16(Strategy):
+class Fp16(AbstractAutocast):
     """Run forward and loss under ``torch.autocast`` with float16, with a gradient scaler.
 
     float16 cannot hold small gradients, so the loss is multiplied by a scale and the gradients are
     divided by it before they are clipped. The scale stays the same over the micro-batches of a
     batch. A gradient that is infinite or NaN skips the step of the whole batch and halves the
-    scale; 2000 steps without one double it. Checkpoints keep the scale.
+    scale; 2000 steps without one double it. Checkpoints keep the scale. ``keep`` names modules that
+    compute as they would without it, as under bf16.
 
     Limits: approximate; relative rounding error 2^-11 per operation. The first steps may be skipped
     until the scale is found: a ``Total`` in micro-batches scales a sum, so its scale comes out
@@ -45,8 +46,9 @@ class Fp16(Strategy):
     """
 
     name: ClassVar[str] = "fp16"
+    dtype: ClassVar[torch.dtype] = torch.float16
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
-    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD, Seam.WINDOW})
+    seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL, Seam.FORWARD, Seam.WINDOW})
     goes_with_shards: ClassVar[bool] = True
     acts_on: ClassVar[Mapping[Category, float]] = {
         Category.SAVED_ACTIVATIONS: 0.5,
@@ -74,14 +76,13 @@ class Fp16(Strategy):
                 f"torch does not train an LSTM ({first_few(lstms)}) in float16 on the CPU. "
                 "Allow bf16, which does the same with bfloat16."
             )
-        return own_autocast_obstacle(facts)
+        return super().obstacle(facts)
 
     def apply(self, session: Session) -> Undo:
         """Add the autocast context, and scale around backward and update."""
-        context = partial(torch.autocast, session.device_type, dtype=torch.float16)
         scaling = _LossScaling(session)
         with ExitStack() as undos:
-            undos.callback(session.wrap_forward(context))
+            undos.callback(self.autocast(session))
             undos.callback(
                 session.replace(
                     gradient_pass=scaling.gradient_pass,

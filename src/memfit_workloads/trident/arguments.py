@@ -9,6 +9,7 @@ from typing import Any
 from memfit_workloads import flags
 from memfit_workloads.flags import not_negative, positive, whole
 
+from .branches import add_branch_arguments
 from .placement_arguments import add_placement_arguments
 from .settings import AUTO_BATCH, BACKGROUNDS, CLIP_FORMATS, OPTIMIZERS
 from .sizes import PRESETS
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_training(parser)
     _add_memory(parser)
     add_placement_arguments(parser)
+    add_branch_arguments(parser)
     _add_outputs(parser)
 
 

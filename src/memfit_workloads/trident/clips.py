@@ -58,6 +58,9 @@ class Clips(Protocol):
     def events(self) -> Sequence[float]:
         """Return which clips are events, without reading their frames."""
 
+    def fingerprint(self) -> str:
+        """Return what clips with another content do not have, without reading their frames."""
+
 
 def collate(clips: Clips, rows: Sequence[int]) -> dict[str, Tensor]:
     """Read clips one after the other, and stack them to a batch."""

@@ -5,6 +5,7 @@ Shape suffixes: N frames of a film, T frames of a clip, H height, W width.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,14 @@ class Footage:
     films: tuple[NDArray[np.uint8], ...]
     """Each (3, N, H, W)."""
     sizes: TridentSizes
+
+    def fingerprint(self) -> str:
+        """Return what other films or stretches do not have."""
+        found = hashlib.sha256(str(self.sizes).encode())
+        for film in self.films:
+            found.update(str(film.shape).encode())
+            found.update(np.ascontiguousarray(film).tobytes())
+        return found.hexdigest()
 
     def window(self, draw: Generator) -> NDArray[np.float32]:
         """Draw a part of a film as fractions: (3, T, height, width).

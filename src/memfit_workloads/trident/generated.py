@@ -8,7 +8,7 @@ nothing about a single sensor with certainty, and one sensor alone stays far fro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -82,6 +82,11 @@ class GeneratedClips:
         """Return which clips are events."""
         draws = (np.random.default_rng([self.seed, number]) for number in range(len(self)))
         return [float(self._causes(draw).score > 0) for draw in draws]
+
+    def fingerprint(self) -> str:
+        """Return what the clips depend on."""
+        behind = "one colour" if self.footage is None else self.footage.fingerprint()
+        return f"generated: {replace(self, footage=None)} on {behind}"
 
     def _causes(self, draw: Generator) -> _Causes:
         """Draw what makes a clip an event, first of all."""

@@ -33,10 +33,13 @@ def batch_loss(answer: Answer, batch: Mapping[str, Tensor]) -> Tensor:
     loss_B = outcome_loss(answer.outcomes, batch["event"], batch["severe"])
     if "mask" in batch:
         mask = batch["mask"]
+        assert answer.mask_logits is not None, "a branch that is not run has no targets"
+        assert answer.change_logits is not None, "a branch that is not run has no targets"
         change = change_loss(answer.change_logits, mask)
         segmentation = segmentation_loss(answer.mask_logits[:, :, 0], mask)
         loss_B = loss_B + batch["has_mask"] * (segmentation + SEGMENTATION_WEIGHT * change)
     if "boxes" in batch:
+        assert answer.detections is not None, "a branch that is not run has no targets"
         loss_B = loss_B + batch["has_boxes"] * detection_loss(answer.detections, batch["boxes"])
     return loss_B.mean()
 

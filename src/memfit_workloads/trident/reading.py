@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from torch import Tensor
 
@@ -19,13 +20,24 @@ class ClipReader:
 
     A clip depends on its number alone, so what was read ahead and what is read anew after a
     continuation are the same. One batch is read ahead, which is what it takes of the host's memory.
+
+    Args:
+        clips: of one part.
+        pool: reads side by side and ahead; None reads in the training thread.
+        read: puts a batch together, without a pool; by default clips are read whole.
     """
 
-    def __init__(self, clips: Clips, pool: ThreadPoolExecutor | None = None) -> None:
+    def __init__(
+        self,
+        clips: Clips,
+        pool: ThreadPoolExecutor | None = None,
+        read: Callable[[Sequence[int]], dict[str, Tensor]] | None = None,
+    ) -> None:
         self.clips = clips
         self.waited_seconds = 0.0
         """Since the reader was made."""
         self._pool = pool
+        self._read = read or partial(collate, clips)
         self._begun: dict[int, Future[Clip]] = {}
 
     def batch(self, rows: Sequence[int], following: Sequence[int] = ()) -> dict[str, Tensor]:
@@ -37,7 +49,7 @@ class ClipReader:
         begin = time.perf_counter()
         try:
             if self._pool is None:
-                return collate(self.clips, rows)
+                return self._read(rows)
             begun = self._begun
             waiting = [begun.get(row) or self._pool.submit(self.clips.clip, row) for row in rows]
             self._begun = {row: self._pool.submit(self.clips.clip, row) for row in following}

@@ -5,6 +5,7 @@ Shape suffixes: T frames of a clip, H height, W width, C channels, K objects of 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,17 @@ class RecordedClips:
     def events(self) -> list[float]:
         """Return which clips are events."""
         return [record.event for record in self.records]
+
+    def fingerprint(self) -> str:
+        """Return what records, or files of another size or time, do not have."""
+        found = hashlib.sha256(str(self.sizes).encode())
+        for record in self.records:
+            found.update(record.digest.encode())
+            for key, path in sorted(record.files.items()):
+                status = path.stat()
+                said = (key, str(path), status.st_size, status.st_mtime_ns)
+                found.update(repr(said).encode())
+        return f"recorded: {found.hexdigest()}"
 
     def clip(self, number: int) -> Clip:
         """Read one clip.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import EpochSettings, MemorySettings
 
+from .branches import BF16, FP16, BranchSettings, branch_settings
 from .placement import PlacementSettings
 from .sizes import PRESETS, TridentSizes
 
@@ -79,6 +80,7 @@ class TridentSettings(EpochSettings):
     learning_rate: float
     weight_decay: float
     placement: PlacementSettings
+    branches: BranchSettings = field(default_factory=BranchSettings)
 
 
 def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
@@ -91,10 +93,14 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
     told = {**defaults, **{name: value for name, value in vars(args).items() if value is not None}}
     told.setdefault("learning_rate", _LEARNING_RATES[told["model"]])
     batch_size, micro_batch_size = _batch_sizes(told)
+    branches = branch_settings(told)
+    if branches.frozen and args.placement.is_qlora:
+        msg = "--qlora packs blocks of the whole model, of which --freeze-branches trains a part. "
+        raise UsageError(f"{msg}Leave one of them out.")
     return TridentSettings(
         data=_data_settings(told),
         sizes=_sizes(told),
-        memory_settings=_memory_settings(args, batch_size, micro_batch_size),
+        memory_settings=_memory_settings(args, batch_size, micro_batch_size, branches.autocast),
         batch_size=batch_size,
         micro_batch_size=micro_batch_size,
         optimizer=told.get("optimizer") or ADAMW,
@@ -103,6 +109,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
         resume=told.get("resume_from_checkpoint"),
         command=command,
         overwrite=told["overwrite"],
+        branches=branches,
         **{
             name: told[name]
             for name in (
@@ -171,7 +178,7 @@ def _batch_sizes(told: Mapping[str, Any]) -> tuple[int, int | None]:
 
 
 def _memory_settings(
-    args: argparse.Namespace, batch_size: int, micro_batch_size: int | None
+    args: argparse.Namespace, batch_size: int, micro_batch_size: int | None, autocast: str
 ) -> MemorySettings:
     """Turn the flags that name a strategy into strategies that the plan has, or has not."""
     if args.use_bf16 and args.use_fp16:
@@ -179,8 +186,8 @@ def _memory_settings(
         raise UsageError(msg)
     is_eight_bit = args.optimizer in {ADAMW_8BIT, PAGED_ADAMW_8BIT}
     asked = {
-        "bf16": args.use_bf16,
-        "fp16": args.use_fp16 and not args.no_fp16,
+        "bf16": autocast == BF16,
+        "fp16": autocast == FP16,
         _CHECKPOINTING: args.checkpoint_every_layer,
         "eight-bit-optimizer": is_eight_bit,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,13 +20,15 @@ from memfit_workloads.system import Outcome
 
 from .calibration import calibration_picture
 from .deepspeed_file import check_beside_job, read_deepspeed_file
+from .embedding_cache import embedding_files
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
+from .frozen_training import FrozenMemory, FrozenTraining
 from .job import CLIP_GRAD_NORM, StepSettings, build_job
-from .memory_plan import plan_training
 from .offload_folder import spilling_to
 from .peak_limit import check_peak
 from .placed_memory import fixed_strategies, placed_memory
 from .placement_lines import placement_lines
+from .precision_plan import plan_with_precision
 from .reading import ClipReader, WaitingWatch
 from .remedies import with_remedies
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
@@ -74,7 +77,7 @@ class TridentTraining(EpochSystem):
         super().__init__(settings, console)
         self._begin_seconds = time.perf_counter()
         self._clips = open_clips(settings.data, settings.sizes)
-        self.job = build_job(
+        job = build_job(
             settings.sizes,
             StepSettings(
                 batch_size=min(settings.batch_size, len(self._clips.train)),
@@ -85,10 +88,20 @@ class TridentTraining(EpochSystem):
                 has_boxes=self._clips.train.has_boxes,
             ),
         )
+        self._frozen = (
+            FrozenTraining(settings, job, self._clips) if settings.branches.frozen else None
+        )
+        self.job = job if self._frozen is None else self._frozen.job
+        root = settings.output_dir
+        # With frozen branches, what is not of this run is found out by its name.
+        earlier = () if self._frozen else embedding_files(root)
         self.folder = RunFiles(
-            root=settings.output_dir,
-            checkpoints=settings.output_dir / "checkpoints",
-            own=(BEST, FINAL, HISTORY, _TEST_RESULTS, _CALIBRATION),
+            root=root,
+            checkpoints=root / "checkpoints",
+            own=(
+                *(BEST, FINAL, HISTORY, _TEST_RESULTS, _CALIBRATION),
+                *(str(path.relative_to(root)) for path in earlier),
+            ),
             final=(FINAL, _TEST_RESULTS, _CALIBRATION),
         )
         num_workers = settings.data.num_workers
@@ -101,29 +114,29 @@ class TridentTraining(EpochSystem):
 
     def plan(self) -> PlannedMemory:
         """Find the plan to train under."""
+        settings = replace(self.settings, memory_settings=placed_memory(self.settings))
         try:
-            return plan_training(
+            if self._frozen is not None:
+                return self._frozen.plan(settings)
+            return plan_with_precision(
                 self.job,
-                placed_memory(self.settings),
-                self.settings.micro_batch_size,
-                fixed_strategies(self.settings),
+                settings.memory_settings,
+                settings.micro_batch_size,
+                settings.branches.kept,
+                fixed_strategies(settings),
             )
         except NoPlanFitsError as error:
             raise with_remedies(error, self.settings) from error
 
     def estimate(self) -> list[str]:
         """Say what flags do not do or do otherwise, and what there is to know of the clips."""
+        planned = self.planned_memory
         paging = [_PAGING] if self.settings.optimizer == PAGED_ADAMW_8BIT else []
-        is_on_cpu = self.planned_memory.run_device == "cpu"
-        placement = placement_lines(self.settings, is_on_cpu=is_on_cpu)
-        return [*self._clips.notes, *paging, *placement]
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Return all that an exact continuation needs; of packed weights, the plain ones."""
-        content = super().checkpoint()
-        if self.settings.placement.is_qlora:
-            content["model_state_dict"] = merged_state_dict(self.run.model)
-        return content
+        placement = placement_lines(self.settings, is_on_cpu=planned.run_device == "cpu")
+        lines = [*self._clips.notes, *paging, *placement]
+        if self._frozen is not None and isinstance(planned, FrozenMemory):
+            lines += self._frozen.lines(planned)
+        return lines
 
     @property
     def num_rows(self) -> int:
@@ -181,14 +194,46 @@ class TridentTraining(EpochSystem):
 
     def data_config(self) -> dict[str, Any]:
         """Return the number of clips, and what made them."""
+        frozen = {"frozen_branches": None} if self._frozen is None else self._frozen.data_config()
         return {
             "num_clips": self.num_rows,
             "data_seed": self.settings.data.data_seed,
             "clips": self._clips.identity,
+            **frozen,
         }
 
     def write_inputs(self) -> None:
-        """Write nothing: the weights are all that is needed."""
+        """Write the embeddings of frozen branches; the weights are all that is needed else."""
+        if self._frozen is None:
+            return
+        planned = self.planned_memory
+        assert isinstance(planned, FrozenMemory), "`plan` has made it"
+        with self.console.status("embedding: the frozen branches are run once"):
+            lines = self._frozen.prepare(self.settings, planned)
+        for name in self._readers:
+            clips = getattr(self._clips, name)
+            self._readers[name] = ClipReader(clips, read=self._frozen.reader(name))
+        self._waiting = WaitingWatch(self._readers["train"], self.settings.data.num_workers)
+        for line in lines:
+            self.console.print(line, markup=False, soft_wrap=True)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return all that an exact continuation needs, and the weights of frozen branches.
+
+        Of packed weights, the plain ones.
+        """
+        content = super().checkpoint()
+        if self.settings.placement.is_qlora:
+            content["model_state_dict"] = merged_state_dict(self.run.model)
+        if self._frozen is not None:
+            rest = content["model_state_dict"]
+            content["model_state_dict"] = self._frozen.branches.whole_state(rest)
+        return content
+
+    def model_state(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights of what is trained."""
+        whole = super().model_state(checkpoint)
+        return whole if self._frozen is None else dict(self._frozen.branches.rest_of(whole))
 
     def config(self) -> dict[str, Any]:
         """Put together what config.json says: data, model, training, memory."""
@@ -229,6 +274,7 @@ class TridentTraining(EpochSystem):
                 "num_epochs": self.state.epoch,
                 "best_epoch": self.state.best_epoch,
                 "elapsed_seconds": time.perf_counter() - self._begin_seconds,
+                **self._own_results(),
             },
             lines=(_said(written),),
             pictures=self._pictures(test),
@@ -242,6 +288,12 @@ class TridentTraining(EpochSystem):
             self.console.print(f"No {_CALIBRATION}: {error}", soft_wrap=True)
             return ()
         return (_CALIBRATION,)
+
+    def _own_results(self) -> dict[str, Any]:
+        """Return what embedding took, where branches are frozen."""
+        if self._frozen is None:
+            return {}
+        return {"measured_embedding_peak_bytes": self._frozen.measured_embedding_peak_bytes}
 
     def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
         """Write the metrics of the test clips."""

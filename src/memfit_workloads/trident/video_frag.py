@@ -87,6 +87,14 @@ class VideoFrag3Dv2(nn.Module):
         mask_logits = self.mask(x).transpose(1, 2)
         return VideoFeatures(embedding_BE, mask_logits)
 
+    def embed_clip(self, clip_B3THW: Tensor) -> Tensor:
+        """Give the embedding alone, without the way up and without what it needs kept."""
+        x = clip_B3THW
+        for block, down in zip(self.encoder, self.down, strict=True):
+            x = down(block(x))
+        embedding: Tensor = self.embed(self.bottleneck(x).mean(dim=(2, 3, 4)))
+        return embedding
+
 
 def _resized(x_BCTHW: Tensor, like: Tensor) -> Tensor:
     """Interpolate to the size of another level, where an odd side was halved."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.zoo.convolution_networks import UNet, networks
 from tests.zoo.small_jobs import mean_square_job, session_of
+from tests.zoo.stranger_networks import stranger_networks
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -68,6 +69,23 @@ def test_loss_and_gradients_are_those_of_the_whole(name, recompute, num_tiles):
     loss, grads = results(copy.deepcopy(network), x)
     here = tiled(copy.deepcopy(network), num_tiles, recompute)
     assert is_tiled(here, x) or name == "wavenet"
+    found_loss, found = results(here, x)
+    assert abs(found_loss - loss) <= EXACT * abs(loss)
+    assert apart(found, grads) <= EXACT
+
+
+FOLLOWED = {"padded-unet", "frozen-statistics", "shared-pyramid", "attention-gate", "twice-through"}
+
+
+@pytest.mark.parametrize(("num_tiles", "recompute"), [(2, 0.0), (7, 3.0)])
+@pytest.mark.parametrize("name", list(stranger_networks()))
+def test_networks_that_tiling_was_not_made_for_keep_their_results(name, num_tiles, recompute):
+    torch.manual_seed(0)
+    network, shape = stranger_networks()[name]
+    network, x = network.double(), torch.randn(shape, dtype=torch.float64)
+    loss, grads = results(copy.deepcopy(network), x)
+    here = tiled(copy.deepcopy(network), num_tiles, recompute)
+    assert is_tiled(here, x) is (name in FOLLOWED)
     found_loss, found = results(here, x)
     assert abs(found_loss - loss) <= EXACT * abs(loss)
     assert apart(found, grads) <= EXACT
@@ -257,6 +275,10 @@ def image_job(side: int = 96) -> memfit.Job:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="what convolutions take inside is known for AVX-512 alone",
+)
 def test_the_peak_falls_and_is_predicted():
     plan = Plan(strategies=(ConvolutionTiling(num_tiles=24),))
     plain = memfit.measure(image_job()).peak_allocated_bytes

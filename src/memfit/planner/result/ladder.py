@@ -16,6 +16,8 @@ _ENOUGH = 0.95
 """Where the search knows nothing below the first rung, this share of the peak is safer as well."""
 _MOST_RECORDINGS = 12
 """So many combinations that the search had no reason to look at are recorded for the ladder."""
+_MOST_RECORDINGS_ONCE_SPENT = 3
+"""The same where the search has spent its effort."""
 
 
 class Ladder:
@@ -24,6 +26,8 @@ class Ladder:
     def __init__(self, search: Search, *, is_long: bool = False) -> None:
         self._shares = _RUNG_OF_LONG_STEPS if is_long else _RUNGS
         self._search = search
+        is_spent = search.recordings.is_spent
+        self._most_recordings = _MOST_RECORDINGS_ONCE_SPENT if is_spent else _MOST_RECORDINGS
         self._looked_at: set[Strategies] = set()
 
     def below(self, best: Candidate) -> list[Candidate]:
@@ -84,7 +88,7 @@ class Ladder:
         halved = neighbours.halved(strategies)
         nodes = neighbours.smaller(SearchNode(strategies, 0, None))
         for smaller in [*([halved] if halved else []), *(node.strategies for node in nodes)]:
-            if smaller not in self._looked_at and len(self._looked_at) < _MOST_RECORDINGS:
+            if smaller not in self._looked_at and len(self._looked_at) < self._most_recordings:
                 yield smaller
 
     def _fitting(self, strategies: Strategies, *, in_full: bool = False) -> Candidate | None:

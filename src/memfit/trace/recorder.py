@@ -194,8 +194,7 @@ class Recorder(OperatorMode):
             self._mark_saved()
         self._claim()
         if phase is Phase.FORWARD:
-            here = ForwardStart(len(self.history.events), len(self.history.operations))
-            self.forward_starts.append(here)
+            self.forward_starts.append(ForwardStart.at_end_of(self.history))
         self._phase = phase
         self._phase_born = []
 
@@ -203,12 +202,8 @@ class Recorder(OperatorMode):
         """Finish the step and hand over its trace."""
         self._claim()
         self._phase = Phase.SETUP
-        mark = StepMark(
-            self._step_began[0],
-            len(self.history.events),
-            self._step_began[1],
-            len(self.history.operations),
-        )
+        (first_event, first_operation), history = self._step_began, self.history
+        mark = StepMark(first_event, len(history.events), first_operation, len(history.operations))
         self.marks.append(mark)
         return trace_of_step(self.history, mark)
 

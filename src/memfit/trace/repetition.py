@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from memfit.trace.events import ModuleCall, Operation, StepMark, Trace
 
@@ -25,6 +25,11 @@ class ForwardStart:
 
     event: int
     operation: int
+
+    @classmethod
+    def at_end_of(cls, history: Trace) -> Self:
+        """Mark where a trace goes on."""
+        return cls(len(history.events), len(history.operations))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

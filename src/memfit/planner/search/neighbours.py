@@ -119,10 +119,10 @@ class Neighbours:
             size = same.micro_batch_size
         return _Line(
             kind=split.name,
-            size=split.micro_batch_size,
+            micro_batch_size=split.micro_batch_size,
             num_bytes=mine.floor_bytes,
             bytes_per_sample=(larger_bytes - mine.floor_bytes) / (size - split.micro_batch_size),
-            most_bytes=(mine.prediction.budget_bytes or 0) * (1 + TOLERANCE),
+            most_bytes=int((mine.prediction.budget_bytes or 0) * (1 + TOLERANCE)),
         )
 
 
@@ -131,14 +131,14 @@ class _Line:
     """A lower bound of the peak of pieces below some size."""
 
     kind: str
-    size: int
+    micro_batch_size: int
     num_bytes: int
     bytes_per_sample: float
-    most_bytes: float
+    most_bytes: int
 
     def may_fit(self, split: AbstractSplitting) -> bool:
         """Return whether pieces of a size can fit; nothing is known of those of another kind."""
-        fewer = self.size - split.micro_batch_size
+        fewer = self.micro_batch_size - split.micro_batch_size
         return (
             split.name != self.kind
             or self.num_bytes - self.bytes_per_sample * fewer <= self.most_bytes

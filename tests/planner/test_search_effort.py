@@ -1,0 +1,104 @@
+"""What the search does not record, to save effort, over the made-up jobs of `test_search`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from tests.planner.test_search import (
+    BLOCKS,
+    BUDGETS,
+    CHUNKED,
+    FIXED,
+    FUSED,
+    SEEDS,
+    SPLITS,
+    World,
+    ready,
+    search_of,
+)
+
+from memfit.planner.search.candidates import Evaluator
+from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.search import Search
+
+# --- What is not recorded ---
+
+
+def test_sizes_between_those_that_tell_how_the_peak_grows_are_passed_over():
+    world = World(seed=3, errors=False)
+    smallest_bytes = min(map(world.peak_bytes, world.every_combination()))
+    search = search_of(world, smallest_bytes + 1)
+    chosen = search.run()
+    sizes = {s.micro_batch_size for members in world.short for s in members if s in SPLITS}
+    assert SPLITS[-1] in chosen.strategies
+    assert sizes <= {32, 2, 1}
+
+
+def test_what_saves_next_to_nothing_is_not_combined_with_everything_else():
+    world = World(seed=3, errors=False)
+    world.savings[CHUNKED] = 20
+    world.factors[FUSED] = 1.1
+    search = search_of(world, 30_000)
+    assert search.run().prediction.fits
+    assert not any({CHUNKED, FUSED} <= set(members) for members in world.short)
+
+
+def test_what_saves_next_to_nothing_is_taken_where_nothing_else_is_missing():
+    world = World(seed=3, errors=False)
+    world.savings = {FUSED: 0, CHUNKED: 40}
+    smallest_bytes = min(map(world.peak_bytes, world.every_combination()))
+    chosen = search_of(world, smallest_bytes).run()
+    assert CHUNKED in chosen.strategies
+
+
+# --- Bounded effort ---
+
+
+def thrifty(world: World, budget_bytes: int, most_operators: int) -> Search:
+    """Return a search in which every recording counts as one operator."""
+    full = world.evaluator(budget_bytes)
+    counted = Evaluator(
+        lambda strategies: replace(full.in_short(strategies), num_operators=1),
+        lambda strategies: replace(full.in_full(strategies), num_operators=1),
+    )
+    space = SearchSpace(options=FIXED, splits=SPLITS, must_split=False, refused=())
+    return Search(counted, space, slack=0.05, most_operators=most_operators)
+
+
+@given(SEEDS, BUDGETS)
+def test_a_bounded_search_records_little_and_what_it_gives_fits(seed, budget):
+    world = World(seed)
+    search = thrifty(world, budget, most_operators=6)
+    chosen = search.run()
+    # Twice the bound in the queue, then the strongest two and what makes them smaller.
+    assert len(search.recordings.tried) <= 2 * 6 + 2 + len(BLOCKS)
+    if chosen is not None:
+        assert chosen.prediction.fits
+        assert world.fits(chosen.strategies, budget)
+
+
+@given(SEEDS, BUDGETS)
+def test_a_bounded_search_finds_a_plan_wherever_the_smallest_one_fits(seed, budget):
+    world = World(seed, errors=False)
+    smallest_bytes = min(world.peak_bytes(members) for members in world.every_combination())
+    chosen = thrifty(world, budget, most_operators=6).run()
+    assert (chosen is not None) == (smallest_bytes <= budget)
+
+
+@given(SEEDS, BUDGETS)
+def test_what_a_bounded_search_left_out_is_no_faster_than_it_says(seed, budget):
+    world = World(seed)
+    search = thrifty(world, budget, most_operators=6)
+    chosen = search.run()
+    if chosen is None:
+        return
+    fastest = world.fastest_seconds(budget)
+    known = [chosen.prediction.step_seconds / 1.05, *(r.seconds for r in search.tree.refinements())]
+    left = search.least_seconds_left
+    assert fastest >= min(known if left is None else [*known, left]) * (1 - 1e-9)
+
+
+def test_an_unbounded_search_leaves_nothing_out():
+    _, search, _ = ready()
+    assert search.least_seconds_left is None

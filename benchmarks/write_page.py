@@ -47,6 +47,7 @@ _SECTIONS = (
     Section("Losses that couple samples", "cached_gradients", losses.cached_gradients),
     Section("Networks of convolutions in rows", "unet", convolutions.unet),
     Section("TRIDENT-Net's demo", "trident", workloads.trident),
+    Section("TRIDENT-Net on a card of 40 GB", "trident_plan", workloads.trident_plan),
     Section("Industry codes", "naics", losses.naics),
     Section("Streaming over a set", "set_losses", losses.set_losses),
     Section("WPO-SGM", "wpo_sgm", losses.wpo_sgm),

@@ -41,3 +41,45 @@ def trident(figures: Figures) -> Iterator[str]:
         "The inner outcome is never likelier than the outer one: "
         f"{figures['largest_violation_fraction']:.1%} of clips violate it."
     )
+
+
+def trident_plan(figures: Figures) -> Iterator[str]:
+    """Say what fits TRIDENT-Net of its document's size on a card of 40 GB."""
+    yield (
+        f"`memfit {figures['question']}`, with and without `--allow bf16`: 16 clips of 36 frames "
+        "of 720 x 1280 to an update. Predicted, on no card. Step times are the roofline's. Seconds "
+        "are of the whole command, on a processor that other programs shared."
+    )
+    yield table(
+        "allowed | exit | numerics | plan | allocated | process | step | s",
+        "lrllrrrr",
+        (
+            (
+                row["allowed"] or "nothing",
+                row["exit_code"],
+                row["numerics"],
+                ", ".join(row["strategies"]),
+                format_bytes(row["peak_allocated_bytes"]),
+                format_bytes(row["process_bytes"]),
+                f"{row['step_seconds']:.1f} s",
+                f"{row['command_seconds']:.0f}",
+            )
+            for row in figures["rows"]
+        ),
+    )
+    yield "What holds each peak:"
+    yield table(
+        "allowed | bytes | category | module | operator",
+        "lrlll",
+        (
+            (
+                row["allowed"] or "nothing",
+                format_bytes(holder["num_bytes"]),
+                holder["category"],
+                holder["module"] or "the step",
+                holder["operator"] or "before it",
+            )
+            for row in figures["rows"]
+            for holder in row["largest"]
+        ),
+    )

@@ -11,6 +11,7 @@ from memfit_workloads.flags import not_negative, positive, whole
 
 from .settings import OPTIMIZERS
 from .sizes import PRESETS
+from .table_settings import LIVE, RECORDED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML with what the flags say, such as `batch_size: 2`; flags win",
     )
+    _add_table(parser)
     _add_data(parser)
     _add_model(parser)
     _add_training(parser)
     _add_memory(parser)
     _add_outputs(parser)
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--table",
+        nargs="?",
+        const=RECORDED,
+        choices=(RECORDED, LIVE),
+        help="train nothing; show what the document claims of its five variants beside what they "
+        "take, and what removes bytes. recorded, the default: at once, with its date; live: "
+        "computed here, in some minutes",
+    )
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

@@ -15,12 +15,14 @@ from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
+from .benchmark_table import table
 from .clips import collate
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
 from .job import StepSettings, build_job
 from .memory_plan import plan_training
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
+from .table_settings import TableSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +38,10 @@ _PAGING = (
 )
 
 
-def train(settings: TridentSettings, console: Console) -> dict[str, Any]:
-    """Train TRIDENT-Net as the settings say, and test it with the best weights."""
+def train(settings: TridentSettings | TableSettings, console: Console) -> dict[str, Any]:
+    """Train TRIDENT-Net as the settings say, and test it with the best weights; or show a table."""
+    if isinstance(settings, TableSettings):
+        return table(console, is_live=settings.is_live)
     return training.train(TridentTraining(settings, console))
 
 

@@ -15,6 +15,7 @@ import memfit
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import DataError, RecordingError, UsageError
 from memfit.runtime.run import open_plain_session
+from memfit.session.batches import find_layout
 from memfit_workloads.trident.benchmark_table import figures, show
 from memfit_workloads.trident.benchmark_table.figures import (
     CardFigures,
@@ -68,9 +69,14 @@ def test_the_recorded_rows_are_those_of_the_code(recorded):
     assert list(recorded) == [row.name for row in ROWS]
     for row in ROWS:
         found = recorded[row.name]
-        assert (found.title, found.claim, found.batch_size) == (
-            row.title, row.claim, row.batch_size,
-        )  # fmt: skip
+        assert (found.title, found.claim) == (row.title, row.claim)
+        assert found.batch_size == row.batch_size
+
+
+@pytest.mark.slow  # bitsandbytes and PEFT are imported
+def test_the_recorded_rows_have_the_plans_of_the_code(recorded):
+    for row in ROWS:
+        found = recorded[row.name]
         for part, kind, sizes in ((found.card, CUDA, DOCUMENT), (found.cpu, CPU, CPU_SIZES)):
             place = Place(device_kind=kind, sizes=sizes)
             assert part.strategies == memfit.Plan(strategies=row.strategies(place)).labels()
@@ -88,12 +94,14 @@ def test_predictions_are_within_a_hundredth_of_what_was_measured(recorded):
     assert max(abs(row.cpu.error_fraction) for row in recorded.values()) < 0.01
 
 
+@pytest.mark.slow
 def test_what_is_recorded_at_the_document_s_size_is_what_is_predicted_now(recorded):
     row = BY_NAME[CHECKPOINTED]
     found = with_card(RowFigures.of(row), row).card
     assert found == recorded[row.name].card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [BASELINE, BF16])
 def test_what_is_recorded_at_the_small_size_is_what_is_predicted_now(recorded, name):
     row = BY_NAME[name]
@@ -133,6 +141,14 @@ def test_the_table_says_claims_figures_and_its_date_in_a_hundred_columns(recorde
     json.dumps(result)
 
 
+def test_a_narrow_terminal_loses_nothing_of_it():
+    console = Console(width=80, record=True, file=io.StringIO())
+    train_workload("trident", ("--table",), console)
+    text = console.export_text()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     "words", [("--synthetic",), ("--height", "64"), ("--demo",), ("--allow", "bf16")]
 )
@@ -141,9 +157,15 @@ def test_flags_of_a_training_run_are_refused_beside_it(words):
         train_workload("trident", ("--table", *words))
 
 
+def test_a_file_of_flags_is_refused_beside_it_and_cannot_ask_for_it(tmp_path):
+    (path := tmp_path / "tasks.yml").write_text("table: live\n")
+    with pytest.raises(UsageError, match="so --config does nothing"):
+        train_workload("trident", ("--config", path))
+
+
 def test_a_row_that_cannot_be_predicted_says_why(monkeypatch):
     def refuse(*_: object, **__: object) -> None:
-        raise RecordingError("the step reads a clock. Do without.")
+        raise RecordingError("the step reads a clock", "Do without.")
 
     monkeypatch.setattr(figures.memfit, "predict", refuse)
     found = with_card(RowFigures.of(BY_NAME[BF16]), BY_NAME[BF16])
@@ -187,9 +209,10 @@ def test_a_broken_record_is_named(tmp_path, content):
         recorded_table(path)
 
 
+@pytest.mark.slow  # bitsandbytes and PEFT are imported
 def test_four_bit_transformers_leave_convolutions_in_training():
     job = build_job(DEMO, StepSettings(batch_size=2))
-    session = open_plain_session(job, CPU)
+    session = open_plain_session(job, CPU, find_layout(job))
     weights = dict(session.model.named_parameters())
     undo = four_bit_transformers(DEMO).apply(session)
     trained = {id(each) for group in session.optimizer.param_groups for each in group["params"]}

@@ -14,9 +14,10 @@ from .table_settings import TableSettings, table_settings
 
 def _settings_from(args: argparse.Namespace, command: str) -> TridentSettings | TableSettings:
     """Let the file of ``--config`` fill in what the flags leave open."""
+    args = with_config(args, add_arguments)
     if (table := table_settings(args, add_arguments)) is not None:
         return table
-    return settings_from(with_config(args, add_arguments), command)
+    return settings_from(args, command)
 
 
 WORKLOAD = Workload(

@@ -98,7 +98,7 @@ def sentences(rows: Sequence[RowFigures]) -> Iterator[str]:
         )
         yield (
             f"On the CPU {len(measured)} of {len(rows)} rows were run: predicted peaks are within "
-            f"{100 * worst:.2f} % of the measured ones. What single convolutions need inside is "
+            f"{100 * worst:.2g} % of the measured ones. What single convolutions need inside is "
             f"largest there: tiles leave {tiled} of the plain peak, recomputing {recomputed}."
         )
 

@@ -146,7 +146,7 @@ weights, of which `findings` says how many bytes there are."""
 
 REMEDY_ROWS: tuple[Row, ...] = (
     Row(name=EIGHT_BIT, title="8-bit states", strategies=lambda _: (EightBitOptimizer(),)),
-    Row(name=OFFLOAD, title="states off the device", strategies=lambda place: (_offload(place),)),
+    Row(name=OFFLOAD, title="states off device", strategies=lambda place: (_offload(place),)),
     Row(
         name=FOUR_BIT,
         title="transformers in 4 bits",
@@ -165,7 +165,7 @@ REMEDY_ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="activation-offload",
-        title="activations off the device",
+        title="activations off device",
         strategies=lambda place: (ActivationOffload(to=place.spill),),
     ),
     Row(
@@ -185,12 +185,12 @@ REMEDY_ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="convolution-tiling-8-bf16",
-        title="in 8 tiles and bf16",
+        title="8 tiles and bf16",
         strategies=lambda _: (_tiled(8, 0.1), Bf16()),
     ),
     Row(
         name=ADAPTERS_ONLY,
-        title="adapters alone are trained",
+        title="adapters alone trained",
         strategies=lambda _: (FourBitBase(),),
     ),
     Row(name=TWO_SAMPLES, title="two samples", strategies=_plain, batch_size=2),

@@ -100,9 +100,9 @@ def _page(rows: Sequence[RowFigures], remark: str = "") -> RenderableType:
     parts = [
         section(
             f"One sample of {_shape(DOCUMENT)}, predicted for {DEVICE} (GiB; claims: GB)",
-            _card_table(rows),
+            Group(_card_table(rows), _reasons(rows, CUDA)),
         ),
-        section(f"{cpu} (MiB)", _cpu_table(rows)),
+        section(f"{cpu} (MiB)", Group(_cpu_table(rows), _reasons(rows, CPU))),
         section("What follows", dashed(Text(each) for each in sentences(rows))),
     ]
     if not any(row.cpu or CPU in row.reasons for row in rows):
@@ -117,20 +117,21 @@ def _shape(sizes: TridentSizes) -> str:
 
 
 def _card_table(rows: Sequence[RowFigures]) -> Grid:
-    columns = ("claimed", "peak", "likely", "process", "fits", "claimed", "speed")
+    columns = ("claim", "peak", "likely", "process", "fits", "claim", "speed")
     shown = grid(word(""), *map(amount, columns))
     seconds = _seconds_of_baseline(rows, CUDA)
     for row in rows:
         claims = ("", "") if row.claim is None else (row.claim.peak, f"{row.claim.speed:.1f} x")
         card = row.card
         if card is None:
-            _add_reason(shown, row, CUDA, claims[0])
+            shown.add_row(Text(row.title), claims[0], style="dim")
+            _part(shown, row)
             continue
         shown.add_row(
             Text(row.title),
             claims[0],
             f"{card.peak_allocated_bytes / GIB:.2f}",
-            f"{card.low_bytes / GIB:.0f} - {card.high_bytes / GIB:.0f}",
+            f"{card.low_bytes / GIB:.0f}-{card.high_bytes / GIB:.0f}",
             f"{card.process_bytes / GIB:.1f}",
             yes_or_no(card.fits),
             claims[1],
@@ -146,7 +147,8 @@ def _cpu_table(rows: Sequence[RowFigures]) -> Grid:
     for row in rows:
         cpu = row.cpu
         if cpu is None:
-            _add_reason(shown, row, CPU)
+            shown.add_row(Text(row.title), style="dim")
+            _part(shown, row)
             continue
         shown.add_row(
             Text(row.title),
@@ -159,12 +161,9 @@ def _cpu_table(rows: Sequence[RowFigures]) -> Grid:
     return shown
 
 
-def _add_reason(shown: Grid, row: RowFigures, kind: str, *cells: str) -> None:
-    """Add a row of which nothing is known: yet, or for a reason that stands below it."""
-    shown.add_row(Text(row.title), *cells, style="dim")
-    if kind in row.reasons:
-        shown.add_row(Text(f"  {row.reasons[kind]}", overflow="ellipsis"))
-    _part(shown, row)
+def _reasons(rows: Sequence[RowFigures], kind: str) -> RenderableType:
+    """Say why rows are not known; beside the table, since reasons are longer than a row."""
+    return dashed(Text(f"{row.title}: {row.reasons[kind]}") for row in rows if kind in row.reasons)
 
 
 def _part(shown: Grid, row: RowFigures) -> None:

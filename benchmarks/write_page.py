@@ -48,6 +48,7 @@ _SECTIONS = (
     Section("Networks of convolutions in rows", "unet", convolutions.unet),
     Section("TRIDENT-Net's demo", "trident", workloads.trident),
     Section("TRIDENT-Net on a card of 40 GB", "trident_plan", workloads.trident_plan),
+    Section("TRIDENT-Net's variants", "trident_table", workloads.trident_table),
     Section("Industry codes", "naics", losses.naics),
     Section("Streaming over a set", "set_losses", losses.set_losses),
     Section("WPO-SGM", "wpo_sgm", losses.wpo_sgm),
@@ -91,6 +92,12 @@ def leaks(page: str) -> str:
     return between(page, _BEGIN, _END, "\n\n".join(runs.leaks(load_result("leaks"))))
 
 
+def trident(page: str) -> str:
+    """Put the table of variants between the marks of TRIDENT-Net's README."""
+    blocks = workloads.trident_table(load_result("trident_table"))
+    return between(page, _BEGIN, _END, "\n\n".join(blocks))
+
+
 def scale_on_paper(_: str = "") -> str:
     """Return docs/scale.md for the results as they are."""
     return "\n\n".join(scale.page(load_result("scale"), load_result("accuracy_gpu"))) + "\n"
@@ -101,6 +108,7 @@ PAGES: Mapping[Path, Callable[[str], str]] = {
     _ROOT / "docs" / "leaks.md": leaks,
     _ROOT / "docs" / "scale.md": scale_on_paper,
     _ROOT / "README.md": readme,
+    _ROOT / "src" / "memfit_workloads" / "trident" / "README.md": trident,
 }
 """What makes each page anew of what it is."""
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memfit.units import format_bytes
+from memfit.units import GIB, MIB, format_bytes
+from memfit_workloads.trident.benchmark_table.figures import DEVICE, RowFigures
+from memfit_workloads.trident.benchmark_table.findings import sentences
+from memfit_workloads.trident.benchmark_table.rows import BASELINE, HERE
+from memfit_workloads.trident.sizes import DOCUMENT, TridentSizes
 
 from .blocks import Figures, table
 
@@ -82,4 +86,61 @@ def trident_plan(figures: Figures) -> Iterator[str]:
             for row in figures["rows"]
             for holder in row["largest"]
         ),
+    )
+
+
+def trident_table(figures: Figures) -> Iterator[str]:
+    """Say what the document's variants take, and what removes bytes."""
+    rows = [RowFigures.from_json(row) for row in figures["rows"]]
+    baseline = next(row for row in rows if row.name == BASELINE)
+    yield (
+        f"One sample of {_shape(DOCUMENT)}, predicted for `{DEVICE}`: peak allocated, where it "
+        "lies in all likelihood, and what the process takes. Claims are the document's, in GB. "
+        "Speed is that of a sample against the first row; below 1 is slower."
+    )
+    yield table(
+        "row | plan | claimed | peak, GiB | likely | process | fits | claimed | speed",
+        "llrrrrlrr",
+        (_card_row(row, baseline) for row in rows),
+    )
+    yield "\n".join(f"- {sentence}" for sentence in sentences(rows))
+    yield (
+        f"The same rows, run on the CPU: a quarter of every width, {HERE.num_samples} samples of "
+        f"{_shape(HERE.sizes)}. Speed is that of steps run in turns with the plain step of as many "
+        "samples; the first row shows how far two equal ones differ."
+    )
+    yield table(
+        "row | predicted, MiB | measured | difference | speed",
+        "lrrrr",
+        map(_cpu_row, rows),
+    )
+
+
+def _shape(sizes: TridentSizes) -> str:
+    return f"{sizes.num_frames} frames of {sizes.height} x {sizes.width}"
+
+
+def _card_row(row: RowFigures, baseline: RowFigures) -> tuple[str, ...]:
+    card = row.card
+    return (
+        row.title,
+        ", ".join(f"`{label}`" for label in card.strategies),
+        row.claim.peak if row.claim else "",
+        f"{card.peak_allocated_bytes / GIB:.2f}",
+        f"{card.low_bytes / GIB:.0f} to {card.high_bytes / GIB:.0f}",
+        f"{card.process_bytes / GIB:.1f}",
+        "yes" if card.fits else "no",
+        f"{row.claim.speed:.1f} x" if row.claim else "",
+        f"{baseline.card.sample_seconds / card.sample_seconds:.2f} x",
+    )
+
+
+def _cpu_row(row: RowFigures) -> tuple[str, ...]:
+    cpu = row.cpu
+    return (
+        row.title,
+        f"{cpu.predicted_peak_bytes / MIB:.1f}",
+        f"{cpu.peak_allocated_bytes / MIB:.1f}",
+        f"{100 * cpu.error_fraction:+.2f} %",
+        f"{cpu.speed:.2f} x",
     )

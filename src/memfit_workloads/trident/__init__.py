@@ -10,11 +10,15 @@ from .arguments import add_arguments
 from .config_file import with_config
 from .placement import with_placement
 from .settings import TridentSettings, settings_from
+from .table_settings import TableSettings, table_settings
 
 
-def _settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
+def _settings_from(args: argparse.Namespace, command: str) -> TridentSettings | TableSettings:
     """Let the file of ``--config`` fill in what the flags leave open."""
-    return settings_from(with_placement(with_config(args, add_arguments)), command)
+    args = with_config(args, add_arguments)
+    if (table := table_settings(args, add_arguments)) is not None:
+        return table
+    return settings_from(with_placement(args), command)
 
 
 WORKLOAD = Workload(

@@ -13,6 +13,7 @@ from .branches import add_branch_arguments
 from .placement_arguments import add_placement_arguments
 from .settings import AUTO_BATCH, BACKGROUNDS, CLIP_FORMATS, OPTIMIZERS
 from .sizes import PRESETS
+from .table_settings import LIVE, RECORDED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML with what the flags say, such as `batch_size: 2`; flags win",
     )
+    _add_table(parser)
     _add_data(parser)
     _add_generated(parser)
     _add_model(parser)
@@ -40,6 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_placement_arguments(parser)
     add_branch_arguments(parser)
     _add_outputs(parser)
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--table",
+        nargs="?",
+        const=RECORDED,
+        choices=(RECORDED, LIVE),
+        help="train nothing; show what the document claims of its five variants beside what they "
+        "take, and what removes bytes. recorded, the default: at once, with its date; live: "
+        "computed here, in some minutes",
+    )
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

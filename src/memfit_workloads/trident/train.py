@@ -18,6 +18,7 @@ from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
+from .benchmark_table import table
 from .calibration import calibration_picture
 from .deepspeed_file import check_beside_job, read_deepspeed_file
 from .embedding_cache import embedding_files
@@ -33,6 +34,7 @@ from .reading import ClipReader, WaitingWatch
 from .remedies import with_remedies
 from .settings import PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
+from .table_settings import TableSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +50,10 @@ _PAGING = (
 )
 
 
-def train(settings: TridentSettings, console: Console) -> dict[str, Any]:
-    """Train TRIDENT-Net as the settings say, and test it with the best weights; or write clips."""
+def train(settings: TridentSettings | TableSettings, console: Console) -> dict[str, Any]:
+    """Train TRIDENT-Net as told, and test it with the best weights; or write clips, or a table."""
+    if isinstance(settings, TableSettings):
+        return table(console, is_live=settings.is_live)
     if settings.data.write_clips is not None:
         from .writing import write_clips
 

@@ -137,7 +137,7 @@ BAD = {
     ),
     "unknown setting": (
         "memfit_plan: 1\nstrategies:\n- {name: bf16, speed: 3}\n",
-        "it has no setting speed; it has: none",
+        "it has no setting speed; it has: keep",
     ),
     "missing setting": (
         "memfit_plan: 1\nstrategies:\n- {name: micro-batching}\n",

@@ -8,22 +8,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import memfit
-from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CPU, CUDA
 from memfit.errors import MemfitError
 from memfit.figures import Prediction
-from memfit.measurement.timing import time_plans
 from memfit.trace.events import Category, Phase
 from memfit_workloads.trident.job import StepSettings, build_job
+from memfit_workloads.trident.sizes import DOCUMENT
 
-from .rows import CARD, HERE, ROWS, Claim, Place, Row
+from .rows import CPU_SIZES, ROWS, Claim, Place, Row
 
 DEVICE = "a100-40gb"
 """The document's card."""
 VIDEO, INFRARED = "rgb.video", "infrared"
 _BRANCHES = (VIDEO, "rgb.vision", INFRARED, "kinematics", "fusion")
 _REST = "other"
-_NUM_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +55,7 @@ class CpuFigures:
     numerics: str
     predicted_peak_bytes: int
     peak_allocated_bytes: int
-    plain_step_seconds: float
-    """Of the plain step of as many samples, run in turns with the row's own."""
-    step_seconds: float
-
-    @property
-    def speed(self) -> float:
-        """Return how many times as fast as the plain step it is."""
-        return self.plain_step_seconds / self.step_seconds
+    sample_seconds: float
 
     @property
     def error_fraction(self) -> float:
@@ -79,7 +70,7 @@ class RowFigures:
     name: str
     title: str
     claim: Claim | None
-    batches: int
+    batch_size: int
     card: CardFigures | None = None
     cpu: CpuFigures | None = None
     reasons: Mapping[str, str]
@@ -91,7 +82,7 @@ class RowFigures:
             name=row.name,
             title=row.title,
             claim=row.claim,
-            batches=row.batches,
+            batch_size=row.batch_size,
             reasons={},
         )
 
@@ -125,21 +116,23 @@ def _read(kind: Any, content: Mapping[str, Any] | None) -> Any:
 
 def with_card(figures: RowFigures, row: Row) -> RowFigures:
     """Add what the row takes at the document's size, or why that is not known."""
+    place = Place(device_kind=CUDA, sizes=DOCUMENT)
     try:
-        job, plan = _job_and_plan(row, CARD)
+        plan = memfit.Plan(strategies=row.strategies(place))
+        job = build_job(place.sizes, StepSettings(batch_size=row.batch_size))
         found = memfit.predict(job, device=DEVICE, plan=plan)
     except MemfitError as error:
         return _without(figures, CUDA, error)
-    return replace(figures, card=_card_figures(found, job.batch_size))
+    return replace(figures, card=_card_figures(found, row.batch_size))
 
 
 def with_cpu(figures: RowFigures, row: Row) -> RowFigures:
     """Add what the row takes here, or why that is not known."""
+    place = Place(device_kind=CPU, sizes=CPU_SIZES)
     try:
-        job, plan = _job_and_plan(row, HERE)
+        plan = memfit.Plan(strategies=row.strategies(place))
+        job = build_job(place.sizes, StepSettings(batch_size=row.batch_size))
         found = memfit.measure(job, plan)
-        both = [memfit.Plan(), plan]
-        plain_seconds, seconds = time_plans(job, both, load_device(CPU), num_rounds=_NUM_ROUNDS)
     except MemfitError as error:
         return _without(figures, CPU, error)
     if found.predicted_peak_bytes is None:
@@ -150,20 +143,9 @@ def with_cpu(figures: RowFigures, row: Row) -> RowFigures:
         numerics=found.numerics,
         predicted_peak_bytes=found.predicted_peak_bytes,
         peak_allocated_bytes=found.peak_allocated_bytes,
-        plain_step_seconds=plain_seconds,
-        step_seconds=seconds,
+        sample_seconds=found.step_seconds / row.batch_size,
     )
     return replace(figures, cpu=cpu)
-
-
-def _job_and_plan(row: Row, place: Place) -> tuple[memfit.Job, memfit.Plan]:
-    """Build what is predicted or run.
-
-    Raises:
-        MissingExtraError: if a strategy needs a package that is not installed.
-    """
-    job = build_job(place.sizes, StepSettings(batch_size=row.batches * place.num_samples))
-    return job, memfit.Plan(strategies=row.strategies(place))
 
 
 def _without(figures: RowFigures, kind: str, error: MemfitError) -> RowFigures:

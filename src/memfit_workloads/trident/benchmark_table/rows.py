@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memfit.devices.spec import CPU, CUDA
+from memfit.devices.spec import CPU
 from memfit.strategies import (
     ActivationCheckpointing,
     ActivationOffload,
@@ -17,11 +17,11 @@ from memfit.strategies import (
     OptimizerOffload,
     Strategy,
 )
-from memfit_workloads.trident.sizes import DOCUMENT, TridentSizes
+from memfit_workloads.trident.sizes import TridentSizes
 
 from .four_bit import four_bit_transformers
 
-BASELINE, TWICE = "baseline", "twice"
+BASELINE, TWO_SAMPLES = "baseline", "two-samples"
 EIGHT_BIT, OFFLOAD, FOUR_BIT = "eight-bit-optimizer", "optimizer-offload", "four-bit-base"
 ALL_STATES, ADAPTERS_ONLY = "states-and-four-bit", "adapters-only"
 BF16, TILED = "bf16", "convolution-tiling-8"
@@ -69,8 +69,6 @@ class Place:
 
     device_kind: str
     sizes: TridentSizes
-    num_samples: int
-    """Of a step, in rows that say nothing else."""
 
     @property
     def spill(self) -> str:
@@ -86,8 +84,7 @@ class Row:
     title: str
     strategies: Callable[[Place], tuple[Strategy, ...]]
     claim: Claim | None = None
-    batches: int = 1
-    """How many times as many samples as other rows it has."""
+    batch_size: int = 1
 
 
 def _plain(_: Place) -> tuple[Strategy, ...]:
@@ -106,11 +103,6 @@ def _offload(place: Place) -> OptimizerOffload:
 def _tiled(num_tiles: int, recompute: float) -> ConvolutionTiling:
     return ConvolutionTiling(num_tiles=num_tiles, recompute=recompute)
 
-
-CARD = Place(device_kind=CUDA, sizes=DOCUMENT, num_samples=1)
-HERE = Place(device_kind=CPU, sizes=CPU_SIZES, num_samples=2)
-"""Two samples: of a single one as small as this, torch unfolds what a 3-D convolution reads on the
-CPU, into more bytes than all activations have."""
 
 DOCUMENT_ROWS: tuple[Row, ...] = (
     Row(
@@ -201,12 +193,12 @@ REMEDY_ROWS: tuple[Row, ...] = (
         title="adapters alone trained",
         strategies=lambda _: (FourBitBase(),),
     ),
-    Row(name=TWICE, title="twice the samples", strategies=_plain, batches=2),
+    Row(name=TWO_SAMPLES, title="two samples", strategies=_plain, batch_size=2),
     Row(
         name="micro-batching",
-        title="twice, in two pieces",
-        strategies=lambda place: (MicroBatching(micro_batch_size=place.num_samples),),
-        batches=2,
+        title="two, one at a time",
+        strategies=lambda _: (MicroBatching(micro_batch_size=1),),
+        batch_size=2,
     ),
 )
 """What may remove bytes, each alone, and what goes well together."""

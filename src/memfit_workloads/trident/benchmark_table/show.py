@@ -23,7 +23,7 @@ from memfit_workloads.trident.sizes import DOCUMENT, TridentSizes
 from .figures import DEVICE, RowFigures, compute
 from .findings import findings_of, sentences
 from .recorded import Origin, Table, recorded_table
-from .rows import BASELINE, DOCUMENT_ROWS, HERE
+from .rows import BASELINE, CPU_SIZES, DOCUMENT_ROWS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,7 @@ def table(console: Console, *, is_live: bool) -> dict[str, Any]:
         **found.to_json(),
         "device": DEVICE,
         "document_sizes": DOCUMENT.to_json(),
-        "cpu_sizes": HERE.sizes.to_json(),
+        "cpu_sizes": CPU_SIZES.to_json(),
         "plain_peak_bytes": None if findings is None else findings.peak_bytes,
         "findings": None if findings is None else asdict(findings),
         "sentences": list(sentences(found.rows)),
@@ -96,7 +96,7 @@ def _remark(origin: Origin) -> str:
 
 def _page(rows: Sequence[RowFigures], remark: str = "") -> RenderableType:
     """Put tables and sentences together."""
-    cpu = f"A quarter of every width, {HERE.num_samples} samples of {_shape(HERE.sizes)}, on {CPU}"
+    cpu = f"A quarter of every width, one sample of {_shape(CPU_SIZES)}, on {CPU}"
     parts = [
         section(
             f"One sample of {_shape(DOCUMENT)}, predicted for {DEVICE} (GiB; claims: GB)",
@@ -119,7 +119,7 @@ def _shape(sizes: TridentSizes) -> str:
 def _card_table(rows: Sequence[RowFigures]) -> Grid:
     columns = ("claim", "peak", "likely", "process", "fits", "claim", "speed")
     shown = grid(word(""), *map(amount, columns))
-    seconds = _seconds_of_baseline(rows)
+    seconds = _seconds_of_baseline(rows, CUDA)
     for row in rows:
         claims = ("", "") if row.claim is None else (row.claim.peak, f"{row.claim.speed:.1f} x")
         card = row.card
@@ -143,6 +143,7 @@ def _card_table(rows: Sequence[RowFigures]) -> Grid:
 
 def _cpu_table(rows: Sequence[RowFigures]) -> Grid:
     shown = grid(word(""), *map(amount, ("predicted", "measured", "difference", "speed")))
+    seconds = _seconds_of_baseline(rows, CPU)
     for row in rows:
         cpu = row.cpu
         if cpu is None:
@@ -154,7 +155,7 @@ def _cpu_table(rows: Sequence[RowFigures]) -> Grid:
             f"{cpu.predicted_peak_bytes / MIB:.1f}",
             f"{cpu.peak_allocated_bytes / MIB:.1f}",
             f"{100 * cpu.error_fraction:+.2f} %",
-            f"{cpu.speed:.2f} x",
+            _speed(seconds, cpu.sample_seconds),
         )
         _part(shown, row)
     return shown
@@ -171,9 +172,12 @@ def _part(shown: Grid, row: RowFigures) -> None:
         shown.add_row("")
 
 
-def _seconds_of_baseline(rows: Sequence[RowFigures]) -> float | None:
-    baseline = next((row.card for row in rows if row.name == BASELINE), None)
-    return None if baseline is None else baseline.sample_seconds
+def _seconds_of_baseline(rows: Sequence[RowFigures], kind: str) -> float | None:
+    baseline = next((row for row in rows if row.name == BASELINE), None)
+    if baseline is None:
+        return None
+    figures = baseline.cpu if kind == CPU else baseline.card
+    return None if figures is None else figures.sample_seconds
 
 
 def _speed(baseline_seconds: float | None, seconds: float) -> str:

@@ -119,7 +119,7 @@ def _shape(sizes: TridentSizes) -> str:
 def _card_table(rows: Sequence[RowFigures]) -> Grid:
     columns = ("claim", "peak", "likely", "process", "fits", "claim", "speed")
     shown = grid(word(""), *map(amount, columns))
-    seconds = _seconds_of_baseline(rows, CUDA)
+    seconds = _seconds_of_baseline(rows)
     for row in rows:
         claims = ("", "") if row.claim is None else (row.claim.peak, f"{row.claim.speed:.1f} x")
         card = row.card
@@ -142,8 +142,7 @@ def _card_table(rows: Sequence[RowFigures]) -> Grid:
 
 
 def _cpu_table(rows: Sequence[RowFigures]) -> Grid:
-    shown = grid(word(""), *map(amount, ("predicted", "measured", "difference", "speed")))
-    seconds = _seconds_of_baseline(rows, CPU)
+    shown = grid(word(""), *map(amount, ("predicted", "measured", "difference")))
     for row in rows:
         cpu = row.cpu
         if cpu is None:
@@ -155,7 +154,6 @@ def _cpu_table(rows: Sequence[RowFigures]) -> Grid:
             f"{cpu.predicted_peak_bytes / MIB:.1f}",
             f"{cpu.peak_allocated_bytes / MIB:.1f}",
             f"{100 * cpu.error_fraction:+.2f} %",
-            _speed(seconds, cpu.sample_seconds),
         )
         _part(shown, row)
     return shown
@@ -172,12 +170,9 @@ def _part(shown: Grid, row: RowFigures) -> None:
         shown.add_row("")
 
 
-def _seconds_of_baseline(rows: Sequence[RowFigures], kind: str) -> float | None:
+def _seconds_of_baseline(rows: Sequence[RowFigures]) -> float | None:
     baseline = next((row for row in rows if row.name == BASELINE), None)
-    if baseline is None:
-        return None
-    figures = baseline.cpu if kind == CPU else baseline.card
-    return None if figures is None else figures.sample_seconds
+    return None if baseline is None or baseline.card is None else baseline.card.sample_seconds
 
 
 def _speed(baseline_seconds: float | None, seconds: float) -> str:

@@ -33,9 +33,8 @@ _ONEDNN = "Mkldnn"
 _NAMELESS = "???"
 _ALIGNMENT_BYTES = 128
 _UNFOLDED = "Slow2d"
-_ONE_BY_ONE = frozenset(
-    ("Slow3d", "SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d")
-)
+_UNFOLDED_VOLUMES = "Slow3d"
+_ONE_BY_ONE = frozenset(("SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d"))
 
 
 def _forward(
@@ -53,6 +52,8 @@ def _forward(
     shape = Convolution.of(input, weight, out, settings, has_bias=has_bias)
     is_last = _is_last(input) or _is_last(weight)
     copied = _copied_bytes(is_last, input, weight)
+    if backend == _UNFOLDED_VOLUMES:
+        return copied + (0 if _is_own_columns(shape) else _volume_column_bytes(shape))
     if backend != _ONEDNN:
         # Groups are convolved one by one, and their results joined.
         joined = num_bytes(out) if shape.groups > 1 else 0
@@ -84,6 +85,8 @@ def _backward(
     grad_image = num_bytes(input) * wanted[0]
     bias = grad_output.shape[1] * shape.width * wanted[2]
     kept = grad_image + shape.weight_bytes() * wanted[1] + bias
+    if backend == _UNFOLDED_VOLUMES:
+        return copied + _volume_gradients_bytes(shape, wanted, kept - grad_image)
     if backend != _ONEDNN:
         split = shape.image_bytes() + shape.result_bytes() if shape.groups > 1 else 0
         columns = 0 if backend == _UNFOLDED and not wanted[1] else _column_bytes(shape, backend)
@@ -156,6 +159,31 @@ def _column_bytes(shape: Convolution, backend: str) -> int:
     if "Transpose" not in backend:
         return columns
     return columns + shape.result_bytes() + math.prod(shape.image) * shape.width
+
+
+def _volume_column_bytes(shape: Convolution) -> int:
+    """Return the bytes of the columns of all volumes of a batch and all groups.
+
+    Source: compute_columns3d in aten/src/ATen/native/ConvolutionMM3d.cpp, torch 2.13.
+    """
+    positions = shape.batch * math.prod(shape.kernel) * math.prod(shape.result)
+    return shape.num_in * positions * shape.width
+
+
+def _volume_gradients_bytes(shape: Convolution, wanted: Sequence[bool], later_bytes: int) -> int:
+    """Return what is taken beside the gradients: columns of the image's, then of the weight's.
+
+    The first are given back before there are gradients of weight and bias, of ``later_bytes``.
+    """
+    columns = _volume_column_bytes(shape)
+    if wanted[1] and not _is_own_columns(shape):
+        return columns
+    return max(0, columns - later_bytes) if wanted[0] else 0
+
+
+def _is_own_columns(shape: Convolution) -> bool:
+    """Return whether volumes are not unfolded, since they are their own columns."""
+    return shape.is_pointwise and not shape.is_strided and shape.groups == 1
 
 
 def _backend(image: torch.Tensor, weight: torch.Tensor, settings: Any) -> str:

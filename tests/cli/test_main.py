@@ -279,7 +279,7 @@ def test_the_doctor_ends_with_exit_code_1_when_torch_will_not_do(
     assert main(["doctor"]) == 1
     shown = capsys.readouterr().out
     assert expected in shown
-    assert shown.splitlines()[-1].startswith("1 problems, 0 warnings")
+    assert shown.splitlines()[-1].startswith("1 problems, ")
 
 
 def test_the_doctor_shows_what_is_not_applicable_only_when_asked(on_machine, capsys):

@@ -191,3 +191,18 @@ def test_parts_are_told_apart_by_their_keys_whatever_the_order(is_nested):
         assert torch.equal(parts["event"], torch.zeros(count))
         assert torch.equal(parts["severe"], torch.ones(count))
         assert parts["x"].shape == (2, count)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_training_batch_with_as_many_parts_of_other_names_is_refused_with_both(is_nested):
+    def wrap(parts):
+        return {"inner": parts, "z": torch.zeros(4)} if is_nested else parts
+
+    def batch(size):
+        parts = {"a": torch.zeros(size), "b": torch.zeros(size)}
+        return {"inner": parts, "z": torch.zeros(size)} if is_nested else parts
+
+    layout = find_layout(job_with(batch))
+    other = wrap({"a": torch.zeros(4), "c": torch.zeros(4)})
+    with pytest.raises(JobFunctionError, match=r"'c'.*'b'"):
+        list(layout.split(other, 2))

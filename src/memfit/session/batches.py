@@ -122,13 +122,21 @@ def _in_order(batch: Any, spec: TreeSpec) -> Any:
 
     Leaves are told apart by their place, so the same keys in another order would be taken for each
     other.
+
+    Raises:
+        JobFunctionError: if there are as many keys, and some have other names.
     """
     if spec.type is not dict or type(batch) is not dict:
         return batch
     keys = spec.context
     children = dict(zip(keys, spec.children(), strict=True))
     if batch.keys() != children.keys():
-        return batch  # other parts, which their number or the loss refuses
+        if len(batch) != len(children):
+            return batch  # their number is refused
+        found = (
+            f"a training batch has {sorted(batch, key=str)}, batch() gives {sorted(keys, key=str)}"
+        )
+        raise JobFunctionError("batch", expected_signature("batch"), found)
     if list(batch) == keys and not any(child.type is dict for child in children.values()):
         return batch
     return {key: _in_order(batch[key], child) for key, child in children.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from memfit.units import GIB, MIB, format_bytes
@@ -119,11 +120,20 @@ def _shape(sizes: TridentSizes) -> str:
     return f"{sizes.num_frames} frames of {sizes.height} x {sizes.width}"
 
 
+def _short(label: str) -> str:
+    """Write the number of names in the place of many of them."""
+    return re.sub(
+        r"(\w+=)([^ ,)]+(?: [^ ,)]+){2,})",
+        lambda found: f"{found[1]}{len(found[2].split())} names",
+        label,
+    )
+
+
 def _card_row(row: RowFigures, baseline: RowFigures) -> tuple[str, ...]:
     card = row.card
     return (
         row.title,
-        ", ".join(f"`{label}`" for label in card.strategies),
+        ", ".join(f"`{_short(label)}`" for label in card.strategies),
         row.claim.peak if row.claim else "",
         f"{card.peak_allocated_bytes / GIB:.2f}",
         f"{card.low_bytes / GIB:.0f} to {card.high_bytes / GIB:.0f}",

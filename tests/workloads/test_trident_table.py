@@ -24,7 +24,6 @@ from memfit_workloads.trident.benchmark_table.figures import (
     with_card,
 )
 from memfit_workloads.trident.benchmark_table.findings import findings_of, sentences
-from memfit_workloads.trident.benchmark_table.four_bit import four_bit_transformers
 from memfit_workloads.trident.benchmark_table.recorded import PATH, recorded_table
 from memfit_workloads.trident.benchmark_table.rows import (
     ALL_STATES,
@@ -37,6 +36,7 @@ from memfit_workloads.trident.benchmark_table.rows import (
     ROWS,
     Place,
 )
+from memfit_workloads.trident.four_bit import four_bit_base
 from memfit_workloads.trident.job import StepSettings, build_job
 from memfit_workloads.trident.sizes import DEMO, DOCUMENT
 
@@ -214,7 +214,7 @@ def test_four_bit_transformers_leave_convolutions_in_training():
     job = build_job(DEMO, StepSettings(batch_size=2))
     session = open_plain_session(job, CPU, find_layout(job))
     weights = dict(session.model.named_parameters())
-    undo = four_bit_transformers(DEMO).apply(session)
+    undo = four_bit_base(DEMO).apply(session)
     trained = {id(each) for group in session.optimizer.param_groups for each in group["params"]}
     assert id(weights["rgb.video.mask.weight"]) in trained
     assert weights["rgb.video.mask.weight"].requires_grad

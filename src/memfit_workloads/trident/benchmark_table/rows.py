@@ -17,9 +17,8 @@ from memfit.strategies import (
     OptimizerOffload,
     Strategy,
 )
+from memfit_workloads.trident.four_bit import four_bit_base
 from memfit_workloads.trident.sizes import TridentSizes
-
-from .four_bit import four_bit_transformers
 
 BASELINE, TWO_SAMPLES = "baseline", "two-samples"
 EIGHT_BIT, OFFLOAD, FOUR_BIT = "eight-bit-optimizer", "optimizer-offload", "four-bit-base"
@@ -132,11 +131,7 @@ DOCUMENT_ROWS: tuple[Row, ...] = (
     Row(
         name="qlora",
         title="QLoRA",
-        strategies=lambda place: (
-            four_bit_transformers(place.sizes),
-            EightBitOptimizer(),
-            *_half(place),
-        ),
+        strategies=lambda place: (four_bit_base(place.sizes), EightBitOptimizer(), *_half(place)),
         claim=Claim(peak="25-30", speed=0.5, setup="High"),
     ),
 )
@@ -150,12 +145,12 @@ REMEDY_ROWS: tuple[Row, ...] = (
     Row(
         name=FOUR_BIT,
         title="transformers in 4 bits",
-        strategies=lambda place: (four_bit_transformers(place.sizes),),
+        strategies=lambda place: (four_bit_base(place.sizes),),
     ),
     Row(
         name=ALL_STATES,
         title="these three together",
-        strategies=lambda place: (four_bit_transformers(place.sizes), _offload(place)),
+        strategies=lambda place: (four_bit_base(place.sizes), _offload(place)),
     ),
     Row(name=BF16, title="bf16", strategies=lambda _: (Bf16(),)),
     Row(

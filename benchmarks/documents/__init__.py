@@ -1,0 +1,1 @@
+"""The commands of the documents that the workloads were built from, line by line."""

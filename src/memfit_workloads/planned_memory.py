@@ -122,18 +122,23 @@ def devices(name: str | None) -> tuple[str, str]:
     return ("cpu" if name == "cpu" else "cuda"), name
 
 
-def show_plan(planned_memory: PlannedFigures, console: Console) -> None:
+def plan_lines(planned_memory: PlannedFigures) -> tuple[str, str]:
     """Say what training would take as it is, what it may take, and how it is run."""
     planned = planned_memory.planned
     budget_bytes = planned_memory.budget_bytes
     budget = "none" if budget_bytes is None else format_bytes(budget_bytes)
-    console.print(
-        f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}\n"
-        f"plan: {' + '.join(planned_memory.plan.labels()) or 'as it is'} ({planned.numerics}); "
-        f"predicted peak {format_bytes(planned.peak_allocated_bytes)}",
-        markup=False,
-        soft_wrap=True,
+    plan = " + ".join(planned_memory.plan.labels()) or "as it is"
+    peak = format_bytes(planned.peak_allocated_bytes)
+    return (
+        f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}",
+        f"plan: {plan} ({planned.numerics}); predicted peak {peak}",
     )
+
+
+def show_plan(planned_memory: PlannedFigures, console: Console) -> None:
+    """Print what training would take as it is, what it may take, and how it is run."""
+    for line in plan_lines(planned_memory):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def peaks_line(planned_memory: PlannedFigures, measured_bytes: int | None) -> str:

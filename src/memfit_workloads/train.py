@@ -13,6 +13,7 @@ from memfit.reports.run_page import write_run_page
 from memfit.reports.training import Training, write_training
 
 from .loop import fit, resume
+from .peak_limit import check_peak
 from .planned_memory import peaks_line, show_plan
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def train(system: System) -> dict[str, Any]:
         UsageError: if the output folder holds another run.
         NoPlanFitsError: if no plan keeps training inside the budget.
         MemfitError: if training diverges; no final model is written then.
+        PeakAboveBudgetError: if its tensors took more than the budget; all files are written.
         KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
     """
     checkpoint = system.checkpoint_to_resume()
@@ -53,6 +55,8 @@ def train(system: System) -> dict[str, Any]:
         fit(system)
         result = _finish(system) if system.ranks.is_first else {}
         system.ranks.wait()
+    if system.ranks.group is None:
+        check_peak(result)
     return result
 
 

@@ -20,8 +20,6 @@ from .shipped_files import found
 class PlacementSettings:
     """Where weights, optimizer states and activations may lie."""
 
-    max_device_bytes: int | None
-    """What the device may hold; a measured peak above it is an error."""
     host_bytes: int | None
     offload_folder: Path | None
     device_map: str | None
@@ -82,7 +80,6 @@ def _settings(
             raise UsageError(msg)
         folder = file.disk_folder
     return PlacementSettings(
-        max_device_bytes=args.max_gpu_mem,
         host_bytes=args.cpu_mem,
         offload_folder=folder,
         device_map=_device_map(args.device_map),

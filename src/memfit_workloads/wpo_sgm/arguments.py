@@ -41,8 +41,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         group,
         "train_samples_size",
         type=whole(1),
-        default=500,
-        help="samples to train on; default 500",
+        help="samples to train on; default 500, or as many as there are centres",
     )
     _add(group, "validation_samples_size", type=whole(1), default=200, help="default 200")
     _add(group, "test_samples_size", type=whole(2), default=200, help="default 200")

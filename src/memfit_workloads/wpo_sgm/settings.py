@@ -20,6 +20,9 @@ DATASET_NAMES = (
     *("patches8", "patches16", "patches32", "cifar10"),
 )
 
+_USUAL_SAMPLES = 500
+"""Trained on where nothing is said; the centres are the first of them, so never fewer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
@@ -92,10 +95,11 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
     Raises:
         UsageError: if flags contradict each other.
     """
-    if args.train_samples_size < args.train_kernel_size:
+    num_train = args.train_samples_size or max(_USUAL_SAMPLES, args.train_kernel_size)
+    if num_train < args.train_kernel_size:
         msg = (
             f"--train_kernel_size {args.train_kernel_size} needs as many training samples, since "
-            f"the centres are the first of them; there are {args.train_samples_size}. Raise "
+            f"the centres are the first of them; there are {num_train}. Raise "
             "--train_samples_size or lower --train_kernel_size."
         )
         raise UsageError(msg)
@@ -107,7 +111,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
             args,
             name=args.data,
             folder=args.data_dir,
-            num_train=args.train_samples_size,
+            num_train=num_train,
             num_validation=args.validation_samples_size,
             num_test=args.test_samples_size,
             noise=args.data_noise,

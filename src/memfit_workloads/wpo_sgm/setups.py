@@ -56,8 +56,8 @@ class ChunkedTrainer:
         """Return the score matching loss at samples (B, D), to call ``backward()`` on.
 
         Raises:
-            JobError: if ``stab`` is not above 0, or the network's outputs are no triangles.
-            NoPlanFitsError: if a chunk was to be found, and one centre at a time is too much.
+            JobError: if ``stab`` is not above 0, the network's outputs are no triangles, or a chunk
+                was to be found and one centre at a time is too much.
         """
         kernels = _kernels_of(self.factornet, self._places, stab)
         if self.chunk_size is None:

@@ -36,7 +36,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(DATASET_NAMES)}, or a file (.npy, .pt) with one sample per row; "
         "default cifar10",
     )
-    _add(group, "data_dir", type=Path, metavar="DIR", help="where CIFAR-10 lies")
+    _add(group, "data_dir", type=Path, metavar="DIR", help="where CIFAR-10 lies; default ./data")
     _add(
         group,
         "train_samples_size",

@@ -1,0 +1,538 @@
+"""Modules on the host: the same results across real copies, bytes of the device, and refusals.
+
+No GPU is needed. Results are compared on the CPU, where what crosses is cloned as if it had gone to
+another device; bytes are those of a step on a virtual GPU, worked out by hand.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit import Job, Plan
+from memfit.devices.catalogue import load_device
+from memfit.errors import MemfitError, StrategyError
+from memfit.prediction.recording import record
+from memfit.session.spill import Spill
+from memfit.strategies import (
+    ActivationCheckpointing,
+    Bf16,
+    ConvolutionTiling,
+    Fp16,
+    HostModules,
+    MicroBatching,
+    OptimizerImplementation,
+    build_strategy,
+    host_modules,
+)
+from memfit.strategies.host_modules.crossing import Crossing, HostForward
+from memfit.strategies.host_modules.weights import host_facts
+
+CARD = "a100-40gb"
+WIDTH = 16
+SAMPLES = 12
+
+
+def under(*names: str, beside=()) -> Plan:
+    return Plan(strategies=(HostModules(modules=names), *beside))
+
+
+class Cloning(Crossing):
+    """Take the CPU for two devices: what crosses is cloned, so that nothing is shared."""
+
+    has_computed = False
+
+    @property
+    def is_computing(self):
+        if not self._is_computing:
+            self.has_computed = False
+        return self._is_computing
+
+    @contextmanager
+    def computing(self):
+        with super().computing():
+            yield
+        self.has_computed = True
+
+    def lies_on_host(self, tensor):  # noqa: ARG002 - all lie in the same memory
+        return self.has_computed
+
+    def _copy(self, tensor, device):  # noqa: ARG002
+        return tensor.clone()
+
+
+@pytest.fixture
+def two_places(monkeypatch):
+    """Let the strategy apply on the CPU, with clones for copies to another device."""
+    obstacle = HostModules.obstacle
+    monkeypatch.setattr(host_modules, "Crossing", Cloning)
+    monkeypatch.setattr(
+        HostModules,
+        "obstacle",
+        lambda own, facts: obstacle(own, replace(facts, device_type="cuda")),
+    )
+
+
+class Around(nn.Module):
+    """A layer, something beside the main path, and a layer that takes both."""
+
+    def __init__(self, side=None, width: int = WIDTH) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.side = nn.Linear(width, width) if side is None else side()
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden + self.combined(hidden))
+
+    def combined(self, hidden):
+        return self.side(hidden)
+
+
+def job_of(model, width: int = WIDTH, samples: int = SAMPLES, **others) -> Job:
+    values = {
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        "clip_grad_norm": 0.1,
+        **others,
+    }
+    return Job(
+        model=model,
+        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
+        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        batch_size=samples,
+        **values,
+    )
+
+
+# --- Modules that were not made for it.
+
+
+class GivesTuple(nn.Module):
+    """Give a tuple, in which one tensor stands twice and one came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        own = self.layer(x)
+        return own, [own, x], 3, None
+
+
+class TakesTuple(Around):
+    def combined(self, hidden):
+        own, (again, same), number, nothing = self.side(hidden)
+        assert again is own
+        assert same is hidden
+        assert nothing is None
+        return own * number + again
+
+
+class TakesDictionary(nn.Module):
+    """Take and give dictionaries, and take keywords that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, parts, *, scale=1.0, name=None, gate=None):
+        assert name == "second"
+        x = parts["one"] + parts["other"]
+        return {"scaled": scale * self.layer(x), "gated": x * gate}
+
+
+class GivesDictionary(Around):
+    def combined(self, hidden):
+        parts = {"one": hidden, "other": hidden}
+        found = self.side(parts, scale=2.0, name="second", gate=hidden.sigmoid())
+        return found["scaled"] + found["gated"]
+
+
+class CallsTwice(Around):
+    def combined(self, hidden):
+        return self.side(self.side(hidden).relu())
+
+
+def normalising() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True))
+
+
+class PartlyFrozen(Around):
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)))
+        self.side[0].requires_grad_(False)
+
+
+class TiedInside(Around):
+    """Two layers of the same weight, both on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)))
+        self.side[0].weight = self.side[1].weight
+
+
+class UnderTwoNames(Around):
+    """One module under two names, called by both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = self.side
+
+    def combined(self, hidden):
+        return self.side(hidden) + self.same(hidden)
+
+
+class Recurrent(Around):
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.GRU(WIDTH, WIDTH, batch_first=True))
+
+    def combined(self, hidden):
+        found, last = self.side(hidden[:, None], None)
+        return found[:, 0] + last[0]
+
+
+MODELS = [
+    (Around, ("side",)),
+    (lambda: TakesTuple(GivesTuple), ("side",)),
+    (lambda: GivesDictionary(TakesDictionary), ("side",)),
+    (CallsTwice, ("side",)),
+    (lambda: Around(normalising), ("side",)),
+    (lambda: Around(normalising), ("side.1",)),
+    (lambda: Around(normalising), ("side", "side.0")),
+    (PartlyFrozen, ("side",)),
+    (TiedInside, ("side",)),
+    (UnderTwoNames, ("side",)),
+    (Recurrent, ("side",)),
+    (Around, ("first", "last")),
+]
+NAMES = [
+    *("a layer", "a tuple", "a dictionary", "called twice", "batch norm", "batch norm alone"),
+    *("nested", "frozen", "tied inside", "two names", "recurrent", "the rest"),
+]
+EACH_MODEL = pytest.mark.parametrize(("model", "names"), MODELS, ids=NAMES)
+
+
+@EACH_MODEL
+@pytest.mark.usefixtures("two_places")
+def test_results_are_those_of_the_plain_step(model, names):
+    found = memfit.verify(job_of(model), under(*names))
+    assert found.largest_error < 1e-10
+    assert found.numerics == "exact"
+
+
+@EACH_MODEL
+def test_what_the_modules_hold_is_not_on_the_device(model, names):
+    job = job_of(model)
+    predicted = memfit.predict(job, CARD, under(*names)).by_category
+    built = job.model()
+    modules = [built.get_submodule(name) for name in names]
+    held = {id(each) for module in modules for each in module.parameters()}
+    rest = [each for each in built.parameters() if id(each) not in held]
+    assert predicted["parameters"] == rounded(rest)
+    assert predicted["optimizer state"] == 2 * rounded(rest)
+    assert predicted.get("buffers", 0) == rounded(
+        buffer
+        for name, buffer in built.named_buffers()
+        if not any(name.startswith(f"{each}.") for each in names)
+    )
+
+
+def rounded(tensors) -> int:
+    """Sum up blocks of the caching allocator, which are multiples of 512 bytes."""
+    return sum(-(-each.nbytes // 512) * 512 for each in tensors)
+
+
+def stack() -> Job:
+    return job_of(lambda: nn.Sequential(Around(), Around(), Around()))
+
+
+def convolutional() -> Job:
+    def model():
+        blocks = [nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 4, 3, padding=1)]
+        head = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh())
+        pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(nn.Sequential(*blocks), *pooled, nn.Sequential(head, nn.Linear(WIDTH, WIDTH)))
+
+    return replace(
+        job_of(model), batch=lambda size: (torch.randn(size, 3, 24, 24), torch.randn(size, WIDTH))
+    )
+
+
+EACH_BESIDE = pytest.mark.parametrize(
+    ("job", "names", "beside"),
+    [
+        (stack, ("0.side", "1.side"), ActivationCheckpointing(blocks=("1",))),
+        (stack, ("0.side", "1.side"), ActivationCheckpointing(blocks=("1.side",))),
+        (stack, ("0.side", "1.side"), MicroBatching(micro_batch_size=5)),
+        (stack, ("1",), OptimizerImplementation(implementation="fused")),
+        (stack, ("1",), OptimizerImplementation(implementation="foreach")),
+        (convolutional, ("3.0",), ConvolutionTiling(num_tiles=4)),
+    ],
+    ids=["block", "module itself", "pieces", "fused", "foreach", "tiles"],
+)
+
+
+@EACH_BESIDE
+@pytest.mark.usefixtures("two_places")
+def test_results_are_kept_beside_other_strategies(job, names, beside):
+    assert memfit.verify(job(), under(*names, beside=(beside,))).largest_error < 1e-10
+
+
+@EACH_BESIDE
+def test_a_step_beside_other_strategies_is_recorded_on_a_card(job, names, beside):
+    plan = under(*names, beside=(beside,))
+    assert memfit.predict(job(), CARD, plan).strategies == plan.labels()
+
+
+@pytest.mark.usefixtures("two_places")
+@pytest.mark.parametrize("beside", [Bf16(), Bf16(keep=("side",))], ids=["all", "kept"])
+def test_under_autocast_they_compute_in_the_types_of_their_weights(beside):
+    class Seen(nn.Linear):
+        seen: ClassVar[list[object]] = []
+
+        def forward(self, x):
+            self.seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
+            return super().forward(x)
+
+    job = job_of(lambda: Around(lambda: Seen(WIDTH, WIDTH)))
+    with memfit.start(job, under("side", beside=(beside,))) as run:
+        run.step(job.batch(SAMPLES))
+    assert Seen.seen[-1] == (torch.float32, False)
+    found = memfit.verify(job, under("side", beside=(beside,)))
+    assert found.largest_error < 5e-2
+    assert found.numerics == "approximate"
+
+
+@pytest.mark.parametrize("beside", [Bf16(), Fp16()], ids=lambda each: each.name)
+def test_a_step_under_autocast_is_recorded_on_a_card(beside):
+    predicted = memfit.predict(job_of(Around), CARD, under("side", beside=(beside,)))
+    assert predicted.numerics == "approximate"
+
+
+# --- Bytes and seconds.
+
+
+def test_bytes_of_the_device_are_those_worked_out_by_hand():
+    """Of a step of AdamW with three layers of 1000 x 1000, one of which is on the host."""
+    job = job_of(lambda: Around(width=1000), width=1000, samples=256)
+    plain = memfit.predict(job, CARD)
+    planned = memfit.predict(job, CARD, under("side"))
+    layer = 1000 * 1000 * 4 + 4096  # the bias takes 4000 bytes, eight blocks of 512
+    blocks = 3_999_744 + 512  # the weight's 4 000 000 bytes are rounded to blocks of 512 as well
+    assert rounded([torch.empty(1000, 1000)]) == blocks
+    on_device = planned.by_category
+    assert on_device["parameters"] == on_device["gradients"] == 2 * (blocks + 4096)
+    assert on_device["optimizer state"] == 4 * (blocks + 4096)
+    saved = plain.peak_allocated_bytes - planned.peak_allocated_bytes
+    assert saved >= 4 * (layer - 4096)
+    # Weight and bias, their gradients, two states of each, and two step counts of 4 bytes.
+    assert planned.host_bytes == 4 * (1000 * 1000 + 1000) * 4 + 2 * 4
+
+
+def test_copies_are_counted_both_ways_and_cost_time():
+    job = job_of(lambda: Around(width=1000), width=1000, samples=256)
+    device = load_device(CARD)
+    moved = record(job, under("side"), device=device).spill.link_bytes
+    # Input and output of 256 x 1000, each with its gradient.
+    assert moved == 4 * 256 * 1000 * 4
+    again = under("side", beside=(ActivationCheckpointing(blocks=("side",)),))
+    # What is computed again crosses again, without the gradients, which cross once.
+    assert record(job, again, device=device).spill.link_bytes == moved + 2 * 256 * 1000 * 4
+    plain, planned = memfit.predict(job, CARD), memfit.predict(job, CARD, under("side"))
+    link_seconds = moved / device.value("link_bytes_per_second")
+    assert planned.step_seconds > plain.step_seconds + link_seconds / 2
+
+
+def test_the_host_computes_at_the_speed_of_the_host():
+    job = job_of(lambda: Around(width=1000), width=1000, samples=256)
+    planned = memfit.predict(job, CARD, under("side"))
+    # Three products of 256 x 1000 x 1000, at the 1.2e11 operations a second of a small processor.
+    assert planned.step_seconds > 3 * 2 * 256 * 1000 * 1000 / 1.2e11
+
+
+# --- Refusals.
+
+
+class TiedOutside(Around):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last.weight = self.side.weight
+
+
+class SharesMemory(Around):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last.weight = nn.Parameter(self.side.weight.data)
+
+
+class SharesBuffer(Around):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.side.register_buffer("mean", self.mean)
+
+
+class Listed(Around):
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH)]))
+
+    def combined(self, hidden):
+        return self.side[0](hidden)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (TiedOutside, "side.weight belongs to last as well"),
+        (SharesBuffer, "mean belongs to the model itself as well"),
+        (Listed, "side only holds other modules"),
+        (lambda: nn.Sequential(Around()), "no module named 'side' (near: 0.side"),
+    ],
+    ids=["tied", "buffer", "container", "name"],
+)
+def test_what_cannot_be_parted_is_refused(model, says):
+    facts = record(job_of(model), device=load_device(CARD)).facts
+    obstacle = HostModules(modules=("side",)).obstacle(facts)
+    assert obstacle is not None
+    assert says in obstacle
+    assert obstacle.endswith(".")
+    with pytest.raises(StrategyError) as caught:
+        memfit.predict(job_of(model), CARD, under("side"))
+    assert says in str(caught.value)
+
+
+def test_memory_that_is_shared_with_the_device_is_refused():
+    """Moving a model to a GPU parts such tensors; those of a model that lives there are not."""
+    obstacle = host_facts(SharesMemory()).obstacle(["side"])
+    assert obstacle is not None
+    assert "side.weight cannot be moved to the host: it shares its memory" in obstacle
+
+
+def test_on_the_cpu_it_is_refused_as_nothing_would_be_saved():
+    with pytest.raises(StrategyError, match="on the cpu the host is the device"):
+        memfit.start(job_of(Around), under("side"))
+
+
+def test_no_module_at_all_is_refused():
+    with pytest.raises(StrategyError, match="at least one module"):
+        build_strategy("host-modules", {"modules": []})
+
+
+class WritesInPlace(nn.Module):
+    def forward(self, x):
+        return x.mul_(2) + 1
+
+
+class WritesPastAutograd(nn.Module):
+    def forward(self, x):
+        x.data.mul_(2)
+        return x + 1
+
+
+class WritesToDictionary(nn.Module):
+    def forward(self, parts):
+        parts["new"] = parts["one"] + 1
+        return parts["new"] * 2
+
+
+class GivesView(nn.Module):
+    def forward(self, x):
+        return x[:, :3]
+
+
+class GivesBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.table
+
+
+@dataclass
+class Wrapped:
+    value: torch.Tensor
+
+
+class GivesObject(nn.Module):
+    def forward(self, x):
+        return Wrapped(x + 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "says"),
+    [
+        (WritesInPlace, lambda x: x, "changes a tensor that it is given"),
+        (WritesPastAutograd, lambda x: x, "changes a tensor that it is given"),
+        (WritesToDictionary, lambda x: {"one": x}, "changes a list or a dictionary"),
+        (GivesView, lambda x: x, "view of what it is given"),
+        (GivesBuffer, lambda x: x, "one of its buffers"),
+        (GivesObject, lambda x: x, "gives a Wrapped"),
+    ],
+    ids=["in place", "past autograd", "dictionary", "view", "buffer", "object"],
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_what_a_caller_would_see_otherwise_is_refused(module, given, says, mode):
+    made = module()
+    made.forward = HostForward("side", made, Cloning(torch.device("cpu"), Spill()))
+    with mode(), pytest.raises(StrategyError, match=says):
+        made(given(torch.ones(2, WIDTH) * 1))
+
+
+def test_writes_are_seen_in_later_calls_as_well():
+    """The third call has no look at single operators."""
+    writes = False
+
+    class Later(nn.Module):
+        def forward(self, x):
+            return x.mul_(2) if writes else x + 1
+
+    made = Later()
+    made.forward = HostForward("side", made, Cloning(torch.device("cpu"), Spill()))
+    made(torch.ones(2)), made(torch.ones(2))
+    writes = True
+    with pytest.raises(StrategyError, match="changes a tensor"):
+        made(torch.ones(2))
+
+
+class ReadFromOutside(Around):
+    def combined(self, hidden):
+        return hidden @ self.side.weight
+
+
+def test_weights_that_are_read_from_outside_of_the_forward_end_a_prediction():
+    with pytest.raises((MemfitError, RuntimeError), match=r"different devices|cpu|on the host"):
+        memfit.predict(job_of(ReadFromOutside), CARD, under("side"))
+
+
+# --- Undone.
+
+
+def test_dropout_on_the_host_draws_other_masks():
+    job = job_of(lambda: Around(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3))))
+    assert memfit.predict(job, CARD, under("side")).numerics == "same-in-law"
+
+
+@pytest.mark.usefixtures("two_places")
+def test_a_run_trains_as_without_it_and_leaves_the_model_as_it_was():
+    def trained(plan):
+        torch.manual_seed(0)
+        job = job_of(lambda: Around(normalising))
+        batches = [job.batch(SAMPLES) for _ in range(3)]
+        torch.manual_seed(1)
+        with memfit.start(job, plan) as run:
+            losses = [run.step(batch).loss.item() for batch in batches]
+            losses.append(run.evaluate(batches[0]).item())
+        assert not any("forward" in vars(each) for each in run.model.modules())
+        return losses, run.model.state_dict()
+
+    (losses, values), (plain_losses, plain_values) = trained(under("side")), trained(Plan())
+    assert losses == plain_losses
+    assert all(torch.equal(values[name], plain_values[name]) for name in plain_values)

@@ -60,10 +60,10 @@ class Cloning(Crossing):
             yield
         self.has_computed = True
 
-    def lies_on_host(self, tensor):  # noqa: ARG002 - all lie in the same memory
+    def lies_on_host(self, tensor):
         return self.has_computed
 
-    def _copy(self, tensor, device):  # noqa: ARG002
+    def _copy(self, tensor, device):
         return tensor.clone()
 
 
@@ -258,7 +258,9 @@ def convolutional() -> Job:
         blocks = [nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 4, 3, padding=1)]
         head = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh())
         pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        return nn.Sequential(nn.Sequential(*blocks), *pooled, nn.Sequential(head, nn.Linear(WIDTH, WIDTH)))
+        return nn.Sequential(
+            nn.Sequential(*blocks), *pooled, nn.Sequential(head, nn.Linear(WIDTH, WIDTH))
+        )
 
     return replace(
         job_of(model), batch=lambda size: (torch.randn(size, 3, 24, 24), torch.randn(size, WIDTH))

@@ -111,7 +111,7 @@ class Strategy(abc.ABC):
         """Change the session, and return what puts it back. Serves virtual and real runs alike."""
 
     def stays(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
-        """Return the parameters and buffers that it takes off a GPU, and that need not get there."""
+        """Return parameters and buffers that it takes off a GPU, and that need not get there."""
         return ()
 
     def unsuited(self, facts: JobFacts) -> str | None:

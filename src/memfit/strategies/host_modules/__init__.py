@@ -40,13 +40,15 @@ class HostModules(Strategy):
     to the device; autograd sends gradients the same way back. Under autocast they compute in the
     types of their weights.
 
-    Limits: the device waits for every copy and for the host, which is far slower than it: meant for
-    small modules off the main path. Results are those of another processor, equal up to rounding;
-    dropout inside draws from the host's generator. Once a parameter is on the host, torch's own
-    choice of an optimizer's implementation is one parameter at a time, unless optimizer-implementation
-    names another. A forward that changes its inputs, or gives views of them or of its buffers, is
-    refused: the caller would see another copy. Weights that are read from outside of the forward
-    are found on the host, which a GPU refuses. The planner does not choose it by itself.
+    Limits: the device waits for every copy and for the host, which is far slower than it: meant
+    for small modules off the main path. Results are those of another processor, equal up to
+    rounding; dropout inside draws from the host's generator. Once a parameter is on the host,
+    torch's own choice of an optimizer's implementation is one parameter at a time, and
+    optimizer-implementation may name another. Of the host's memory, what is kept there for
+    backward is not counted. A forward that changes its inputs, or gives views of them or of its
+    buffers, is refused: the caller would see another copy. Weights that are read from outside of
+    the forward are found on the host, which a GPU refuses. The planner does not choose it by
+    itself.
     Source: the device maps of Accelerate, https://huggingface.co/docs/accelerate/concept_guides/
     big_model_inference, which bring such weights to the device instead, and for inference alone.
     """
@@ -65,12 +67,14 @@ class HostModules(Strategy):
         "four-bit-base": _ALSO_MOVES,
         "pure-bf16": _OF_ONE_DEVICE,
         "eight-bit-optimizer": _OF_ONE_DEVICE,
-        "optimizer-offload": "states of the host's parameters would be moved as if they were not there",
+        "optimizer-offload": "it would move the states that are on the host already",
         "optimizer-in-backward": _OF_ONE_DEVICE,
-        "linear-cross-entropy": "it reads the weight of an output layer from outside of its forward",
+        "linear-cross-entropy": "it reads the weight of a layer from outside of its forward",
         "tiling": "it reads weights from outside of the forward that they belong to",
         "frozen-offload": _ALSO_MOVES,
-        "batchnorm-replay": "replay stops forward passes half way, inside modules that compute as a whole",
+        "batchnorm-replay": (
+            "replay stops forward passes half way, inside modules that compute as a whole"
+        ),
         "cached-gradients": "it runs parts of the model apart from its forward",
     }
 

@@ -161,13 +161,11 @@ def move_to_host(
 @torch.no_grad()
 def _move(optimizer: torch.optim.Optimizer, tensor: torch.Tensor, device: torch.device) -> None:
     """Move a tensor, its gradient and what an optimizer keeps for it; step counts stay."""
-    if tensor.grad is not None and tensor.grad.device.type != device.type:
-        gradient, tensor.grad = tensor.grad.to(device), None
-    else:
-        gradient, tensor.grad = tensor.grad, None
+    gradient, tensor.grad = tensor.grad, None
     if tensor.device.type != device.type:
         give_memory(tensor, tensor.detach().to(device))
-    tensor.grad = gradient
+    if gradient is not None:
+        tensor.grad = gradient.to(device)
     state = optimizer.state.get(tensor, {})
     for name, value in list(state.items()):
         if isinstance(value, torch.Tensor) and value.dim() and value.device.type != device.type:
@@ -175,7 +173,7 @@ def _move(optimizer: torch.optim.Optimizer, tensor: torch.Tensor, device: torch.
 
 
 def _count_what_comes_with(session: Session, parameter: torch.Tensor) -> None:
-    """Count a parameter's gradient, and the states that an update has made, for as long as they are."""
+    """Count a parameter's gradient, and the states that an update has made, while they live."""
     states = session.optimizer.state.get(parameter, {}).values()
     for each in (parameter.grad, *states):
         if isinstance(each, torch.Tensor) and not session.spill.holds(each):

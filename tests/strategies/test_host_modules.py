@@ -312,10 +312,30 @@ def test_under_autocast_they_compute_in_the_types_of_their_weights(beside):
     assert found.numerics == "approximate"
 
 
-@pytest.mark.parametrize("beside", [Bf16(), Fp16()], ids=lambda each: each.name)
-def test_a_step_under_autocast_is_recorded_on_a_card(beside):
-    predicted = memfit.predict(job_of(Around), CARD, under("side", beside=(beside,)))
+def test_a_step_under_autocast_is_recorded_on_a_card():
+    predicted = memfit.predict(job_of(Around), CARD, under("side", beside=(Bf16(),)))
     assert predicted.numerics == "approximate"
+
+
+def test_training_in_float16_is_refused_whoever_asks_for_it():
+    """A gradient scaler would copy its scale to the host's gradients, and not wait for it."""
+    with pytest.raises(StrategyError, match="without waiting for the copy"):
+        memfit.predict(job_of(Around), CARD, under("side", beside=(Fp16(),)))
+    made = nn.Linear(WIDTH, WIDTH)
+    made.forward = HostForward("side", made, Cloning(torch.device("cpu"), Spill()))
+    with torch.autocast("cpu", dtype=torch.float16):
+        with torch.no_grad():
+            made(torch.ones(2, WIDTH))
+        with pytest.raises(StrategyError, match="without waiting for the copy"):
+            made(torch.ones(2, WIDTH))
+
+
+def test_a_learning_rate_on_the_device_is_refused():
+    job = job_of(
+        Around, optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1, device="cuda"))
+    )
+    with pytest.raises(StrategyError, match="lr is a tensor on the device"):
+        memfit.predict(job, CARD, under("side"))
 
 
 # --- Bytes and seconds.
@@ -412,7 +432,8 @@ def test_what_cannot_be_parted_is_refused(model, says):
 
 def test_memory_that_is_shared_with_the_device_is_refused():
     """Moving a model to a GPU parts such tensors; those of a model that lives there are not."""
-    obstacle = host_facts(SharesMemory()).obstacle(["side"])
+    model = SharesMemory()
+    obstacle = host_facts(model, torch.optim.SGD(model.parameters())).obstacle(["side"])
     assert obstacle is not None
     assert "side.weight cannot be moved to the host: it shares its memory" in obstacle
 

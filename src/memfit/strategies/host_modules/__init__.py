@@ -16,7 +16,7 @@ from memfit.session.forwards import replace_forward
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts, shared_facts
-from memfit.strategies.host_modules.crossing import STRATEGY, Crossing, HostForward
+from memfit.strategies.host_modules.crossing import SCALED, STRATEGY, Crossing, HostForward
 from memfit.strategies.host_modules.weights import (
     HostFacts,
     host_facts,
@@ -76,6 +76,7 @@ class HostModules(Strategy):
             "replay stops forward passes half way, inside modules that compute as a whole"
         ),
         "cached-gradients": "it runs parts of the model apart from its forward",
+        "fp16": SCALED,
     }
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class HostModules(Strategy):
     @classmethod
     def own_facts(cls, session: Session) -> HostFacts:
         """Look for what modules share, and for those that are never called."""
-        return host_facts(session.model)
+        return host_facts(session.model, session.optimizer)
 
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
@@ -116,7 +117,7 @@ class HostModules(Strategy):
     def apply(self, session: Session) -> Undo:
         """Move what the modules hold, and have each of them compute on the host."""
         shared = shared_facts(session)
-        if reason := self.obstacle(shared) or host_facts(session.model).obstacle(
+        if reason := self.obstacle(shared) or self.own_facts(session).obstacle(
             expand_names(self.modules, shared.module_names)
         ):
             raise StrategyError(self.name, reason)

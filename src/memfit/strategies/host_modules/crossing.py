@@ -23,6 +23,8 @@ STRATEGY = "host-modules"
 HOST = torch.device("cpu")
 _SHORT = (torch.bfloat16, torch.float16)
 _HOLDS_NO_TENSOR = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+SCALED = "the scale of float16 is copied to the host's gradients without waiting for the copy"
+"""Source: ``_MultiDeviceReplicator`` in torch/amp/grad_scaler.py, torch 2.13: ``non_blocking``."""
 _GATHERED = "Name a module around it that gives tensors, or leave it out of modules."
 
 
@@ -62,6 +64,20 @@ class Crossing:
     def is_short(self) -> bool:
         """Return whether the device computes under autocast."""
         return torch.is_autocast_enabled(self.device.type)
+
+    def check_precision(self) -> None:
+        """Refuse to train in float16, whose gradients are scaled.
+
+        Raises:
+            StrategyError: under autocast in float16, by whomever.
+        """
+        if (
+            torch.is_grad_enabled()
+            and self.is_short
+            and torch.get_autocast_dtype(self.device.type) is torch.float16
+        ):
+            reason = f"{SCALED}. Train in bfloat16, or leave this strategy out."
+            raise StrategyError(STRATEGY, reason)
 
     def lies_on_host(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is on the host already."""
@@ -115,10 +131,11 @@ class HostForward:
 
         Raises:
             StrategyError: if the forward changes what it is given, or gives what shares memory with
-                it: the caller has another copy of both.
+                it: the caller has another copy of both. Under autocast in float16 as well.
         """
         if self._crossing.is_computing:
             return self._forward(*args, **kwargs)
+        self._crossing.check_precision()
         self._num_visits = number = self._num_visits + 1
         visit = _Visit(self._name, self._crossing, (args, kwargs))
         args, kwargs = visit.moved

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from memfit.session.host_tensors import give_memory
 from memfit.session.session import Session
@@ -36,6 +37,8 @@ class HostFacts:
     containers: tuple[str, ...] = ()
     """Modules without a forward, which hold others and are never called."""
     held: tuple[HeldTensor, ...] = ()
+    device_options: tuple[str, ...] = ()
+    """Settings of the optimizer that are tensors on the device."""
 
     def obstacle(self, names: Sequence[str]) -> str | None:
         """Say why modules cannot compute on the host with all that they hold; None if they can."""
@@ -43,6 +46,12 @@ class HostFacts:
             return (
                 f"{found[0]} only holds other modules and is never called. Name what it holds, "
                 f"such as {found[0]}.0."
+            )
+        if self.device_options:
+            return (
+                f"the optimizer's {self.device_options[0]} is a tensor on the device, and torch "
+                "copies it to the host without waiting for the copy. Give a number, or a tensor "
+                "of the CPU."
             )
         for each in self.held:
             inside = [any(_is_in(path, names) for path in paths) for paths in each.modules]
@@ -57,14 +66,23 @@ class HostFacts:
         return None
 
 
-def host_facts(model: torch.nn.Module) -> HostFacts:
-    """Look at a model's modules and at what they hold."""
+def host_facts(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> HostFacts:
+    """Look at a model's modules and at what they hold, and at the optimizer's settings."""
+    options = (pair for group in optimizer.param_groups for pair in group.items())
     plain = torch.nn.Module.forward
     return HostFacts(
         containers=tuple(
             name for name, each in model.named_modules() if name and type(each).forward is plain
         ),
         held=tuple(_held_by_several(model)),
+        device_options=tuple(
+            name
+            for name, value in options
+            if name != "params"
+            and any(
+                isinstance(each, torch.Tensor) and not each.is_cpu for each in tree_leaves(value)
+            )
+        ),
     )
 
 
@@ -160,16 +178,26 @@ def move_to_host(
 
 @torch.no_grad()
 def _move(optimizer: torch.optim.Optimizer, tensor: torch.Tensor, device: torch.device) -> None:
-    """Move a tensor, its gradient and what an optimizer keeps for it; step counts stay."""
+    """Move a tensor, its gradient and what an optimizer keeps for it."""
     gradient, tensor.grad = tensor.grad, None
     if tensor.device.type != device.type:
         give_memory(tensor, tensor.detach().to(device))
     if gradient is not None:
         tensor.grad = gradient.to(device)
+    has_counts_beside = _has_counts_beside(optimizer, tensor)
     state = optimizer.state.get(tensor, {})
     for name, value in list(state.items()):
-        if isinstance(value, torch.Tensor) and value.dim() and value.device.type != device.type:
+        if isinstance(value, torch.Tensor) and (value.dim() or has_counts_beside):
             state[name] = value.to(device)
+
+
+def _has_counts_beside(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> bool:
+    """Return whether step counts lie where their parameter does, not on the host at any rate."""
+    return any(
+        group.get("fused") or group.get("capturable")
+        for group in optimizer.param_groups
+        if any(each is tensor for each in group["params"])
+    )
 
 
 def _count_what_comes_with(session: Session, parameter: torch.Tensor) -> None:

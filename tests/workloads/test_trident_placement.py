@@ -303,6 +303,7 @@ ON_A_CARD = ("--device-map", "custom", "--device", "a100-40gb")
         (("--optimizer", "adamw8bit"), "--optimizer adamw8bit exclude each other"),
         (("--zero-stage", "2"), "optimizer states"),
         (("--qlora",), "--qlora exclude each other"),
+        (("--use-fp16",), "float16"),
     ],
 )
 def test_what_does_not_go_with_branches_on_the_host_is_refused_on_a_card_alone(words, says):

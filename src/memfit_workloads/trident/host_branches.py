@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memfit.errors import UsageError
 
+from .branches import FP16
 from .four_bit import on_meta
 from .settings import ADAMW, TridentSettings
 
@@ -43,6 +44,8 @@ def _against(settings: TridentSettings) -> Iterator[tuple[str, str]]:
         yield "--qlora", "four-bit-base"
     if settings.optimizer != ADAMW:
         yield f"--optimizer {settings.optimizer}", "eight-bit-optimizer"
+    if settings.branches.autocast == FP16:
+        yield "float16 (--use-fp16, --precision)", "fp16"
     if settings.placement.offloads_states:
         yield "the offloading of optimizer states (--zero-stage)", "optimizer-offload"
 

@@ -535,6 +535,11 @@ def test_weights_that_are_read_from_outside_of_the_forward_end_a_prediction():
         memfit.predict(job_of(ReadFromOutside), CARD, under("side"))
 
 
+def test_the_planner_leaves_it_to_the_user_and_says_so():
+    with pytest.raises(StrategyError, match="for you to say, in a plan of your own"):
+        memfit.plan(job_of(Around), device=CARD, require=["host-modules"])
+
+
 # --- Undone.
 
 

@@ -58,6 +58,9 @@ class HostModules(Strategy):
     name: ClassVar[str] = STRATEGY
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.MODEL})
+    none_offered: ClassVar[str] = (
+        "which modules are off the main path is for you to say, in a plan of your own."
+    )
     not_with_shards: ClassVar[str] = _RANKS
     acts_on: ClassVar[Mapping[Category, float]] = dict.fromkeys(Category, 1.0)
     never_faster: ClassVar[bool] = True

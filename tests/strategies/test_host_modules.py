@@ -6,8 +6,7 @@ another device; bytes are those of a step on a virtual GPU, worked out by hand.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -17,54 +16,19 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.devices.catalogue import load_device
-from memfit.errors import MemfitError, StrategyError
-from memfit.prediction.recording import record
-from memfit.session.spill import Spill
+from memfit.prediction.recording import card_of, record, recording_on
 from memfit.strategies import (
     ActivationCheckpointing,
+    ActivationOffload,
     Bf16,
     ConvolutionTiling,
-    Fp16,
     HostModules,
     MicroBatching,
     OptimizerImplementation,
-    build_strategy,
     host_modules,
 )
-from memfit.strategies.host_modules.crossing import Crossing, HostForward
-from memfit.strategies.host_modules.weights import host_facts
 
-CARD = "a100-40gb"
-WIDTH = 16
-SAMPLES = 12
-
-
-def under(*names: str, beside=()) -> Plan:
-    return Plan(strategies=(HostModules(modules=names), *beside))
-
-
-class Cloning(Crossing):
-    """Take the CPU for two devices: what crosses is cloned, so that nothing is shared."""
-
-    has_computed = False
-
-    @property
-    def is_computing(self):
-        if not self._is_computing:
-            self.has_computed = False
-        return self._is_computing
-
-    @contextmanager
-    def computing(self):
-        with super().computing():
-            yield
-        self.has_computed = True
-
-    def lies_on_host(self, tensor):
-        return self.has_computed
-
-    def _copy(self, tensor, device):
-        return tensor.clone()
+from .host_places import CARD, SAMPLES, WIDTH, Around, Cloning, job_of, under
 
 
 @pytest.fixture
@@ -76,38 +40,6 @@ def two_places(monkeypatch):
         HostModules,
         "obstacle",
         lambda own, facts: obstacle(own, replace(facts, device_type="cuda")),
-    )
-
-
-class Around(nn.Module):
-    """A layer, something beside the main path, and a layer that takes both."""
-
-    def __init__(self, side=None, width: int = WIDTH) -> None:
-        super().__init__()
-        self.first = nn.Linear(width, width)
-        self.side = nn.Linear(width, width) if side is None else side()
-        self.last = nn.Linear(width, width)
-
-    def forward(self, x):
-        hidden = self.first(x)
-        return self.last(hidden + self.combined(hidden))
-
-    def combined(self, hidden):
-        return self.side(hidden)
-
-
-def job_of(model, width: int = WIDTH, samples: int = SAMPLES, **others) -> Job:
-    values = {
-        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-        "clip_grad_norm": 0.1,
-        **others,
-    }
-    return Job(
-        model=model,
-        batch=lambda size: (torch.randn(size, width), torch.randn(size, width)),
-        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
-        batch_size=samples,
-        **values,
     )
 
 
@@ -287,6 +219,11 @@ def test_results_are_kept_beside_other_strategies(job, names, beside):
     assert memfit.verify(job(), under(*names, beside=(beside,))).largest_error < 1e-10
 
 
+def test_activations_of_blocks_on_the_card_may_leave_it_as_well():
+    plan = under("0.side", "1.side", beside=(ActivationOffload(to="host", min_tensor_bytes=1),))
+    assert memfit.predict(stack(), CARD, plan).strategies == plan.labels()
+
+
 @EACH_BESIDE
 def test_a_step_beside_other_strategies_is_recorded_on_a_card(job, names, beside):
     plan = under(*names, beside=(beside,))
@@ -315,27 +252,6 @@ def test_under_autocast_they_compute_in_the_types_of_their_weights(beside):
 def test_a_step_under_autocast_is_recorded_on_a_card():
     predicted = memfit.predict(job_of(Around), CARD, under("side", beside=(Bf16(),)))
     assert predicted.numerics == "approximate"
-
-
-def test_training_in_float16_is_refused_whoever_asks_for_it():
-    """A gradient scaler would copy its scale to the host's gradients, and not wait for it."""
-    with pytest.raises(StrategyError, match="without waiting for the copy"):
-        memfit.predict(job_of(Around), CARD, under("side", beside=(Fp16(),)))
-    made = nn.Linear(WIDTH, WIDTH)
-    made.forward = HostForward("side", made, Cloning(torch.device("cpu"), Spill()))
-    with torch.autocast("cpu", dtype=torch.float16):
-        with torch.no_grad():
-            made(torch.ones(2, WIDTH))
-        with pytest.raises(StrategyError, match="without waiting for the copy"):
-            made(torch.ones(2, WIDTH))
-
-
-def test_a_learning_rate_on_the_device_is_refused():
-    job = job_of(
-        Around, optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1, device="cuda"))
-    )
-    with pytest.raises(StrategyError, match="lr is a tensor on the device"):
-        memfit.predict(job, CARD, under("side"))
 
 
 # --- Bytes and seconds.
@@ -379,168 +295,38 @@ def test_the_host_computes_at_the_speed_of_the_host():
     assert planned.step_seconds > 3 * 2 * 256 * 1000 * 1000 / 1.2e11
 
 
-# --- Refusals.
-
-
-class TiedOutside(Around):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last.weight = self.side.weight
-
-
-class SharesMemory(Around):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last.weight = nn.Parameter(self.side.weight.data)
-
-
-class SharesBuffer(Around):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(WIDTH))
-        self.side.register_buffer("mean", self.mean)
-
-
-class Listed(Around):
-    def __init__(self) -> None:
-        super().__init__(lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH)]))
-
-    def combined(self, hidden):
-        return self.side[0](hidden)
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        (TiedOutside, "side.weight belongs to last as well"),
-        (SharesBuffer, "mean belongs to the model itself as well"),
-        (Listed, "side only holds other modules"),
-        (lambda: nn.Sequential(Around()), "no module named 'side' (near: 0.side"),
-    ],
-    ids=["tied", "buffer", "container", "name"],
-)
-def test_what_cannot_be_parted_is_refused(model, says):
-    facts = record(job_of(model), device=load_device(CARD)).facts
-    obstacle = HostModules(modules=("side",)).obstacle(facts)
-    assert obstacle is not None
-    assert says in obstacle
-    assert obstacle.endswith(".")
-    with pytest.raises(StrategyError) as caught:
-        memfit.predict(job_of(model), CARD, under("side"))
-    assert says in str(caught.value)
-
-
-def test_memory_that_is_shared_with_the_device_is_refused():
-    """Moving a model to a GPU parts such tensors; those of a model that lives there are not."""
-    model = SharesMemory()
-    obstacle = host_facts(model, torch.optim.SGD(model.parameters())).obstacle(["side"])
-    assert obstacle is not None
-    assert "side.weight cannot be moved to the host: it shares its memory" in obstacle
-
-
-def test_on_the_cpu_it_is_refused_as_nothing_would_be_saved():
-    with pytest.raises(StrategyError, match="on the cpu the host is the device"):
-        memfit.start(job_of(Around), under("side"))
-
-
-def test_no_module_at_all_is_refused():
-    with pytest.raises(StrategyError, match="at least one module"):
-        build_strategy("host-modules", {"modules": []})
-
-
-class WritesInPlace(nn.Module):
-    def forward(self, x):
-        return x.mul_(2) + 1
-
-
-class WritesPastAutograd(nn.Module):
-    def forward(self, x):
-        x.data.mul_(2)
-        return x + 1
-
-
-class WritesToDictionary(nn.Module):
-    def forward(self, parts):
-        parts["new"] = parts["one"] + 1
-        return parts["new"] * 2
-
-
-class GivesView(nn.Module):
-    def forward(self, x):
-        return x[:, :3]
-
-
-class GivesBuffer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.ones(WIDTH))
-
-    def forward(self, x):
-        return self.table
-
-
-@dataclass
-class Wrapped:
-    value: torch.Tensor
-
-
-class GivesObject(nn.Module):
-    def forward(self, x):
-        return Wrapped(x + 1)
-
-
-@pytest.mark.parametrize(
-    ("module", "given", "says"),
-    [
-        (WritesInPlace, lambda x: x, "changes a tensor that it is given"),
-        (WritesPastAutograd, lambda x: x, "changes a tensor that it is given"),
-        (WritesToDictionary, lambda x: {"one": x}, "changes a list or a dictionary"),
-        (GivesView, lambda x: x, "view of what it is given"),
-        (GivesBuffer, lambda x: x, "one of its buffers"),
-        (GivesObject, lambda x: x, "gives a Wrapped"),
-    ],
-    ids=["in place", "past autograd", "dictionary", "view", "buffer", "object"],
-)
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_what_a_caller_would_see_otherwise_is_refused(module, given, says, mode):
-    made = module()
-    made.forward = HostForward("side", made, Cloning(torch.device("cpu"), Spill()))
-    with mode(), pytest.raises(StrategyError, match=says):
-        made(given(torch.ones(2, WIDTH) * 1))
-
-
-def test_writes_are_seen_in_later_calls_as_well():
-    """The third call has no look at single operators."""
-    writes = False
-
-    class Later(nn.Module):
-        def forward(self, x):
-            return x.mul_(2) if writes else x + 1
-
-    made = Later()
-    made.forward = HostForward("side", made, Cloning(torch.device("cpu"), Spill()))
-    made(torch.ones(2)), made(torch.ones(2))
-    writes = True
-    with pytest.raises(StrategyError, match="changes a tensor"):
-        made(torch.ones(2))
-
-
-class ReadFromOutside(Around):
-    def combined(self, hidden):
-        return hidden @ self.side.weight
-
-
-def test_weights_that_are_read_from_outside_of_the_forward_end_a_prediction():
-    with pytest.raises((MemfitError, RuntimeError), match=r"different devices|cpu|on the host"):
-        memfit.predict(job_of(ReadFromOutside), CARD, under("side"))
-
-
-def test_the_planner_leaves_it_to_the_user_and_says_so():
-    with pytest.raises(StrategyError, match="for you to say, in a plan of your own"):
-        memfit.plan(job_of(Around), device=CARD, require=["host-modules"])
-
-
 # --- Undone.
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_what_lives_on_a_card_goes_to_the_host_and_comes_back_with_gradients_and_states(options):
+    def devices():
+        tensors = [*model[1].parameters(), *model[1].buffers()]
+        gradients = [each.grad for each in model[1].parameters()]
+        states = [optimizer.state[each] for each in model[1].parameters()]
+        moved = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
+        counts = {state["step"].device.type for state in states}
+        return {each.device.type for each in (*tensors, *gradients, *moved)}, counts
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(4, 8, device="cuda")).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    with recording_on(card_of(load_device(CARD))):
+        side = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        model = nn.Sequential(nn.Linear(8, 8), side, nn.Linear(8, 8)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        step()
+        before, parameters = devices(), [*model.parameters()]
+        with memfit.attach(model, optimizer, under("1")):
+            assert devices() == ({"cpu"}, {"cpu"})
+            step()
+            assert devices() == ({"cpu"}, {"cpu"})
+        assert devices() == before == ({"cuda"}, {"cuda" if "fused" in options else "cpu"})
+        step()
+        assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
 
 
 def test_dropout_on_the_host_draws_other_masks():

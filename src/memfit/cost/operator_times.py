@@ -58,7 +58,9 @@ class OperatorTimes:
     usual: Line = Line(ratio=1.0)
 
     def seconds(self, operation: Operation) -> float:
-        """Return the seconds of one call."""
+        """Return the seconds of one call; of the host's beside a GPU nothing was measured."""
+        if _is_beside(operation, self.device):
+            return operation_seconds(operation, self.device)
         measured = self.measured_seconds.get(operation.signature)
         if measured is not None:
             return measured
@@ -81,10 +83,15 @@ def operation_seconds(operation: Operation, device: Device) -> float:
     Does not account for caches, for overlap between operators, or for kernels that reach less than
     the device's dense matrix rate.
     """
-    place = catalogued_device(CPU) if operation.is_on_host and device.kind == CUDA else device
+    place = catalogued_device(CPU) if _is_beside(operation, device) else device
     arithmetic = operation.num_flops / place.matrix_flops_per_second(operation.dtype)
     traffic = operation.moved_bytes / place.value("memory_bandwidth_bytes_per_second")
     return max(arithmetic, traffic) + device.value("launch_seconds")
+
+
+def _is_beside(operation: Operation, device: Device) -> bool:
+    """Return whether the host computes it, beside a GPU."""
+    return operation.is_on_host and device.kind == CUDA
 
 
 def times_from_measured(device: Device, runs: Iterable[TimedOperators]) -> OperatorTimes:

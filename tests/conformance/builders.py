@@ -55,6 +55,8 @@ class Entry:
     """A setting, a job that it must refuse and a part of the sentence; None if it takes all."""
     device: str = "cpu"
     """Where it applies; on a GPU its steps are recorded, and nothing is run."""
+    is_offered: bool = True
+    """Whether the planner tries it by itself."""
 
 
 def near_peak(peak_bytes: int, tolerance: float = PEAK_TOLERANCE) -> object:

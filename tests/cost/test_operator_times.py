@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from memfit.cost.operator_times import (
     operation_seconds,
     times_from_measured,
 )
-from memfit.devices.catalogue import load_device
+from memfit.devices.catalogue import catalogued_device, load_device
 from memfit.trace.events import Operation, Phase, Trace
 
 DEVICE = load_device("t4")
@@ -85,3 +87,14 @@ def test_operators_are_scaled_to_add_up_to_the_step(found, step_seconds):
     timed = list(zip(operations, found, strict=True))
     times = learnt(timed, step_seconds)
     assert times.step_seconds(Trace(operations=operations)) == pytest.approx(step_seconds)
+
+
+def test_what_the_host_computes_beside_a_gpu_takes_the_rates_of_a_processor():
+    card, host = load_device("a100-40gb"), catalogued_device("cpu")
+    large = Operation("mm", Phase.FORWARD, "float32", 10**12, 0, 7)
+    there = replace(large, is_on_host=True)
+    times = OperatorTimes(device=card, measured_seconds={7: 1.0})
+    assert times.seconds(large) == 1.0
+    expected = 10**12 / host.matrix_flops_per_second("float32") + card.value("launch_seconds")
+    assert times.seconds(there) == pytest.approx(expected)
+    assert OperatorTimes(device=host).seconds(there) == OperatorTimes(device=host).seconds(large)

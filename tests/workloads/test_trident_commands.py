@@ -64,11 +64,25 @@ def test_a_variant_trains_on_a_cpu_as_it_is_typed(words, says, capsys):
     assert (Path("runs/tasks") / "final_model.pt").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:Step 1 took"
+)  # what single convolutions take is the processor's
+def test_branches_on_the_host_train_on_a_cpu_where_nothing_is_moved(capsys):
+    words = "--config tasks.yml --synthetic --no-gpu --device-map custom"
+    assert main(["train", "trident", *shlex.split(words)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("--device-map custom: nothing is moved, as the host is the device.") == 1
+    assert "host-modules" not in said
+    assert (Path("runs/tasks") / "final_model.pt").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "exit_code", "says"),
     [
         ("--max-gpu-mem 39GB --budget 1GiB", 2, "leave one of them out"),
-        ("--device-map custom", 2, "--device-map auto"),
+        ("--device-map custom --plan plan.yaml", 2, "--plan says which strategies"),
+        ("--device-map custom --freeze-branches rgb", 2, "Leave one of them out"),
         ("--deepspeed-config none.json", 1, "cannot be read"),
         ("--deepspeed-config ds_config.json --use-fp16", 2, "--use-fp16 contradicts bf16"),
         ("--use-fp16 --use-bf16", 2, "leave one of them out"),

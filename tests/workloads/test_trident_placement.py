@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import memfit
 from memfit.errors import DataError, NoPlanFitsError, UsageError
 from memfit.units import GIB
 from memfit_workloads import load_workload
@@ -18,6 +19,8 @@ from memfit_workloads.trident import offload_folder, placed_memory
 from memfit_workloads.trident.__main__ import words_from
 from memfit_workloads.trident.deepspeed_file import check_beside_job, read_deepspeed_file
 from memfit_workloads.trident.four_bit import four_bit_base, four_bit_figures, num_weights
+from memfit_workloads.trident.host_branches import saved_bytes
+from memfit_workloads.trident.job import StepSettings, build_job
 from memfit_workloads.trident.memory_plan import _excluded
 from memfit_workloads.trident.offload_folder import spilling_to
 from memfit_workloads.trident.placed_memory import fixed_strategies
@@ -241,6 +244,8 @@ def test_what_contradicts_the_job_is_refused(content, says):
         (("--device-map", "auto"), True, "nothing is moved, as the host is the device"),
         (("--device-map", "auto", "--offload-folder", "x"), True, "what waits to disk"),
         (("--device-map", "balanced"), False, "there is one, so it is auto"),
+        (("--device-map", "custom"), True, "custom: nothing is moved, as the host is the device"),
+        (("--device-map", "custom"), False, "(3.4 MiB at the document's size) of weights"),
         (("--cpu-mem", "30GiB"), True, "--cpu-mem 30.00 GiB: the host is the device here"),
         (("--cpu-mem", "30GiB"), False, ""),
         (("--qlora",), True, "36864 of 276946 weights are packed"),
@@ -283,6 +288,46 @@ def test_four_bit_weights_lie_in_transformer_blocks_alone_and_save_little():
     assert {"convolution-tiling", "linear-cross-entropy", "four-bit-base"} <= set(
         _excluded([four_bit_base(DEMO)])
     )
+
+
+# --- Small branches on the host.
+
+
+ON_A_CARD = ("--device-map", "custom", "--device", "a100-40gb")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--optimizer", "adamw8bit"), "--optimizer adamw8bit exclude each other"),
+        (("--zero-stage", "2"), "optimizer states"),
+        (("--qlora",), "--qlora exclude each other"),
+        (("--use-fp16",), "float16"),
+    ],
+)
+def test_what_does_not_go_with_branches_on_the_host_is_refused_on_a_card_alone(words, says):
+    with pytest.raises(UsageError, match=says):
+        fixed_strategies(settings_of(*ON_A_CARD, *words))
+    here = fixed_strategies(settings_of("--device-map", "custom", "--device", "cpu", *words))
+    assert "host-modules" not in {each.name for each in here}
+
+
+@pytest.mark.slow
+def test_branches_on_the_host_leave_the_device_with_their_gradients_and_states():
+    settings = settings_of(*ON_A_CARD, "--height", 16, "--width", 16)
+    job = build_job(settings.sizes, StepSettings(batch_size=1))
+    (fixed,) = fixed_strategies(settings)
+    found = memfit.predict(job, "a100-40gb", memfit.Plan(strategies=(fixed,)))
+    model, names = job.model(), settings.placement.host_modules
+    sizes = [each.nbytes for name in names for each in model.get_submodule(name).parameters()]
+    # The caching allocator's blocks are multiples of 512 bytes.
+    blocks = [-(-each.nbytes // 512) * 512 for each in model.parameters()]
+    moved_bytes = sum(-(-each // 512) * 512 for each in sizes)
+    assert found.by_category["parameters"] == sum(blocks) - moved_bytes
+    assert found.by_category["optimizer state"] == 2 * (sum(blocks) - moved_bytes)
+    assert saved_bytes(settings.sizes, names, 8.0) == 4 * sum(sizes)
+    # Weights, gradients, states and step counts.
+    assert found.host_bytes == 4 * (sum(sizes) + len(sizes))
 
 
 # --- Disk and limit.

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memfit.cost.collectives import seconds_among_ranks
-from memfit.devices.spec import Device
+from memfit.devices.catalogue import catalogued_device
+from memfit.devices.spec import CPU, CUDA, Device
 from memfit.trace.events import Operation, Trace
 
 _SAME = 1e-6
@@ -57,7 +58,9 @@ class OperatorTimes:
     usual: Line = Line(ratio=1.0)
 
     def seconds(self, operation: Operation) -> float:
-        """Return the seconds of one call."""
+        """Return the seconds of one call; of the host's beside a GPU nothing was measured."""
+        if _is_beside(operation, self.device):
+            return operation_seconds(operation, self.device)
         measured = self.measured_seconds.get(operation.signature)
         if measured is not None:
             return measured
@@ -74,12 +77,21 @@ class OperatorTimes:
 def operation_seconds(operation: Operation, device: Device) -> float:
     """Return the roofline time of one operator.
 
+    What the host computes beside a GPU takes the arithmetic and traffic of a processor of the
+    catalogue, a guess; whoever launches operators is the same for both.
+
     Does not account for caches, for overlap between operators, or for kernels that reach less than
     the device's dense matrix rate.
     """
-    arithmetic = operation.num_flops / device.matrix_flops_per_second(operation.dtype)
-    traffic = operation.moved_bytes / device.value("memory_bandwidth_bytes_per_second")
+    place = catalogued_device(CPU) if _is_beside(operation, device) else device
+    arithmetic = operation.num_flops / place.matrix_flops_per_second(operation.dtype)
+    traffic = operation.moved_bytes / place.value("memory_bandwidth_bytes_per_second")
     return max(arithmetic, traffic) + device.value("launch_seconds")
+
+
+def _is_beside(operation: Operation, device: Device) -> bool:
+    """Return whether the host computes it, beside a GPU."""
+    return operation.is_on_host and device.kind == CUDA
 
 
 def times_from_measured(device: Device, runs: Iterable[TimedOperators]) -> OperatorTimes:

@@ -157,19 +157,26 @@ def give_memory(parameter: torch.Tensor, data: torch.Tensor) -> None:
 
 
 @contextmanager
-def left_behind(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Leave some parameters of a model where they are, while the rest moves elsewhere inside."""
-    chosen = {id(each) for each in parameters}
-    places = [
-        (module, key, parameter)
-        for module in model.modules()
-        for key, parameter in module._parameters.items()
-        if id(parameter) in chosen
-    ]
-    for module, key, _ in places:
+def left_behind(model: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave parameters and buffers of a model where they are, while the rest moves inside."""
+    chosen = {id(each) for each in tensors}
+    parameters, buffers = (
+        [
+            (module, key, tensor)
+            for module in model.modules()
+            for key, tensor in getattr(module, kind).items()
+            if id(tensor) in chosen
+        ]
+        for kind in ("_parameters", "_buffers")
+    )
+    for module, key, _ in parameters:
         module._parameters[key] = None
+    for module, key, _ in buffers:
+        module._buffers[key] = None
     try:
         yield
     finally:
-        for module, key, parameter in places:
+        for module, key, parameter in parameters:
             setattr(module, key, parameter)  # recurrent layers note it in their lists, too
+        for module, key, buffer in buffers:
+            module._buffers[key] = buffer

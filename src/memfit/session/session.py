@@ -188,8 +188,8 @@ def open_session(
         layout: of its batches.
         gradient_pass: computes the gradients of a step.
         parallel: how ranks share the model; None leaves it as the job builds it.
-        stays: chooses the parameters that are not brought to a GPU with the rest of the model;
-            None brings all.
+        stays: chooses the parameters and buffers that are not brought to a GPU with the rest of the
+            model; None brings all.
 
     Raises:
         JobFunctionError: if one of the job's functions fails or gives something else.

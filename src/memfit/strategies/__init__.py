@@ -22,6 +22,7 @@ from memfit.strategies.fp16 import Fp16
 from memfit.strategies.frozen_offload import FrozenOffload
 from memfit.strategies.fsdp2 import Fsdp2
 from memfit.strategies.fused_attention import FusedAttention
+from memfit.strategies.host_modules import HostModules
 from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
@@ -42,6 +43,7 @@ CATALOGUE: tuple[type[Strategy], ...] = (
     OptimizerImplementation,
     OptimizerOffload,
     OptimizerInBackward,
+    HostModules,
     LinearCrossEntropy,
     LossChunking,
     Tiling,
@@ -92,6 +94,7 @@ __all__ = [
     "FrozenOffload",
     "Fsdp2",
     "FusedAttention",
+    "HostModules",
     "LinearCrossEntropy",
     "LossChunking",
     "MicroBatching",

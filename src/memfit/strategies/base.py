@@ -74,6 +74,8 @@ class Strategy(abc.ABC):
     never_faster: ClassVar[bool] = False
     """Whether it can only add time to a step, so that there is no need to try it for speed."""
 
+    none_offered: ClassVar[str] = "there is nothing in this job that it could act on."
+    """What is said, as a sentence, where ``options`` yields nothing."""
     goes_with_shards: ClassVar[bool] = False
     """Whether it was shown to keep the results of models that exchange shards, as under FSDP2."""
     not_with_shards: ClassVar[str] = "it was not shown to keep their results"
@@ -111,7 +113,7 @@ class Strategy(abc.ABC):
         """Change the session, and return what puts it back. Serves virtual and real runs alike."""
 
     def stays(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
-        """Return the parameters that it takes off a GPU, and that need not be brought there."""
+        """Return parameters and buffers that it takes off a GPU, and that need not get there."""
         return ()
 
     def unsuited(self, facts: JobFacts) -> str | None:

@@ -56,7 +56,7 @@ class Plan:
         return next((s for s in self.strategies if isinstance(s, AbstractDataParallel)), None)
 
     def stays(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        """Return the parameters that are not brought to a GPU with the rest of a model."""
+        """Return parameters and buffers that are not brought to a GPU with the rest of a model."""
         return [tensor for strategy in self.strategies for tensor in strategy.stays(model)]
 
     def labels(self) -> tuple[str, ...]:

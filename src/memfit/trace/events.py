@@ -105,6 +105,8 @@ class Operation:
     """Of a collective, those that take part; 0 for all other operators."""
     num_nodes: int = 1
     """The machines that they are on."""
+    is_on_host: bool = False
+    """Whether none of its tensors lies on the device that is recorded, so that the host runs it."""
 
 
 @dataclass(slots=True)

@@ -225,7 +225,9 @@ class Recorder(OperatorMode):
                 self._meet(out, "tensor", self._place())
             return
         place = self._place()
-        operation.reads = self._allocations_of(tensors_in((args, tuple(kwargs.values()))))
+        given = (*tensors_in((args, tuple(kwargs.values()))),)
+        operation.reads = self._allocations_of(given)
+        operation.is_on_host = not any(map(self._hidden.is_counted, (*given, *tensors_in(out))))
         operation.changes = self._allocations_of(changed_tensors(func, args))
         operation.first_event = len(self.history.events)
         self.history.operations.append(operation)

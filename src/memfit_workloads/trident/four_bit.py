@@ -59,15 +59,15 @@ def four_bit_figures(sizes: TridentSizes, states_per_weight: float) -> FourBitFi
 
 def num_weights(sizes: TridentSizes) -> int:
     """Count all parameters of a model of these sizes."""
-    return sum(each.numel() for each in _on_meta(sizes).parameters())
+    return sum(each.numel() for each in on_meta(sizes).parameters())
 
 
 def _blocks(sizes: TridentSizes) -> list[tuple[str, nn.Module]]:
-    modules = _on_meta(sizes).named_modules()
+    modules = on_meta(sizes).named_modules()
     return [(name, module) for name, module in modules if isinstance(module, TransformerLayer)]
 
 
-def _on_meta(sizes: TridentSizes) -> nn.Module:
+def on_meta(sizes: TridentSizes) -> TridentNet:
     """Build the model without values."""
     with torch.device("meta"):
         return TridentNet(sizes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memfit_workloads.planned_memory import devices
 
 from .four_bit import four_bit_base
+from .host_branches import host_branches
 from .offload_folder import room_bytes
 from .settings import ADAMW, TridentSettings
 
@@ -36,5 +37,15 @@ def placed_memory(settings: TridentSettings) -> MemorySettings:
 
 
 def fixed_strategies(settings: TridentSettings) -> tuple[Strategy, ...]:
-    """Return what is part of the plan whatever the planner chooses."""
-    return (four_bit_base(settings.sizes),) if settings.placement.is_qlora else ()
+    """Return what is part of the plan whatever the planner chooses.
+
+    Raises:
+        UsageError: if flags ask for two strategies that exclude each other.
+    """
+    fixed: list[Strategy] = []
+    run_device, _ = devices(settings.memory_settings.device)
+    if settings.placement.host_modules and run_device != "cpu":
+        fixed.append(host_branches(settings))
+    if settings.placement.is_qlora:
+        fixed.append(four_bit_base(settings.sizes))
+    return tuple(fixed)

@@ -15,6 +15,9 @@ from .deepspeed_file import MICRO, STEPS, DeepspeedFile, read_deepspeed_file
 from .placement_arguments import CUSTOM
 from .shipped_files import found
 
+HOST_MODULES = ("kinematics.features", "kinematics.geometry", "infrared.curves")
+"""Of ``--device-map custom``: KineFeat, GeoMLP and CoolCurve3."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSettings:
@@ -23,6 +26,8 @@ class PlacementSettings:
     host_bytes: int | None
     offload_folder: Path | None
     device_map: str | None
+    host_modules: tuple[str, ...]
+    """Modules that compute on the host where that is not the device."""
     zero_stage: int | None
     offloads_states: bool
     """Whether the optimizer's states are to leave the device."""
@@ -55,9 +60,7 @@ def with_placement(args: argparse.Namespace) -> argparse.Namespace:
                 msg = f"--max-gpu-mem and {name} both bound the device; leave one of them out."
                 raise UsageError(msg)
         filled.budget = args.max_gpu_mem
-    if args.qlora and args.plan:
-        msg = "--plan says which strategies to use; leave out --qlora with it."
-        raise UsageError(msg)
+    _check_beside_plan(args)
     if args.qlora and args.resume_from_checkpoint:
         msg = (
             "--qlora cannot go on from a checkpoint: packed weights are rounded anew in every run. "
@@ -66,6 +69,18 @@ def with_placement(args: argparse.Namespace) -> argparse.Namespace:
         raise UsageError(msg)
     filled.placement = _settings(args, file, tuple(each for each in remarks if each))
     return filled
+
+
+def _check_beside_plan(args: argparse.Namespace) -> None:
+    """Refuse flags that would add strategies to a plan that is read.
+
+    Raises:
+        UsageError: if there are any.
+    """
+    flags = {"--qlora": args.qlora, "--device-map custom": args.device_map == CUSTOM}
+    for flag in (name for name, is_given in flags.items() if is_given and args.plan):
+        msg = f"--plan says which strategies to use; leave out {flag} with it."
+        raise UsageError(msg)
 
 
 def _settings(
@@ -82,7 +97,8 @@ def _settings(
     return PlacementSettings(
         host_bytes=args.cpu_mem,
         offload_folder=folder,
-        device_map=_device_map(args.device_map),
+        device_map=args.device_map,
+        host_modules=HOST_MODULES if args.device_map == CUSTOM else (),
         zero_stage=stage,
         offloads_states=bool(stage) and (file is None or file.optimizer_place != "none"),
         offloads_weights=file is not None and file.parameter_place != "none",
@@ -91,21 +107,6 @@ def _settings(
         between_ranks=() if file is None else file.between_ranks,
         remarks=remarks,
     )
-
-
-def _device_map(name: str | None) -> str | None:
-    """Return the device map; what computes branches on the host is to be joined here.
-
-    Raises:
-        UsageError: if it cannot be carried out.
-    """
-    if name == CUSTOM:
-        msg = (
-            "--device-map custom computes small branches on the host, which this run cannot do "
-            "yet; --device-map auto lets the planner move what waits instead."
-        )
-        raise UsageError(msg)
-    return name
 
 
 def _deepspeed_file(args: argparse.Namespace) -> tuple[DeepspeedFile | None, str | None]:

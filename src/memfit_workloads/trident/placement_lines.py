@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from memfit.units import format_bytes
 
 from .four_bit import four_bit_figures, num_weights
+from .host_branches import saved_bytes
 from .offload_folder import lies_in_memory
 from .placement import PlacementSettings
-from .placement_arguments import AUTO, BALANCED
+from .placement_arguments import AUTO, BALANCED, CUSTOM
 from .settings import ADAMW, TridentSettings
 from .sizes import DOCUMENT
 
@@ -98,11 +99,27 @@ def _of_device_map(run: _Run) -> Iterator[str]:
     if name is None:
         return
     begin = f"--device-map {name}: "
+    if name == CUSTOM:
+        yield f"{begin}{_on_host(run)}."
+        return
     if name == BALANCED:
         begin += f"spreads over several devices, and there is one, so it is {AUTO}: "
     yield (
         f"{begin}{_reach(run)}. It is not Accelerate's dispatch, which cannot train "
         "(accelerate#3785)."
+    )
+
+
+def _on_host(run: _Run) -> str:
+    """Say which modules compute on the host, and what that keeps off the device."""
+    if run.is_on_cpu:
+        return "nothing is moved, as the host is the device"
+    names = run.placement.host_modules
+    sizes = (run.settings.sizes, DOCUMENT)
+    here, there = (format_bytes(saved_bytes(each, names, run.states_per_weight)) for each in sizes)
+    return (
+        f"host-modules, exact, computes {', '.join(names)} on the host, with {here} ({there} at "
+        "the document's size) of weights, gradients and states; a step waits for it and for copies"
     )
 
 

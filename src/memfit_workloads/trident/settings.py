@@ -97,6 +97,12 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
     if branches.frozen and args.placement.is_qlora:
         msg = "--qlora packs blocks of the whole model, of which --freeze-branches trains a part. "
         raise UsageError(f"{msg}Leave one of them out.")
+    if branches.frozen and args.placement.host_modules:
+        msg = (
+            "--device-map custom computes modules of the whole model on the host, of which "
+            "--freeze-branches trains a part. Leave one of them out."
+        )
+        raise UsageError(msg)
     return TridentSettings(
         data=_data_settings(told),
         sizes=_sizes(told),

@@ -147,7 +147,7 @@ def _options(
         sentence = f"it is {strategy.numerics}; allow it by name with --allow {strategy.name}"
         return [], _refused(strategy, RefusalKind.NOT_ALLOWED, sentence)
     options: list[Strategy] = []
-    sentence = "there is nothing in this job that it could act on."
+    sentence = strategy.none_offered
     for option in strategy.options(facts):
         # Whether pieces of some size keep the results is looked into when that size is considered.
         obstacle = option.unsuited(facts)

@@ -37,8 +37,11 @@ def train(system: System) -> dict[str, Any]:
     if system.ranks.is_first:
         _say(system, *system.estimate())
         show_plan(system.planned_memory, system.console)
-        _begin_folder(system, is_new=checkpoint is None)
     planned = system.planned_memory
+    if system.settings.watching.dry_run:
+        return _planned_only(system)
+    if system.ranks.is_first:
+        _begin_folder(system, is_new=checkpoint is None)
     system.run = memfit.start(
         system.job,
         planned.plan,
@@ -46,6 +49,8 @@ def train(system: System) -> dict[str, Any]:
         folder=system.folder.root,
         # The first rank has made its folder ready; the others have to do so themselves.
         earlier_run=CONTINUE if system.ranks.is_first or checkpoint else OVERWRITE,
+        listeners=system.settings.watching.listeners(),
+        find_leaks=system.settings.watching.find_leaks,
     )
     system.run.listen(lambda event: _say(system, event_sentence(event)))
     with system.run:
@@ -58,6 +63,20 @@ def train(system: System) -> dict[str, Any]:
     if system.ranks.group is None:
         check_peak(result)
     return result
+
+
+def _planned_only(system: System) -> dict[str, Any]:
+    """Return the result of a dry run, which makes no folder."""
+    planned = system.planned_memory
+    _say(system, f"--dry-run: planned for {planned.planned.device}; nothing was trained or written")
+    return {
+        "workload": system.name,
+        "metrics": {},
+        **planned.to_json(),
+        "step_seconds": planned.planned.step_seconds,
+        "measured_peak_bytes": None,
+        "run_folder": None,
+    }
 
 
 def _begin_folder(system: System, *, is_new: bool) -> None:

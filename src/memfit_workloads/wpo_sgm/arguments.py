@@ -8,6 +8,7 @@ from typing import Any
 
 from memfit_workloads import flags
 from memfit_workloads.flags import not_negative, positive, whole
+from memfit_workloads.watching import add_watching_flags
 
 from .settings import CENTRE_CHOICES, DATASET_NAMES, FIRST, POLICIES, SCHEDULERS, STRATEGIES
 from .sizes import EPS, PRECISIONS
@@ -153,6 +154,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         "GPU's memory",
     )
     flags.add_memory_flags(group)
+    add_watching_flags(parser.add_argument_group("watching"))
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:

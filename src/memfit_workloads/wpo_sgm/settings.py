@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import MemorySettings, SystemSettings, read_flags
+from memfit_workloads.watching import WatchSettings
 
 STRATEGIES = ("auto", "single_gpu", "model_parallel", "chunked", "gradient_accumulation")
 FIRST, KMEANS = "first", "kmeans"
@@ -125,6 +126,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
         ),
         strategy=_strategy_settings(args),
         memory_settings=MemorySettings.from_flags(args),
+        watching=WatchSettings.from_flags(args),
         num_steps=args.niters,
         learning_rate=args.lr,
         clip_grad_norm=args.grad_clip or None,

@@ -1,0 +1,1 @@
+"""Exact inner products of per-sample gradients, without the gradients."""

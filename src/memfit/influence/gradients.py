@@ -1,0 +1,230 @@
+"""Reads the per-sample gradients of a batch, as factors, in one forward and one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memfit.errors import JobError
+
+from .factors import Factor, dense
+from .layouts import Layout, layouts_of, sample_weights
+from .operators import Made, read
+from .products import DEFAULT_LIMIT_BYTES, Products
+from .samples import Samples
+from .uses import Use, edge_of, uses_of
+
+SampleLoss = Callable[[nn.Module, Any], Tensor]
+"""``(model, batch of B samples) -> losses (B,)``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleGradients:
+    """The gradients of B samples: for each parameter its factors, one for each use."""
+
+    num_samples: int
+    factors: Mapping[str, list[Factor]]
+
+    def inner_products(self, other: SampleGradients, limit_bytes: int) -> Tensor:
+        """Return the inner products of all pairs, (B, B'), with a bound on what is made for it."""
+        products, found = Products(limit_bytes=limit_bytes), None
+        for mine, theirs in self._pairs(other):
+            part = products.between(mine, theirs)
+            # What was made may be kept for the next pair, so it is not added to in place.
+            found = part if found is None else found + part
+        if found is None:
+            msg = "No parameter that was chosen has a gradient. Choose others, or all."
+            raise JobError(msg)
+        return found
+
+    def squared_norms(self, limit_bytes: int) -> Tensor:
+        """Return each sample's inner product with itself, (B,)."""
+        products, found = Products(limit_bytes=limit_bytes), None
+        for each in self.factors.values():
+            for place, one in enumerate(each):
+                for other in each[place:]:
+                    part = products.paired(one, other) * (1.0 if one is other else 2.0)
+                    found = part if found is None else found + part
+        if found is None:
+            msg = "No parameter that was chosen has a gradient. Choose others, or all."
+            raise JobError(msg)
+        return found
+
+    def _pairs(self, other: SampleGradients) -> Iterator[tuple[Factor, Factor]]:
+        for name, mine in self.factors.items():
+            for one in mine:
+                for another in other.factors.get(name, ()):
+                    yield one, another
+
+
+@dataclass(kw_only=True, eq=False)
+class GradientReader:
+    """Reads per-sample gradients of one loss of one model.
+
+    It learns as it reads: in which rows of which operator the samples lie is found out once for each
+    use of a parameter. What cannot be read as factors is made by a backward pass for each sample.
+    """
+
+    model: nn.Module
+    loss: SampleLoss
+    parameters: dict[str, nn.Parameter]
+    """Those whose gradients matter, by name; all need gradients."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """The parameters whose gradients are made by backward passes, and why."""
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    _known: dict[tuple[object, ...], tuple[int, bool]] = field(default_factory=dict)
+
+    def losses(self, batch: Any) -> Tensor:
+        """Compute the losses of a batch, (B,).
+
+        Raises:
+            JobError: if the loss gives something else.
+        """
+        found = self.loss(self.model, batch)
+        if not isinstance(found, Tensor) or found.dim() != 1:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            msg = f"The loss gave {shape}; needed is a tensor (B,), the loss of each sample."
+            raise JobError(msg)
+        return found
+
+    def read(self, samples: Samples, rows: Tensor) -> SampleGradients:
+        """Read the gradients of some samples, rows (B,) int64.
+
+        Raises:
+            JobError: if the loss does not give a loss for each sample.
+        """
+        wanted = {n: each for n, each in self.parameters.items() if n not in self.unread}
+        factors: dict[str, list[Factor]] = {}
+        not_read = set(self.unread)
+        if wanted:
+            losses = self.losses(samples.batch(rows))
+            check_number(losses, len(rows))
+            if losses.grad_fn is not None:
+                factors, failed = self._factors(losses, wanted)
+                not_read |= failed
+            del losses
+        for name in [name for name in self.parameters if name in not_read]:
+            factors.pop(name, None)
+        factors |= self._by_backward_passes(samples, rows, not_read)
+        ordered = {name: factors[name] for name in self.parameters if name in factors}
+        return SampleGradients(num_samples=len(rows), factors=ordered)
+
+    def _factors(
+        self, losses: Tensor, wanted: Mapping[str, Tensor]
+    ) -> tuple[dict[str, list[Factor]], set[str]]:
+        """Read what can be read as factors, and name the parameters for which this fails."""
+        made_by: dict[Use, Made] = {}
+        failed: set[str] = set()
+        for use in uses_of(losses, wanted):
+            made = read(use)
+            if made is None:
+                failed.add(use.name)
+                self.unread.setdefault(use.name, f"it is used by {use.kind}, which is not read")
+            else:
+                made_by[use] = made
+        made_by = {use: made for use, made in made_by.items() if use.name not in failed}
+        nodes = list(dict.fromkeys(use.node for use in made_by))
+        if not nodes:
+            return {}, failed
+        grads, layouts = self._gradients(losses, nodes, list(made_by))
+        factors: dict[str, list[Factor]] = {}
+        for use, made in made_by.items():
+            grad, layout = grads[use.node], layouts.get(use)
+            if grad is None:
+                continue
+            with torch.no_grad():
+                factor = None if layout is None else made(grad, layout)
+            if factor is None:
+                failed.add(use.name)
+                reason = f"{use.kind} mixes the samples, or has them where they are not followed"
+                self.unread.setdefault(use.name, reason)
+            else:
+                factors.setdefault(use.name, []).append(factor)
+        return factors, failed
+
+    def _gradients(
+        self, losses: Tensor, nodes: list[Any], uses: list[Use]
+    ) -> tuple[dict[Any, Tensor | None], dict[Use, Layout]]:
+        """Go back to the operators' outputs, twice where it is not known how samples lie."""
+        edges = [edge_of(node) for node in nodes]
+        num_samples = len(losses)
+        unknown = [use for use in uses if use.key not in self._known]
+        grads = torch.autograd.grad(
+            losses.sum(), edges, retain_graph=bool(unknown), allow_unused=True
+        )
+        of_node = dict(zip(nodes, grads, strict=True))
+        layouts = {
+            use: Layout(*self._known[use.key], num_samples=num_samples)
+            for use in uses
+            if use.key in self._known
+        }
+        if unknown:
+            weights = sample_weights(losses.detach())
+            again = list(dict.fromkeys(use.node for use in unknown))
+            weighted = torch.autograd.grad(
+                losses, [edge_of(node) for node in again], weights, allow_unused=True
+            )
+            of_weighted = dict(zip(again, weighted, strict=True))
+            for use in unknown:
+                plain, other = of_node[use.node], of_weighted[use.node]
+                if plain is not None and other is not None:
+                    layouts |= self._learned(use, plain, other, weights)
+        return of_node, layouts
+
+    def _learned(
+        self, use: Use, plain: Tensor, weighted: Tensor, weights: Tensor
+    ) -> dict[Use, Layout]:
+        """Find the layout of a use, and keep it where there is no doubt."""
+        found = layouts_of(plain, weighted, weights)
+        if not found:
+            return {}
+        if len(found) == 1:
+            self._known[use.key] = (found[0].dim, found[0].is_major)
+        return {use: found[0]}
+
+    def _by_backward_passes(
+        self, samples: Samples, rows: Tensor, names: set[str]
+    ) -> dict[str, list[Factor]]:
+        """Make the gradients of some parameters by a backward pass for each sample."""
+        chosen = {name: each for name, each in self.parameters.items() if name in names}
+        if not chosen:
+            return {}
+        made = {
+            name: torch.zeros((len(rows), *each.shape), dtype=each.dtype, device=each.device)
+            for name, each in chosen.items()
+        }
+        for place in range(len(rows)):
+            found = self.gradient(samples, rows[place : place + 1], chosen)
+            for name, grad in found.items():
+                made[name][place] = grad
+        return {name: [dense(made[name], tuple(chosen[name].shape))] for name in chosen}
+
+    def gradient(
+        self, samples: Samples, row: Tensor, parameters: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Make the gradients of one sample, row (1,) int64, by one backward pass."""
+        losses = self.losses(samples.batch(row))
+        check_number(losses, 1)
+        if losses.grad_fn is None:
+            return {}
+        grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+        pairs = zip(parameters, grads, strict=True)
+        return {name: grad for name, grad in pairs if grad is not None}
+
+
+def check_number(losses: Tensor, num_samples: int) -> None:
+    """Refuse losses that are not one for each sample.
+
+    Raises:
+        JobError: if there are more or fewer.
+    """
+    if len(losses) != num_samples:
+        msg = (
+            f"The loss gave {len(losses)} losses for {num_samples} samples; needed is one for each. "
+            "Sum what belongs to one sample, for example over its tokens."
+        )
+        raise JobError(msg)

@@ -157,14 +157,14 @@ class Products:
 
     def _row_blocks(self, x: Factor, y: Factor) -> Iterator[tuple[int, int]]:
         num_each = (x.num_samples + y.num_samples) * x.num_columns
-        return _bounds(x.num_rows, max(1, self._limit_numbers(x) // num_each))
+        return block_bounds(x.num_rows, max(1, self._limit_numbers(x) // num_each))
 
     def _left_blocks(self, x: Outer, y: Outer) -> Iterator[tuple[int, int]]:
         if isinstance(x.left, Tensor) and isinstance(y.left, Tensor):
             return iter([(0, x.num_rows)])
         # A piece of scores takes a second one for a moment.
         num_each = 2 * (x.num_samples + y.num_samples)
-        return _bounds(x.num_rows, max(1, self._limit_numbers(x) // num_each))
+        return block_bounds(x.num_rows, max(1, self._limit_numbers(x) // num_each))
 
     def _limit_numbers(self, x: Factor) -> int:
         return self.limit_bytes // _item_bytes(x)
@@ -212,10 +212,11 @@ def _item_bytes(x: Factor) -> int:
 
 
 def _slices(total: int, size: int) -> Iterator[slice]:
-    for start, stop in _bounds(total, size):
+    for start, stop in block_bounds(total, size):
         yield slice(start, stop)
 
 
-def _bounds(total: int, size: int) -> Iterator[tuple[int, int]]:
+def block_bounds(total: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield where pieces of so many begin and end."""
     for start in range(0, total, size):
         yield start, min(start + size, total)

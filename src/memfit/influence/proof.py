@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +14,16 @@ from memfit.errors import CoupledSamplesError
 from memfit.session.block_names import first_few
 from memfit.units import MIB
 
-from .gradients import GradientReader, check_number
+from .factors import Factor
+from .gradients import GradientReader, SampleGradients, check_number
 from .layouts import tolerance_of
+from .products import block_bounds
 from .samples import Samples
 
 _NUM_SAMPLES = 3
+_BLOCK_NUMBERS = 2**18
 _GROUP_BYTES = 32 * MIB
-"""How much of the parameters has its gradients compared at a time, beyond a single one."""
+"""How much of the parameters has its gradients made at a time, beyond a single one."""
 
 
 def prove(reader: GradientReader, samples: Samples) -> float:
@@ -39,24 +44,81 @@ def prove(reader: GradientReader, samples: Samples) -> float:
     rows = samples.spread(_NUM_SAMPLES)
     _refuse_coupled(reader, samples, rows)
     found = reader.read(samples, rows)
+    made = {name: each for name, each in found.factors.items() if name not in reader.unread}
+    compared = _Compared.nothing_yet(reader, len(rows))
+    for place, row in enumerate(rows):
+        for group in _groups(reader.parameters):
+            grads = reader.gradient(samples, row[None], group)
+            for name in group:
+                if name not in reader.unread:
+                    compared.add(name, place, grads.get(name), made.get(name, []))
     worst = 0.0
-    for group in _groups(reader.parameters):
-        each = [reader.gradient(samples, row[None], group) for row in rows]
-        for name in group:
-            if name in reader.unread:
-                continue
-            factors = found.factors.get(name, [])
-            expected = _gram([grads.get(name) for grads in each])
-            got = _zero_gram(len(rows))
-            if factors:
-                single = type(found)(num_samples=len(rows), factors={name: factors})
-                got = single.inner_products(single, reader.limit_bytes).double().cpu()
-            error = _relative_error(got, expected)
-            if error <= tolerance_of(reader.parameters[name].dtype):
-                worst = max(worst, error)
-            else:
-                reader.unread[name] = f"its factors were off by {error:.1e} on a few samples"
+    for name in [name for name in reader.parameters if name not in reader.unread]:
+        error = compared.error(name, made.get(name, []), reader.limit_bytes)
+        if error <= tolerance_of(reader.parameters[name].dtype):
+            worst = max(worst, error)
+        else:
+            reader.unread[name] = f"its factors were off by {error:.1e} on a few samples"
     return worst
+
+
+def largest_gradient(reader: GradientReader, samples: Samples) -> None:
+    """Make one sample's gradients as the proof makes them, so that its peak can be recorded."""
+    for group in _groups(reader.parameters):
+        reader.gradient(samples, torch.arange(1), group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Compared:
+    """Whole gradients beside those from factors; of the former one sample's live at a time."""
+
+    differences: dict[str, Tensor]
+    """By parameter, the squared norm of the difference for each sample, (n,)."""
+    products: dict[str, Tensor]
+    """Inner products of each whole gradient with those from factors, (n, n)."""
+    norms: dict[str, Tensor]
+    """Squared norms of whole gradients, (n,)."""
+
+    @classmethod
+    def nothing_yet(cls, reader: GradientReader, number: int) -> Self:
+        def zeros(*shape: int) -> dict[str, Tensor]:
+            return {name: torch.zeros(shape, dtype=torch.float64) for name in reader.parameters}
+
+        return cls(differences=zeros(number), products=zeros(number, number), norms=zeros(number))
+
+    def add(self, name: str, place: int, grad: Tensor | None, factors: list[Factor]) -> None:
+        """Compare one sample's whole gradient, None being zero, a few rows at a time."""
+        if grad is None and not factors:
+            return
+        if grad is None:
+            made = [factor.block(0, factor.num_rows) for factor in factors]
+            self.differences[name][place] += float(torch.stack(made).sum(0)[place].square().sum())
+            return
+        whole = grad.reshape(grad.shape[0] if grad.dim() else 1, -1)
+        self.norms[name][place] = float(whole.square().sum())
+        num_samples = len(self.norms[name])
+        for start, stop in block_bounds(len(whole), max(1, _BLOCK_NUMBERS // whole.shape[1])):
+            part = whole[start:stop]
+            made = part.new_zeros((num_samples, *part.shape))
+            for factor in factors:
+                made += factor.block(start, stop)
+            self.differences[name][place] += float((made[place] - part).square().sum())
+            self.products[name][place] += (made * part).sum(dim=(1, 2)).double().cpu()
+
+    def error(self, name: str, factors: list[Factor], limit_bytes: int) -> float:
+        """Return the largest error of gradients and of inner products, relative to the norms."""
+        scale = float(self.norms[name].max())
+        worst = float(self.differences[name].max()) ** 0.5
+        products = self.products[name]
+        if factors:
+            read = SampleGradients(num_samples=len(products), factors={name: factors})
+            own = read.inner_products(read, limit_bytes).double().cpu()
+            products = products - own
+            own_norms = read.squared_norms(limit_bytes).double().cpu()
+            products = torch.cat([products, (own.diagonal() - own_norms)[None]])
+        if scale == 0.0:
+            return 0.0 if worst == 0.0 else math.inf
+        return max(worst / scale**0.5, float(products.abs().max()) / scale)
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:
@@ -111,26 +173,3 @@ def _groups(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor
         num_bytes += each.nbytes
     if group:
         yield group
-
-
-def _gram(gradients: list[Tensor | None]) -> Tensor:
-    """Return the inner products of dense gradients, None being zero: (n, n) in float64."""
-    gram = _zero_gram(len(gradients))
-    for i, one in enumerate(gradients):
-        for j, other in enumerate(gradients):
-            if one is not None and other is not None:
-                gram[i, j] = float((one * other).sum())
-    return gram
-
-
-def _zero_gram(num_samples: int) -> Tensor:
-    return torch.zeros((num_samples, num_samples), dtype=torch.float64)
-
-
-def _relative_error(got: Tensor, expected: Tensor) -> float:
-    """Return the largest error, relative to the largest squared norm."""
-    scale = float(expected.diagonal().max())
-    error = float((got - expected).abs().max())
-    if scale == 0.0:
-        return 0.0 if error == 0.0 else math.inf
-    return error / scale

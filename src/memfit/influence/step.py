@@ -1,0 +1,187 @@
+"""One step of a scan, and its peak, predicted by recording that very step on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memfit.devices.catalogue import load_device
+from memfit.devices.spec import CPU, CUDA, Device
+from memfit.errors import NoPlanFitsError
+from memfit.figures import Prediction
+from memfit.job import Job
+from memfit.prediction.predict import evaluate_steps
+from memfit.prediction.recording import StepRecording, card_of, recording_on
+from memfit.session.borrowing import borrowed_to_record
+from memfit.trace.events import Phase
+from memfit.virtual.tensors import as_virtual
+
+from .choice import made_ready
+from .gradients import GradientReader, SampleGradients
+from .projection import ProjectedGradients, Projection
+from .proof import largest_gradient
+from .samples import Samples
+
+Gradients = SampleGradients | ProjectedGradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """How many samples a step takes at a time."""
+
+    train: int
+    test: int
+    """Of a scan for self-influence 0."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Side:
+    """The samples of one side, and what reads their gradients."""
+
+    reader: GradientReader
+    samples: Samples
+    projection: Projection | None
+
+    def read(self, rows: Tensor) -> Gradients:
+        """Read the gradients of some samples, rows (B,) int64."""
+        found = self.reader.read(self.samples, rows)
+        if self.projection is None:
+            return found
+        with torch.no_grad():
+            return self.projection.of(found)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sides:
+    """Both sides of a scan; there are no test samples where samples are compared with themselves."""
+
+    train: Side
+    test: Side | None
+
+    def held(self, rows: Tensor) -> Gradients:
+        """Read the gradients of test samples, which are held while training samples pass."""
+        assert self.test is not None, "asked for where there are test samples"
+        return self.test.read(rows)
+
+    def block(self, held: Gradients | None, rows: Tensor) -> Tensor:
+        """Compare a chunk of training samples (B,) with what is held: (T, B), or (B,)."""
+        found: Any = self.train.read(rows)
+        limit_bytes = self.train.reader.limit_bytes
+        with torch.no_grad():
+            if held is None:
+                norms: Tensor = found.squared_norms(limit_bytes)
+                return norms
+            products: Tensor = held.inner_products(found, limit_bytes)
+            return products
+
+    def step(self, chunks: Chunks) -> None:
+        """Do one step on the first samples."""
+        held = self.held(torch.arange(chunks.test)) if self.test is not None else None
+        self.block(held, torch.arange(chunks.train))
+
+    def each(self) -> Iterator[Side]:
+        """Yield the sides that there are."""
+        yield self.train
+        if self.test is not None:
+            yield self.test
+
+
+def predict_step(sides: Sides, chunks: Chunks, device: str = CPU) -> Prediction:
+    """Predict what a step takes, the proof before the first one included; nothing is run.
+
+    Raises:
+        UnknownDeviceError: if the catalogue has no such device.
+        RecordingError: if the step cannot be recorded.
+    """
+    spec = load_device(device)
+
+    def prove(found: Sides) -> None:
+        for side in found.each():
+            largest_gradient(side.reader, side.samples)
+
+    steps: list[Callable[[Sides], None]] = [prove, lambda found: found.step(chunks)]
+    made = [_predicted(sides, chunks, spec, step) for step in steps]
+    return max(made, key=lambda each: each.peak_allocated_bytes)
+
+
+def _predicted(
+    sides: Sides, chunks: Chunks, spec: Device, step: Callable[[Sides], None]
+) -> Prediction:
+    sizes = {id(sides.train): {1, chunks.train}, id(sides.test): {1, chunks.test}}
+    batches = {
+        id(side): {size: side.samples.batch(torch.arange(size)) for size in sizes[id(side)]}
+        for side in sides.each()
+    }
+    model = sides.train.reader.model
+    job = Job(
+        model=lambda: model,
+        batch=lambda _: batches[id(sides.train)][1],
+        loss=lambda found, _: next(found.parameters()).sum(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=1,
+    )
+    card = card_of(spec)
+    with (
+        recording_on(card) as (recorder, mode),
+        borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed,
+    ):
+        found = borrowed.model()
+
+        def on(side: Side | None) -> Side | None:
+            return None if side is None else _on_fakes(side, found, mode, batches[id(side)])
+
+        train = on(sides.train)
+        assert train is not None, "there are always training samples"
+        fakes = Sides(train=train, test=on(sides.test))
+        with made_ready(found, fakes.train.reader.parameters):
+            recorder.begin_step()
+            recorder.enter_phase(Phase.FORWARD)
+            step(fakes)
+            recorder.end_step()
+    recording = StepRecording(
+        history=recorder.history, marks=recorder.marks, card=card, record_seconds=0.0
+    )
+    return evaluate_steps(recording, spec)
+
+
+def _on_fakes(side: Side, model: nn.Module, mode: Any, batches: dict[int, Any]) -> Side:
+    """Return a side whose model and samples are fake tensors."""
+    every = dict(model.named_parameters())
+    known = {name: every[name] for name in side.reader.parameters}
+    reader = replace(side.reader, model=model, parameters=known, unread=dict(side.reader.unread))
+    samples = Samples(
+        count=side.samples.count, batch=lambda rows: as_virtual(mode, batches[len(rows)])
+    )
+    projection = side.projection and replace(side.projection)
+    return replace(side, reader=reader, samples=samples, projection=projection)
+
+
+def chunks_within(
+    sides: Sides, largest: Chunks, budget_bytes: int, device: str = CPU
+) -> tuple[Chunks, Prediction]:
+    """Find the largest chunks whose step stays within a budget, halving the larger of the two.
+
+    Raises:
+        NoPlanFitsError: if not even single samples fit.
+    """
+    chunks = largest
+    while True:
+        found = predict_step(sides, chunks, device)
+        if found.peak_allocated_bytes <= budget_bytes:
+            return chunks, found
+        if max(chunks.train, chunks.test) == 1:
+            raise NoPlanFitsError(
+                budget_bytes,
+                found.peak_allocated_bytes,
+                found.by_category,
+                ["one sample at a time"],
+                ["Raise the budget, or choose fewer parameters, such as the last layers."],
+            )
+        if chunks.train >= chunks.test:
+            chunks = replace(chunks, train=(chunks.train + 1) // 2)
+        else:
+            chunks = replace(chunks, test=(chunks.test + 1) // 2)

@@ -16,8 +16,15 @@ from torch import Tensor
 class StreamedLeft(Protocol):
     """The left factor (B, 1, R) of a scoring layer, made piece by piece where it is asked for."""
 
-    num_samples: int
-    num_rows: int
+    @property
+    def num_samples(self) -> int:
+        """Return B."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Return R."""
+        ...
 
     def block(self, start: int, stop: int) -> Tensor:
         """Make the entries of some rows: (B, 1, stop - start)."""

@@ -30,7 +30,7 @@ class SampleGradients:
     factors: Mapping[str, list[Factor]]
 
     def inner_products(self, other: SampleGradients, limit_bytes: int) -> Tensor:
-        """Return the inner products of all pairs, (B, B'), with a bound on what is made for it."""
+        """Return the inner products of all pairs, (B, B'), with a bound on what is made."""
         products, found = Products(limit_bytes=limit_bytes), None
         for mine, theirs in self._pairs(other):
             part = products.between(mine, theirs)
@@ -65,8 +65,9 @@ class SampleGradients:
 class GradientReader:
     """Reads per-sample gradients of one loss of one model.
 
-    It learns as it reads: in which rows of which operator the samples lie is found out once for each
-    use of a parameter. What cannot be read as factors is made by a backward pass for each sample.
+    It learns as it reads: in which rows of which operator the samples lie is found out once for
+    each use of a parameter. What cannot be read as factors is made by a backward pass for each
+    sample.
     """
 
     model: nn.Module
@@ -75,7 +76,11 @@ class GradientReader:
     """Those whose gradients matter, by name; all need gradients."""
     unread: dict[str, str] = field(default_factory=dict)
     """The parameters whose gradients are made by backward passes, and why."""
+    unproved: frozenset[str] = frozenset()
+    """Parameters whose gradients are too large to be made even once, for the proof."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
+    has_values: bool = True
+    """Whether tensors have values to look at, as those of a recorded step have not."""
     _known: dict[tuple[object, ...], tuple[int, bool]] = field(default_factory=dict)
 
     def losses(self, batch: Any) -> Tensor:
@@ -152,15 +157,15 @@ class GradientReader:
         """Go back to the operators' outputs, twice where it is not known how samples lie."""
         edges = [edge_of(node) for node in nodes]
         num_samples = len(losses)
-        unknown = [use for use in uses if use.key not in self._known]
+        unknown = [use for use in uses if use.key not in self._known and self.has_values]
         grads = torch.autograd.grad(
             losses.sum(), edges, retain_graph=bool(unknown), allow_unused=True
         )
         of_node = dict(zip(nodes, grads, strict=True))
         layouts = {
-            use: Layout(*self._known[use.key], num_samples=num_samples)
+            use: Layout(*known, num_samples=num_samples)
             for use in uses
-            if use.key in self._known
+            if (known := self._known.get(use.key) or self._assumed(use)) is not None
         }
         if unknown:
             weights = sample_weights(losses.detach())
@@ -174,6 +179,13 @@ class GradientReader:
                 if plain is not None and other is not None:
                     layouts |= self._learned(use, plain, other, weights)
         return of_node, layouts
+
+    def _assumed(self, use: Use) -> tuple[int, bool] | None:
+        """Take the layout of the like uses of a parameter, where there are no values to look at."""
+        if self.has_values:
+            return None
+        like = (known for key, known in self._known.items() if key[:-1] == use.key[:-1])
+        return next(like, (0, True))
 
     def _learned(
         self, use: Use, plain: Tensor, weighted: Tensor, weights: Tensor
@@ -224,7 +236,8 @@ def check_number(losses: Tensor, num_samples: int) -> None:
     """
     if len(losses) != num_samples:
         msg = (
-            f"The loss gave {len(losses)} losses for {num_samples} samples; needed is one for each. "
+            f"The loss gave {len(losses)} losses for {num_samples} samples; needed is one for "
+            "each. "
             "Sum what belongs to one sample, for example over its tokens."
         )
         raise JobError(msg)

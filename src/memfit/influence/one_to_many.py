@@ -152,26 +152,29 @@ class _RowLosses(torch.autograd.Function):
     """Streams the losses forward, and their gradients by queries, candidates and bias backward."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch's own has no argument types
-        ctx: Any, *given: Any
-    ) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:
         query, candidates, bias, positives, label_smoothing, chunk = given
         ctx.save_for_backward(query, candidates, bias, positives)
         ctx.label_smoothing, ctx.chunk = label_smoothing, chunk
         ctx.wants_query_alone = False
         scores = _of(ctx, (query, candidates, bias, positives), query.new_ones(len(query)))
-        losses = query.new_zeros(len(query))
+        losses: Tensor = query.new_zeros(len(query))
         for start, stop in _chunks(len(candidates), chunk):
             score_BC = scores.scores(start, stop)
             label_BC = scores.labels(start, stop, score_BC)
             losses -= (score_BC * label_BC).sum(dim=1)
             losses += F.softplus(score_BC).sum(dim=1)
-        return losses.div_(len(candidates))
+        losses.div_(len(candidates))
+        return losses
 
     @staticmethod
-    def backward(  # type: ignore[override]  # as above
-        ctx: Any, grad_B: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            msg = (
+                "one_to_many_losses are streamed, and their gradients are to be differentiated "
+                "again; only the first derivative can be streamed. Do without create_graph=True."
+            )
+            raise JobError(msg)
         scores = _of(ctx, ctx.saved_tensors, grad_B)
         needs = [needed and not ctx.wants_query_alone for needed in ctx.needs_input_grad]
         grad_query = torch.zeros_like(scores.query) if ctx.needs_input_grad[_QUERY] else None
@@ -184,7 +187,7 @@ class _RowLosses(torch.autograd.Function):
             if grad_query is not None:
                 grad_query.addmm_(made_BC, scores.candidates[start:stop])
             if grad_candidates is not None:
-                torch.mm(made_BC.t(), scores.query, out=grad_candidates[start:stop])
+                grad_candidates[start:stop].addmm_(made_BC.t(), scores.query, beta=0)
             if grad_bias is not None:
                 torch.sum(made_BC, dim=0, out=grad_bias[start:stop])
         return grad_query, grad_candidates, grad_bias, None, None, None
@@ -200,13 +203,11 @@ class _RowLosses(torch.autograd.Function):
 
 
 def _of(ctx: Any, tensors: tuple[Any, ...], grad_B: Tensor) -> ScoreGradients:
-    query, candidates, bias, positives = (
-        None if each is None else each.detach() for each in tensors
-    )
+    query, candidates, bias, positives = tensors
     return ScoreGradients(
-        query=query,
-        candidates=candidates,
-        bias=bias,
+        query=query.detach(),
+        candidates=candidates.detach(),
+        bias=None if bias is None else bias.detach(),
         positives=positives,
         label_smoothing=ctx.label_smoothing,
         scale=(grad_B / len(candidates))[:, None],
@@ -219,7 +220,7 @@ def _outer(
     if grad.dim() != 1 or layout.num_samples != len(grad):
         return None
     # Weight and bias share what they are made of, so that it is made for both at once.
-    shared = getattr(ctx, "shared_left", None)
+    shared: ScoreGradients | None = getattr(ctx, "shared_left", None)
     if shared is None:
         shared = ctx.shared_left = _of(ctx, tensors, grad)
     return Outer(left=shared, right=None if is_bias else shared.query[:, None])

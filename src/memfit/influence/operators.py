@@ -133,7 +133,7 @@ def _sub(use: Use) -> Made | None:
 def _mul(use: Use) -> Made | None:
     """Read ``x * parameter``, broadcast."""
     other = use.node._saved_other if use.position == 0 else use.node._saved_self
-    if use.is_transposed or other is None:
+    if use.is_transposed or not isinstance(other, Tensor):
         return None
     return partial(_broadcast, shape=use.shape, other=other.detach())
 

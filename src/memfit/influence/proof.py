@@ -20,8 +20,8 @@ from .layouts import tolerance_of
 from .products import block_bounds
 from .samples import Samples
 
-_NUM_SAMPLES = 3
-_BLOCK_NUMBERS = 2**18
+NUM_PROVED = 3
+_BLOCK_NUMBERS = 2**16
 _GROUP_BYTES = 32 * MIB
 """How much of the parameters has its gradients made at a time, beyond a single one."""
 
@@ -40,21 +40,13 @@ def prove(reader: GradientReader, samples: Samples) -> float:
     Limits: a few samples, from the first to the last. What a model does on others alone, such as a
     branch that none of these takes, is read by the same formulas without having been compared.
     """
-    refuse_batch_statistics(reader.model)
-    rows = samples.spread(_NUM_SAMPLES)
-    _refuse_coupled(reader, samples, rows)
-    found = reader.read(samples, rows)
-    made = {name: each for name, each in found.factors.items() if name not in reader.unread}
-    compared = _Compared.nothing_yet(reader, len(rows))
-    for place, row in enumerate(rows):
-        for group in _groups(reader.parameters):
-            grads = reader.gradient(samples, row[None], group)
-            for name in group:
-                if name not in reader.unread:
-                    compared.add(name, place, grads.get(name), made.get(name, []))
+    rows = look_at(reader, samples)
+    compared = compare(reader, samples, rows)
     worst = 0.0
     for name in [name for name in reader.parameters if name not in reader.unread]:
-        error = compared.error(name, made.get(name, []), reader.limit_bytes)
+        if name in reader.unproved:
+            continue
+        error = compared.error(name)
         if error <= tolerance_of(reader.parameters[name].dtype):
             worst = max(worst, error)
         else:
@@ -62,63 +54,110 @@ def prove(reader: GradientReader, samples: Samples) -> float:
     return worst
 
 
-def largest_gradient(reader: GradientReader, samples: Samples) -> None:
-    """Make one sample's gradients as the proof makes them, so that its peak can be recorded."""
-    for group in _groups(reader.parameters):
-        reader.gradient(samples, torch.arange(1), group)
+def look_at(reader: GradientReader, samples: Samples) -> Tensor:
+    """Have a reader find out how a few samples lie in what it reads; return their numbers, (n,).
+
+    Raises:
+        CoupledSamplesError: if a sample's loss depends on the others of its batch.
+    """
+    refuse_batch_statistics(reader.model)
+    rows = samples.spread(NUM_PROVED)
+    _refuse_coupled(reader, samples, rows)
+    reader.read(samples, rows)
+    return rows
+
+
+def compare(reader: GradientReader, samples: Samples, rows: Tensor) -> Compared:
+    """Compare the gradients of a few samples, rows (n,) int64; of whole ones a group lives at once.
+
+    It looks at no values, so that what it takes can be recorded.
+    """
+    found = reader.read(samples, rows)
+    compared = Compared.nothing_yet(reader, len(rows))
+    # Where nothing is compared one sample stands for all.
+    places = range(len(rows) if reader.has_values else 1)
+    proved = {name: each for name, each in reader.parameters.items() if name not in reader.unproved}
+    for group in _groups(proved):
+        names = [name for name in group if name not in reader.unread]
+        for place in places:
+            grads = reader.gradient(samples, rows[place : place + 1], group)
+            for name in names:
+                compared.add(name, place, grads.get(name), found.factors.get(name, []))
+            del grads  # before the next are made
+    for name in proved:
+        if name not in reader.unread and (factors := found.factors.get(name)):
+            read = SampleGradients(num_samples=len(rows), factors={name: factors})
+            own = read.inner_products(read, reader.limit_bytes).double().cpu()
+            compared.own_products[name] = own
+            compared.own_norms[name] = read.squared_norms(reader.limit_bytes).double().cpu()
+    return compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Compared:
-    """Whole gradients beside those from factors; of the former one sample's live at a time."""
+class Compared:
+    """Whole gradients of n samples beside those from factors, by parameter."""
 
     differences: dict[str, Tensor]
-    """By parameter, the squared norm of the difference for each sample, (n,)."""
-    products: dict[str, Tensor]
-    """Inner products of each whole gradient with those from factors, (n, n)."""
+    """The squared norm of the difference for each sample, (n,)."""
     norms: dict[str, Tensor]
     """Squared norms of whole gradients, (n,)."""
+    products: dict[str, Tensor]
+    """Inner products of each whole gradient with those from factors, (n, n)."""
+    own_products: dict[str, Tensor]
+    """The same of both from factors, as a scan computes them."""
+    own_norms: dict[str, Tensor]
+    """The diagonal of these, as a scan for self-influence computes it."""
+    has_values: bool
+    """Whether there is anything to compare; else the first and the last rows stand for all."""
 
     @classmethod
     def nothing_yet(cls, reader: GradientReader, number: int) -> Self:
+        """Begin with zeros."""
+
         def zeros(*shape: int) -> dict[str, Tensor]:
             return {name: torch.zeros(shape, dtype=torch.float64) for name in reader.parameters}
 
-        return cls(differences=zeros(number), products=zeros(number, number), norms=zeros(number))
+        square, line = (number, number), (number,)
+        return cls(
+            differences=zeros(*line),
+            norms=zeros(*line),
+            products=zeros(*square),
+            own_products=zeros(*square),
+            own_norms=zeros(*line),
+            has_values=reader.has_values,
+        )
 
     def add(self, name: str, place: int, grad: Tensor | None, factors: list[Factor]) -> None:
         """Compare one sample's whole gradient, None being zero, a few rows at a time."""
         if grad is None and not factors:
             return
-        if grad is None:
-            made = [factor.block(0, factor.num_rows) for factor in factors]
-            self.differences[name][place] += float(torch.stack(made).sum(0)[place].square().sum())
-            return
-        whole = grad.reshape(grad.shape[0] if grad.dim() else 1, -1)
-        self.norms[name][place] = float(whole.square().sum())
         num_samples = len(self.norms[name])
-        for start, stop in block_bounds(len(whole), max(1, _BLOCK_NUMBERS // whole.shape[1])):
-            part = whole[start:stop]
+        whole = None if grad is None else grad.reshape(grad.shape[0] if grad.dim() else 1, -1)
+        num_rows, num_columns = whole.shape if whole is not None else _matrix_of(factors[0])
+        bounds = list(block_bounds(num_rows, max(1, _BLOCK_NUMBERS // num_columns)))
+        for start, stop in bounds if self.has_values else bounds[:: max(1, len(bounds) - 1)]:
+            blocks = [factor.block(start, stop) for factor in factors]
+            part = torch.zeros_like(blocks[0][0]) if whole is None else whole[start:stop]
             made = part.new_zeros((num_samples, *part.shape))
-            for factor in factors:
-                made += factor.block(start, stop)
-            self.differences[name][place] += float((made[place] - part).square().sum())
+            for block in blocks:
+                made += block
+            self.norms[name][place] += part.square().sum().double().cpu()
             self.products[name][place] += (made * part).sum(dim=(1, 2)).double().cpu()
+            self.differences[name][place] += (made[place] - part).square().sum().double().cpu()
 
-    def error(self, name: str, factors: list[Factor], limit_bytes: int) -> float:
+    def error(self, name: str) -> float:
         """Return the largest error of gradients and of inner products, relative to the norms."""
         scale = float(self.norms[name].max())
-        worst = float(self.differences[name].max()) ** 0.5
-        products = self.products[name]
-        if factors:
-            read = SampleGradients(num_samples=len(products), factors={name: factors})
-            own = read.inner_products(read, limit_bytes).double().cpu()
-            products = products - own
-            own_norms = read.squared_norms(limit_bytes).double().cpu()
-            products = torch.cat([products, (own.diagonal() - own_norms)[None]])
+        worst = math.sqrt(float(self.differences[name].max()))
         if scale == 0.0:
             return 0.0 if worst == 0.0 else math.inf
-        return max(worst / scale**0.5, float(products.abs().max()) / scale)
+        own = self.own_products[name]
+        off = [self.products[name] - own, own.diagonal() - self.own_norms[name]]
+        return max(worst / math.sqrt(scale), *(float(each.abs().max()) / scale for each in off))
+
+
+def _matrix_of(factor: Factor) -> tuple[int, int]:
+    return factor.num_rows, factor.num_columns
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:
@@ -161,7 +200,7 @@ def _refuse_coupled(reader: GradientReader, samples: Samples, rows: Tensor) -> N
         )
 
 
-def _groups(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
+def _groups(parameters: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Yield parameters so many at a time that their gradients stay small."""
     group: dict[str, Tensor] = {}
     num_bytes = 0

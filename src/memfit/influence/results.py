@@ -32,6 +32,8 @@ class Found:
     """Those whose gradients were compared."""
     unread: Mapping[str, str]
     """Those of them whose gradients were made by backward passes, and why; as exact, but slower."""
+    unproved: Sequence[str]
+    """Those that were read as factors without having been compared, as asked for."""
     method: str
     """``exact`` or ``projected``, which is an approximation."""
     proof_error: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -45,7 +45,7 @@ class Samples:
         if isinstance(source, cls):
             return source
         if isinstance(source, DataLoader):
-            return cls._of_dataset(source.dataset, source.collate_fn or default_collate)
+            return cls._of_dataset(source.dataset, source.collate_fn)
         if isinstance(source, Dataset):
             return cls._of_dataset(source, default_collate)
         leaves = tree_leaves(source)
@@ -94,10 +94,14 @@ class Samples:
             raise JobError(msg)
         return type(self)(count=len(chosen), batch=lambda given: self.batch(chosen[given]))
 
-    def chunks(self, num_each: int) -> Iterator[Tensor]:
-        """Yield the numbers of all samples, so many at a time: (B,) int64."""
-        yield from torch.arange(self.count).split(num_each) if self.count else ()
+    def chunks(self, num_each: int) -> list[range]:
+        """Return the numbers of all samples, so many at a time."""
+        starts = range(0, self.count, num_each)
+        return [range(start, min(start + num_each, self.count)) for start in starts]
 
     def spread(self, number: int) -> Tensor:
         """Return the numbers of a few samples from the first to the last."""
-        return torch.linspace(0, self.count - 1, min(number, self.count)).round().long().unique()
+        last, number = self.count - 1, min(number, self.count)
+        return torch.tensor(
+            sorted({round(place * last / max(1, number - 1)) for place in range(number)})
+        )

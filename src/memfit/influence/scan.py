@@ -27,11 +27,11 @@ from .gradients import GradientReader, SampleLoss
 from .job_losses import losses_of
 from .products import DEFAULT_LIMIT_BYTES
 from .projection import Projection
-from .proof import prove
+from .proof import look_at, prove
 from .results import Progress, Scores, SelfInfluence
 from .samples import Samples
 from .state import ScanState, opened_state
-from .step import Chunks, Side, Sides, chunks_within, predict_step
+from .step import Chunks, Side, Sides, check_proof, chunks_within, predict_proof, predict_step
 from .sums import Extremes, PairSums
 from .walk import OwnSink, PairSink, Walk
 
@@ -45,8 +45,8 @@ class Scan:
 
     ``score(z, z') = sum over checkpoints t of eta_t <grad l(z, theta_t), grad l(z', theta_t)>``.
     The inner products come from per-sample inputs and output gradients; the gradients are not
-    made. It is proved on a few samples before it is used; what is not followed is made by a backward
-    pass for each sample, which is as exact and slower, and the result names it.
+    made. It is proved on a few samples before it is used; what is not followed is made by a
+    backward pass for each sample, which is as exact and slower, and the result names it.
 
     While a scan runs, the model is in evaluation mode; dropout would make a loss of its own each
     time. It is left with the weights of the last checkpoint.
@@ -77,6 +77,8 @@ class Scan:
     """Rows and columns that a projected gradient keeps of each parameter."""
     seed: int = 0
     """Of the projection."""
+    unproved: Sequence[str] = ()
+    """Parameters whose gradient is too large to be made even once, which the proof leaves out."""
     top_k: int | None = None
     """Keep so many highest and lowest scores of each test sample instead of all scores."""
     budget: str | int | None = None
@@ -100,7 +102,7 @@ class Scan:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
 
     def predict(self, device: str = "cpu") -> Prediction:
-        """Predict the peak and the time of one step. A few samples are proved; no step is run.
+        """Predict the peak and the time of a step. A few samples are proved; no step is run.
 
         Weights, what is held and the proof are included; the samples themselves are not, where they
         lie on the host beside a device.
@@ -114,7 +116,11 @@ class Scan:
             NoPlanFitsError: if not even single samples fit into the budget.
         """
         with self._opened() as begun:
-            return predict_step(begun.sides, begun.chunks_on(device), device)
+            made = [
+                predict_proof(begun.sides, device),
+                predict_step(begun.sides, begun.chunks_on(device), device),
+            ]
+            return max(made, key=lambda each: each.peak_allocated_bytes)
 
     def scores(self) -> Scores:
         """Compute the scores of all pairs of test and training samples.
@@ -184,6 +190,10 @@ class Scan:
         budget_bytes = read_budget(self.budget)
         with made_ready(self.model, chosen):
             sides = self._sides(chosen, budget_bytes)
+            if budget_bytes is not None:
+                for side in sides.each():
+                    look_at(side.reader, side.samples)
+                check_proof(sides, budget_bytes, _device_of(self.model))
             error = max(prove(side.reader, side.samples) for side in sides.each())
             begun = _Begun(
                 scan=self,
@@ -205,6 +215,7 @@ class Scan:
             model=self.model,
             loss=losses_of(self.loss),
             parameters=chosen,
+            unproved=frozenset(self.unproved),
             limit_bytes=limit_bytes,
         )
         train = Side(reader=reader, samples=_samples("train", self.train), projection=projection)
@@ -243,7 +254,7 @@ class _Begun:
         )
         if self.budget_bytes is None:
             return chunks
-        return chunks_within(self.sides, chunks, self.budget_bytes, device)[0]
+        return chunks_within(self.sides, chunks, self.budget_bytes, device)
 
     @cached_property
     def walk(self) -> Walk:
@@ -288,6 +299,7 @@ class _Begun:
             "learning_rates": [each.learning_rate for each in self.checkpoints],
             "parameters": list(self.sides.train.reader.parameters),
             "unread": unread,
+            "unproved": [each for each in self.scan.unproved if each not in unread],
             "method": self.scan.method,
             "proof_error": self.proof_error,
             "train_chunk": self.walk.chunks.train,

@@ -47,7 +47,8 @@ class ScanState:
         }
         written = io.BytesIO()
         text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-        np.savez(written, **{_FACTS: text}, **self.arrays)
+        everything: dict[str, Any] = {_FACTS: text, **self.arrays}
+        np.savez(written, **everything)
         try:
             write_atomically(folder / _FILE, written.getvalue())
         except OSError as error:

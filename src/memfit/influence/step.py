@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CPU, CUDA, Device
@@ -18,12 +19,12 @@ from memfit.prediction.predict import evaluate_steps
 from memfit.prediction.recording import StepRecording, card_of, recording_on
 from memfit.session.borrowing import borrowed_to_record
 from memfit.trace.events import Phase
-from memfit.virtual.tensors import as_virtual
+from memfit.trace.phases import StepFollower
 
 from .choice import made_ready
 from .gradients import GradientReader, SampleGradients
 from .projection import ProjectedGradients, Projection
-from .proof import largest_gradient
+from .proof import NUM_PROVED, compare
 from .samples import Samples
 
 Gradients = SampleGradients | ProjectedGradients
@@ -57,7 +58,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sides:
-    """Both sides of a scan; there are no test samples where samples are compared with themselves."""
+    """Both sides of a scan; one for self-influence has no test samples."""
 
     train: Side
     test: Side | None
@@ -90,32 +91,38 @@ class Sides:
             yield self.test
 
 
+def predict_proof(sides: Sides, device: str = CPU) -> Prediction:
+    """Predict what the proof before the first step takes; nothing is run.
+
+    Raises:
+        UnknownDeviceError: if the catalogue has no such device.
+        RecordingError: if it cannot be recorded.
+    """
+
+    def prove(found: Sides) -> None:
+        for side in found.each():
+            compare(side.reader, side.samples, torch.arange(min(NUM_PROVED, side.samples.count)))
+
+    return _predicted(sides, Chunks(train=1, test=1), load_device(device), prove)
+
+
 def predict_step(sides: Sides, chunks: Chunks, device: str = CPU) -> Prediction:
-    """Predict what a step takes, the proof before the first one included; nothing is run.
+    """Predict what a step takes; nothing is run.
 
     Raises:
         UnknownDeviceError: if the catalogue has no such device.
         RecordingError: if the step cannot be recorded.
     """
-    spec = load_device(device)
-
-    def prove(found: Sides) -> None:
-        for side in found.each():
-            largest_gradient(side.reader, side.samples)
-
-    steps: list[Callable[[Sides], None]] = [prove, lambda found: found.step(chunks)]
-    made = [_predicted(sides, chunks, spec, step) for step in steps]
-    return max(made, key=lambda each: each.peak_allocated_bytes)
+    return _predicted(sides, chunks, load_device(device), lambda found: found.step(chunks))
 
 
 def _predicted(
     sides: Sides, chunks: Chunks, spec: Device, step: Callable[[Sides], None]
 ) -> Prediction:
-    sizes = {id(sides.train): {1, chunks.train}, id(sides.test): {1, chunks.test}}
-    batches = {
-        id(side): {size: side.samples.batch(torch.arange(size)) for size in sizes[id(side)]}
-        for side in sides.each()
-    }
+    batches = {}
+    for side, size in zip(sides.each(), (chunks.train, chunks.test), strict=False):
+        numbers = {1, min(NUM_PROVED, side.samples.count), size}
+        batches[id(side)] = {each: _shapes_of(side.samples, each) for each in numbers}
     model = sides.train.reader.model
     job = Job(
         model=lambda: model,
@@ -127,12 +134,13 @@ def _predicted(
     card = card_of(spec)
     with (
         recording_on(card) as (recorder, mode),
+        StepFollower(recorder),
         borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed,
     ):
         found = borrowed.model()
 
         def on(side: Side | None) -> Side | None:
-            return None if side is None else _on_fakes(side, found, mode, batches[id(side)])
+            return None if side is None else _on_fakes(side, found, batches[id(side)])
 
         train = on(sides.train)
         assert train is not None, "there are always training samples"
@@ -148,21 +156,69 @@ def _predicted(
     return evaluate_steps(recording, spec)
 
 
-def _on_fakes(side: Side, model: nn.Module, mode: Any, batches: dict[int, Any]) -> Side:
+def _on_fakes(side: Side, model: nn.Module, batches: dict[int, Any]) -> Side:
     """Return a side whose model and samples are fake tensors."""
     every = dict(model.named_parameters())
     known = {name: every[name] for name in side.reader.parameters}
-    reader = replace(side.reader, model=model, parameters=known, unread=dict(side.reader.unread))
-    samples = Samples(
-        count=side.samples.count, batch=lambda rows: as_virtual(mode, batches[len(rows)])
-    )
+    unread = dict(side.reader.unread)
+    reader = replace(side.reader, model=model, parameters=known, unread=unread, has_values=False)
+    samples = Samples(count=side.samples.count, batch=lambda rows: _made(batches[len(rows)]))
     projection = side.projection and replace(side.projection)
     return replace(side, reader=reader, samples=samples, projection=projection)
 
 
-def chunks_within(
-    sides: Sides, largest: Chunks, budget_bytes: int, device: str = CPU
-) -> tuple[Chunks, Prediction]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What there is to know of a tensor without its values."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _shapes_of(samples: Samples, number: int) -> Any:
+    """Make a real batch, and keep of it nothing but the shapes."""
+
+    def shape_of(tensor: Tensor) -> _Shape:
+        return _Shape(
+            size=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+
+    return tree_map_only(Tensor, shape_of, samples.batch(torch.arange(number)))
+
+
+def _made(shapes: Any) -> Any:
+    """Make a batch of such shapes; under a fake mode of fake tensors."""
+
+    def tensor_of(shape: _Shape) -> Tensor:
+        return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device)
+
+    return tree_map_only(_Shape, tensor_of, shapes)
+
+
+def check_proof(sides: Sides, budget_bytes: int, device: str = CPU) -> None:
+    """Refuse a budget in which a few samples cannot be proved.
+
+    Raises:
+        NoPlanFitsError: if it is too small.
+    """
+    found = predict_proof(sides, device)
+    if found.peak_allocated_bytes > budget_bytes:
+        remedy = (
+            "Raise the budget, choose fewer parameters, or name those in unproved whose gradient "
+            "is too large to be made once."
+        )
+        raise NoPlanFitsError(
+            budget_bytes,
+            found.peak_allocated_bytes,
+            found.by_category,
+            ["the proof on a few samples"],
+            [remedy],
+        )
+
+
+def chunks_within(sides: Sides, largest: Chunks, budget_bytes: int, device: str = CPU) -> Chunks:
     """Find the largest chunks whose step stays within a budget, halving the larger of the two.
 
     Raises:
@@ -172,7 +228,7 @@ def chunks_within(
     while True:
         found = predict_step(sides, chunks, device)
         if found.peak_allocated_bytes <= budget_bytes:
-            return chunks, found
+            return chunks
         if max(chunks.train, chunks.test) == 1:
             raise NoPlanFitsError(
                 budget_bytes,

@@ -84,6 +84,7 @@ class PairSums:
         num_bytes = 8 * self._shape[0] * self._shape[1]
         part = path.with_suffix(".part")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             made = np.lib.format.open_memmap(part, mode="w+", dtype=np.float64, shape=self._shape)
             del made
             with part.open("r+b") as file:

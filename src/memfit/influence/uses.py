@@ -81,12 +81,7 @@ def uses_of(losses: Tensor, parameters: Mapping[str, Tensor]) -> list[Use]:
 def _edges(root: Any, names: Mapping[int, str]) -> Iterator[tuple[Any, int, Tensor, bool]]:
     """Yield the edges between operators and parameters: node, input, parameter, transposed."""
     nodes = list(_nodes(root))
-    transposed: dict[Any, Tensor] = {}
-    for node in nodes:
-        if kind_of(node).startswith(_TRANSPOSES) and node.next_functions:
-            parameter = _parameter_at(node.next_functions[0][0], names)
-            if parameter is not None and parameter.dim() == 2 and _swaps(node, parameter):
-                transposed[node] = parameter
+    transposed = {node: found for node in nodes if (found := _transposed(node, names)) is not None}
     for node in nodes:
         if node in transposed:
             continue
@@ -95,6 +90,16 @@ def _edges(root: Any, names: Mapping[int, str]) -> Iterator[tuple[Any, int, Tens
                 yield node, position, transposed[below], True
             elif (parameter := _parameter_at(below, names)) is not None:
                 yield node, position, parameter, False
+
+
+def _transposed(node: Any, names: Mapping[int, str]) -> Tensor | None:
+    """Return the parameter that a node gives transposed, if it does that and no more."""
+    if not kind_of(node).startswith(_TRANSPOSES) or not node.next_functions:
+        return None
+    parameter = _parameter_at(node.next_functions[0][0], names)
+    if parameter is None or parameter.dim() != 2 or not _swaps(node, parameter):
+        return None
+    return parameter
 
 
 def _nodes(root: Any) -> Iterator[Any]:

@@ -117,6 +117,7 @@ class Walk:
         num_steps = num_steps_each * len(self.checkpoints)
         for number, test, train, block in self._blocks(state):
             sink.add(number, test, train, block)
+            del block
             state.num_done += 1
             now = time.monotonic()
             is_last = state.num_done % num_steps_each == 0
@@ -149,22 +150,27 @@ class Walk:
                 begin = first + place * num_train
                 if state.num_done >= begin + num_train:
                     continue
-                held = None if self.sides.test is None else self.sides.held(test_rows)
+                held = None if self.sides.test is None else self.sides.held(_tensor_of(test_rows))
                 for rows in train_rows[max(0, state.num_done - begin) :]:
-                    block = self._block(held, rows, checkpoint)
-                    yield number, _slice_of(test_rows), _slice_of(rows), block
+                    # Not by a name, which would keep one block beside the next.
+                    yield (
+                        number,
+                        _slice_of(test_rows),
+                        _slice_of(rows),
+                        self._block(held, rows, checkpoint),
+                    )
                 del held  # before the next are read
 
-    def _block(self, held: Gradients | None, rows: Tensor, checkpoint: Checkpoint) -> Numbers:
+    def _block(self, held: Gradients | None, rows: range, checkpoint: Checkpoint) -> Numbers:
         """Compute one block, with the checkpoint's learning rate.
 
         Raises:
             JobError: if a score is no number.
         """
-        found = self.sides.block(held, rows).double().cpu()
+        found = self.sides.block(held, _tensor_of(rows)).double().cpu()
         if not bool(torch.isfinite(found).all()):
             wrong = (~torch.isfinite(found)).reshape(-1, len(rows)).any(dim=0)
-            row = int(rows[int(wrong.nonzero()[0])])
+            row = rows[int(wrong.nonzero()[0])]
             msg = (
                 f"The score of training sample {row} is no finite number under the checkpoint "
                 f"{checkpoint.name}. Look at its loss there; leave it or the checkpoint out."
@@ -188,17 +194,21 @@ class Walk:
             raise OtherScanError(str(self.folder), difference)
 
     @property
-    def _train_rows(self) -> list[Tensor]:
-        """Return the training samples of each step, views of one tensor."""
-        return list(self.sides.train.samples.chunks(self.chunks.train))
+    def _train_rows(self) -> list[range]:
+        """Return the training samples of each step."""
+        return self.sides.train.samples.chunks(self.chunks.train)
 
     @property
-    def _test_rows(self) -> list[Tensor]:
+    def _test_rows(self) -> list[range]:
         """Return the test samples that are held together; once none where there are none."""
         if self.sides.test is None:
-            return [torch.arange(0)]
-        return list(self.sides.test.samples.chunks(self.chunks.test))
+            return [range(0)]
+        return self.sides.test.samples.chunks(self.chunks.test)
 
 
-def _slice_of(rows: Tensor) -> slice:
-    return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+def _tensor_of(rows: range) -> Tensor:
+    return torch.arange(rows.start, rows.stop)
+
+
+def _slice_of(rows: range) -> slice:
+    return slice(rows.start, rows.stop)

@@ -39,7 +39,7 @@ def test_inner_products_are_those_of_whole_gradients(name: str, limit_bytes: int
     assert max(errors_of(make(name), limit_bytes)) < NEAR
 
 
-@pytest.mark.parametrize("name", ["transformer", "convolutions", "tied", "lstm"])
+@pytest.mark.parametrize("name", ["transformer", "convolutions", "tied", "lstm", "positions"])
 def test_everything_is_read_as_factors(name: str) -> None:
     case = make(name)
     reader = reader_of(case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from memfit.errors import JobError
 
 from .factors import Factor, dense
 from .layouts import Layout, layouts_of, sample_weights
-from .operators import Made, read
+from .operators import read
 from .products import DEFAULT_LIMIT_BYTES, Products
 from .samples import Samples
-from .uses import Use, edge_of, uses_of
+from .uses import Key, Use, edge_of, uses_of
 
 SampleLoss = Callable[[nn.Module, Any], Tensor]
 """``(model, batch of B samples) -> losses (B,)``."""
@@ -81,7 +81,14 @@ class GradientReader:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     has_values: bool = True
     """Whether tensors have values to look at, as those of a recorded step have not."""
-    _known: dict[tuple[object, ...], tuple[int, bool]] = field(default_factory=dict)
+    _known: dict[Key, tuple[int, bool]] = field(default_factory=dict)
+    """How samples lie, for each use for which it was found out."""
+    _shared: set[Key] = field(default_factory=set)
+    """The uses whose result has no samples in it, but is computed once for all of them."""
+
+    def of_loss(self, loss: SampleLoss) -> GradientReader:
+        """Return a reader of another loss, which has learned nothing yet."""
+        return replace(self, loss=loss, unread={}, _known={}, _shared=set())
 
     def losses(self, batch: Any) -> Tensor:
         """Compute the losses of a batch, (B,).
@@ -105,14 +112,18 @@ class GradientReader:
         wanted = {n: each for n, each in self.parameters.items() if n not in self.unread}
         factors: dict[str, list[Factor]] = {}
         not_read = set(self.unread)
-        if wanted:
+        while wanted:
             losses = self.losses(samples.batch(rows))
             check_number(losses, len(rows))
-            if losses.grad_fn is not None:
-                factors, failed = self._factors(losses, wanted)
-                not_read |= failed
+            if losses.grad_fn is None:
+                break
+            found = self._factors(losses, wanted)
             del losses
-        for name in [name for name in self.parameters if name in not_read]:
+            if found is not None:  # else something was learned, with which to begin anew
+                factors, failed = found
+                not_read |= failed
+                break
+        for name in not_read:
             factors.pop(name, None)
         factors |= self._by_backward_passes(samples, rows, not_read)
         ordered = {name: factors[name] for name in self.parameters if name in factors}
@@ -120,41 +131,44 @@ class GradientReader:
 
     def _factors(
         self, losses: Tensor, wanted: Mapping[str, Tensor]
-    ) -> tuple[dict[str, list[Factor]], set[str]]:
-        """Read what can be read as factors, and name the parameters for which this fails."""
-        made_by: dict[Use, Made] = {}
-        failed: set[str] = set()
-        for use in uses_of(losses, wanted):
-            made = read(use)
-            if made is None:
-                failed.add(use.name)
-                self.unread.setdefault(use.name, f"it is used by {use.kind}, which is not read")
-            else:
-                made_by[use] = made
-        made_by = {use: made for use, made in made_by.items() if use.name not in failed}
-        nodes = list(dict.fromkeys(use.node for use in made_by))
-        if not nodes:
-            return {}, failed
-        grads, layouts = self._gradients(losses, nodes, list(made_by))
-        factors: dict[str, list[Factor]] = {}
+    ) -> tuple[dict[str, list[Factor]], set[str]] | None:
+        """Read what can be read as factors, and name the parameters for which this fails.
+
+        Returns:
+            None if an operator was found whose result has no samples in it.
+        """
+        made_by = {use: read(use) for use in uses_of(losses, wanted, self._shared)}
+        if not made_by:
+            return {}, set()
+        grads, layouts = self._gradients(losses, list(made_by))
+        parts: dict[tuple[str, Any], list[Factor]] = {}
+        failed: dict[str, str] = {}
+        num_shared = len(self._shared)
         for use, made in made_by.items():
             grad, layout = grads[use.node], layouts.get(use)
             if grad is None:
                 continue
+            if layout is None:
+                self._shared.add(use.key)
+                continue
             with torch.no_grad():
-                factor = None if layout is None else made(grad, layout)
+                factor = None if made is None else made(grad, layout)
             if factor is None:
-                failed.add(use.name)
-                reason = f"{use.kind} mixes the samples, or has them where they are not followed"
-                self.unread.setdefault(use.name, reason)
+                failed.setdefault(use.name, f"it is used by {use.kind} in a way that is not read")
             else:
-                factors.setdefault(use.name, []).append(factor)
-        return factors, failed
+                parts.setdefault((use.name, use.through), []).append(factor)
+        if len(self._shared) > num_shared:
+            return None
+        del grads, made_by
+        self.unread |= {name: why for name, why in failed.items() if name not in self.unread}
+        read_well = {key: each for key, each in parts.items() if key[0] not in failed}
+        return _by_parameter(read_well, wanted), set(failed)
 
     def _gradients(
-        self, losses: Tensor, nodes: list[Any], uses: list[Use]
+        self, losses: Tensor, uses: list[Use]
     ) -> tuple[dict[Any, Tensor | None], dict[Use, Layout]]:
         """Go back to the operators' outputs, twice where it is not known how samples lie."""
+        nodes = list(dict.fromkeys(use.node for use in uses))
         edges = [edge_of(node) for node in nodes]
         num_samples = len(losses)
         unknown = [use for use in uses if use.key not in self._known and self.has_values]
@@ -184,7 +198,7 @@ class GradientReader:
         """Take the layout of the like uses of a parameter, where there are no values to look at."""
         if self.has_values:
             return None
-        like = (known for key, known in self._known.items() if key[:-1] == use.key[:-1])
+        like = (known for key, known in self._known.items() if key[:-1] == use.like)
         return next(like, (0, True))
 
     def _learned(
@@ -226,6 +240,44 @@ class GradientReader:
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
         pairs = zip(parameters, grads, strict=True)
         return {name: grad for name, grad in pairs if grad is not None}
+
+
+def _by_parameter(
+    parts: Mapping[tuple[str, Any], list[Factor]], parameters: Mapping[str, Tensor]
+) -> dict[str, list[Factor]]:
+    """Gather factors by parameter, those of what is computed of it brought back to it."""
+    factors: dict[str, list[Factor]] = {}
+    for (name, through), each in parts.items():
+        back = each if through is None else [_brought_back(each, through, parameters[name])]
+        factors.setdefault(name, []).extend(back)
+    return factors
+
+
+def _brought_back(factors: list[Factor], through: Any, parameter: Tensor) -> Factor:
+    """Bring the gradients of what a node computes of parameters back to one of these.
+
+    Args:
+        factors: of the gradients of the node's result, one for each use of it.
+        through: the node, whose part of the graph is still there: it has no samples in it, so the
+            backward pass ended above it.
+        parameter: the one that is meant.
+    """
+    shape = tuple(through._input_metadata[0].shape)
+    made = factors[0].block(0, factors[0].num_rows)
+    for each in factors[1:]:
+        made = made + each.block(0, each.num_rows)
+    found = parameter.new_zeros((len(made), *parameter.shape))
+    for place in range(len(made)):
+        (grad,) = torch.autograd.grad(
+            [edge_of(through)],
+            [parameter],
+            [made[place].reshape(shape)],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        if grad is not None:
+            found[place] = grad
+    return dense(found, tuple(parameter.shape))
 
 
 def check_number(losses: Tensor, num_samples: int) -> None:

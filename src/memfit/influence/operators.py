@@ -33,6 +33,8 @@ def read(use: Use) -> Made | None:
         What makes the gradient once that of the output is known; None if this is no operator that
         is read, or not by this input.
     """
+    if use.position < 0:
+        return None
     reader = _READERS.get(use.kind)
     if reader is None:
         # A function of one's own may bring a reading: ``per_sample_factor(node, use)``.

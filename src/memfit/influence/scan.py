@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ class Scan:
         if self.test is None:
             return Sides(train=train, test=None)
         if self.test_loss is not None:
-            reader = replace(reader, loss=losses_of(self.test_loss), unread={})
+            reader = reader.of_loss(losses_of(self.test_loss))
         test = Side(reader=reader, samples=_samples("test", self.test), projection=projection)
         return Sides(train=train, test=test)
 

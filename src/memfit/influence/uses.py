@@ -2,38 +2,48 @@
 
 Nothing is assumed of modules. A parameter that a module and a function of the loss share, or that
 several modules share, has several uses, and all of them are in the graph.
+
+What is computed of parameters alone, once for the whole batch, has no samples in it: a normalised
+weight, positions that are looked up once. Its result takes the place of the parameter, and what the
+operators that use it give is brought back to the parameter afterwards.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _TRANSPOSES = ("TBackward", "TransposeBackward", "PermuteBackward")
+Key = tuple[object, ...]
+"""What tells a use from the others of the same model, in any batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Use:
-    """One operator's use of a parameter."""
+    """One operator's use of a parameter, or of what is computed of parameters alone."""
 
     name: str
     """The parameter's name."""
     shape: tuple[int, ...]
-    """The parameter's shape."""
+    """Of what is used."""
     node: Any
     """The operator's node in the autograd graph."""
     position: int
-    """Which of the operator's inputs the parameter is."""
+    """Which of the operator's inputs it is."""
     is_transposed: bool
-    """Whether the operator takes the parameter, which is then a matrix, transposed."""
+    """Whether the operator takes what is used, which is then a matrix, transposed."""
     number: int
-    """How many uses of this parameter by such an operator come before this one in the graph."""
+    """How many uses of the same by such an operator come before this one in the graph."""
+    through: Any = None
+    """The node that computes what is used of parameters; None if it is the parameter itself."""
+    path: Key = ()
+    """The keys of the uses on the way there."""
 
     @property
     def kind(self) -> str:
@@ -41,9 +51,75 @@ class Use:
         return kind_of(self.node)
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Return what tells this use from the others of the same model, in any batch."""
-        return self.name, self.kind, self.position, self.number
+    def like(self) -> Key:
+        """Return what the uses of the same parameter by like operators have in common."""
+        return self.name, self.path, self.kind, self.position
+
+    @property
+    def key(self) -> Key:
+        """Return what tells this use from the others."""
+        return *self.like, self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Origin:
+    """What is used: a parameter, or the result of a node."""
+
+    name: str
+    shape: tuple[int, ...]
+    node: Any
+    through: Any = None
+    path: Key = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Graph:
+    """Who uses what each node gives."""
+
+    users: Mapping[Any, list[tuple[Any, int, int]]]
+    """By node: the nodes that take one of its results, at which input, and which result."""
+    leaves: Mapping[int, Any]
+    """The nodes of tensors whose gradients are accumulated, by the tensor's identity."""
+    counts: Counter[Key] = field(default_factory=Counter)
+
+    @classmethod
+    def below(cls, root: Any) -> _Graph:
+        users: dict[Any, list[tuple[Any, int, int]]] = defaultdict(list)
+        leaves = {}
+        for node in _nodes(root):
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                leaves[id(variable)] = node
+            for position, (below, output) in enumerate(node.next_functions):
+                if below is not None:
+                    users[below].append((node, position, output))
+        return cls(users=users, leaves=leaves)
+
+    def uses(self, origin: _Origin) -> Iterator[Use]:
+        """Yield the uses of a parameter or of a node's first result."""
+        for node, position, output in self.users.get(origin.node, ()):
+            if output == 0 and len(origin.shape) == 2 and _swaps(node):
+                for user, place, _ in self.users.get(node, ()):
+                    yield self._use(origin, user, place, is_transposed=True)
+            else:
+                # Of the other results of a node nothing is known.
+                yield self._use(origin, node, position if output == 0 else -1)
+
+    def _use(
+        self, origin: _Origin, node: Any, position: int, *, is_transposed: bool = False
+    ) -> Use:
+        counted = (origin.name, origin.path, kind_of(node), position)
+        self.counts[counted] += 1
+        return Use(
+            name=origin.name,
+            shape=origin.shape,
+            node=node,
+            position=position,
+            is_transposed=is_transposed,
+            number=self.counts[counted] - 1,
+            through=origin.through,
+            path=origin.path,
+        )
 
 
 def kind_of(node: Any) -> str:
@@ -51,55 +127,39 @@ def kind_of(node: Any) -> str:
     return re.sub(r"\d+$", "", str(node.name()))
 
 
-def uses_of(losses: Tensor, parameters: Mapping[str, Tensor]) -> list[Use]:
+def uses_of(
+    losses: Tensor, parameters: Mapping[str, Tensor], shared: Collection[Key] = ()
+) -> list[Use]:
     """List the uses of parameters in the graph of losses (B,), in an order that batches share.
 
     Args:
         losses: with their graph.
         parameters: those that matter, by name.
+        shared: the keys of uses that compute of parameters alone, in whose place the uses of what
+            they compute are listed.
     """
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    numbers: Counter[tuple[object, ...]] = Counter()
+    graph = _Graph.below(losses.grad_fn)
     found = []
-    for node, position, parameter, is_transposed in _edges(losses.grad_fn, names):
-        name = names[id(parameter)]
-        counted = (name, kind_of(node), position)
-        found.append(
-            Use(
-                name=name,
-                shape=tuple(parameter.shape),
-                node=node,
-                position=position,
-                is_transposed=is_transposed,
-                number=numbers[counted],
-            )
-        )
-        numbers[counted] += 1
+    pending = [
+        _Origin(name=name, shape=tuple(each.shape), node=graph.leaves[id(each)])
+        for name, each in parameters.items()
+        if id(each) in graph.leaves
+    ]
+    seen = set()
+    while pending:
+        origin = pending.pop(0)
+        for use in graph.uses(origin):
+            if use.key not in shared:
+                found.append(use)
+            elif (use.name, use.node) not in seen:
+                seen.add((use.name, use.node))
+                shape = tuple(use.node._input_metadata[0].shape)
+                pending.append(
+                    _Origin(
+                        name=use.name, shape=shape, node=use.node, through=use.node, path=use.key
+                    )
+                )
     return found
-
-
-def _edges(root: Any, names: Mapping[int, str]) -> Iterator[tuple[Any, int, Tensor, bool]]:
-    """Yield the edges between operators and parameters: node, input, parameter, transposed."""
-    nodes = list(_nodes(root))
-    transposed = {node: found for node in nodes if (found := _transposed(node, names)) is not None}
-    for node in nodes:
-        if node in transposed:
-            continue
-        for position, (below, _) in enumerate(node.next_functions):
-            if below in transposed:
-                yield node, position, transposed[below], True
-            elif (parameter := _parameter_at(below, names)) is not None:
-                yield node, position, parameter, False
-
-
-def _transposed(node: Any, names: Mapping[int, str]) -> Tensor | None:
-    """Return the parameter that a node gives transposed, if it does that and no more."""
-    if not kind_of(node).startswith(_TRANSPOSES) or not node.next_functions:
-        return None
-    parameter = _parameter_at(node.next_functions[0][0], names)
-    if parameter is None or parameter.dim() != 2 or not _swaps(node, parameter):
-        return None
-    return parameter
 
 
 def _nodes(root: Any) -> Iterator[Any]:
@@ -107,32 +167,27 @@ def _nodes(root: Any) -> Iterator[Any]:
     seen, pending = {root}, [root]
     while pending:
         node = pending.pop()
-        if node is None:
-            continue
         yield node
         for below, _ in node.next_functions:
-            if below not in seen:
+            if below is not None and below not in seen:
                 seen.add(below)
                 pending.append(below)
 
 
-def _parameter_at(node: Any, names: Mapping[int, str]) -> Tensor | None:
-    """Return the parameter whose gradient a node accumulates, if it is one that matters."""
-    variable: Tensor | None = getattr(node, "variable", None)
-    return variable if variable is not None and id(variable) in names else None
-
-
-def _swaps(node: Any, parameter: Tensor) -> bool:
-    """Return whether a node gives the transposed matrix, rather than the matrix as it is."""
-    if kind_of(node) == "TBackward":
+def _swaps(node: Any) -> bool:
+    """Return whether a node gives a matrix transposed, and does nothing else."""
+    kind = kind_of(node)
+    if kind not in _TRANSPOSES:
+        return False
+    if kind == "TBackward":
         return True
-    if kind_of(node) == "PermuteBackward":
-        return tuple(dim % 2 for dim in node._saved_dims) == (1, 0)
-    # Dimensions are saved as unsigned numbers, -1 as the largest of them.
-    return _as_dim(node._saved_dim0) != _as_dim(node._saved_dim1) and parameter.dim() == 2
+    if kind == "PermuteBackward":
+        return tuple(_as_dim(dim) for dim in node._saved_dims) == (1, 0)
+    return _as_dim(node._saved_dim0) != _as_dim(node._saved_dim1)
 
 
 def _as_dim(number: int) -> int:
+    """Read a dimension of a matrix, which is saved as an unsigned number: -1 as the largest."""
     return int(number) % 2 if number < 2**63 else int(number - 2**64) % 2
 
 

@@ -436,13 +436,13 @@ def test_the_predicted_peak_is_what_the_allocator_reports(name: str) -> None:
 
 
 def test_a_budget_chooses_the_chunks_and_is_kept() -> None:
-    case = make("convolutions", number=150)
-    settings = {**settings_of(case), "test": part(case.samples, 40)}
+    case = make("convolutions", number=60)
+    settings = {**settings_of(case), "test": part(case.samples, 30), "train_chunk": 30}
     free = influence.Scan(**settings).predict().peak_allocated_bytes
-    scan = influence.Scan(**settings, budget=free // 3)
+    scan = influence.Scan(**settings, budget=free // 2)
 
-    assert measured_bytes(scan) <= free // 3
-    assert 1 < scan.scores().train_chunk < 128
+    assert measured_bytes(scan) <= free // 2
+    assert 1 < scan.scores().train_chunk < 30
 
 
 def test_more_training_samples_take_no_more_memory() -> None:

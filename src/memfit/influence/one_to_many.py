@@ -8,7 +8,7 @@ C candidates in a chunk, D features, T positives per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -21,6 +21,7 @@ from memfit.errors import JobError
 
 from .factors import Factor, Outer
 from .layouts import Layout
+from .products import block_bounds
 from .uses import Use
 
 _QUERY, _CANDIDATES, _BIAS = 0, 1, 2
@@ -159,7 +160,7 @@ class _RowLosses(torch.autograd.Function):
         ctx.wants_query_alone = False
         scores = _of(ctx, (query, candidates, bias, positives), query.new_ones(len(query)))
         losses: Tensor = query.new_zeros(len(query))
-        for start, stop in _chunks(len(candidates), chunk):
+        for start, stop in block_bounds(len(candidates), chunk):
             score_BC = scores.scores(start, stop)
             label_BC = scores.labels(start, stop, score_BC)
             losses -= (score_BC * label_BC).sum(dim=1)
@@ -182,7 +183,7 @@ class _RowLosses(torch.autograd.Function):
         grad_bias = None
         if scores.bias is not None and needs[_BIAS]:
             grad_bias = torch.empty_like(scores.bias)
-        for start, stop in _chunks(scores.num_rows, ctx.chunk):
+        for start, stop in block_bounds(scores.num_rows, ctx.chunk):
             made_BC = scores.block(start, stop)[:, 0]
             if grad_query is not None:
                 grad_query.addmm_(made_BC, scores.candidates[start:stop])
@@ -224,8 +225,3 @@ def _outer(
     if shared is None:
         shared = ctx.shared_left = _of(ctx, tensors, grad)
     return Outer(left=shared, right=None if is_bias else shared.query[:, None])
-
-
-def _chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, total, size):
-        yield start, min(start + size, total)

@@ -211,12 +211,12 @@ def _item_bytes(x: Factor) -> int:
     return x.left.element_size() if isinstance(x.left, Tensor) else 4
 
 
-def _slices(total: int, size: int) -> Iterator[slice]:
-    for start, stop in block_bounds(total, size):
+def _slices(total: int, num_each: int) -> Iterator[slice]:
+    for start, stop in block_bounds(total, num_each):
         yield slice(start, stop)
 
 
-def block_bounds(total: int, size: int) -> Iterator[tuple[int, int]]:
+def block_bounds(total: int, num_each: int) -> Iterator[tuple[int, int]]:
     """Yield where pieces of so many begin and end."""
-    for start in range(0, total, size):
-        yield start, min(start + size, total)
+    for start in range(0, total, num_each):
+        yield start, min(start + num_each, total)

@@ -171,7 +171,7 @@ def _on_fakes(side: Side, model: nn.Module, batches: dict[int, Any]) -> Side:
 class _Shape:
     """What there is to know of a tensor without its values."""
 
-    size: torch.Size
+    sizes: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
@@ -182,7 +182,7 @@ def _shapes_of(samples: Samples, number: int) -> Any:
 
     def shape_of(tensor: Tensor) -> _Shape:
         return _Shape(
-            size=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            sizes=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )
 
     return tree_map_only(Tensor, shape_of, samples.batch(torch.arange(number)))
@@ -192,7 +192,9 @@ def _made(shapes: Any) -> Any:
     """Make a batch of such shapes; under a fake mode of fake tensors."""
 
     def tensor_of(shape: _Shape) -> Tensor:
-        return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device)
+        return torch.empty_strided(
+            shape.sizes, shape.stride, dtype=shape.dtype, device=shape.device
+        )
 
     return tree_map_only(_Shape, tensor_of, shapes)
 

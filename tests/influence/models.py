@@ -207,7 +207,7 @@ def dense_gradients(case, rows):
         (loss,) = case.loss(case.model, batch)
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
         flat = [
-            torch.zeros_like(parameter) if grad is None else grad
+            torch.zeros_like(parameter) if grad is None else grad.to_dense()
             for parameter, grad in zip(parameters, grads, strict=True)
         ]
         found.append(torch.cat([each.flatten() for each in flat]))

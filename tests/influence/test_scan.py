@@ -457,3 +457,44 @@ def test_more_training_samples_take_no_more_memory() -> None:
         peaks.append(measured_bytes(scan))
 
     assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
+
+
+def test_a_projected_scan_is_predicted_and_then_runs() -> None:
+    case = make("convolutions", number=40)
+    scan = influence.Scan(
+        **settings_of(case),
+        test=part(case.samples, 20),
+        train_chunk=16,
+        method="projected",
+        dimension=4,
+    )
+    predicted_bytes = scan.predict().peak_allocated_bytes
+
+    assert measured_bytes(scan) == pytest.approx(predicted_bytes, rel=0.01)
+
+
+def test_a_card_that_is_not_here_is_predicted() -> None:
+    case = make("convolutions", number=40)
+    predicted = influence.Scan(**settings_of(case), train_chunk=16).predict("a100-40gb")
+
+    assert predicted.device == "a100-40gb"
+    assert predicted.process_bytes > predicted.peak_allocated_bytes > 0
+
+
+def test_sparse_gradients_and_words_that_count_by_frequency_are_exact() -> None:
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Embedding(7, 4, sparse=True)
+            self.other = nn.Embedding(7, 4, scale_grad_by_freq=True)
+
+        def forward(self, tokens):
+            return torch.tanh(self.one(tokens) * self.other(tokens)).sum(dim=1)
+
+    torch.manual_seed(0)
+    case = Case(Bag().double(), classify, (torch.randint(0, 7, (6, 5)), torch.arange(6) % 4))
+    found = influence.Scan(**settings_of(case), test=case.samples).scores()
+    dense = dense_gradients(case, range(6))
+
+    assert set(found.unread) == {"other.weight"}
+    assert error(found.scores, (dense @ dense.T).numpy()) < 1e-12

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import torch
 from torch import nn
 
 from memfit.errors import JobError
@@ -83,11 +84,14 @@ def made_ready(model: nn.Module, chosen: dict[str, nn.Parameter]) -> Iterator[No
     modes = {module: module.training for module in model.modules()}
     needs = {each: each.requires_grad for each in model.parameters()}
     own = {id(each) for each in chosen.values()}
+    # cuDNN's recurrent layers have no backward in evaluation mode; torch's own have one.
+    is_recurrent = any(isinstance(module, nn.RNNBase) for module in modes)
     model.eval()
     for each in needs:
         each.requires_grad_(id(each) in own)
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=False) if is_recurrent else nullcontext():
+            yield
     finally:
         for module, training in modes.items():
             module.training = training

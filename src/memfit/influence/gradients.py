@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from memfit.errors import JobError
 
@@ -91,12 +92,13 @@ class GradientReader:
         return replace(self, loss=loss, unread={}, _known={}, _shared=set())
 
     def losses(self, batch: Any) -> Tensor:
-        """Compute the losses of a batch, (B,).
+        """Compute the losses of a batch, (B,), where the parameters lie.
 
         Raises:
             JobError: if the loss gives something else.
         """
-        found = self.loss(self.model, batch)
+        device = next(iter(self.parameters.values())).device
+        found = self.loss(self.model, tree_map_only(Tensor, lambda each: each.to(device), batch))
         if not isinstance(found, Tensor) or found.dim() != 1:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             msg = f"The loss gave {shape}; needed is a tensor (B,), the loss of each sample."
@@ -171,7 +173,7 @@ class GradientReader:
         nodes = list(dict.fromkeys(use.node for use in uses))
         edges = [edge_of(node) for node in nodes]
         num_samples = len(losses)
-        unknown = [use for use in uses if use.key not in self._known and self.has_values]
+        unknown = [use for use in uses if self.has_values and not self._knows(use, num_samples)]
         grads = torch.autograd.grad(
             losses.sum(), edges, retain_graph=bool(unknown), allow_unused=True
         )
@@ -179,7 +181,8 @@ class GradientReader:
         layouts = {
             use: Layout(*known, num_samples=num_samples)
             for use in uses
-            if (known := self._known.get(use.key) or self._assumed(use)) is not None
+            if use not in unknown
+            and (known := self._known.get(use.key) or self._assumed(use)) is not None
         }
         if unknown:
             weights = sample_weights(losses.detach())
@@ -193,6 +196,14 @@ class GradientReader:
                 if plain is not None and other is not None:
                     layouts |= self._learned(use, plain, other, weights)
         return of_node, layouts
+
+    def _knows(self, use: Use, num_samples: int) -> bool:
+        """Return whether it is known how samples lie in a use, and that fits its shape."""
+        known = self._known.get(use.key)
+        if known is None:
+            return False
+        shape = use.node._input_metadata[0].shape
+        return known[0] < len(shape) and shape[known[0]] % num_samples == 0
 
     def _assumed(self, use: Use) -> tuple[int, bool] | None:
         """Take the layout of the like uses of a parameter, where there are no values to look at."""
@@ -239,7 +250,11 @@ class GradientReader:
             return {}
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
         pairs = zip(parameters, grads, strict=True)
-        return {name: grad for name, grad in pairs if grad is not None}
+        return {
+            name: grad.to_dense() if grad.layout != torch.strided else grad
+            for name, grad in pairs
+            if grad is not None
+        }
 
 
 def _by_parameter(

@@ -25,6 +25,8 @@ from .products import block_bounds
 from .uses import Use
 
 _QUERY, _CANDIDATES, _BIAS = 0, 1, 2
+_MOST_COMPARED = 2**21
+"""How many pairs of a candidate and a positive are compared at a time."""
 
 
 def one_to_many_losses(
@@ -125,7 +127,10 @@ class ScoreGradients:
         return self._of(score_BS, rows)[:, None]
 
     def _of(self, scores: Tensor, rows: Tensor) -> Tensor:
-        is_listed = (rows[:, :, None] == self.positives[:, None, :]).any(dim=2)
+        is_listed = torch.zeros_like(scores, dtype=torch.bool)
+        num_each = max(1, _MOST_COMPARED // rows.numel())
+        for start, stop in block_bounds(self.positives.shape[1], num_each):
+            is_listed |= (rows[:, :, None] == self.positives[:, None, start:stop]).any(dim=2)
         label = self.smoothed(is_listed.to(scores.dtype))
         return scores.sigmoid().sub_(label).mul_(self.scale)
 

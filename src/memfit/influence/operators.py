@@ -78,7 +78,7 @@ def _product(
 def _embedding(use: Use) -> Made | None:
     """Read ``weight[indices]``, where the row of the padding gets no gradient."""
     node = use.node
-    if use.is_transposed or node._saved_scale_grad_by_freq or node._saved_sparse:
+    if use.is_transposed or node._saved_scale_grad_by_freq:
         return None
     # The graph saves -1, which is none, as the largest unsigned number.
     padding = node._saved_padding_idx

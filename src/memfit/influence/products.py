@@ -208,7 +208,8 @@ def _item_bytes(x: Factor) -> int:
             return x.value.element_size()
         case Lookup():
             return x.values.element_size()
-    return x.left.element_size() if isinstance(x.left, Tensor) else 4
+    held = x.left if isinstance(x.left, Tensor) else x.left_block(0, 1)
+    return held.element_size()
 
 
 def _slices(total: int, num_each: int) -> Iterator[slice]:

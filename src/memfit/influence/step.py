@@ -17,6 +17,7 @@ from memfit.figures import Prediction
 from memfit.job import Job
 from memfit.prediction.predict import evaluate_steps
 from memfit.prediction.recording import StepRecording, card_of, recording_on
+from memfit.prediction.refusals import clear_refusals, code_at_fault
 from memfit.session.borrowing import borrowed_to_record
 from memfit.trace.events import Phase
 from memfit.trace.phases import StepFollower
@@ -133,6 +134,8 @@ def _predicted(
     )
     card = card_of(spec)
     with (
+        clear_refusals(),
+        code_at_fault(card),
         recording_on(card) as (recorder, mode),
         StepFollower(recorder),
         borrowed_to_record(job, mode, CPU if card is None else CUDA) as borrowed,
@@ -163,7 +166,7 @@ def _on_fakes(side: Side, model: nn.Module, batches: dict[int, Any]) -> Side:
     unread = dict(side.reader.unread)
     reader = replace(side.reader, model=model, parameters=known, unread=unread, has_values=False)
     samples = Samples(count=side.samples.count, batch=lambda rows: _made(batches[len(rows)]))
-    projection = side.projection and replace(side.projection)
+    projection = side.projection and replace(side.projection, _drawn={})
     return replace(side, reader=reader, samples=samples, projection=projection)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from tests.influence.models import CASES, Case, classify, dense_gradients, labels, make
 from torch import nn
 
@@ -151,3 +152,38 @@ def test_a_loss_that_is_not_one_for_each_sample_is_refused(reduce, found: str) -
 
     with pytest.raises(JobError, match=found):
         prove(reader_of(case), Samples.of(case.samples))
+
+
+def test_layers_under_autocast_are_read_as_far_as_its_rounding_goes() -> None:
+    def under_autocast(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            scores = model(batch[0])
+        return F.cross_entropy(scores.float(), batch[1], reduction="none")
+
+    case = make("transformer")
+    case.model.float()
+    case.loss = under_autocast
+    reader = reader_of(case)
+    prove(reader, Samples.of(case.samples))
+
+    assert not reader.unread
+    assert reader.types["head.weight"] is torch.bfloat16
+    assert 1e-7 < max(errors_of(case, AMPLE_BYTES)) < 0.03
+
+
+def test_layers_under_activation_checkpointing_are_read() -> None:
+    class Recomputed(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, inputs):
+            return torch.utils.checkpoint.checkpoint(self.inner, inputs, use_reentrant=False)
+
+    case = make("convolutions")
+    case.model[3], case.model[4] = Recomputed(case.model[3]), Recomputed(case.model[4])
+    reader = reader_of(case)
+    prove(reader, Samples.of(case.samples))
+
+    assert not reader.unread
+    assert max(errors_of(case, AMPLE_BYTES)) < NEAR

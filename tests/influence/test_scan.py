@@ -477,7 +477,9 @@ def test_a_card_that_is_not_here_is_predicted() -> None:
     case = make("convolutions", number=40)
     predicted = influence.Scan(**settings_of(case), train_chunk=16).predict("a100-40gb")
 
-    assert predicted.device == "a100-40gb"
+    assert predicted.step.device == "a100-40gb"
+    assert predicted.num_steps == 3
+    assert predicted.seconds > 0
     assert predicted.process_bytes > predicted.peak_allocated_bytes > 0
 
 

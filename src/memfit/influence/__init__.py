@@ -6,6 +6,7 @@ from .checkpoints import Checkpoint as Checkpoint
 from .one_to_many import one_to_many_losses as one_to_many_losses
 from .results import Progress as Progress
 from .results import Ranked as Ranked
+from .results import ScanPrediction as ScanPrediction
 from .results import Scores as Scores
 from .results import SelfInfluence as SelfInfluence
 from .samples import Samples as Samples
@@ -19,6 +20,7 @@ __all__ = [
     "Ranked",
     "Samples",
     "Scan",
+    "ScanPrediction",
     "Scores",
     "SelfInfluence",
     "one_to_many_losses",

@@ -174,3 +174,20 @@ def dense(value: Tensor, shape: tuple[int, ...]) -> Dense:
     """Keep gradients (B, ...) of a parameter with its shape as matrices."""
     num_rows = shape[0] if shape else 1
     return Dense(value=value.reshape(len(value), num_rows, -1))
+
+
+def in_type(factor: Factor, dtype: torch.dtype) -> Factor:
+    """Return a factor in the type of its parameter, as autograd converts gradients back.
+
+    Sums over terms and inner products would lose what 16-bit numbers cannot tell apart.
+    """
+    match factor:
+        case Dense():
+            return Dense(value=factor.value.to(dtype))
+        case Lookup():
+            return Lookup(
+                indices=factor.indices, values=factor.values.to(dtype), num_rows=factor.num_rows
+            )
+    right = None if factor.right is None else factor.right.to(dtype)
+    left = factor.left.to(dtype) if isinstance(factor.left, Tensor) else factor.left
+    return Outer(left=left, right=right)

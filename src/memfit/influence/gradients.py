@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_map_only
 
 from memfit.errors import JobError
 
-from .factors import Factor, dense
-from .layouts import Layout, layouts_of, sample_weights
+from .factors import Factor, dense, in_type
+from .layouts import Layout, layout_of, sample_weights
 from .operators import read
 from .products import DEFAULT_LIMIT_BYTES, Products
 from .samples import Samples
@@ -82,6 +82,8 @@ class GradientReader:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     has_values: bool = True
     """Whether tensors have values to look at, as those of a recorded step have not."""
+    types: dict[str, torch.dtype] = field(default_factory=dict)
+    """In which type a parameter's gradients are computed, as autocast changes it."""
     _known: dict[Key, tuple[int, bool]] = field(default_factory=dict)
     """How samples lie, for each use for which it was found out."""
     _shared: set[Key] = field(default_factory=set)
@@ -89,7 +91,7 @@ class GradientReader:
 
     def of_loss(self, loss: SampleLoss) -> GradientReader:
         """Return a reader of another loss, which has learned nothing yet."""
-        return replace(self, loss=loss, unread={}, _known={}, _shared=set())
+        return replace(self, loss=loss, unread={}, types={}, _known={}, _shared=set())
 
     def losses(self, batch: Any) -> Tensor:
         """Compute the losses of a batch, (B,), where the parameters lie.
@@ -158,7 +160,9 @@ class GradientReader:
             if factor is None:
                 failed.setdefault(use.name, f"it is used by {use.kind} in a way that is not read")
             else:
-                parts.setdefault((use.name, use.through), []).append(factor)
+                self._note_type(use.name, grad.dtype)
+                kept = in_type(factor, wanted[use.name].dtype)
+                parts.setdefault((use.name, use.through), []).append(kept)
         if len(self._shared) > num_shared:
             return None
         del grads, made_by
@@ -197,6 +201,11 @@ class GradientReader:
                     layouts |= self._learned(use, plain, other, weights)
         return of_node, layouts
 
+    def _note_type(self, name: str, dtype: torch.dtype) -> None:
+        """Note in which type a parameter's gradients are computed, the least exact of all uses."""
+        known = self.types.get(name, self.parameters[name].dtype)
+        self.types[name] = max(known, dtype, key=lambda each: torch.finfo(each).eps)
+
     def _knows(self, use: Use, num_samples: int) -> bool:
         """Return whether it is known how samples lie in a use, and that fits its shape."""
         known = self._known.get(use.key)
@@ -216,12 +225,12 @@ class GradientReader:
         self, use: Use, plain: Tensor, weighted: Tensor, weights: Tensor
     ) -> dict[Use, Layout]:
         """Find the layout of a use, and keep it where there is no doubt."""
-        found = layouts_of(plain, weighted, weights)
-        if not found:
+        found, is_certain = layout_of(plain, weighted, weights)
+        if found is None:
             return {}
-        if len(found) == 1:
-            self._known[use.key] = (found[0].dim, found[0].is_major)
-        return {use: found[0]}
+        if is_certain:
+            self._known[use.key] = (found.dim, found.is_major)
+        return {use: found}
 
     def _by_backward_passes(
         self, samples: Samples, rows: Tensor, names: set[str]

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_ROUGH = 0.05
+"""How far rounding of 16-bit numbers on the way may put a gradient off; others are off by more than
+a tenth, as no two weights are alike."""
+_FAR = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -48,8 +53,10 @@ class Layout:
         return column.reshape(-1, *(1 for _ in shape[self.dim + 1 :]))
 
 
-def layouts_of(plain: Tensor, weighted: Tensor, weights: Tensor) -> list[Layout]:
-    """List the layouts under which each row's gradient has grown by its sample's weight.
+def layout_of(plain: Tensor, weighted: Tensor, weights: Tensor) -> tuple[Layout | None, bool]:
+    """Find the layout under which each sample's gradient has grown by its weight.
+
+    Each sample counts the same, however small its gradient is beside others.
 
     Args:
         plain: the gradient of the sum of losses, of any shape.
@@ -57,17 +64,29 @@ def layouts_of(plain: Tensor, weighted: Tensor, weights: Tensor) -> list[Layout]
         weights: (B,), no two alike.
 
     Returns:
-        None where samples are mixed; several where the gradient is zero in most rows.
+        The layout, None where samples are mixed; and whether it is certain, which it is not where
+        most gradients are zero, or for a single sample.
     """
-    scale = plain.norm()
-    tolerance = tolerance_of(plain.dtype)
-    return [
-        layout
+    errors = [
+        (_error(plain, weighted, weights, layout), layout)
         for layout in _possible(plain.shape, len(weights))
-        if bool(
-            (weighted - plain * layout.spread(weights, plain.shape)).norm() <= scale * tolerance
-        )
     ]
+    bound = 1e-8 if plain.dtype is torch.float64 else _ROUGH
+    fitting = sorted((pair for pair in errors if pair[0] <= bound), key=lambda pair: pair[0])
+    if not fitting:
+        return None, True
+    is_certain = len(fitting) == 1 or fitting[0][0] * _FAR < fitting[1][0]
+    return fitting[0][1], is_certain
+
+
+def _error(plain: Tensor, weighted: Tensor, weights: Tensor, layout: Layout) -> float:
+    """Return how far samples are from having grown by their weights, relative, on average."""
+    off = weighted - plain * layout.spread(weights, plain.shape)
+    scale_B = layout.by_sample(plain).reshape(len(weights), -1).norm(dim=1)
+    off_B = layout.by_sample(off).reshape(len(weights), -1).norm(dim=1)
+    counts_B = scale_B > scale_B.max() * 4 * torch.finfo(scale_B.dtype).eps
+    number = int(counts_B.sum())
+    return float((off_B / scale_B)[counts_B].sum()) / number if number else 0.0
 
 
 def sample_weights(losses: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def prove(reader: GradientReader, samples: Samples) -> float:
         if name in reader.unproved:
             continue
         error = compared.error(name)
-        if error <= tolerance_of(reader.parameters[name].dtype):
+        if error <= tolerance_of(reader.types.get(name, reader.parameters[name].dtype)):
             worst = max(worst, error)
         else:
             reader.unread[name] = f"its factors were off by {error:.1e} on a few samples"

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memfit.figures import Prediction
+
 Numbers = npt.NDArray[np.float64]
 
 
@@ -78,6 +80,35 @@ class SelfInfluence(Found):
     def as_json(self) -> dict[str, Any]:
         """Return everything as what JSON has."""
         return asdict(self) | {"scores": self.scores.tolist()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPrediction:
+    """What a scan takes."""
+
+    step: Prediction
+    """One step: a chunk of test samples read, and one of training samples beside it."""
+    proof: Prediction
+    """The proof on a few samples before the first step."""
+    train_chunk: int
+    test_chunk: int
+    num_steps: int
+    """Of all checkpoints."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Return the peak of the whole scan, weights included."""
+        return max(self.step.peak_allocated_bytes, self.proof.peak_allocated_bytes)
+
+    @property
+    def process_bytes(self) -> int:
+        """Return what the process takes of the device."""
+        return max(self.step.process_bytes, self.proof.process_bytes)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long all steps take at most: as if each read its test samples anew."""
+        return self.num_steps * self.step.step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from memfit.devices.catalogue import current_device_name
 from memfit.devices.spec import CPU
 from memfit.errors import JobError, UsageError
-from memfit.figures import Prediction
 from memfit.job import Job
 from memfit.prediction.budget import read_budget
 
@@ -28,7 +27,7 @@ from .job_losses import losses_of
 from .products import DEFAULT_LIMIT_BYTES
 from .projection import Projection
 from .proof import look_at, prove
-from .results import Progress, Scores, SelfInfluence
+from .results import Progress, ScanPrediction, Scores, SelfInfluence
 from .samples import Samples
 from .state import ScanState, opened_state
 from .step import Chunks, Side, Sides, check_proof, chunks_within, predict_proof, predict_step
@@ -101,8 +100,8 @@ class Scan:
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
 
-    def predict(self, device: str = "cpu") -> Prediction:
-        """Predict the peak and the time of a step. A few samples are proved; no step is run.
+    def predict(self, device: str = "cpu") -> ScanPrediction:
+        """Predict the peak and the time of a scan. A few samples are proved; no step is run.
 
         Weights, what is held and the proof are included; the samples themselves are not, where they
         lie on the host beside a device.
@@ -116,11 +115,14 @@ class Scan:
             NoPlanFitsError: if not even single samples fit into the budget.
         """
         with self._opened() as begun:
-            made = [
-                predict_proof(begun.sides, device),
-                predict_step(begun.sides, begun.chunks_on(device), device),
-            ]
-            return max(made, key=lambda each: each.peak_allocated_bytes)
+            walk = begun.walk_on(device)
+            return ScanPrediction(
+                step=predict_step(begun.sides, walk.chunks, device),
+                proof=predict_proof(begun.sides, device),
+                train_chunk=walk.chunks.train,
+                test_chunk=walk.chunks.test,
+                num_steps=walk.num_steps_each * len(walk.checkpoints),
+            )
 
     def scores(self) -> Scores:
         """Compute the scores of all pairs of test and training samples.
@@ -259,10 +261,14 @@ class _Begun:
     @cached_property
     def walk(self) -> Walk:
         """Return the steps of the scan."""
+        return self.walk_on(_device_of(self.scan.model))
+
+    def walk_on(self, device: str) -> Walk:
+        """Return the steps of the scan with the chunks that a device allows."""
         return Walk(
             sides=self.sides,
             checkpoints=self.checkpoints,
-            chunks=self.chunks_on(_device_of(self.scan.model)),
+            chunks=self.chunks_on(device),
             folder=None if self.scan.folder is None else Path(self.scan.folder),
             listener=self.scan.listener,
         )

@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_map_only
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import CPU, CUDA, Device
 from memfit.errors import NoPlanFitsError
-from memfit.figures import Prediction
+from memfit.figures import BOUNDED_FIGURES, Prediction
 from memfit.job import Job
+from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate_steps
 from memfit.prediction.recording import StepRecording, card_of, recording_on
 from memfit.prediction.refusals import clear_refusals, code_at_fault
@@ -209,14 +210,14 @@ def check_proof(sides: Sides, budget_bytes: int, device: str = CPU) -> None:
         NoPlanFitsError: if it is too small.
     """
     found = predict_proof(sides, device)
-    if found.peak_allocated_bytes > budget_bytes:
+    if _bounded_bytes(found) > budget_bytes:
         remedy = (
             "Raise the budget, choose fewer parameters, or name those in unproved whose gradient "
             "is too large to be made once."
         )
         raise NoPlanFitsError(
             budget_bytes,
-            found.peak_allocated_bytes,
+            _bounded_bytes(found),
             found.by_category,
             ["the proof on a few samples"],
             [remedy],
@@ -232,12 +233,12 @@ def chunks_within(sides: Sides, largest: Chunks, budget_bytes: int, device: str 
     chunks = largest
     while True:
         found = predict_step(sides, chunks, device)
-        if found.peak_allocated_bytes <= budget_bytes:
+        if _bounded_bytes(found) <= budget_bytes:
             return chunks
         if max(chunks.train, chunks.test) == 1:
             raise NoPlanFitsError(
                 budget_bytes,
-                found.peak_allocated_bytes,
+                _bounded_bytes(found),
                 found.by_category,
                 ["one sample at a time"],
                 ["Raise the budget, or choose fewer parameters, such as the last layers."],
@@ -246,3 +247,10 @@ def chunks_within(sides: Sides, largest: Chunks, budget_bytes: int, device: str 
             chunks = replace(chunks, train=(chunks.train + 1) // 2)
         else:
             chunks = replace(chunks, test=(chunks.test + 1) // 2)
+
+
+def _bounded_bytes(found: Prediction) -> int:
+    """Return what a budget bounds: allocated bytes on the CPU, those of the process on a card."""
+    figure = BOUNDED_FIGURES[MemoryBudget().on(load_device(found.device)).of or "allocated"]
+    num_bytes: int = getattr(found, figure)
+    return num_bytes

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 _TRANSPOSES = ("TBackward", "TransposeBackward", "PermuteBackward")
+_CONVERTS = "ToCopyBackward"
 Key = tuple[object, ...]
 """What tells a use from the others of the same model, in any batch."""
 
@@ -97,17 +98,21 @@ class _Graph:
 
     def uses(self, origin: _Origin) -> Iterator[Use]:
         """Yield the uses of a parameter or of a node's first result."""
-        for node, position, output in self.users.get(origin.node, ()):
-            if output == 0 and len(origin.shape) == 2 and _swaps(node):
-                for user, place, _ in self.users.get(node, ()):
-                    yield self._use(origin, user, place, is_transposed=True)
-            else:
-                # Of the other results of a node nothing is known.
-                yield self._use(origin, node, position if output == 0 else -1)
+        yield from self._below(origin, origin.node, is_transposed=False)
 
-    def _use(
-        self, origin: _Origin, node: Any, position: int, *, is_transposed: bool = False
-    ) -> Use:
+    def _below(self, origin: _Origin, node: Any, *, is_transposed: bool) -> Iterator[Use]:
+        """Yield who uses what a node gives, looking through those that transpose or convert it."""
+        for user, position, output in self.users.get(node, ()):
+            if output:  # of the other results of a node nothing is known
+                yield self._use(origin, user, -1, is_transposed=is_transposed)
+            elif kind_of(user) == _CONVERTS:
+                yield from self._below(origin, user, is_transposed=is_transposed)
+            elif len(origin.shape) == 2 and _swaps(user):
+                yield from self._below(origin, user, is_transposed=not is_transposed)
+            else:
+                yield self._use(origin, user, position, is_transposed=is_transposed)
+
+    def _use(self, origin: _Origin, node: Any, position: int, *, is_transposed: bool) -> Use:
         counted = (origin.name, origin.path, kind_of(node), position)
         self.counts[counted] += 1
         return Use(

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.influence.models import make
+from tests.influence.test_one_to_many import ENTITIES, SMOOTHING, conve, streamed
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -105,3 +107,32 @@ def test_self_influence_is_that_of_captum(trained) -> None:
     )
 
     assert error(found.scores, theirs.self_influence()) < NEAR
+
+
+class RowLosses(nn.Module):
+    """The loss of rows against all entities, from a matrix of scores."""
+
+    reduction = "none"
+
+    def forward(self, scores, positives):
+        listed = scores.new_zeros(len(scores), ENTITIES + 1).scatter_(1, positives + 1, 1.0)[:, 1:]
+        listed = listed * (1 - SMOOTHING) + SMOOTHING / ENTITIES
+        return F.binary_cross_entropy_with_logits(scores, listed, reduction="none").mean(dim=1)
+
+
+def test_streamed_scores_of_conve_are_those_of_captum(tmp_path) -> None:
+    model, batch = conve()
+    file = tmp_path / "0.pt"
+    torch.save(model.state_dict(), file)
+    theirs = captum_influence.TracInCP(
+        model,
+        TensorDataset(*batch),
+        [file],
+        checkpoints_load_func=load,
+        loss_fn=RowLosses(),
+        batch_size=4,
+    )
+    checkpoint = influence.Checkpoint.of_file(file, RATES[0])
+    found = influence.scores(model, streamed, batch, batch, checkpoints=[checkpoint])
+
+    assert error(found.scores, theirs.influence(batch)) < NEAR

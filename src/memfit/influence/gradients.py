@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -253,7 +254,8 @@ class GradientReader:
         self, samples: Samples, row: Tensor, parameters: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Make the gradients of one sample, row (1,) int64, by one backward pass."""
-        losses = self.losses(samples.batch(row))
+        with self._needed_alone(parameters):
+            losses = self.losses(samples.batch(row))
         check_number(losses, 1)
         if losses.grad_fn is None:
             return {}
@@ -264,6 +266,18 @@ class GradientReader:
             for name, grad in pairs
             if grad is not None
         }
+
+    @contextmanager
+    def _needed_alone(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have no others need gradients: a function of Python makes those of all that do."""
+        others = [each for name, each in self.parameters.items() if name not in parameters]
+        for each in others:
+            each.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for each in others:
+                each.requires_grad_(True)
 
 
 def _by_parameter(

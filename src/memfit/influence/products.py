@@ -53,8 +53,10 @@ class Products:
                 return x.value.flatten(1) @ y.value.flatten(1).t()
         found_XY = None
         for start, stop in self._row_blocks(x, y):
-            x_XN, y_YN = x.block(start, stop).flatten(1), y.block(start, stop).flatten(1)
-            found_XY = _plus_product(found_XY, x_XN, y_YN)
+            # Not by names, which would keep these blocks beside the next ones.
+            found_XY = _plus_product(
+                found_XY, x.block(start, stop).flatten(1), y.block(start, stop).flatten(1)
+            )
         assert found_XY is not None, "a parameter has rows"
         return found_XY
 
@@ -83,8 +85,9 @@ class Products:
         left_XY = self._lefts.get(key)
         if left_XY is None:
             for start, stop in self._left_blocks(x, y):
-                x_XN, y_YN = x.left_block(start, stop)[:, 0], y.left_block(start, stop)[:, 0]
-                left_XY = _plus_product(left_XY, x_XN, y_YN)
+                left_XY = _plus_product(
+                    left_XY, x.left_block(start, stop)[:, 0], y.left_block(start, stop)[:, 0]
+                )
             assert left_XY is not None, "a parameter has rows"
             self._lefts[key] = left_XY
         if x.right is None and y.right is None:

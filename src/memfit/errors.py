@@ -11,7 +11,9 @@ MemfitError
 │   ├── LossNotScalarError      the loss is no scalar
 │   ├── WeightsNotHereError     weights to be trained are kept elsewhere, where nothing trains them
 │   ├── HeldTensorError         a tensor of a living model cannot be replaced while it is looked at
-│   └── BatchSizeIgnoredError   batch(n) gives the same tensors for every n
+│   ├── BatchSizeIgnoredError   batch(n) gives the same tensors for every n
+│   ├── CoupledSamplesError     samples of a batch have no gradients of their own
+│   └── OtherScanError          a folder holds another influence scan than the one to go on with
 ├── UnknownDeviceError          no such device in the catalogue
 ├── DeviceUnavailableError      the device is not in this machine
 ├── StrategyError               a strategy that is unknown, badly set or cannot apply
@@ -177,6 +179,25 @@ class BatchSizeIgnoredError(JobError):
             f"The job's batch function ignores its argument: batch({sizes[0]}) and "
             f"batch({sizes[1]}) both give {shapes}. It must return tensors with one dimension "
             "that grows with the batch size."
+        )
+
+
+class CoupledSamplesError(JobError):
+    """Say why samples have no gradients of their own, and what is needed."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(
+            f"The samples of a batch have no gradients of their own: {reason}. {remedy}."
+        )
+
+
+class OtherScanError(JobError):
+    """Say in which way the scan in a folder is another one."""
+
+    def __init__(self, folder: str, difference: str) -> None:
+        super().__init__(
+            f"{folder} holds another scan: {difference}. Give another folder, or remove this one "
+            "to begin anew."
         )
 
 

@@ -18,8 +18,9 @@ from memfit.figures import Measurement, Timeline
 from memfit.job import Job
 from memfit.measurement.timing import shortest_step
 from memfit.observe.allocator_events import AllocatorEvent, AllocatorWatch
+from memfit.prediction.brief_recording import record_briefly
 from memfit.prediction.predict import predict
-from memfit.prediction.recording import Recording, record
+from memfit.prediction.recording import Recording
 from memfit.runtime.run import Run, open_plain_session, unguarded_run
 from memfit.session.batches import find_layout, real_batch
 from memfit.session.borrowing import borrowed_to_run
@@ -109,7 +110,7 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
 def _recorded(job: Job, plan: Plan) -> Recording | None:
     """Record the step as well, where that can be done, to say what was predicted."""
     try:
-        return record(job, plan)
+        return record_briefly(job, plan)
     except RecordingError:
         return None
 

@@ -15,6 +15,7 @@ from memfit.devices.spec import CUDA, Device
 from memfit.errors import MemfitError, UsageError
 from memfit.figures import BOUNDED_FIGURES, Holder, Prediction, Timeline
 from memfit.job import Job
+from memfit.prediction.brief_recording import record_briefly
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.process_memory import card_memory, host_memory, rules_of
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
@@ -106,7 +107,7 @@ def _predict_here(job: Job, device: str, plan: Plan | None, allocator: str | Non
     """Predict in the process group that is open, if any is."""
     spec = load_device(device)
     settings = None if allocator is None else AllocatorSettings.parse(allocator)
-    recording = record(job, plan, device=spec)
+    recording = record_briefly(job, plan, device=spec)
     notes = effect_notes(recording)
 
     def judge(recorded: Recording) -> Prediction:

@@ -99,8 +99,11 @@ class Recording(StepRecording):
     def with_more_pieces(self, number: int) -> Recording | None:
         """Return the recording of steps that have so many more micro-batches.
 
-        None if its pieces are not seen to be alike.
+        None if its pieces are not seen to be alike, or move bytes that were counted for those that
+        were recorded alone.
         """
+        if self.spill.has_moved:
+            return None
         longer = repeated(self.history, self.marks, self.forward_starts, number)
         if longer is None:
             return None

@@ -95,6 +95,11 @@ class Spill:
         else:
             self._elsewhere.pop(tensor, None)
 
+    @property
+    def has_moved(self) -> bool:
+        """Return whether bytes left the device or came back since the last ``begin_step``."""
+        return bool(self.out_bytes or self.in_bytes or self.link_bytes or self.file_bytes)
+
     def note_waited(self, num_bytes: int, *, is_on_disk: bool) -> None:
         """Count bytes that moved while nothing was computed."""
         if is_on_disk:

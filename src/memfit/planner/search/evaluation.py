@@ -113,7 +113,8 @@ class JobEvaluator:
         num_pieces = -(-self.job.batch_size // split.micro_batch_size)
         longer = recording.with_more_pieces(num_pieces - FEWEST_PIECES)
         if longer is None:
-            self._has_unlike_pieces = True
+            # What moves bytes says nothing about the pieces of other plans.
+            self._has_unlike_pieces = not recording.spill.has_moved
             return None
         num_operators = self._num_new_operators(strategies, recording)
         prediction = self._prediction(strategies, self.job, longer)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from memfit.errors import UsageError
 from memfit.units import format_bytes
 from memfit_workloads import train as training
 from memfit_workloads.checkpoint_files import random_state, refuse_other_run, save_checkpoint
@@ -25,7 +24,7 @@ from memfit_workloads.ranks import Ranks, is_a_rank, joined_ranks, start_ranks
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome, System
 
-from .centres import choose_centres
+from .centres import centres_of_rank, choose_centres
 from .checkpoints import load_checkpoint, load_weights
 from .data import DataSizes, load_samples
 from .evaluation import negative_log_likelihood, score_matching
@@ -137,7 +136,7 @@ class WpoSgmTraining(System):
 
     def step_of(self, num_ranks: int, rank: int = 0) -> tuple[Job, int]:
         """Describe the step of one of so many ranks, and count its centres."""
-        own = _own(self.centres, Ranks(rank=rank, num_ranks=num_ranks))
+        own = centres_of_rank(self.centres, rank, num_ranks)
         return build_job(self.settings, self.sizes, own, self.samples, num_ranks), len(own)
 
     @property
@@ -398,18 +397,3 @@ class WpoSgmTraining(System):
         """Write the result, and add what was said at the end to the log."""
         self.folder.write_json(_RESULT, result)
         self.folder.append("training.log", lines)
-
-
-def _own(centres: Tensor, ranks: Ranks) -> Tensor:
-    """Return the centres that are this process's, nearly as many as everyone's.
-
-    Raises:
-        UsageError: if there are fewer centres than processes.
-    """
-    if len(centres) < ranks.num_ranks:
-        msg = (
-            f"There are {len(centres)} centres for {ranks.num_ranks} ranks; every rank needs "
-            "one at least. Raise --train_kernel_size or start fewer ranks."
-        )
-        raise UsageError(msg)
-    return centres.tensor_split(ranks.num_ranks)[ranks.rank].clone()

@@ -14,11 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from documents.lines import Document, type_line
+from documents.conve import CONVE
+from documents.lines import Document, Line, Outcome, type_line
 from documents.trident import TRIDENT
+from documents.wpo_sgm import WPO_SGM
 from results_file import save_result
 
-_DOCUMENTS = {each.workload: each for each in (TRIDENT,)}
+_DOCUMENTS = {each.workload: each for each in (WPO_SGM, TRIDENT, CONVE)}
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
     for name in sys.argv[1:] or _DOCUMENTS:
         rows = _typed(_DOCUMENTS[name])
         save_result(
-            f"documents_{name}",
+            f"documents_{name.replace('-', '_')}",
             {
                 "num_lines": len(rows),
                 "num_done": sum(row["exit_code"] == 0 for row in rows),
@@ -37,16 +39,29 @@ def main() -> None:
 
 def _typed(document: Document) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(document.lines, 1):
+    with tempfile.TemporaryDirectory() as shared:
+        if document.is_one_folder:
+            document.prepare(Path(shared))
+        for number, line in enumerate(document.lines, 1):
+            outcome = _outcome(document, line, Path(shared))
+            print(f"{number}/{len(document.lines)} exit {outcome.exit_code}: {line.document}")
+            print(f"    {outcome.said}", flush=True)
+            rows.append(asdict(outcome))
+    return rows
+
+
+def _outcome(document: Document, line: Line, shared: Path) -> Outcome:
+    if document.is_one_folder:
+        outcome = type_line(line, shared)
+    else:
         with tempfile.TemporaryDirectory() as folder:
             document.prepare(Path(folder))
             outcome = type_line(line, Path(folder))
-        # Where this copy of memfit lies is nobody's concern.
-        outcome = replace(outcome, typed=outcome.typed.replace(f"{_root()}/", ""))
-        print(f"{number}/{len(document.lines)} exit {outcome.exit_code}: {line.document}")
-        print(f"    {outcome.said}", flush=True)
-        rows.append(asdict(outcome))
-    return rows
+    # Where this copy of memfit lies is nobody's concern.
+    here = f"{_root()}/"
+    return replace(
+        outcome, typed=outcome.typed.replace(here, ""), said=outcome.said.replace(here, "")
+    )
 
 
 def _root() -> Path:

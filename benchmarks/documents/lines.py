@@ -34,6 +34,8 @@ class Document:
     lines: tuple[Line, ...]
     prepare: Callable[[Path], None]
     """Put the files into an empty folder that the document takes for granted."""
+    is_one_folder: bool = False
+    """Whether lines find what the ones before them have written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,14 @@ def add_memory_flags(group: Any) -> None:
         metavar="NAME",
         help="let the planner use a strategy that changes the numerics; may be repeated",
     )
+    group.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a strategy that the plan has to have, whatever it does to the numerics; may be "
+        "repeated",
+    )
     group.add_argument("--plan", type=Path, metavar="FILE", help="run this saved plan")
 
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from memfit.errors import UsageError
 
+from .watching import WatchSettings
+
 T = TypeVar("T")
 
 
 def read_flags(kind: type[T], args: argparse.Namespace, **given: Any) -> T:
-    """Make settings from the flags of the same names; ``given`` are those that no flag is."""
-    names = (each.name for each in fields(kind) if each.name not in given)  # type: ignore[arg-type]  # settings are data classes
+    """Make settings from the flags of the same names; ``given`` are those that no flag is.
+
+    What has a default needs no flag.
+    """
+    wanted = [each for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]  # settings are data classes
+    names = [each.name for each in wanted if _is_needed(each) or hasattr(args, each.name)]
     return kind(**{name: getattr(args, name) for name in names}, **given)
+
+
+def _is_needed(entry: Field[Any]) -> bool:
+    return entry.default is MISSING and entry.default_factory is MISSING
 
 
 def plain_values(value: Any) -> Any:
@@ -56,18 +66,19 @@ class MemorySettings:
         if args.no_gpu and args.device not in (None, "cpu"):
             msg = f"--no-gpu contradicts --device {args.device}; leave one of them out."
             raise UsageError(msg)
-        if args.plan and (require or args.allow):
+        if args.plan and (require or args.allow or args.require):
             msg = (
-                "--plan says which strategies to use; leave out --allow and what asks for others "
-                "with it."
+                "--plan says which strategies to use; leave out --allow, --require and what asks "
+                "for others with it."
             )
             raise UsageError(msg)
+        required = tuple(dict.fromkeys([*args.require, *require]))
         return cls(
             device="cpu" if args.no_gpu else args.device,
             budget_bytes=args.budget,
             budget_fraction=args.budget_fraction,
-            allow=tuple(dict.fromkeys([*args.allow, *require])),
-            require=tuple(require),
+            allow=tuple(dict.fromkeys([*args.allow, *required])),
+            require=required,
             plan_file=args.plan,
         )
 
@@ -86,6 +97,7 @@ class SystemSettings:
     overwrite: bool
     command: str
     """The command line that repeats the run."""
+    watching: WatchSettings = field(default_factory=WatchSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from memfit.figures import ConsideredPlan
     from memfit.strategies.base import Strategy
 
+_BFLOAT16_CAPABILITY = 8.0
+_SLOW = 10
+"""How many times slower than no plan at all is worth a warning."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFigures:
@@ -122,18 +126,57 @@ def devices(name: str | None) -> tuple[str, str]:
     return ("cpu" if name == "cpu" else "cuda"), name
 
 
-def show_plan(planned_memory: PlannedFigures, console: Console) -> None:
+def has_bfloat16(device: str | None) -> bool:
+    """Return whether a device computes in bf16: CPUs do, and GPUs from Ampere on.
+
+    Source: CUDA C++ Programming Guide, arithmetic instructions, compute capability 8.0.
+    """
+    from memfit.devices.catalogue import load_device
+
+    capability = load_device(devices(device)[1]).compute_capability
+    return capability is None or float(capability) >= _BFLOAT16_CAPABILITY
+
+
+def plan_lines(planned_memory: PlannedFigures) -> tuple[str, str]:
     """Say what training would take as it is, what it may take, and how it is run."""
     planned = planned_memory.planned
     budget_bytes = planned_memory.budget_bytes
     budget = "none" if budget_bytes is None else format_bytes(budget_bytes)
-    console.print(
-        f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}\n"
-        f"plan: {' + '.join(planned_memory.plan.labels()) or 'as it is'} ({planned.numerics}); "
-        f"predicted peak {format_bytes(planned.peak_allocated_bytes)}",
-        markup=False,
-        soft_wrap=True,
+    plan = " + ".join(planned_memory.plan.labels()) or "as it is"
+    peak = format_bytes(planned.peak_allocated_bytes)
+    return (
+        f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}",
+        f"plan: {plan} ({planned.numerics}); predicted peak {peak}",
     )
+
+
+def show_plan(planned_memory: PlannedFigures, console: Console) -> None:
+    """Print what training would take as it is, what it may take, and how it is run."""
+    for line in (*plan_lines(planned_memory), *slow_lines(planned_memory)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def slow_lines(planned_memory: PlannedFigures) -> tuple[str, ...]:
+    """Warn of a plan that is many times slower than no plan, with what more memory would buy."""
+    plain_seconds = planned_memory.plain.step_seconds
+    seconds = planned_memory.planned.step_seconds
+    budget_bytes = planned_memory.budget_bytes
+    if budget_bytes is None or seconds < _SLOW * plain_seconds:
+        return ()
+    line = (
+        f"slow: a step is predicted to take {seconds / plain_seconds:.0f} times as long as without "
+        "a plan."
+    )
+    faster = [each for each in planned_memory.considered if each.step_seconds <= seconds / 2]
+    if faster:
+        least = min(faster, key=lambda each: each.peak_bytes)
+        more = format_bytes(max(0, least.peak_bytes - budget_bytes))
+        line += (
+            f" {more} more budget, {format_bytes(least.peak_bytes)} in all, are enough for "
+            f"{' + '.join(least.strategies) or 'no plan at all'}, which takes "
+            f"{least.step_seconds / plain_seconds:.1f} times as long."
+        )
+    return (line,)
 
 
 def peaks_line(planned_memory: PlannedFigures, measured_bytes: int | None) -> str:

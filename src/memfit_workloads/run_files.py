@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,11 @@ class RunFiles:
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file whole."""
         write_atomically(self.root / name, content)
+
+    def append(self, name: str, lines: Iterable[str]) -> None:
+        """Add lines to a log, which can be followed while it grows."""
+        with (self.root / name).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
     def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write one JSON value per line."""

@@ -13,6 +13,7 @@ from memfit.reports.run_page import write_run_page
 from memfit.reports.training import Training, write_training
 
 from .loop import fit, resume
+from .peak_limit import check_peak
 from .planned_memory import peaks_line, show_plan
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def train(system: System) -> dict[str, Any]:
         UsageError: if the output folder holds another run.
         NoPlanFitsError: if no plan keeps training inside the budget.
         MemfitError: if training diverges; no final model is written then.
+        PeakAboveBudgetError: if its tensors took more than the budget; all files are written.
         KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
     """
     checkpoint = system.checkpoint_to_resume()
@@ -35,8 +37,11 @@ def train(system: System) -> dict[str, Any]:
     if system.ranks.is_first:
         _say(system, *system.estimate())
         show_plan(system.planned_memory, system.console)
-        _begin_folder(system, is_new=checkpoint is None)
     planned = system.planned_memory
+    if system.settings.watching.dry_run:
+        return _planned_only(system)
+    if system.ranks.is_first:
+        _begin_folder(system, is_new=checkpoint is None)
     system.run = memfit.start(
         system.job,
         planned.plan,
@@ -44,6 +49,8 @@ def train(system: System) -> dict[str, Any]:
         folder=system.folder.root,
         # The first rank has made its folder ready; the others have to do so themselves.
         earlier_run=CONTINUE if system.ranks.is_first or checkpoint else OVERWRITE,
+        listeners=system.settings.watching.listeners(),
+        find_leaks=system.settings.watching.find_leaks,
     )
     system.run.listen(lambda event: _say(system, event_sentence(event)))
     with system.run:
@@ -53,7 +60,23 @@ def train(system: System) -> dict[str, Any]:
         fit(system)
         result = _finish(system) if system.ranks.is_first else {}
         system.ranks.wait()
+    if system.ranks.group is None:
+        check_peak(result)
     return result
+
+
+def _planned_only(system: System) -> dict[str, Any]:
+    """Return the result of a dry run, which makes no folder."""
+    planned = system.planned_memory
+    _say(system, f"--dry-run: planned for {planned.planned.device}; nothing was trained or written")
+    return {
+        "workload": system.name,
+        "metrics": {},
+        **planned.to_json(),
+        "step_seconds": planned.planned.step_seconds,
+        "measured_peak_bytes": None,
+        "run_folder": None,
+    }
 
 
 def _begin_folder(system: System, *, is_new: bool) -> None:

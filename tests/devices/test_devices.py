@@ -131,6 +131,13 @@ def test_a_device_is_loaded_once():
     assert load_device("t4") is load_device("t4")
 
 
+def test_a_card_may_be_named_with_its_memory():
+    assert load_device("a10-24gb") is load_device("a10")
+    for name in ("a10-48gb", "a10-gb", "-24gb", "a100-24gb"):
+        with pytest.raises(UnknownDeviceError):
+            load_device(name)
+
+
 def test_an_unknown_device_is_refused_with_the_nearest_names():
     with pytest.raises(UnknownDeviceError, match="Nearest: a100-40gb"):
         load_device("a100-40")

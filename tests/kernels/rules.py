@@ -34,9 +34,9 @@ def cuda_scratch(
     return found
 
 
-def cpu_scratch_bytes(name: str, *args: Any, out: Any = None) -> int:
+def cpu_scratch_bytes(name: str, *args: Any, out: Any = None, **kwargs: Any) -> int:
     """Ask the rule of the CPU what an operator takes."""
-    return scratch_bytes(overload(name, args, {}), args, {}, out)
+    return scratch_bytes(overload(name, args, kwargs), args, kwargs, out)
 
 
 def taken_bytes(call: Callable[[], object]) -> int:

@@ -23,7 +23,6 @@ from memfit_workloads.trident.host_branches import saved_bytes
 from memfit_workloads.trident.job import StepSettings, build_job
 from memfit_workloads.trident.memory_plan import _excluded
 from memfit_workloads.trident.offload_folder import spilling_to
-from memfit_workloads.trident.peak_limit import PeakAboveLimitError, check_peak
 from memfit_workloads.trident.placed_memory import fixed_strategies
 from memfit_workloads.trident.placement_lines import placement_lines
 from memfit_workloads.trident.remedies import with_remedies
@@ -364,17 +363,6 @@ def test_a_folder_on_a_full_disk_is_named(monkeypatch):
     monkeypatch.setattr(offload_folder, "room_bytes", lambda folder: 1000)
     with pytest.raises(DataError, match=r"at least 64\.0 MiB are needed"), spilling_to(Path("out")):
         pass
-
-
-def test_a_peak_above_the_limit_ends_with_exit_code_3():
-    result = {"measured_peak_bytes": 3 * GIB, "predicted_peak_bytes": GIB, "run_folder": "runs/x"}
-    check_peak(result, None)
-    check_peak(result, 3 * GIB)
-    check_peak({**result, "measured_peak_bytes": None}, GIB)
-    with pytest.raises(PeakAboveLimitError, match=r"1\.00 GiB above --max-gpu-mem") as caught:
-        check_peak(result, 2 * GIB)
-    assert caught.value.exit_code == 3
-    assert "\n" not in str(caught.value)
 
 
 def test_remedies_are_those_that_are_left_and_say_what_would_not_help():

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memfit.errors import JobError, UsageError
+from memfit.errors import JobError, MemfitWarning, UsageError
 from memfit_workloads import wpo_sgm
+from memfit_workloads.wpo_sgm import fitting_chunk
 from memfit_workloads.wpo_sgm.model import KernelMixture
 from memfit_workloads.wpo_sgm.precisions import log_determinant
 from memfit_workloads.wpo_sgm.sampling import draw
@@ -261,6 +262,43 @@ def test_centres_split_over_devices_train_one_network(script, num_devices):
     assert owned == {id(p) for p in script.net.parameters()}, "the optimizer holds one network"
 
 
+def test_a_chunk_that_is_not_given_is_the_largest_that_fits_what_is_free(script, monkeypatch):
+    centers = torch.randn(200, NUM_DIMENSIONS, dtype=torch.float64)
+
+    def chunk_with(free: int) -> int:
+        monkeypatch.setattr(fitting_chunk, "free_memory_bytes", lambda: free)
+        trainer = wpo_sgm.setup_chunked_training(FactorNet(), centers)
+        found = trainer.compute_loss(script.samples, 1e-2)
+        assert found.requires_grad
+        return trainer.chunk_size
+
+    assert chunk_with(2**30) == len(centers)
+    few, more = chunk_with(100_000), chunk_with(200_000)
+    assert 1 <= few < more < len(centers)
+    with pytest.raises(JobError, match="one centre at a time"):
+        chunk_with(1000)
+
+
+def test_parts_that_are_trained_one_by_one_are_warned_of(script):
+    """The document's loop over devices gives each part a mixture of its own."""
+    args = SimpleNamespace(lr=0.1)
+    first, second = script.centers.tensor_split(2)
+    trainers = [wpo_sgm.setup_chunked_training(script.net, first, 20)]
+    with pytest.warns(MemfitWarning, match=r"setup_model_parallel_training.*chunk_size = 20"):
+        trainers.append(wpo_sgm.setup_chunked_training(script.net, second, 20))
+    exact, _ = wpo_sgm.setup_model_parallel_training(script.net, script.centers, ["cpu"] * 2, args)
+    parts = sum(trainer.compute_loss(script.samples, 1e-2).item() for trainer in trainers) / 2
+    whole = exact.compute_loss(script.samples, 1e-2).item()
+    assert whole == pytest.approx(script.loss.item(), rel=1e-12)
+    assert parts != pytest.approx(whole, rel=1e-6)
+
+
+def test_the_same_centres_may_be_set_up_again(script, recwarn):
+    for chunk_size in (2, 4):
+        wpo_sgm.setup_chunked_training(script.net, script.centers, chunk_size)
+    assert not recwarn.list
+
+
 def test_what_a_script_gets_wrong_is_said(script):
     trainer = wpo_sgm.setup_chunked_training(script.net, script.centers, 4)
     with pytest.raises(JobError, match="stab is 0"):
@@ -270,5 +308,11 @@ def test_what_a_script_gets_wrong_is_said(script):
         other.compute_loss(script.samples)
     with pytest.raises(JobError, match="accumulation_steps is 0"):
         wpo_sgm.setup_gradient_accumulation_training(script.net, script.centers, 0)
+    with pytest.raises(JobError, match="chunk_size is 0"):
+        wpo_sgm.setup_chunked_training(script.net, script.centers, 0)
+    if not torch.cuda.is_available():
+        args = SimpleNamespace(lr=0.1)
+        with pytest.raises(JobError, match=r"GPU 1, and torch sees 0 here"):
+            wpo_sgm.setup_model_parallel_training(script.net, script.centers, [1, 2], args)
     with pytest.raises(AttributeError):
         wpo_sgm.setup_nothing  # noqa: B018 - asked for on purpose

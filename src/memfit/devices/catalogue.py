@@ -6,6 +6,7 @@ cannot pass for a missing one.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,6 +32,7 @@ _OPTIONAL_KEYS = ("compute_capability", "cuda_names")
 
 # Drivers and ECC move a card's memory by up to 7 %; cards that share a name differ by a third.
 _MEMORY_TOLERANCE_FRACTION = 0.1
+_WITH_MEMORY = re.compile(r"(?P<card>.+)-(?P<gigabytes>\d+)gb")
 _ASSUMED_HOST_MEMORY_BYTES = 8 * GIB
 _ASSUMED = "Guess: this system does not tell its memory; pass a budget to replace it"
 _READ_HERE = "read from this machine: the host's memory or the container's limit"
@@ -56,22 +58,30 @@ def load_device(name: str) -> Device:
         DataError: if the device's file, or the file of its measured figures, is malformed.
     """
     device = catalogued_device(name)
-    stamp = stamp_of(calibration_path(name))
-    return device if stamp is None else _calibrated_device(name, stamp)
+    stamp = stamp_of(calibration_path(device.name))
+    return device if stamp is None else _calibrated_device(device.name, stamp)
 
 
 @cache
 def catalogued_device(name: str) -> Device:
     """Load a device by its name, without what was measured on this machine.
 
+    A card's memory may be added to the name that the catalogue has: ``a10-24gb`` is ``a10``.
+
     Raises:
         UnknownDeviceError: if the catalogue has no such device.
         DataError: if the device's file is malformed.
     """
     files = _files()
-    if name not in files:
-        raise UnknownDeviceError(name, files)
-    return _with_own_memory(parse_device(name, files[name].read_text(encoding="utf-8")))
+    if name in files:
+        return _with_own_memory(parse_device(name, files[name].read_text(encoding="utf-8")))
+    parts = _WITH_MEMORY.fullmatch(name)
+    if parts is not None and parts["card"] in files:
+        device = catalogued_device(parts["card"])
+        told_bytes = int(parts["gigabytes"]) * 10**9
+        if abs(device.memory_bytes - told_bytes) <= _MEMORY_TOLERANCE_FRACTION * told_bytes:
+            return device
+    raise UnknownDeviceError(name, files)
 
 
 def parse_device(name: str, text: str) -> Device:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memfit_workloads import flags
 from memfit_workloads.flags import fraction, positive, whole
+from memfit_workloads.watching import add_watching_flags
 
 from .settings import DATASETS, K_VS_ALL, SINGLE
 
@@ -95,10 +96,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory")
     flags.add_memory_flags(group)
+    add_watching_flags(parser.add_argument_group("watching"))
     group.add_argument(
         "--use-mixed-precision",
         action="store_true",
-        help="bfloat16 autocast in forward and loss; needs no gradient scaler",
+        help="autocast in forward and loss: bfloat16, or float16 with a gradient scaler where the "
+        "device has no bfloat16 (T4, V100)",
     )
     group.add_argument(
         "--use-gradient-checkpointing",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import EpochSettings, MemorySettings, read_flags
+from memfit_workloads.watching import WatchSettings
 
 from .sizes import check_image, even_image
 
@@ -62,8 +63,8 @@ class TrainingSettings(EpochSettings):
 
     @property
     def use_mixed_precision(self) -> bool:
-        """Return whether bf16 autocast was asked for."""
-        return "bf16" in self.memory_settings.require
+        """Return whether autocast was asked for."""
+        return any(name in self.memory_settings.require for name in ("bf16", "fp16"))
 
     @property
     def use_gradient_checkpointing(self) -> bool:
@@ -83,6 +84,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
         files=_graph_files(args),
         image=_image_settings(args),
         memory_settings=_memory_settings(args),
+        watching=WatchSettings.from_flags(args),
         memory_cleanup=not args.disable_memory_cleanup,
         checkpoint_dir=args.checkpoint_dir or args.output_dir / "checkpoints",
         resume=args.resume_from_checkpoint,

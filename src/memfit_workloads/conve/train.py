@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from memfit.files import write_atomically
 from memfit_workloads import train as training
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
 from memfit_workloads.memory_settings import plain_values
+from memfit_workloads.planned_memory import PlannedMemory, has_bfloat16, plan_memory
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
@@ -61,6 +63,18 @@ class ConvETraining(EpochSystem):
             own=(BEST, FINAL, HISTORY, _TEST_RESULTS),
             final=(FINAL, _TEST_RESULTS),
         )
+
+    def plan(self) -> PlannedMemory:
+        """Find the plan, with float16 in the place of bfloat16 where the device has none."""
+        memory = self.settings.memory_settings
+        if "bf16" in memory.require and not has_bfloat16(memory.device):
+            self.console.print("--use-mixed-precision: fp16, as this device has no bfloat16")
+            required, allowed = (
+                tuple("fp16" if name == "bf16" else name for name in names)
+                for names in (memory.require, memory.allow)
+            )
+            memory = replace(memory, require=required, allow=allowed)
+        return plan_memory(self.job, memory)
 
     @property
     def num_rows(self) -> int:

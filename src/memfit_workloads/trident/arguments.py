@@ -8,6 +8,7 @@ from typing import Any
 
 from memfit_workloads import flags
 from memfit_workloads.flags import not_negative, positive, whole
+from memfit_workloads.watching import add_watching_flags
 
 from .branches import add_branch_arguments
 from .placement_arguments import add_placement_arguments
@@ -156,6 +157,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory")
     flags.add_memory_flags(group)
+    add_watching_flags(parser.add_argument_group("watching"))
     group.add_argument(
         "--use-bf16", action="store_true", help="bfloat16 autocast; weights stay in float32"
     )

@@ -23,8 +23,6 @@ HOST_MODULES = ("kinematics.features", "kinematics.geometry", "infrared.curves")
 class PlacementSettings:
     """Where weights, optimizer states and activations may lie."""
 
-    max_device_bytes: int | None
-    """What the device may hold; a measured peak above it is an error."""
     host_bytes: int | None
     offload_folder: Path | None
     device_map: str | None
@@ -97,7 +95,6 @@ def _settings(
             raise UsageError(msg)
         folder = file.disk_folder
     return PlacementSettings(
-        max_device_bytes=args.max_gpu_mem,
         host_bytes=args.cpu_mem,
         offload_folder=folder,
         device_map=args.device_map,

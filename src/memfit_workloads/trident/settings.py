@@ -10,6 +10,7 @@ from typing import Any
 
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import EpochSettings, MemorySettings
+from memfit_workloads.watching import WatchSettings
 
 from .branches import BF16, FP16, BranchSettings, branch_settings
 from .placement import PlacementSettings
@@ -107,6 +108,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TridentSettings:
         data=_data_settings(told),
         sizes=_sizes(told),
         memory_settings=_memory_settings(args, batch_size, micro_batch_size, branches.autocast),
+        watching=WatchSettings.from_flags(args),
         batch_size=batch_size,
         micro_batch_size=micro_batch_size,
         optimizer=told.get("optimizer") or ADAMW,

@@ -26,7 +26,6 @@ from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
 from .frozen_training import FrozenMemory, FrozenTraining
 from .job import CLIP_GRAD_NORM, StepSettings, build_job
 from .offload_folder import spilling_to
-from .peak_limit import check_peak
 from .placed_memory import fixed_strategies, placed_memory
 from .placement_lines import placement_lines
 from .precision_plan import plan_with_precision
@@ -62,9 +61,7 @@ def train(settings: TridentSettings | TableSettings, console: Console) -> dict[s
         file = read_deepspeed_file(settings.placement.deepspeed_config)
         check_beside_job(file, settings.batch_size, CLIP_GRAD_NORM)
     with spilling_to(settings.placement.offload_folder):
-        result = training.train(TridentTraining(settings, console))
-    check_peak(result, settings.placement.max_device_bytes)
-    return result
+        return training.train(TridentTraining(settings, console))
 
 
 class TridentTraining(EpochSystem):

@@ -8,6 +8,7 @@ from typing import Any
 
 from memfit_workloads import flags
 from memfit_workloads.flags import not_negative, positive, whole
+from memfit_workloads.watching import add_watching_flags
 
 from .settings import CENTRE_CHOICES, DATASET_NAMES, FIRST, POLICIES, SCHEDULERS, STRATEGIES
 from .sizes import EPS, PRECISIONS
@@ -36,13 +37,12 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(DATASET_NAMES)}, or a file (.npy, .pt) with one sample per row; "
         "default cifar10",
     )
-    _add(group, "data_dir", type=Path, metavar="DIR", help="where CIFAR-10 lies")
+    _add(group, "data_dir", type=Path, metavar="DIR", help="where CIFAR-10 lies; default ./data")
     _add(
         group,
         "train_samples_size",
         type=whole(1),
-        default=500,
-        help="samples to train on; default 500",
+        help="samples to train on; default 500, or as many as there are centres",
     )
     _add(group, "validation_samples_size", type=whole(1), default=200, help="default 200")
     _add(group, "test_samples_size", type=whole(2), default=200, help="default 200")
@@ -154,6 +154,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         "GPU's memory",
     )
     flags.add_memory_flags(group)
+    add_watching_flags(parser.add_argument_group("watching"))
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memfit.errors import MissingExtraError
+from memfit.errors import MissingExtraError, UsageError
 
 from .settings import FIRST
 
@@ -33,3 +33,18 @@ def choose_centres(train: Tensor, num_centres: int, choice: str, seed: int) -> T
         raise MissingExtraError("--centers kmeans", "scikit-learn", "pictures") from None
     clusters = KMeans(num_centres, n_init=_NUM_STARTS, random_state=seed).fit(train.numpy())
     return torch.from_numpy(clusters.cluster_centers_).to(train)
+
+
+def centres_of_rank(centres: Tensor, rank: int, num_ranks: int) -> Tensor:
+    """Return the centres that are one process's, nearly as many as everyone's.
+
+    Raises:
+        UsageError: if there are fewer centres than processes.
+    """
+    if len(centres) < num_ranks:
+        msg = (
+            f"There are {len(centres)} centres for {num_ranks} ranks; every rank needs "
+            "one at least. Raise --train_kernel_size or start fewer ranks."
+        )
+        raise UsageError(msg)
+    return centres.tensor_split(num_ranks)[rank].clone()

@@ -142,11 +142,13 @@ def _cifar10(sizes: DataSizes, seed: int, folder: Path | None) -> Samples:
         UsageError: if no folder is given.
         DataError: if there are too few pictures.
     """
+    folder = folder or _usual_folder()
     if folder is None:
         msg = (
-            "CIFAR-10 is read from a local folder: give it with --data_dir. It is at "
-            "https://www.cs.toronto.edu/~kriz/cifar.html, as cifar-10-python.tar.gz or "
-            "cifar-10-binary.tar.gz."
+            "CIFAR-10, the default of --data, is not here: --data_dir names the folder where "
+            "cifar-10-python.tar.gz or cifar-10-binary.tar.gz was unpacked (from "
+            "https://www.cs.toronto.edu/~kriz/cifar.html); ./data is looked into without it. "
+            "--data patches32 needs no download and has as many dimensions, 3,072."
         )
         raise UsageError(msg)
     rng = np.random.default_rng(seed)
@@ -162,6 +164,12 @@ def _cifar10(sizes: DataSizes, seed: int, folder: Path | None) -> Samples:
         picture_shape=(3, 32, 32),
         pixel_range=(-2.0, 2.0),  # about where standardised pixels lie
     )
+
+
+def _usual_folder() -> Path | None:
+    """Return ``./data`` if CIFAR-10 lies there, as other programs leave it."""
+    usual = Path("data")
+    return usual if any(usual.glob("cifar-10-batches-*")) else None
 
 
 def _read(path: Path) -> _Array:

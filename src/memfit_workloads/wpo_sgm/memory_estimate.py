@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from memfit.units import format_bytes
 
 from .sizes import MixtureSizes
@@ -37,6 +39,17 @@ def estimate_lines(plain: Prediction, sizes: MixtureSizes, num_centres: int) -> 
     }
     written = [f"  {name}: {format_bytes(num_bytes)}" for name, num_bytes in shown.items()]
     return ["Memory estimates (one step, nothing streamed):", *written]
+
+
+def memory_line(device: torch.device, peak_bytes: int | None) -> str:
+    """Write the line that the document shows, of this moment; a CPU reserves nothing beyond."""
+    if device.type == "cuda":
+        allocated = torch.cuda.memory_allocated(device)
+        reserved = f"{format_bytes(torch.cuda.memory_reserved(device))} reserved"
+        line = f"Memory: {format_bytes(allocated)} allocated, {reserved}"
+        return line if peak_bytes is None else f"{line}; peak {format_bytes(peak_bytes)}"
+    peak = "not measured" if peak_bytes is None else f"{format_bytes(peak_bytes)} allocated"
+    return f"Memory: {peak} at the peak, none reserved ({device.type})"
 
 
 def strategy_by_thresholds(need_bytes: int, memory_bytes: int, num_gpus: int) -> str:

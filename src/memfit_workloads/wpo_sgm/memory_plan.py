@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
-from memfit.errors import UsageError
+from memfit.errors import NoPlanFitsError
 from memfit.job import Job
 from memfit.strategies.loss_chunking import LossChunking
-from memfit.units import format_bytes
 from memfit_workloads.planned_memory import PlannedMemory, devices, plan_memory
 
 from .memory_estimate import strategy_by_thresholds
@@ -35,7 +32,8 @@ def plan_training(job: Job, settings: TrainingSettings, num_centres: int) -> Pla
     """
     strategy, memory = settings.strategy, settings.memory_settings
     if memory.plan_file is None and strategy.name == "auto" and strategy.auto_policy != "planner":
-        strategy = _chosen_by_thresholds(job, settings)
+        # Whether centres are shared among devices has been decided before.
+        strategy = replace(strategy, name=chosen_by_thresholds(job, settings, num_devices=1))
     chunk = _fixed_chunk(strategy, num_centres)
     if memory.plan_file is None and (chunk is not None or strategy.name == "single_gpu"):
         return _as_told(job, settings, chunk)
@@ -60,28 +58,35 @@ def _as_told(job: Job, settings: TrainingSettings, chunk: int | None) -> Planned
     planned = plan_memory(job, settings.memory_settings, strategies)
     budget_bytes, needed_bytes = planned.budget_bytes, planned.planned.bounded_bytes()
     if budget_bytes is not None and needed_bytes > budget_bytes:
-        how = " + ".join(planned.plan.labels()) or "everything at once"
-        msg = (
-            f"--strategy {settings.strategy.name} ({how}) takes {format_bytes(needed_bytes)}, the "
-            f"budget is {format_bytes(budget_bytes)}. Use --strategy auto, or chunked without "
-            "--chunk_size, which finds what fits."
+        remedy = (
+            f"--strategy {settings.strategy.name} says how to train, so nothing else was tried: "
+            "--strategy auto, or chunked without --chunk_size, looks for what fits."
         )
-        raise UsageError(msg)
+        raise NoPlanFitsError(
+            budget_bytes,
+            needed_bytes,
+            planned.planned.by_category,
+            planned.plan.labels(),
+            (remedy,),
+        )
     return planned
 
 
-def _chosen_by_thresholds(job: Job, settings: TrainingSettings) -> StrategySettings:
-    """Choose as the document does."""
+def chosen_by_thresholds(job: Job, settings: TrainingSettings, num_devices: int) -> str:
+    """Name the strategy that the document would choose.
+
+    Args:
+        job: of all centres, or of those of one rank.
+        settings: say on what device, and with what budget.
+        num_devices: among which the centres may be shared.
+    """
     import memfit
     from memfit.devices.catalogue import load_device
 
     _, device = devices(settings.memory_settings.device)
     plain = memfit.predict(job, device=device)
     memory_bytes = settings.memory_settings.budget_bytes or load_device(device).memory_bytes
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    name = strategy_by_thresholds(plain.bounded_bytes(), memory_bytes, num_gpus)
-    # Ranks are processes, which this one cannot become; centres are streamed instead.
-    return replace(settings.strategy, name="chunked" if name == "model_parallel" else name)
+    return strategy_by_thresholds(plain.bounded_bytes(), memory_bytes, num_devices)
 
 
 def evaluation_chunk(plan: Plan, planned: Prediction, num_dimensions: int) -> int:

@@ -74,9 +74,10 @@ def nearest_picture(samples: Samples, drawn: Tensor) -> bytes:
         source = shown if row % 2 == 0 else samples.train[found.indices]
         for column in range(_TILES):
             place = row // 2 * _TILES + column
+            if place >= len(shown):
+                break
             axes = figure.add_subplot(4, _TILES, row * _TILES + column + 1)
-            if place < len(shown):
-                _tile(axes, source[place], samples)
+            _tile(axes, source[place], samples)
             if row % 2:
                 axes.set_title(f"{float(found.distances[place]):.1f}", fontsize=8, pad=2)
             elif column == 0:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import MemorySettings, SystemSettings, read_flags
+from memfit_workloads.watching import WatchSettings
 
 STRATEGIES = ("auto", "single_gpu", "model_parallel", "chunked", "gradient_accumulation")
 FIRST, KMEANS = "first", "kmeans"
@@ -19,6 +20,9 @@ DATASET_NAMES = (
     *("rings", "line", "cos", "swissroll_6D_xy1", "digits"),
     *("patches8", "patches16", "patches32", "cifar10"),
 )
+
+_USUAL_SAMPLES = 500
+"""Trained on where nothing is said; the centres are the first of them, so never fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +96,11 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
     Raises:
         UsageError: if flags contradict each other.
     """
-    if args.train_samples_size < args.train_kernel_size:
+    num_train = args.train_samples_size or max(_USUAL_SAMPLES, args.train_kernel_size)
+    if num_train < args.train_kernel_size:
         msg = (
             f"--train_kernel_size {args.train_kernel_size} needs as many training samples, since "
-            f"the centres are the first of them; there are {args.train_samples_size}. Raise "
+            f"the centres are the first of them; there are {num_train}. Raise "
             "--train_samples_size or lower --train_kernel_size."
         )
         raise UsageError(msg)
@@ -107,7 +112,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
             args,
             name=args.data,
             folder=args.data_dir,
-            num_train=args.train_samples_size,
+            num_train=num_train,
             num_validation=args.validation_samples_size,
             num_test=args.test_samples_size,
             noise=args.data_noise,
@@ -121,6 +126,7 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
         ),
         strategy=_strategy_settings(args),
         memory_settings=MemorySettings.from_flags(args),
+        watching=WatchSettings.from_flags(args),
         num_steps=args.niters,
         learning_rate=args.lr,
         clip_grad_norm=args.grad_clip or None,

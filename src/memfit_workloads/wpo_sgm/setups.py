@@ -7,13 +7,16 @@ mixture, however the centres are cut.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from memfit.errors import JobError
+from memfit.errors import JobError, MemfitWarning
 from memfit.losses import (
     Kernels,
     mixture_means,
@@ -26,12 +29,24 @@ from .precisions import StabilisedPrecision
 from .triangles import triangle_places, triangle_size
 
 _Network = Callable[[Tensor], Tensor]
+_CENTRES_OF: WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = WeakKeyDictionary()
+"""The centres that the trainer of a network was set up with; not kept alive by this."""
 
 
 class ChunkedTrainer:
-    """Compute the loss a number of centres at a time; its memory is that of one chunk."""
+    """Compute the loss a number of centres at a time; its memory is that of one chunk.
 
-    def __init__(self, factornet: nn.Module, centers: Tensor, chunk_size: int) -> None:
+    Without ``chunk_size`` the first loss finds the largest one with which a step, and AdamW's
+    states, fit into the memory that is free then; it is in ``chunk_size`` from there on.
+    """
+
+    def __init__(
+        self, factornet: nn.Module, centers: Tensor, chunk_size: int | None = None
+    ) -> None:
+        if chunk_size is not None and chunk_size < 1:
+            msg = f"chunk_size is {chunk_size}; needed is at least 1, or None to have it found."
+            raise JobError(msg)
+        _warn_of_parts(factornet, centers, chunk_size)
         self.factornet = factornet
         self.centers = centers
         self.chunk_size = chunk_size
@@ -41,9 +56,19 @@ class ChunkedTrainer:
         """Return the score matching loss at samples (B, D), to call ``backward()`` on.
 
         Raises:
-            JobError: if ``stab`` is not above 0, or the network's outputs are no triangles.
+            JobError: if ``stab`` is not above 0, the network's outputs are no triangles, or a chunk
+                was to be found and one centre at a time is too much.
         """
         kernels = _kernels_of(self.factornet, self._places, stab)
+        if self.chunk_size is None:
+            from .fitting_chunk import fitting_chunk  # it imports the planner
+
+            self.chunk_size = fitting_chunk(
+                self.factornet,
+                self.centers,
+                samples,
+                lambda network, centers: _kernels_of(network, self._places, stab)(centers),
+            )
         return mixture_score_matching(kernels, self.centers, samples, chunk=self.chunk_size)
 
 
@@ -156,7 +181,38 @@ def setup_model_parallel_training(
 
 
 def _device(name: int | str | torch.device) -> torch.device:
-    return torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
+    """Return a device that is there.
+
+    Raises:
+        JobError: if it is a GPU that is not.
+    """
+    device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        msg = (
+            f"device_ids has GPU {device.index or 0}, and torch sees {num_gpus} here. Name those "
+            "that are there, or 'cpu'; on one device setup_chunked_training does the same."
+        )
+        raise JobError(msg)
+    return device
+
+
+def _warn_of_parts(network: nn.Module, centers: Tensor, chunk_size: int | None) -> None:
+    """Warn of a network that is given parts of its centres one after the other."""
+    earlier = _CENTRES_OF.get(network)
+    before = None if earlier is None else earlier()
+    _CENTRES_OF[network] = weakref.ref(centers)
+    if before is None or before is centers:
+        return
+    chunk = "" if chunk_size is None else f" with args.chunk_size = {chunk_size}"
+    warnings.warn(
+        f"This network was set up with {len(before)} other centres before, and has {len(centers)} "
+        "now. Each trainer trains the mixture of its own centres, so the losses of parts do not "
+        "add up to that of the whole mixture. To split centres over devices exactly, use "
+        f"setup_model_parallel_training(factornet, centers, device_ids, args){chunk}.",
+        MemfitWarning,
+        stacklevel=3,
+    )
 
 
 def _copied_to(network: nn.Module, device: torch.device) -> tuple[_Network, list[Tensor]]:

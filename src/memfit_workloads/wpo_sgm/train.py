@@ -14,34 +14,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from memfit.errors import UsageError
 from memfit.units import format_bytes
 from memfit_workloads import train as training
 from memfit_workloads.checkpoint_files import random_state, refuse_other_run, save_checkpoint
 from memfit_workloads.memory_settings import plain_values
-from memfit_workloads.planned_memory import PlannedMemory
+from memfit_workloads.peak_limit import check_peak
+from memfit_workloads.planned_memory import PlannedMemory, plan_lines
 from memfit_workloads.ranks import Ranks, is_a_rank, joined_ranks, start_ranks
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome, System
 
-from .centres import choose_centres
+from .centres import centres_of_rank, choose_centres
 from .checkpoints import load_checkpoint, load_weights
 from .data import DataSizes, load_samples
 from .evaluation import negative_log_likelihood, score_matching
 from .job import build_job, sizes_for
-from .memory_estimate import estimate_lines
+from .memory_estimate import estimate_lines, memory_line
 from .memory_plan import evaluation_chunk, plan_training
 from .model import KernelMixture
 from .results import drawn_pictures, final_metrics, result_lines
 from .sampling import draw
 from .schedules import build_schedule, follows_validation
 from .settings import TrainingSettings
+from .sharing import MODEL_PARALLEL, sharing
 from .whitening import Whitening
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
+
+    from memfit import Job
 
 _LATEST, _BEST, _FINAL = "latest_checkpoint.pth", "best_model.pth", "final_model.pth"
 _CENTRES, _WHITENING, _RESULT = "centers.pth", "whitening.pth", "result.json"
@@ -50,14 +53,30 @@ _LOG = ("step", "loss", "lr")
 
 def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
     """Train a mixture as the settings say, here or in several processes."""
-    if settings.strategy.name == "model_parallel" and not is_a_rank():
-        start_ranks(shlex.split(settings.command)[1:], settings.strategy.num_ranks, console)
-        result: dict[str, Any] = json.loads((settings.folder / _RESULT).read_text())
-        return result
     # TF32 would round the products of factors to ten bits; score matching takes differences.
     torch.backends.cuda.matmul.allow_tf32 = False
-    with joined_ranks(settings.memory_settings.device) as ranks:
-        return training.train(WpoSgmTraining(settings, console, ranks))
+    if is_a_rank():
+        with joined_ranks(settings.memory_settings.device) as ranks:
+            return training.train(WpoSgmTraining(settings, console, ranks))
+    if settings.strategy.name == MODEL_PARALLEL:
+        return _shared(settings, settings.strategy.num_ranks, console)
+    alone = WpoSgmTraining(settings, console, Ranks())
+    found = sharing(settings, alone.step_of)
+    if found.reason:
+        where = f"{found.num_ranks} ranks" if found.num_ranks > 1 else "one process"
+        console.print(f"--strategy auto: {where}; {found.reason}", markup=False, soft_wrap=True)
+    if found.num_ranks > 1:
+        return _shared(settings, found.num_ranks, console)
+    alone.planned_alone = found.alone
+    return training.train(alone)
+
+
+def _shared(settings: TrainingSettings, num_ranks: int | None, console: Console) -> dict[str, Any]:
+    """Train in several processes."""
+    start_ranks(shlex.split(settings.command)[1:], num_ranks, console)
+    result: dict[str, Any] = json.loads((settings.folder / _RESULT).read_text())
+    check_peak(result)
+    return result
 
 
 @dataclass(slots=True)
@@ -83,6 +102,8 @@ class WpoSgmTraining(System):
     main_files = "report.html, samples.png, plan.yaml, loss_log.csv"
     settings: TrainingSettings
     state: TrainingState
+    planned_alone: PlannedMemory | None = None
+    """The plan, where it was made to decide among how many processes to train."""
 
     def __init__(self, settings: TrainingSettings, console: Console, ranks: Ranks) -> None:
         self.settings, self.console, self.ranks = settings, console, ranks
@@ -97,9 +118,7 @@ class WpoSgmTraining(System):
         self.centres = choose_centres(
             self.samples.train, self.sizes.num_centres, told.centre_choice, settings.seed
         )
-        own = _own(self.centres, ranks)
-        self.num_own = len(own)
-        self.job = build_job(settings, self.sizes, own, self.samples, ranks.num_ranks)
+        self.job, self.num_own = self.step_of(ranks.num_ranks, ranks.rank)
         self.state = TrainingState()
         self._choice = torch.Generator().manual_seed(settings.seed)
         self.folder = RunFiles(
@@ -114,6 +133,11 @@ class WpoSgmTraining(System):
             folder_flag="--save",
             resume_flag="--resume",
         )
+
+    def step_of(self, num_ranks: int, rank: int = 0) -> tuple[Job, int]:
+        """Describe the step of one of so many ranks, and count its centres."""
+        own = centres_of_rank(self.centres, rank, num_ranks)
+        return build_job(self.settings, self.sizes, own, self.samples, num_ranks), len(own)
 
     @property
     def mixture(self) -> KernelMixture:
@@ -152,7 +176,7 @@ class WpoSgmTraining(System):
 
     def plan(self) -> PlannedMemory:
         """Find the plan that the strategy asks for."""
-        return plan_training(self.job, self.settings, self.num_own)
+        return self.planned_alone or plan_training(self.job, self.settings, self.num_own)
 
     def estimate(self) -> list[str]:
         """Return the memory estimate that the document prints."""
@@ -172,6 +196,7 @@ class WpoSgmTraining(System):
         if self.whitening is not None:
             save_checkpoint(self.folder.root / _WHITENING, asdict(self.whitening))
         save_checkpoint(self.folder.root / _CENTRES, self.centres)
+        self.folder.append("training.log", (*self.estimate(), *plan_lines(self.planned_memory)))
 
     def begin(self) -> None:
         """Join the other ranks, and begin with the same weights and random state."""
@@ -241,10 +266,17 @@ class WpoSgmTraining(System):
         self.ranks.check_in_step(list(self.run.model.parameters()))
         if self.ranks.is_first:
             self.folder.write_lines("metrics.jsonl", state.history)
-            self.console.print(
+            self._tell(
                 f"step {state.step}: loss {line['loss']:.4f}, valid NLL {nll:.4f}, "
-                f"valid objective {line['valid_objective']:.4f}"
+                f"valid objective {line['valid_objective']:.4f}",
+                memory_line(self._device, self.run.measured_peak_bytes),
             )
+
+    def _tell(self, *lines: str) -> None:
+        """Print lines, and add them to the log at once, so that it can be followed."""
+        for line in lines:
+            self.console.print(line, markup=False, soft_wrap=True)
+        self.folder.append("training.log", lines)
 
     def progress(self) -> tuple[str, int, int]:
         """Return loss and peak, and the steps."""
@@ -362,22 +394,6 @@ class WpoSgmTraining(System):
         return whole.to(trained.centres.device)
 
     def write_results(self, result: dict[str, Any], lines: Sequence[str]) -> None:
-        """Write the result, and a log of every validation and of what was said at the end."""
+        """Write the result, and add what was said at the end to the log."""
         self.folder.write_json(_RESULT, result)
-        log = [*map(json.dumps, self.state.history), *lines]
-        self.folder.write("training.log", "\n".join(log) + "\n")
-
-
-def _own(centres: Tensor, ranks: Ranks) -> Tensor:
-    """Return the centres that are this process's, nearly as many as everyone's.
-
-    Raises:
-        UsageError: if there are fewer centres than processes.
-    """
-    if len(centres) < ranks.num_ranks:
-        msg = (
-            f"There are {len(centres)} centres for {ranks.num_ranks} ranks; every rank needs "
-            "one at least. Raise --train_kernel_size or start fewer ranks."
-        )
-        raise UsageError(msg)
-    return centres.tensor_split(ranks.num_ranks)[ranks.rank].clone()
+        self.folder.append("training.log", lines)

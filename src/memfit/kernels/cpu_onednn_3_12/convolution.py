@@ -16,22 +16,15 @@ from typing import Any
 
 import torch
 
-from memfit.kernels.cpu_onednn_3_12.convolution_layouts import (
-    data_layouts,
-    forward_layouts,
-    last_data_layouts,
-    last_forward_layouts,
-    last_weight_layouts,
-    weight_layouts,
-)
-from memfit.kernels.cpu_onednn_3_12.convolution_shape import Convolution
+from memfit.kernels.cpu_onednn_3_12.convolutions import kernels_here
+from memfit.kernels.cpu_onednn_3_12.convolutions.layouts import Kernels
+from memfit.kernels.cpu_onednn_3_12.convolutions.shape import Convolution
 from memfit.kernels.registration import Operator
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 _ONEDNN = "Mkldnn"
 _NAMELESS = "???"
-_ALIGNMENT_BYTES = 128
 _UNFOLDED = "Slow2d"
 _UNFOLDED_VOLUMES = "Slow3d"
 _ONE_BY_ONE = frozenset(("SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d"))
@@ -59,9 +52,9 @@ def _forward(
         joined = num_bytes(out) if shape.groups > 1 else 0
         return copied + joined + _column_bytes(shape, backend)
     if settings[3]:
-        peaks = _data_peaks(shape, is_last=is_last, has_bias=has_bias)
+        peaks = _data_peaks(kernels_here(), shape, is_last=is_last, has_bias=has_bias)
     else:
-        peaks = _result_peaks(shape, is_last=is_last)
+        peaks = _result_peaks(kernels_here(), shape, is_last=is_last)
     return copied + max(peaks) - num_bytes(out)
 
 
@@ -93,54 +86,36 @@ def _backward(
         return copied + split // shape.groups + (kept if split else 0) + columns
     peaks = [0]
     if wanted[0] and settings[3]:
-        peaks += _result_peaks(shape, is_last=is_last)
+        peaks += _result_peaks(kernels_here(), shape, is_last=is_last)
     elif wanted[0]:
-        peaks += _data_peaks(shape, is_last=is_last, has_bias=False)
+        peaks += _data_peaks(kernels_here(), shape, is_last=is_last, has_bias=False)
     if wanted[1] or wanted[2]:
-        peaks += [grad_image + peak for peak in _weight_peaks(shape, bias, is_last=is_last)]
+        peaks += [
+            grad_image + peak
+            for peak in _weight_peaks(kernels_here(), shape, bias, is_last=is_last)
+        ]
     return copied + max(0, int(max(peaks) - kept))
 
 
-def _result_peaks(shape: Convolution, *, is_last: bool) -> list[int]:
+def _result_peaks(kernels: Kernels, shape: Convolution, *, is_last: bool) -> list[int]:
     """Return what the result takes, itself included."""
-    num_threads, result = torch.get_num_threads(), shape.result_bytes()
-    if is_last:
-        found = last_forward_layouts(shape, num_threads)
-        return [result + each.weight + each.scratchpad for each in found]
-    found = forward_layouts(shape, num_threads)
-    return [max(each.total, each.result + each.num_returns * result) for each in found]
+    found = kernels.forward_layouts(shape, torch.get_num_threads(), is_last=is_last)
+    return [each.result_peak(shape.result_bytes()) for each in found]
 
 
-def _data_peaks(shape: Convolution, *, is_last: bool, has_bias: bool) -> list[int]:
-    """Return what the image's gradient takes, itself included.
-
-    A transposed convolution is such a gradient, to which a bias may be added in a copy.
-    """
-    num_threads, gradient = torch.get_num_threads(), shape.image_bytes()
-    if is_last:
-        found = last_data_layouts(shape, num_threads)
-        is_copied = shape.is_depthwise or not shape.is_even
-        biased = gradient if has_bias and is_copied else 0
-        return [gradient + each.weight + each.scratchpad + biased for each in found]
-    found = data_layouts(shape, num_threads)
-    return [
-        max(
-            each.total + (each.image + _ALIGNMENT_BYTES if has_bias else 0),
-            each.image + each.num_returns * gradient,
-        )
-        for each in found
-    ]
+def _data_peaks(
+    kernels: Kernels, shape: Convolution, *, is_last: bool, has_bias: bool
+) -> list[int]:
+    """Return what the image's gradient takes, itself included."""
+    num_threads = torch.get_num_threads()
+    found = kernels.data_layouts(shape, num_threads, is_last=is_last, has_bias=has_bias)
+    return [each.image_peak(shape.image_bytes()) for each in found]
 
 
-def _weight_peaks(shape: Convolution, bias: int, *, is_last: bool) -> list[int]:
+def _weight_peaks(kernels: Kernels, shape: Convolution, bias: int, *, is_last: bool) -> list[int]:
     """Return what the gradients of weight and bias take, themselves included."""
-    num_threads, gradient = torch.get_num_threads(), shape.weight_bytes()
-    layouts = last_weight_layouts if is_last else weight_layouts
-    found = layouts(shape, num_threads)
-    return [
-        max(each.total + bias, each.weight + 2 * bias + each.num_returns * gradient)
-        for each in found
-    ]
+    found = kernels.weight_layouts(shape, torch.get_num_threads(), is_last=is_last)
+    return [each.weight_peak(shape.weight_bytes(), bias) for each in found]
 
 
 def _column_bytes(shape: Convolution, backend: str) -> int:

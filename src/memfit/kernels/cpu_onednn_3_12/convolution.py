@@ -10,13 +10,12 @@ kernels below fp32. Of grouped convolutions that are not depthwise, the hungries
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from memfit.kernels.cpu_onednn_3_12.convolutions import kernels_here
+from memfit.kernels.cpu_onednn_3_12.convolutions import kernels_here, own
 from memfit.kernels.cpu_onednn_3_12.convolutions.layouts import Kernels
 from memfit.kernels.cpu_onednn_3_12.convolutions.shape import Convolution
 from memfit.kernels.registration import Operator
@@ -25,9 +24,6 @@ from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 _ONEDNN = "Mkldnn"
 _NAMELESS = "???"
-_UNFOLDED = "Slow2d"
-_UNFOLDED_VOLUMES = "Slow3d"
-_ONE_BY_ONE = frozenset(("SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d"))
 
 
 def _forward(
@@ -43,14 +39,10 @@ def _forward(
     backend = _backend(input, weight, settings)
     has_bias = bias is not None
     shape = Convolution.of(input, weight, out, settings, has_bias=has_bias)
-    is_last = _is_last(input) or _is_last(weight)
+    is_last = _is_used_last(backend, input, weight)
     copied = _copied_bytes(is_last, input, weight)
-    if backend == _UNFOLDED_VOLUMES:
-        return copied + (0 if _is_own_columns(shape) else _volume_column_bytes(shape))
     if backend != _ONEDNN:
-        # Groups are convolved one by one, and their results joined.
-        joined = num_bytes(out) if shape.groups > 1 else 0
-        return copied + joined + _column_bytes(shape, backend)
+        return copied + own.forward_bytes(backend, shape, has_bias=has_bias, is_last=is_last)
     if settings[3]:
         peaks = _data_peaks(kernels_here(), shape, is_last=is_last, has_bias=has_bias)
     else:
@@ -73,17 +65,13 @@ def _backward(
     settings, wanted = [arguments[name] for name in _SETTINGS], output_mask
     backend = _backend(input, weight, settings)
     shape = Convolution.of(input, weight, grad_output, settings, has_bias=wanted[2])
-    is_last = _is_last(input) or _is_last(weight)
+    is_last = _is_used_last(backend, input, weight)
     copied = _copied_bytes(is_last, grad_output, input, weight)
+    if backend != _ONEDNN:
+        return copied + own.backward_bytes(backend, shape, wanted, is_last=is_last)
     grad_image = num_bytes(input) * wanted[0]
     bias = grad_output.shape[1] * shape.width * wanted[2]
     kept = grad_image + shape.weight_bytes() * wanted[1] + bias
-    if backend == _UNFOLDED_VOLUMES:
-        return copied + _volume_gradients_bytes(shape, wanted, kept - grad_image)
-    if backend != _ONEDNN:
-        split = shape.image_bytes() + shape.result_bytes() if shape.groups > 1 else 0
-        columns = 0 if backend == _UNFOLDED and not wanted[1] else _column_bytes(shape, backend)
-        return copied + split // shape.groups + (kept if split else 0) + columns
     peaks = [0]
     if wanted[0] and settings[3]:
         peaks += _result_peaks(kernels_here(), shape, is_last=is_last)
@@ -118,54 +106,18 @@ def _weight_peaks(kernels: Kernels, shape: Convolution, bias: int, *, is_last: b
     return [each.weight_peak(shape.weight_bytes(), bias) for each in found]
 
 
-def _column_bytes(shape: Convolution, backend: str) -> int:
-    """Return the bytes of torch's own columns, of the whole batch or of one image.
-
-    Source: slow_conv2d in aten/src/ATen/native/ConvolutionMM2d.cpp and
-    slow_conv_dilated_all_cpu_template in NaiveDilatedConvolution.cpp, torch 2.13.
-    """
-    if backend != _UNFOLDED and backend not in _ONE_BY_ONE:
-        return 0
-    num_images = shape.batch if backend == _UNFOLDED else 1
-    if backend == _UNFOLDED and shape.is_pointwise and not shape.is_strided:
-        return 0  # the image is its own columns
-    positions = num_images * math.prod(shape.kernel) * math.prod(shape.result)
-    columns = shape.in_per_group * positions * shape.width
-    if "Transpose" not in backend:
-        return columns
-    return columns + shape.result_bytes() + math.prod(shape.image) * shape.width
-
-
-def _volume_column_bytes(shape: Convolution) -> int:
-    """Return the bytes of the columns of all volumes of a batch and all groups.
-
-    Source: compute_columns3d in aten/src/ATen/native/ConvolutionMM3d.cpp, torch 2.13.
-    """
-    positions = shape.batch * math.prod(shape.kernel) * math.prod(shape.result)
-    return shape.num_in * positions * shape.width
-
-
-def _volume_gradients_bytes(shape: Convolution, wanted: Sequence[bool], later_bytes: int) -> int:
-    """Return what is taken beside the gradients: columns of the image's, then of the weight's.
-
-    The first are given back before there are gradients of weight and bias, of ``later_bytes``.
-    """
-    columns = _volume_column_bytes(shape)
-    if wanted[1] and not _is_own_columns(shape):
-        return columns
-    return max(0, columns - later_bytes) if wanted[0] else 0
-
-
-def _is_own_columns(shape: Convolution) -> bool:
-    """Return whether volumes are not unfolded, since they are their own columns."""
-    return shape.is_pointwise and not shape.is_strided and shape.groups == 1
-
-
 def _backend(image: torch.Tensor, weight: torch.Tensor, settings: Any) -> str:
     """Name the kernels that torch chooses: oneDNN's, or its own in fp64 and for one small image."""
     name = str(torch._C._select_conv_backend(image, weight, None, *settings, None).name)
     # torch has no name for oneDNN's transposed convolutions.
     return _ONEDNN if name == _NAMELESS and settings[3] else name
+
+
+def _is_used_last(backend: str, image: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether channels are last where they are used."""
+    if backend != _ONEDNN and not own.takes_channels_last(backend):
+        return False
+    return _is_last(image) or _is_last(weight)
 
 
 def _copied_bytes(is_last: bool, *tensors: torch.Tensor) -> int:

@@ -66,6 +66,9 @@ def _backward(
     backend = _backend(input, weight, settings)
     shape = Convolution.of(input, weight, grad_output, settings, has_bias=wanted[2])
     is_last = _is_used_last(backend, input, weight)
+    if backend == own.UNFOLDED_VOLUMES:
+        each = [_copied_bytes(is_last, tensor) for tensor in (grad_output, input, weight)]
+        return own.volume_gradients_bytes(shape, wanted, copied=(each[0], each[1], each[2]))
     copied = _copied_bytes(is_last, grad_output, input, weight)
     if backend != _ONEDNN:
         return copied + own.backward_bytes(backend, shape, wanted, is_last=is_last)

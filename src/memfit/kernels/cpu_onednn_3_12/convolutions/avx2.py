@@ -51,32 +51,24 @@ def _copies_biased(shape: Convolution, *, is_last: bool) -> bool:
     """Return whether a kernel leaves a transposed convolution's bias to oneDNN's general one."""
     if choice.is_strided_gradient(shape):
         return not shape.is_aligned_image
-    if is_last:
-        return choice.is_depthwise_gradient(shape)
-    return _is_blocked_data(shape)
+    return not is_last or shape.is_strided or not choice.is_product(shape)
 
 
 # --- Channels first ---
 
 
 def _first_forward(shape: Convolution, num_threads: int) -> Layouts:
-    bias = scratchpads.padded_bias_bytes(shape)
+    if choice.is_depthwise_product(shape, is_last=False):
+        return _turned_depthwise(shape)
     if choice.is_depthwise(shape):
-        return _depthwise(shape, bias)
+        return _depthwise(shape, scratchpads.depthwise_bias_bytes(shape))
+    bias = scratchpads.padded_bias_bytes(shape)
     if choice.is_pointwise(shape):
         return _blocked(shape, scratchpads.pointwise_bytes(shape, num_threads, is_last=False))
     if choice.is_direct(shape, is_last=False):
         return _flat(shape, bias) if choice.is_flat(shape) else _blocked(shape, bias)
     unfolded = columns.forward_bytes(shape, num_threads)
     return Layouts(result=shape.result_bytes(), scratchpad=unfolded)
-
-
-def _is_blocked_data(shape: Convolution) -> bool:
-    return (
-        choice.is_depthwise_gradient(shape)
-        or choice.is_pointwise(shape)
-        or choice.is_direct_gradient(shape, is_last=False)
-    )
 
 
 def _first_data(shape: Convolution, num_threads: int) -> Layouts:
@@ -139,6 +131,16 @@ def _depthwise(shape: Convolution, scratchpad: int = 0) -> Layouts:
     )
 
 
+def _turned_depthwise(shape: Convolution) -> Layouts:
+    """Each channel alone, channels last, so image and result are turned."""
+    return Layouts(
+        image=shape.image_bytes(),
+        weight=shape.depthwise_weight_bytes(BLOCK),
+        result=shape.result_bytes(),
+        num_returns=2,
+    )
+
+
 def _strided(shape: Convolution, num_threads: int) -> Layouts:
     """The gradient of a strided kernel: channels are last, so both gradients are turned."""
     is_turned = shape.num_in > 1 and math.prod(shape.image) > 1
@@ -156,11 +158,17 @@ def _strided(shape: Convolution, num_threads: int) -> Layouts:
 
 
 def _last_forward(shape: Convolution, num_threads: int) -> Layouts:
-    if choice.is_depthwise(shape):
+    is_product = choice.is_depthwise_product(shape, is_last=True)
+    if is_product or choice.is_depthwise(shape):
         return Layouts(weight=shape.depthwise_weight_bytes(BLOCK))
-    products = scratchpads.batched_product_bytes(shape, num_threads)
-    block = choice.joined_block(shape.out_per_group)
-    return Layouts(weight=shape.weight_bytes(block), scratchpad=products)
+    if choice.is_product(shape):
+        products = scratchpads.batched_product_bytes(shape, num_threads)
+        block = choice.joined_block(shape.out_per_group)
+        return Layouts(weight=shape.weight_bytes(block), scratchpad=products)
+    if choice.is_direct(shape, is_last=True):
+        return Layouts(weight=shape.weight_bytes(BLOCK))
+    unfolded = columns.last_forward_bytes(shape, num_threads)
+    return Layouts(weight=shape.weight_bytes(), scratchpad=unfolded)
 
 
 def _last_data(shape: Convolution, num_threads: int) -> Layouts:
@@ -168,11 +176,11 @@ def _last_data(shape: Convolution, num_threads: int) -> Layouts:
     if choice.is_strided_gradient(shape):
         bordered = scratchpads.strided_gradient_bytes(shape, num_threads)
         return Layouts(weight=weight, scratchpad=bordered)
-    if choice.is_depthwise_gradient(shape):
-        return Layouts(weight=shape.depthwise_weight_bytes(BLOCK))
-    if not shape.is_strided:
+    if choice.is_product(shape) and not shape.is_strided:
         products = scratchpads.batched_product_bytes(shape, num_threads)
         return Layouts(weight=weight, scratchpad=scratchpads.booked_bytes(products))
+    if choice.is_depthwise_gradient(shape):
+        return Layouts(weight=shape.depthwise_weight_bytes(BLOCK))
     if choice.is_pointwise(shape):
         used = scratchpads.pointwise_gradient_bytes(shape, num_threads, is_last=True)
         return Layouts(weight=shape.weight_bytes(BLOCK, BLOCK), scratchpad=used)

@@ -16,6 +16,8 @@ from memfit.kernels.cpu_onednn_3_12.convolutions.shape import Convolution
 BLOCK = 8
 """Channels of a block of oneDNN's layouts."""
 
+VOLUME_DIMS = 3
+
 _REGISTERS = 15
 _POSITIONS, _DEPTHWISE_POSITIONS = 3, 4
 _MOST_JOINED_BLOCKS = 4
@@ -24,7 +26,6 @@ _LONGEST_ROW = 13
 _LONGEST_DEPTHWISE_ROW = 3
 _LONGEST_SHORT_ROW = 3
 _FLAT_GRADIENT = 3
-_LONGEST_SEQUENCE = 11 * 1024
 
 
 def is_direct(shape: Convolution, *, is_last: bool) -> bool:
@@ -34,9 +35,7 @@ def is_direct(shape: Convolution, *, is_last: bool) -> bool:
     )
     if is_large or not _is_covered(shape):
         return False
-    if is_last and len(shape.kernel) == 1 and shape.result[-1] > _LONGEST_SEQUENCE:
-        return False
-    return (is_last or _fills_blocks(shape, flat=range(1, BLOCK))) and _fits_rows(shape)
+    return _fills_blocks(shape, flat=range(1, BLOCK), is_last=is_last) and _fits_rows(shape)
 
 
 def is_direct_gradient(shape: Convolution, *, is_last: bool) -> bool:
@@ -50,7 +49,7 @@ def is_direct_gradient(shape: Convolution, *, is_last: bool) -> bool:
         return False
     if shape.stride[-1] != shape.stride[-2] or max((1, *shape.stride[:-2])) > 1:
         return False
-    return (is_last or _fills_blocks(shape)) and _has_whole_tails(shape)
+    return _fills_blocks(shape, is_last=is_last) and _has_whole_tails(shape)
 
 
 def is_direct_weight(shape: Convolution, *, is_last: bool) -> bool:
@@ -62,7 +61,7 @@ def is_direct_weight(shape: Convolution, *, is_last: bool) -> bool:
         kernel > image for kernel, image in zip(shape.kernel[:-1], shape.image[:-1], strict=True)
     ):
         return False
-    return is_last or _fills_blocks(shape, flat=(_FLAT_GRADIENT,))
+    return _fills_blocks(shape, flat=(_FLAT_GRADIENT,), is_last=is_last)
 
 
 def is_flat(shape: Convolution) -> bool:
@@ -88,6 +87,23 @@ def is_depthwise(shape: Convolution) -> bool:
         return False
     unrolled = min(_DEPTHWISE_POSITIONS, shape.result[-1])
     return max(shape.padding[-1], _left_over(shape, unrolled)) <= unrolled
+
+
+def is_depthwise_product(shape: Convolution, *, is_last: bool) -> bool:
+    """Return whether products of channels compute the result, which want them last."""
+    if not _is_channelwise(shape) or shape.is_dilated:
+        return False
+    return is_last or len(shape.kernel) == VOLUME_DIMS
+
+
+def is_product(shape: Convolution) -> bool:
+    """Return whether matrix products take a convolution without strides, channels last."""
+    return not _is_channelwise(shape)
+
+
+def _is_channelwise(shape: Convolution) -> bool:
+    """Return whether each channel is convolved alone, in volumes too."""
+    return 1 < shape.groups == shape.num_in == shape.num_out
 
 
 def is_depthwise_gradient(shape: Convolution) -> bool:
@@ -128,10 +144,16 @@ def joined_block(num_channels: int) -> int:
     return BLOCK * min((4, 3), key=lambda joined: -(-blocks // joined) * joined)
 
 
-def _fills_blocks(shape: Convolution, flat: range | tuple[int, ...] = ()) -> bool:
-    """Return whether the channels of each group fill blocks; those without groups are padded."""
+def _fills_blocks(shape: Convolution, flat: range | tuple[int, ...] = (), *, is_last: bool) -> bool:
+    """Return whether the channels of each group fill blocks; those without groups are padded.
+
+    Channels that are last need no blocks, but images so narrow that they are read as they are have
+    to be narrow in all groups together too.
+    """
     if shape.groups == 1:
         return True
+    if is_last:
+        return (shape.in_per_group in flat) == (shape.num_in in flat)
     if shape.out_per_group % BLOCK:
         return False
     return shape.in_per_group % BLOCK == 0 or shape.num_in in flat

@@ -40,6 +40,13 @@ def padded_bias_bytes(shape: Convolution, *, is_always_padded: bool = False) -> 
     return booked_bytes(round_up(shape.num_out, BLOCK) * _FP32)
 
 
+def depthwise_bias_bytes(shape: Convolution) -> int:
+    """Return the bytes of a depthwise bias in whole blocks; none where it is whole already."""
+    if not shape.has_bias or shape.groups % BLOCK == 0:
+        return 0
+    return booked_bytes(round_up(shape.groups, BLOCK) * _FP32)
+
+
 def direct_weight_bytes(shape: Convolution, num_threads: int, block_in: int) -> int:
     """Return the bytes for the weight's gradient of the direct kernel."""
     blocks_out = shape.groups * -(-shape.out_per_group // BLOCK)
@@ -116,7 +123,8 @@ def strided_gradient_bytes(shape: Convolution, num_threads: int) -> int:
     bordered = round_up(positions * shape.num_out, _PAGE) * _FP32
     uneven = 0
     if not shape.is_even:
-        uneven = round_up(shape.image[-1] * shape.num_in, _PAGE) * _FP32
+        steps = shape.stride[-1] if shape.is_pointwise else 1
+        uneven = round_up(shape.image[-1] * steps * shape.num_in, _PAGE) * _FP32
     sizes = (_list_bytes(math.prod(shape.kernel)), bordered, _PAGE, uneven)
     return booked_bytes(*(num_threads * size for size in sizes), alignment=_PAGE)
 

@@ -17,7 +17,7 @@ from memfit.kernels.cpu_onednn_3_12.convolutions.shape import Convolution
 
 _FP32 = 4
 _UNFOLDED = "Slow2d"
-_UNFOLDED_VOLUMES = "Slow3d"
+UNFOLDED_VOLUMES = "Slow3d"
 _DILATED = frozenset(("SlowDilated2d", "SlowDilated3d"))
 _TRANSPOSED = "SlowTranspose2d"
 _TRANSPOSED_VOLUMES = "SlowTranspose3d"
@@ -30,7 +30,7 @@ def takes_channels_last(backend: str) -> bool:
 
 def forward_bytes(backend: str, shape: Convolution, *, has_bias: bool, is_last: bool) -> int:
     """Return the bytes that a convolution takes beside its result."""
-    if backend == _UNFOLDED_VOLUMES:
+    if backend == UNFOLDED_VOLUMES:
         return 0 if _is_own_columns(shape) else _volume_column_bytes(shape)
     if shape.groups == 1:
         return _forward_bytes(backend, shape, has_bias=has_bias)
@@ -45,14 +45,34 @@ def backward_bytes(
     backend: str, shape: Convolution, wanted: Sequence[bool], *, is_last: bool
 ) -> int:
     """Return the bytes that the gradients of image, weight and bias take beside themselves."""
-    if backend == _UNFOLDED_VOLUMES:
-        return _volume_gradients_bytes(shape, wanted)
     if shape.groups == 1:
         return _gradients_bytes(backend, shape, wanted, is_last=is_last)
     one = _one_group(shape)
     copied = sum(_operands(one)) if _is_copied(one, is_last=is_last) else 0
     joined = shape.groups * sum(_wanted_bytes(one, wanted))
     return max(joined, copied + _gradients_bytes(backend, one, wanted, is_last=is_last))
+
+
+def volume_gradients_bytes(
+    shape: Convolution, wanted: Sequence[bool], copied: tuple[int, int, int]
+) -> int:
+    """Return the bytes for the gradients of volumes: of the image's, then of the weight's.
+
+    The first are given back before there are gradients of weight and bias. ``copied``: the bytes of
+    the copies of the result's gradient, the image and the weight.
+    """
+    _, weight, bias = _wanted_bytes(shape, wanted)
+    result_copy, image_copy, weight_copy = copied
+    columns = _volume_column_bytes(shape)
+    peaks = [0]
+    if wanted[0]:
+        peaks.append(result_copy + weight_copy + columns - weight - bias)
+    if wanted[1]:
+        unfolded = 0 if _is_own_columns(shape) else columns
+        peaks.append(result_copy + image_copy + unfolded)
+    if wanted[2]:
+        peaks.append(_sum_bytes(shape, is_last=False) - weight)
+    return max(peaks)
 
 
 def _one_group(shape: Convolution) -> Convolution:
@@ -88,8 +108,9 @@ def _forward_bytes(backend: str, shape: Convolution, *, has_bias: bool) -> int:
         return shape.batch * columns
     if backend == _TRANSPOSED_VOLUMES:
         ones = math.prod(shape.image) * shape.width if has_bias else 0
-        # The result has the size of what is given before it gets its own.
-        return max(shape.result_bytes(), columns + ones)
+        given, found = _operands(shape)
+        # The result has the size of what is given before it gets its own, and keeps a larger one.
+        return max(given, columns + ones) if given <= found else given - found + columns + ones
     return columns if backend in _DILATED else 0
 
 
@@ -101,11 +122,12 @@ def _gradients_bytes(
     if backend == _UNFOLDED:
         unfolded = 0 if _is_own_columns(shape) or not wanted[1] else shape.batch * columns
         return max(unfolded, sums, 0)
-    if backend == _TRANSPOSED:
-        return max(0 if _is_own_columns(shape) else columns, sums)
     if backend in _DILATED:
         return columns + shape.num_out * shape.width * wanted[2]
-    return columns if backend == _TRANSPOSED_VOLUMES else 0
+    columns = 0 if _is_own_columns(shape) and not shape.is_dilated else columns
+    if backend == _TRANSPOSED:
+        return max(columns, sums)
+    return columns + _sum_bytes(shape, is_last=is_last) * wanted[2]
 
 
 def _column_bytes(shape: Convolution) -> int:
@@ -127,21 +149,8 @@ def _sum_bytes(shape: Convolution, *, is_last: bool) -> int:
 
 
 def _volume_column_bytes(shape: Convolution) -> int:
-    """Return the bytes of the columns of all volumes of a batch and all groups."""
+    """Return the bytes of the columns of all volumes of a batch, in all groups."""
     return shape.batch * shape.groups * _column_bytes(shape)
-
-
-def _volume_gradients_bytes(shape: Convolution, wanted: Sequence[bool]) -> int:
-    """Return what is taken beside the gradients: columns of the image's, then of the weight's.
-
-    The first are given back before there are gradients of weight and bias.
-    """
-    _, weight, bias = _wanted_bytes(shape, wanted)
-    columns = _volume_column_bytes(shape)
-    sums = max(0, _sum_bytes(shape, is_last=False) - weight) if wanted[2] else 0
-    if wanted[1] and not _is_own_columns(shape):
-        return max(columns, sums)
-    return max(0, columns - weight - bias, sums) if wanted[0] else sums
 
 
 def _is_own_columns(shape: Convolution) -> bool:

@@ -51,7 +51,7 @@ def _copies_biased(shape: Convolution, *, is_last: bool) -> bool:
     """Return whether a kernel leaves a transposed convolution's bias to oneDNN's general one."""
     if choice.is_strided_gradient(shape):
         return not shape.is_aligned_image
-    return not is_last or shape.is_strided or not choice.is_product(shape)
+    return not is_last or not choice.is_product_gradient(shape)
 
 
 # --- Channels first ---
@@ -163,7 +163,7 @@ def _last_forward(shape: Convolution, num_threads: int) -> Layouts:
         return Layouts(weight=shape.depthwise_weight_bytes(BLOCK))
     if choice.is_product(shape):
         products = scratchpads.batched_product_bytes(shape, num_threads)
-        block = choice.joined_block(shape.out_per_group)
+        block = choice.product_block(shape, shape.out_per_group)
         return Layouts(weight=shape.weight_bytes(block), scratchpad=products)
     if choice.is_direct(shape, is_last=True):
         return Layouts(weight=shape.weight_bytes(BLOCK))
@@ -172,13 +172,15 @@ def _last_forward(shape: Convolution, num_threads: int) -> Layouts:
 
 
 def _last_data(shape: Convolution, num_threads: int) -> Layouts:
-    weight = shape.weight_bytes(1, choice.joined_block(shape.in_per_group))
     if choice.is_strided_gradient(shape):
+        weight = shape.weight_bytes(1, choice.joined_block(shape.in_per_group))
         bordered = scratchpads.strided_gradient_bytes(shape, num_threads)
         return Layouts(weight=weight, scratchpad=bordered)
-    if choice.is_product(shape) and not shape.is_strided:
+    if choice.is_product_gradient(shape):
         products = scratchpads.batched_product_bytes(shape, num_threads)
-        return Layouts(weight=weight, scratchpad=scratchpads.booked_bytes(products))
+        nested = 0 if shape.is_transposed else scratchpads.ALIGNMENT_BYTES
+        weight = shape.weight_bytes(1, choice.product_block(shape, shape.in_per_group))
+        return Layouts(weight=weight, scratchpad=products + nested)
     if choice.is_depthwise_gradient(shape):
         return Layouts(weight=shape.depthwise_weight_bytes(BLOCK))
     if choice.is_pointwise(shape):
@@ -204,4 +206,6 @@ def _last_weight(shape: Convolution, num_threads: int) -> Layouts:
         weight = shape.weight_bytes(BLOCK, block_in)
         return Layouts(weight=weight, scratchpad=sums, num_returns=2)
     unfolded = columns.last_weight_bytes(shape, num_threads)
-    return Layouts(weight=shape.weight_bytes(), scratchpad=unfolded, num_returns=3)
+    return Layouts(
+        weight=shape.weight_bytes(), scratchpad=unfolded, num_returns=3 if unfolded else 2
+    )

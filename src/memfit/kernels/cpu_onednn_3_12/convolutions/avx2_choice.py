@@ -21,6 +21,7 @@ VOLUME_DIMS = 3
 _REGISTERS = 15
 _POSITIONS, _DEPTHWISE_POSITIONS = 3, 4
 _MOST_JOINED_BLOCKS = 4
+_UNCERTAIN_BLOCKS = (7, 8)
 _LARGE_ROW = 7
 _LONGEST_ROW = 13
 _LONGEST_DEPTHWISE_ROW = 3
@@ -101,6 +102,11 @@ def is_product(shape: Convolution) -> bool:
     return not _is_channelwise(shape)
 
 
+def is_product_gradient(shape: Convolution) -> bool:
+    """Return whether the image's gradient is such a convolution, with no padding below zero."""
+    return is_product(shape) and not shape.is_strided and _is_covered(shape)
+
+
 def _is_channelwise(shape: Convolution) -> bool:
     """Return whether each channel is convolved alone, in volumes too."""
     return 1 < shape.groups == shape.num_in == shape.num_out
@@ -142,6 +148,16 @@ def joined_block(num_channels: int) -> int:
     if blocks <= _MOST_JOINED_BLOCKS:
         return blocks * BLOCK
     return BLOCK * min((4, 3), key=lambda joined: -(-blocks // joined) * joined)
+
+
+def product_block(shape: Convolution, num_channels: int) -> int:
+    """Return the same for kernels without strides.
+
+    Of 7 or 8 blocks oneDNN joins three or four, by what it knows of caches; the hungrier is taken.
+    """
+    if not shape.is_pointwise and -(-num_channels // BLOCK) in _UNCERTAIN_BLOCKS:
+        return 3 * BLOCK
+    return joined_block(num_channels)
 
 
 def _fills_blocks(shape: Convolution, flat: range | tuple[int, ...] = (), *, is_last: bool) -> bool:

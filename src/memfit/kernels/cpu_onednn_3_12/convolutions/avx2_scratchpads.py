@@ -123,8 +123,8 @@ def strided_gradient_bytes(shape: Convolution, num_threads: int) -> int:
     bordered = round_up(positions * shape.num_out, _PAGE) * _FP32
     uneven = 0
     if not shape.is_even:
-        steps = shape.stride[-1] if shape.is_pointwise else 1
-        uneven = round_up(shape.image[-1] * steps * shape.num_in, _PAGE) * _FP32
+        row = round_up(shape.image[-1], shape.stride[-1]) * shape.stride[-1]
+        uneven = round_up(row * shape.num_in, _PAGE) * _FP32
     sizes = (_list_bytes(math.prod(shape.kernel)), bordered, _PAGE, uneven)
     return booked_bytes(*(num_threads * size for size in sizes), alignment=_PAGE)
 

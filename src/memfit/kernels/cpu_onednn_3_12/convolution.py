@@ -1,11 +1,9 @@
-"""Copies in oneDNN's layouts that convolutions take and give back, on processors with AVX-512.
+"""What convolutions take beside their results: copies in oneDNN's layouts, or torch's own columns.
 
-oneDNN lays images out in blocks of 16 channels, so an image of 2 channels becomes one of 16. Which
-kernel serves which convolution was read off its own log (``ONEDNN_VERBOSE=profile_exec``) beside
-the allocator's events, over some thousands of shapes (torch 2.13.0+cpu, oneDNN 3.12, 2026-11-21).
-
-Limits: processors without AVX-512 use blocks of 8 channels and other kernels, those with AMX other
-kernels below fp32. Of grouped convolutions that are not depthwise, the hungriest kernel is taken.
+oneDNN lays images out in blocks of as many channels as the processor computes at once, 16 or 8, so
+an image of 2 channels becomes one of 16 or 8. ``convolutions`` has the rules for each instruction
+set, and those for torch's own kernels, which serve what oneDNN does not: fp64, one small image, and
+types that oneDNN lacks on a processor, such as bf16 and fp16 without AVX-512.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ def _backward(
     is_last = _is_used_last(backend, input, weight)
     if backend == own.UNFOLDED_VOLUMES:
         each = [_copied_bytes(is_last, tensor) for tensor in (grad_output, input, weight)]
-        return own.volume_gradients_bytes(shape, wanted, copied=(each[0], each[1], each[2]))
+        return own.volume_gradients_bytes(shape, wanted, (each[0], each[1], each[2]))
     copied = _copied_bytes(is_last, grad_output, input, weight)
     if backend != _ONEDNN:
         return copied + own.backward_bytes(backend, shape, wanted, is_last=is_last)

@@ -2,8 +2,9 @@
 
 Limits: oneDNN asks the processor itself, and so is it asked here. Of what may hold oneDNN back,
 ``ONEDNN_MAX_CPU_ISA`` is heeded as it is at the first question; what a process sets through
-oneDNN's own functions is not seen. ``ATEN_CPU_CAPABILITY`` holds torch's kernels back, not oneDNN's.
-Whatever lies below AVX2 is taken for AVX2, and whatever lies above AVX-512 (AMX) for AVX-512.
+oneDNN's own functions is not seen. ``ATEN_CPU_CAPABILITY`` holds torch's own kernels back, not
+oneDNN's. Whatever lies below AVX2 is taken for AVX2, and whatever lies above AVX-512 (AMX) for
+AVX-512. AVX2 with bf16 of its own (AVX-NE-CONVERT) is taken for AVX2 without.
 """
 
 from __future__ import annotations

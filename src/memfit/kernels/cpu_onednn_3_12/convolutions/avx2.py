@@ -1,7 +1,12 @@
 """Which of oneDNN's kernels serves a convolution under AVX2, and in which layouts it wants it.
 
-The order of choice is that of src/cpu/cpu_convolution_list.cpp of oneDNN 3.12. All is in fp32: torch
-computes everything else with kernels of its own there. Blocks have 8 channels.
+The order of choice is that of src/cpu/cpu_convolution_list.cpp of oneDNN 3.12. Blocks have 8
+channels, and all is in fp32: torch computes everything else with kernels of its own there. Read off
+oneDNN's own log (``ONEDNN_VERBOSE=profile_exec``) beside the allocator's events, over some hundreds
+of shapes (torch 2.13.0+cpu, oneDNN 3.12, 2026-11-25), and equal to them in nearly all.
+
+Limits: oneDNN weighs what it knows of caches for a few sizes of a weight's blocks and for large
+strided kernels; there these rules lie up to a twentieth above it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which convolutions oneDNN's kernels for AVX2 take.
 
 Source: the functions named ``init_conf`` and ``init_jcp`` in src/cpu/x64 of oneDNN 3.12
-(``jit_avx2_conv_kernel_f32.cpp``, ``jit_avx2_1x1_conv_kernel_f32.cpp``, ``jit_uni_1x1_conv_utils.hpp``,
-``jit_uni_dw_conv_kernel_utils.cpp``, ``jit_brgemm_conv_bwd_utils.cpp``).
+(``jit_avx2_conv_kernel_f32.cpp``, ``jit_avx2_1x1_conv_kernel_f32.cpp``,
+``jit_uni_1x1_conv_utils.hpp``, ``jit_uni_dw_conv_kernel_utils.cpp``, ``jit_brdgmm_dw_conv.cpp``,
+``jit_brgemm_conv_bwd.cpp``, ``jit_brgemm_conv_bwd_utils.cpp``).
 
 Limits: images, weights and results of 2 GiB or more, which none of them takes, are not looked for.
 """
@@ -22,6 +23,7 @@ _REGISTERS = 15
 _POSITIONS, _DEPTHWISE_POSITIONS = 3, 4
 _MOST_JOINED_BLOCKS = 4
 _UNCERTAIN_BLOCKS = (7, 8)
+_LEAST_SLACK, _MOST_SLACK = 1.06, 1.25
 _LARGE_ROW = 7
 _LONGEST_ROW = 13
 _LONGEST_DEPTHWISE_ROW = 3
@@ -143,11 +145,20 @@ def is_strided_gradient(shape: Convolution) -> bool:
 
 
 def joined_block(num_channels: int) -> int:
-    """Return the channels of a weight's block for matrix products: up to four blocks, well filled."""
+    """Return the channels of a weight's block for products: up to four blocks, well filled.
+
+    Of many channels oneDNN joins two to four blocks, by what it knows of caches; the hungriest of
+    the ways that leave little empty is taken.
+    """
     blocks = -(-num_channels // BLOCK)
     if blocks <= _MOST_JOINED_BLOCKS:
         return blocks * BLOCK
-    return BLOCK * min((4, 3), key=lambda joined: -(-blocks // joined) * joined)
+    padded = {joined: -(-blocks // joined) * joined for joined in (4, 3, 2)}
+    slack = _LEAST_SLACK if blocks % _MOST_JOINED_BLOCKS == 0 else _MOST_SLACK
+    if blocks > max(_UNCERTAIN_BLOCKS):
+        close = [each for each in padded if padded[each] <= slack * blocks]
+        return BLOCK * max(close, key=lambda joined: padded[joined])
+    return BLOCK * min((4, 3), key=lambda joined: padded[joined])
 
 
 def product_block(shape: Convolution, num_channels: int) -> int:

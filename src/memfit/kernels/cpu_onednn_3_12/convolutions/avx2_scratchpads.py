@@ -2,8 +2,9 @@
 
 Source: the functions named ``init_scratchpad`` and ``init_balancers`` in src/cpu/x64 of oneDNN 3.12
 (``jit_avx2_convolution.hpp``, ``jit_avx2_1x1_convolution.hpp``, ``jit_uni_1x1_conv_utils.hpp``,
-``jit_uni_dw_conv_kernel_utils.cpp``, ``jit_brgemm_conv_utils.cpp``, ``jit_brgemm_conv_bwd_utils.cpp``,
-``cpu_reducer.cpp``), and ``registry_t`` in src/common/memory_tracking.hpp.
+``jit_uni_dw_conv_kernel_utils.cpp``, ``jit_brgemm_conv_utils.cpp``,
+``jit_brgemm_conv_bwd_utils.cpp``, ``cpu_reducer.cpp``), and ``registry_t`` in
+src/common/memory_tracking.hpp.
 """
 
 from __future__ import annotations

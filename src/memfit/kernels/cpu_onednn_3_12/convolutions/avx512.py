@@ -1,7 +1,12 @@
-"""Which of oneDNN's kernels serves a convolution, and in which layouts it wants the tensors.
+"""Which of oneDNN's kernels serves a convolution under AVX-512, and in which layouts it wants it.
 
 Every function gives the kernels that may serve, most often one. The order of choice is that of
-src/cpu/cpu_convolution_list.cpp of oneDNN 3.x under AVX-512.
+src/cpu/cpu_convolution_list.cpp of oneDNN 3.x. Blocks have 16 channels. Which kernel serves which
+convolution was read off oneDNN's own log (``ONEDNN_VERBOSE=profile_exec``) beside the allocator's
+events, over some thousands of shapes (torch 2.13.0+cpu, oneDNN 3.12, 2026-11-21).
+
+Limits: processors with AMX use other kernels below fp32. Of grouped convolutions that are not
+depthwise, the hungriest kernel is taken.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _CACHE = 512 * KIB // _FP32
 _NARROW_FRACTION = 0.05
 _MISS_COST, _STRIDED_COST = 20, 8
 _LONG_ROW = 48
-_SHARE_POWER, _SIZE_POWER = 8, 0.5
+_SHARE_POWER = 8
 _GOOD_FRACTION = 0.9
 _PRODUCT_FACTOR = 5
 
@@ -187,11 +187,12 @@ class _Work:
         )
         size = cut.positions * cut.channels_out * part
         size_fraction = size / (self.channels_out * self.positions * depth)
+        evenness: float = self._evenness() ** _SHARE_POWER
         return (
-            self._evenness() ** _SHARE_POWER
+            evenness
             * math.prod(whole / round_up(whole, block) for whole, block in tails)
             * self._reuse(cut)
-            * size_fraction**_SIZE_POWER
+            * math.sqrt(size_fraction)
             * products
             / moved
         )

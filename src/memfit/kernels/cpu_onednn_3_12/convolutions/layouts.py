@@ -1,4 +1,4 @@
-"""The bytes of a convolution's tensors in oneDNN's layouts, and what says which kernel wants which."""
+"""The bytes of a convolution's tensors in oneDNN's layouts, and who says which are wanted."""
 
 from __future__ import annotations
 

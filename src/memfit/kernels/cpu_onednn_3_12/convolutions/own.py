@@ -38,7 +38,9 @@ def forward_bytes(backend: str, shape: Convolution, *, has_bias: bool, is_last: 
     image, result = _operands(one)
     copied = image if _is_copied(one, is_last=is_last) else 0
     inside = _forward_bytes(backend, one, has_bias=has_bias)
-    return max(shape.groups * result, copied + inside)
+    excess = max(0, image - result) if backend == _TRANSPOSED_VOLUMES else 0
+    before = (shape.groups - 1) * excess
+    return max(shape.groups * (result + excess), before + copied + inside)
 
 
 def backward_bytes(

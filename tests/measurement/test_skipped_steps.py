@@ -37,6 +37,10 @@ def test_one_more_is_taken_for_each_that_is_skipped():
     assert scaled_steps([torch.inf, torch.nan] + [1.0] * 9) == 4
 
 
+def test_the_last_is_not_skipped():
+    assert scaled_steps([1.0, torch.inf] + [1.0] * 9) == 3
+
+
 def test_no_more_are_taken_than_find_any_scale():
     assert scaled_steps([torch.inf] * 99) < 50
 
@@ -48,6 +52,6 @@ def test_a_step_with_the_states_of_the_optimizer_is_measured_under_fp16():
     def model():
         return nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1))
 
-    job = mean_square_job(model, 300, batch_size=8, loss=loss)
+    job = mean_square_job(model, 300, batch_size=8, loss=loss, optimizer=torch.optim.Adam)
     measured = memfit.measure(job, Plan(strategies=(Fp16(),)))
     assert abs(measured.predicted_peak_bytes / measured.peak_allocated_bytes - 1) < 0.1

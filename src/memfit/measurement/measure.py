@@ -46,8 +46,8 @@ class _Steps:
 def measure(job: Job, plan: Plan | None = None, device: str = "cpu") -> Measurement:
     """Run two steps of a job here and measure the peak of each, then time a few more.
 
-    A gradient scaler skips the optimizer's first steps until it has found its scale; then there are
-    as many more, and the step after the first that was not skipped is measured as the second.
+    A gradient scaler skips the optimizer's first steps until it has found its scale. Then there are
+    more, and the second that was not skipped is measured.
 
     On ``cpu`` every allocation and free since before the model was built is counted, as the
     allocator reports it. On a CUDA device its counters are read.

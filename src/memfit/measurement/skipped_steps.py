@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-_MOST_SKIPPED = 40
+_MOST_STEPS = 40
 
 
 class SkippedSteps:
@@ -37,13 +37,14 @@ class SkippedSteps:
         self._patch.stop()
 
     def until_steady(self) -> Iterator[None]:
-        """Yield before each step to take: until one was not skipped, and once more."""
-        for _ in range(_MOST_SKIPPED):
+        """Yield before each step to take, until two were not skipped, the last one among them."""
+        num_taken = 0
+        for _ in range(_MOST_STEPS):
             self._is_skipped = False
             yield
-            if not self._is_skipped:
-                break
-        yield
+            num_taken += not self._is_skipped
+            if num_taken == 2:
+                return
 
     def _noting(self) -> Any:
         """Make a step of a scaler that notes whether it is skipped."""

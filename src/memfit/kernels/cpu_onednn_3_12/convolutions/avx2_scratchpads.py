@@ -10,7 +10,7 @@ src/common/memory_tracking.hpp.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memfit.kernels.cpu_onednn_3_12.convolutions.avx2_choice import BLOCK
 from memfit.kernels.cpu_onednn_3_12.convolutions.shape import Convolution
@@ -53,8 +53,7 @@ def direct_weight_bytes(shape: Convolution, num_threads: int, block_in: int) -> 
     blocks_out = shape.groups * -(-shape.out_per_group // BLOCK)
     jobs = blocks_out * -(-shape.in_per_group // block_in)
     size = math.prod(shape.kernel) * block_in * BLOCK
-    depth = shape.image[-3] if len(shape.image) == 3 else 1
-    depth = shape.result[-3] if len(shape.image) == 3 else depth
+    depth = math.prod(shape.result[:-2])
     weight = _Sharing.of(num_threads, size, jobs, shape.batch * depth, _MOST_SUMS)
     return (
         padded_bias_bytes(shape, is_always_padded=True)
@@ -172,33 +171,33 @@ class _Sharing:
 
     num_groups: int
     threads: int
-    sums: int
+    jobs: int
+    num_elements: int = 0
 
     @classmethod
-    def of(cls, num_threads: int, size: int, num_jobs: int, num_parts: int, most: int) -> _Sharing:
-        """Find the least work for one thread; ``size`` in elements, of which ``most`` are kept."""
-        most_jobs = max(1, most // (num_threads * size))
+    def of(
+        cls, num_threads: int, num_elements: int, num_jobs: int, num_parts: int, most: int
+    ) -> _Sharing:
+        """Find the least work for one thread; ``most`` elements are kept, of so many each."""
+        most_jobs = max(1, most // (num_threads * num_elements))
         first = max(1, num_jobs // num_threads)
-        best, least = cls._with(first, num_threads, size, num_jobs, num_parts), math.inf
-        least = num_jobs * num_parts
-        for jobs in range(first, num_jobs):
-            way = cls._with(jobs, num_threads, size, num_jobs, num_parts)
-            each = way.sums // size
-            if way.threads > 1 and each > most_jobs:
+        numbers = (min(num_jobs // jobs, num_threads) for jobs in range(first, num_jobs))
+        start = min(num_jobs // first, num_threads)
+        best, least = cls._with(start, num_threads, num_jobs, num_parts), num_jobs * num_parts
+        for num_groups in dict.fromkeys(numbers):
+            way = cls._with(num_groups, num_threads, num_jobs, num_parts)
+            if way.threads > 1 and way.jobs > most_jobs:
                 continue
-            work = each * (-(-num_parts // way.threads) + (way.threads > 1))
+            work = way.jobs * (-(-num_parts // way.threads) + (way.threads > 1))
             if work < least:
                 best, least = way, work
-        return best
+        return replace(best, num_elements=num_elements)
 
     @classmethod
-    def _with(
-        cls, jobs: int, num_threads: int, size: int, num_jobs: int, num_parts: int
-    ) -> _Sharing:
-        """Give each group of threads so many jobs."""
-        num_groups = min(num_jobs // jobs, num_threads)
+    def _with(cls, num_groups: int, num_threads: int, num_jobs: int, num_parts: int) -> _Sharing:
+        """Give each group of threads as many jobs."""
         threads = min(num_threads // num_groups, num_parts)
-        return cls(num_groups=num_groups, threads=threads, sums=-(-num_jobs // num_groups) * size)
+        return cls(num_groups=num_groups, threads=threads, jobs=-(-num_jobs // num_groups))
 
     def sums_bytes(self) -> int:
         """Return the bytes of the sums of all threads but the first of each group."""
@@ -211,6 +210,6 @@ class _Sharing:
     def _kept_bytes(self, threads: int, alignment: int) -> int:
         if self.threads == 1:
             return 0
-        space = self.num_groups * threads * self.sums * _FP32
+        space = self.num_groups * threads * self.jobs * self.num_elements * _FP32
         barriers = booked_bytes(self.num_groups * _PAGE, alignment=_PAGE)
         return booked_bytes(space, alignment=alignment) + barriers

@@ -76,7 +76,7 @@ class _Work:
     spatial: int
     channels_out: int
     positions: int
-    size: int
+    num_taps: int
     steps: int
 
     @classmethod
@@ -90,7 +90,7 @@ class _Work:
             spatial=spatial,
             channels_out=-(-shape.out_per_group // threads_out),
             positions=-(-spatial // (num_threads // threads_out)),
-            size=math.prod(shape.kernel),
+            num_taps=math.prod(shape.kernel),
             steps=math.prod(shape.stride[-2:]),
         )
 
@@ -112,8 +112,8 @@ class _Work:
 
     def _starts(self) -> Iterator[tuple[int, int]]:
         """Yield blocks that fill the cache with all channels, with some, and with all results."""
-        image = self.steps + self.size
-        weight = self.size * self.channels_out
+        image = self.steps + self.num_taps
+        weight = self.num_taps * self.channels_out
         channels = self.shape.in_per_group
         left = _CACHE - weight * channels
         channels_out = self._some_out(_whole(left - image * channels * BLOCK, BLOCK))
@@ -162,20 +162,22 @@ class _Work:
 
     def _fitting(self, channels_out: int, positions: int) -> int:
         """Return the channels of the image that fit into the cache."""
-        row = self.steps * positions + self.size * positions
+        row = self.steps * positions + self.num_taps * positions
         beside = _CACHE - channels_out * positions
-        with_weight = _whole(beside, row + self.size * self.channels_out)
+        with_weight = _whole(beside, row + self.num_taps * self.channels_out)
         if positions < self.positions:
             return with_weight
         found = _CACHE // row
         if channels_out < self.channels_out:
-            found = min(found, _whole(beside, self.size * positions + self.size * channels_out))
+            found = min(
+                found, _whole(beside, self.num_taps * positions + self.num_taps * channels_out)
+            )
         return with_weight if found < self.shape.in_per_group else found
 
     def score(self, cut: _Cut) -> float:
         """Return what is expected of blocks: even shares, few tails, and few reads for each sum."""
         channels = self.shape.in_per_group
-        depth, part = channels * self.size, cut.channels * self.size
+        depth, part = channels * self.num_taps, cut.channels * self.num_taps
         row = round_up(cut.positions, BLOCK)
         products = cut.positions / BLOCK * cut.channels_out * part
         moved = row * part + cut.channels_out * round_up(part, BLOCK) + cut.channels_out * row
@@ -223,10 +225,10 @@ class _Work:
         channels, cost = self.shape.in_per_group, 1 if cut.fits else _MISS_COST
         passes = 1 if cut.channels == channels else 2 * -(-channels // cut.channels) - 1
         results = self.channels_out * round_up(self.positions, BLOCK) * passes
-        image = self.size * channels * round_up(self.positions * self.steps, BLOCK)
+        image = self.num_taps * channels * round_up(self.positions * self.steps, BLOCK)
         columns = 2 * image * round_up(cut.positions, BLOCK) / cut.positions
         columns *= _STRIDED_COST if self.shape.stride[-1] > 1 else 1
-        depth = channels * self.size
+        depth = channels * self.num_taps
         weight = self.channels_out * round_up(depth, BLOCK)
         products = self.positions / BLOCK * self.channels_out * depth
         return products / (cost * (image + columns + weight + results))

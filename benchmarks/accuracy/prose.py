@@ -107,7 +107,8 @@ Where the remaining error comes from:
 - Random states that checkpointing keeps (5 KiB per block) do not pass through dispatch.
 - Matrix products and convolutions in bf16 take scratch whose size depends on how oneDNN cuts the
   product up; the rules in `memfit/kernels/cpu_onednn_3_12` follow it closely, not exactly.
-- The rules for scratch were read off a processor with AVX-512. Others use other layouts.
+- The rules for convolutions were read off processors with AVX-512 and with AVX2, those for LSTMs
+  off AVX-512 alone. Other processors use other layouts.
 """
 
 SOURCES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.kernels.rules import HAS_KNOWN_CONVOLUTIONS
 
 import memfit
 from memfit import Plan
@@ -16,9 +17,14 @@ from memfit.strategies.bf16 import Bf16
 
 # oneDNN lays convolutions and recurrent layers out for the vector width of the processor.
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+NEEDS_AVX512 = pytest.mark.skipif(
+    not HAS_AVX512, reason="the rules for recurrent layers were read off AVX-512"
+)
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # transformers warns of its own future
-    pytest.mark.skipif(not HAS_AVX512, reason="the rules for scratch were read off AVX-512"),
+    pytest.mark.skipif(
+        not HAS_KNOWN_CONVOLUTIONS, reason="the rules for scratch were read off AVX2 and AVX-512"
+    ),
 ]
 
 
@@ -52,7 +58,7 @@ def test_an_architecture_is_predicted_within_a_hundredth(jobs, architecture, str
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-@pytest.mark.parametrize("architecture", ["LSTM", "BERT"])
+@pytest.mark.parametrize("architecture", [pytest.param("LSTM", marks=NEEDS_AVX512), "BERT"])
 def test_what_takes_no_unknown_scratch_is_predicted_within_a_thousandth(
     jobs, architecture, optimizer
 ):

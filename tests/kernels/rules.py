@@ -16,6 +16,9 @@ from memfit.kernels.registration import call_rule
 from memfit.kernels.scratch import Scratch
 from memfit.observe.allocator_events import AllocatorWatch
 
+HAS_KNOWN_CONVOLUTIONS = torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
+"""Whether the rules for oneDNN's convolutions were read off this processor's instruction set."""
+
 
 def overload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpOverload:
     """Find the overload of an operator of torch that takes these arguments."""

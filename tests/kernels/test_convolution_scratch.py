@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.kernels.rules import cpu_scratch_bytes, taken_bytes
+from tests.kernels.rules import HAS_KNOWN_CONVOLUTIONS, cpu_scratch_bytes, taken_bytes
 from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
 
-HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-pytestmark = pytest.mark.skipif(not HAS_AVX512, reason="the rules were read off AVX-512")
+pytestmark = pytest.mark.skipif(
+    not HAS_KNOWN_CONVOLUTIONS, reason="the rules were read off AVX2 and AVX-512"
+)
 
 MOST_LOW_FRACTION = 0.01
 ATEN = torch.ops.aten

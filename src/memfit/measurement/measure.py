@@ -16,6 +16,7 @@ from memfit.devices.catalogue import current_device_name
 from memfit.errors import DeviceUnavailableError, RecordingError, UnknownDeviceError
 from memfit.figures import Measurement, Timeline
 from memfit.job import Job
+from memfit.measurement.skipped_steps import SkippedSteps
 from memfit.measurement.timing import shortest_step
 from memfit.observe.allocator_events import AllocatorEvent, AllocatorWatch
 from memfit.prediction.brief_recording import record_briefly
@@ -37,7 +38,7 @@ _STEP_MARK = "step"
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The events of one session: everything, and where its two steps begin and end."""
+    """The events of one session: everything, and where its steps begin and end."""
 
     events: Sequence[AllocatorEvent]
     marks: Sequence[tuple[int, str]]
@@ -45,6 +46,9 @@ class _Steps:
 
 def measure(job: Job, plan: Plan | None = None, device: str = "cpu") -> Measurement:
     """Run two steps of a job here and measure the peak of each, then time a few more.
+
+    A gradient scaler skips the optimizer's first steps until it has found its scale. Then there are
+    more, and the second that was not skipped is measured.
 
     On ``cpu`` every allocation and free since before the model was built is counted, as the
     allocator reports it. On a CUDA device its counters are read.
@@ -73,8 +77,8 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
     with borrowed_to_run(job) as borrowed_job:
         with AllocatorWatch() as watch:
             run, batch, facts = _open(borrowed_job, plan, "cpu", recording)
-            with ModesSeen(run.model) as modes:
-                for _ in range(2):
+            with ModesSeen(run.model) as modes, SkippedSteps() as skipped:
+                for _ in skipped.until_steady():
                     with torch.profiler.record_function(_MARK + _STEP_MARK):
                         run.step(batch)
             with torch.profiler.record_function(_MARK + _STEP_MARK):
@@ -83,7 +87,7 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
         run.close()
     steps = _Steps(watch.events(), watch.marks(_MARK))
     begins = [time_ns for time_ns, name in steps.marks if name == _STEP_MARK]
-    timeline = _timeline(steps, begins[1], begins[2], recording)
+    timeline = _timeline(steps, begins[-2], begins[-1], recording)
     first_peak = _peak_between(steps.events, begins[0], begins[1])
     peak = max(timeline.allocated_bytes, default=0)
     at_peak = timeline.allocated_bytes.index(peak)
@@ -132,8 +136,8 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
     peaks = []
     with borrowed_to_run(job) as borrowed_job:
         run, batch, facts = _open(borrowed_job, plan, device)
-        with ModesSeen(run.model) as modes:
-            for _ in range(2):
+        with ModesSeen(run.model) as modes, SkippedSteps() as skipped:
+            for _ in skipped.until_steady():
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
                 run.step(batch)
@@ -146,7 +150,7 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
     return Measurement(
         device=torch.cuda.get_device_name(),
         batch_size=job.batch_size,
-        peak_allocated_bytes=peaks[1],
+        peak_allocated_bytes=peaks[-1],
         peak_reserved_bytes=reserved,
         process_bytes=total_bytes - free_bytes,
         first_step_peak_bytes=peaks[0],

@@ -99,7 +99,7 @@ class Recording(StepRecording):
     def with_more_pieces(self, number: int) -> Recording | None:
         """Return the recording of steps that have so many more micro-batches.
 
-        None if its pieces are not seen to be alike, or move bytes, which were counted for those few.
+        None if pieces are not seen to be alike, or move bytes, which were counted for those few.
         """
         if self.spill.has_moved:
             return None

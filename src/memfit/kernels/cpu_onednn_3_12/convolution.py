@@ -1,40 +1,27 @@
-"""Copies in oneDNN's layouts that convolutions take and give back, on processors with AVX-512.
+"""What convolutions take beside their results: copies in oneDNN's layouts, or torch's own columns.
 
-oneDNN lays images out in blocks of 16 channels, so an image of 2 channels becomes one of 16. Which
-kernel serves which convolution was read off its own log (``ONEDNN_VERBOSE=profile_exec``) beside
-the allocator's events, over some thousands of shapes (torch 2.13.0+cpu, oneDNN 3.12, 2026-11-21).
-
-Limits: processors without AVX-512 use blocks of 8 channels and other kernels, those with AMX other
-kernels below fp32. Of grouped convolutions that are not depthwise, the hungriest kernel is taken.
+oneDNN lays images out in blocks of as many channels as the processor computes at once, 16 or 8, so
+an image of 2 channels becomes one of 16 or 8. ``convolutions`` has the rules for each instruction
+set, and those for torch's own kernels, which serve what oneDNN does not: fp64, one small image, and
+types that oneDNN lacks on a processor, such as bf16 and fp16 without AVX-512.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from memfit.kernels.cpu_onednn_3_12.convolution_layouts import (
-    data_layouts,
-    forward_layouts,
-    last_data_layouts,
-    last_forward_layouts,
-    last_weight_layouts,
-    weight_layouts,
-)
-from memfit.kernels.cpu_onednn_3_12.convolution_shape import Convolution
+from memfit.kernels.cpu_onednn_3_12.convolutions import kernels_here, own
+from memfit.kernels.cpu_onednn_3_12.convolutions.layouts import Kernels
+from memfit.kernels.cpu_onednn_3_12.convolutions.shape import Convolution
 from memfit.kernels.registration import Operator
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 _ONEDNN = "Mkldnn"
 _NAMELESS = "???"
-_ALIGNMENT_BYTES = 128
-_UNFOLDED = "Slow2d"
-_UNFOLDED_VOLUMES = "Slow3d"
-_ONE_BY_ONE = frozenset(("SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d"))
 
 
 def _forward(
@@ -50,18 +37,14 @@ def _forward(
     backend = _backend(input, weight, settings)
     has_bias = bias is not None
     shape = Convolution.of(input, weight, out, settings, has_bias=has_bias)
-    is_last = _is_last(input) or _is_last(weight)
+    is_last = _is_used_last(backend, input, weight)
     copied = _copied_bytes(is_last, input, weight)
-    if backend == _UNFOLDED_VOLUMES:
-        return copied + (0 if _is_own_columns(shape) else _volume_column_bytes(shape))
     if backend != _ONEDNN:
-        # Groups are convolved one by one, and their results joined.
-        joined = num_bytes(out) if shape.groups > 1 else 0
-        return copied + joined + _column_bytes(shape, backend)
+        return copied + own.forward_bytes(backend, shape, has_bias=has_bias, is_last=is_last)
     if settings[3]:
-        peaks = _data_peaks(shape, is_last=is_last, has_bias=has_bias)
+        peaks = _data_peaks(kernels_here(), shape, is_last=is_last, has_bias=has_bias)
     else:
-        peaks = _result_peaks(shape, is_last=is_last)
+        peaks = _result_peaks(kernels_here(), shape, is_last=is_last)
     return copied + max(peaks) - num_bytes(out)
 
 
@@ -80,110 +63,48 @@ def _backward(
     settings, wanted = [arguments[name] for name in _SETTINGS], output_mask
     backend = _backend(input, weight, settings)
     shape = Convolution.of(input, weight, grad_output, settings, has_bias=wanted[2])
-    is_last = _is_last(input) or _is_last(weight)
+    is_last = _is_used_last(backend, input, weight)
+    if backend == own.UNFOLDED_VOLUMES:
+        each = [_copied_bytes(is_last, tensor) for tensor in (grad_output, input, weight)]
+        return own.volume_gradients_bytes(shape, wanted, (each[0], each[1], each[2]))
     copied = _copied_bytes(is_last, grad_output, input, weight)
+    if backend != _ONEDNN:
+        return copied + own.backward_bytes(backend, shape, wanted, is_last=is_last)
     grad_image = num_bytes(input) * wanted[0]
     bias = grad_output.shape[1] * shape.width * wanted[2]
     kept = grad_image + shape.weight_bytes() * wanted[1] + bias
-    if backend == _UNFOLDED_VOLUMES:
-        return copied + _volume_gradients_bytes(shape, wanted, kept - grad_image)
-    if backend != _ONEDNN:
-        split = shape.image_bytes() + shape.result_bytes() if shape.groups > 1 else 0
-        columns = 0 if backend == _UNFOLDED and not wanted[1] else _column_bytes(shape, backend)
-        return copied + split // shape.groups + (kept if split else 0) + columns
     peaks = [0]
     if wanted[0] and settings[3]:
-        peaks += _result_peaks(shape, is_last=is_last)
+        peaks += _result_peaks(kernels_here(), shape, is_last=is_last)
     elif wanted[0]:
-        peaks += _data_peaks(shape, is_last=is_last, has_bias=False)
+        peaks += _data_peaks(kernels_here(), shape, is_last=is_last, has_bias=False)
     if wanted[1] or wanted[2]:
-        peaks += [grad_image + peak for peak in _weight_peaks(shape, bias, is_last=is_last)]
+        peaks += [
+            grad_image + peak
+            for peak in _weight_peaks(kernels_here(), shape, bias, is_last=is_last)
+        ]
     return copied + max(0, int(max(peaks) - kept))
 
 
-def _result_peaks(shape: Convolution, *, is_last: bool) -> list[int]:
+def _result_peaks(kernels: Kernels, shape: Convolution, *, is_last: bool) -> list[int]:
     """Return what the result takes, itself included."""
-    num_threads, result = torch.get_num_threads(), shape.result_bytes()
-    if is_last:
-        found = last_forward_layouts(shape, num_threads)
-        return [result + each.weight + each.scratchpad for each in found]
-    found = forward_layouts(shape, num_threads)
-    return [max(each.total, each.result + each.num_returns * result) for each in found]
+    found = kernels.forward_layouts(shape, torch.get_num_threads(), is_last=is_last)
+    return [each.result_peak(shape.result_bytes()) for each in found]
 
 
-def _data_peaks(shape: Convolution, *, is_last: bool, has_bias: bool) -> list[int]:
-    """Return what the image's gradient takes, itself included.
-
-    A transposed convolution is such a gradient, to which a bias may be added in a copy.
-    """
-    num_threads, gradient = torch.get_num_threads(), shape.image_bytes()
-    if is_last:
-        found = last_data_layouts(shape, num_threads)
-        is_copied = shape.is_depthwise or not shape.is_even
-        biased = gradient if has_bias and is_copied else 0
-        return [gradient + each.weight + each.scratchpad + biased for each in found]
-    found = data_layouts(shape, num_threads)
-    return [
-        max(
-            each.total + (each.image + _ALIGNMENT_BYTES if has_bias else 0),
-            each.image + each.num_returns * gradient,
-        )
-        for each in found
-    ]
+def _data_peaks(
+    kernels: Kernels, shape: Convolution, *, is_last: bool, has_bias: bool
+) -> list[int]:
+    """Return what the image's gradient takes, itself included."""
+    num_threads = torch.get_num_threads()
+    found = kernels.data_layouts(shape, num_threads, is_last=is_last, has_bias=has_bias)
+    return [each.image_peak(shape.image_bytes()) for each in found]
 
 
-def _weight_peaks(shape: Convolution, bias: int, *, is_last: bool) -> list[int]:
+def _weight_peaks(kernels: Kernels, shape: Convolution, bias: int, *, is_last: bool) -> list[int]:
     """Return what the gradients of weight and bias take, themselves included."""
-    num_threads, gradient = torch.get_num_threads(), shape.weight_bytes()
-    layouts = last_weight_layouts if is_last else weight_layouts
-    found = layouts(shape, num_threads)
-    return [
-        max(each.total + bias, each.weight + 2 * bias + each.num_returns * gradient)
-        for each in found
-    ]
-
-
-def _column_bytes(shape: Convolution, backend: str) -> int:
-    """Return the bytes of torch's own columns, of the whole batch or of one image.
-
-    Source: slow_conv2d in aten/src/ATen/native/ConvolutionMM2d.cpp and
-    slow_conv_dilated_all_cpu_template in NaiveDilatedConvolution.cpp, torch 2.13.
-    """
-    if backend != _UNFOLDED and backend not in _ONE_BY_ONE:
-        return 0
-    num_images = shape.batch if backend == _UNFOLDED else 1
-    if backend == _UNFOLDED and shape.is_pointwise and not shape.is_strided:
-        return 0  # the image is its own columns
-    positions = num_images * math.prod(shape.kernel) * math.prod(shape.result)
-    columns = shape.in_per_group * positions * shape.width
-    if "Transpose" not in backend:
-        return columns
-    return columns + shape.result_bytes() + math.prod(shape.image) * shape.width
-
-
-def _volume_column_bytes(shape: Convolution) -> int:
-    """Return the bytes of the columns of all volumes of a batch and all groups.
-
-    Source: compute_columns3d in aten/src/ATen/native/ConvolutionMM3d.cpp, torch 2.13.
-    """
-    positions = shape.batch * math.prod(shape.kernel) * math.prod(shape.result)
-    return shape.num_in * positions * shape.width
-
-
-def _volume_gradients_bytes(shape: Convolution, wanted: Sequence[bool], later_bytes: int) -> int:
-    """Return what is taken beside the gradients: columns of the image's, then of the weight's.
-
-    The first are given back before there are gradients of weight and bias, of ``later_bytes``.
-    """
-    columns = _volume_column_bytes(shape)
-    if wanted[1] and not _is_own_columns(shape):
-        return columns
-    return max(0, columns - later_bytes) if wanted[0] else 0
-
-
-def _is_own_columns(shape: Convolution) -> bool:
-    """Return whether volumes are not unfolded, since they are their own columns."""
-    return shape.is_pointwise and not shape.is_strided and shape.groups == 1
+    found = kernels.weight_layouts(shape, torch.get_num_threads(), is_last=is_last)
+    return [each.weight_peak(shape.weight_bytes(), bias) for each in found]
 
 
 def _backend(image: torch.Tensor, weight: torch.Tensor, settings: Any) -> str:
@@ -191,6 +112,13 @@ def _backend(image: torch.Tensor, weight: torch.Tensor, settings: Any) -> str:
     name = str(torch._C._select_conv_backend(image, weight, None, *settings, None).name)
     # torch has no name for oneDNN's transposed convolutions.
     return _ONEDNN if name == _NAMELESS and settings[3] else name
+
+
+def _is_used_last(backend: str, image: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether channels are last where they are used."""
+    if backend != _ONEDNN and not own.takes_channels_last(backend):
+        return False
+    return _is_last(image) or _is_last(weight)
 
 
 def _copied_bytes(is_last: bool, *tensors: torch.Tensor) -> int:

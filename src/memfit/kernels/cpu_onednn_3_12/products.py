@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from memfit.kernels.cpu_onednn_3_12.convolutions import has_avx512
 from memfit.kernels.registration import Operator
 from memfit.kernels.tensor_bytes import copied_bytes
 
@@ -22,9 +23,10 @@ def _product(left: torch.Tensor, out: torch.Tensor) -> int:
     """Packed panels of a matrix product below fp32, per thread; more where the left one is turned.
 
     Typical of 25 products read off; sizes differ by a factor of two either way with how oneDNN cuts
-    a product up, and thousands of inner entries take up to 1.2 MiB per thread.
+    a product up, and thousands of inner entries take up to 1.2 MiB per thread. Without AVX-512
+    torch multiplies with kernels of its own below fp32, which pack nothing.
     """
-    if out.element_size() >= _FP32:
+    if out.element_size() >= _FP32 or not has_avx512():
         return 0
     num_threads = torch.get_num_threads()
     if left.shape[-1] < _DEEP:
@@ -65,7 +67,8 @@ def _attention_backward(*, grad_out: torch.Tensor, query: torch.Tensor, key: tor
     copied = sum(copied_bytes(grad_out.transpose(1, 2)))
     per_thread = 2 * rows * columns * _FP32
     if query.element_size() < _FP32:
-        per_thread += 2 * rows * columns * query.element_size() + _SMALL_PANEL_BYTES
+        per_thread += 2 * rows * columns * query.element_size()
+        per_thread += _SMALL_PANEL_BYTES if has_avx512() else 0
     return torch.get_num_threads() * per_thread + copied
 
 

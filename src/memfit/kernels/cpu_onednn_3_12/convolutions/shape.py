@@ -11,9 +11,6 @@ import torch
 
 from memfit.kernels.rounding import round_up
 
-BLOCK = 16
-"""Channels of a block of oneDNN's layouts, under AVX-512."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
@@ -34,6 +31,7 @@ class Convolution:
     dilation: tuple[int, ...]
     width: int
     has_bias: bool
+    is_transposed: bool = False
 
     @classmethod
     def of(
@@ -69,6 +67,7 @@ class Convolution:
             dilation=(1,) * is_flat + dilation,
             width=image.element_size(),
             has_bias=has_bias and not settings[3],
+            is_transposed=settings[3],
         )
 
     @property
@@ -128,6 +127,13 @@ class Convolution:
         )
 
     @property
+    def is_aligned_image(self) -> bool:
+        """Return whether the image is whole steps of the kernel, along every dimension."""
+        return not any(
+            image % stride for image, stride in zip(self.image, self.stride, strict=True)
+        )
+
+    @property
     def is_even(self) -> bool:
         """Return whether the rows of the image are whole steps of the kernel."""
         return self.image[-1] % self.stride[-1] == 0
@@ -174,9 +180,9 @@ class Convolution:
         channels = round_up(self.out_per_group, block_out) * round_up(self.in_per_group, block_in)
         return self.groups * channels * math.prod(self.kernel) * self.width
 
-    def depthwise_weight_bytes(self) -> int:
+    def depthwise_weight_bytes(self, block: int) -> int:
         """Return the bytes of a depthwise weight with groups in blocks."""
-        return round_up(self.groups, BLOCK) * math.prod(self.kernel) * self.width
+        return round_up(self.groups, block) * math.prod(self.kernel) * self.width
 
 
 def _per_dim(values: Sequence[int], num_dims: int) -> tuple[int, ...]:

@@ -12,8 +12,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memfit.kernels.cpu_onednn_3_12.convolution_shape import BLOCK, Convolution
+from memfit.kernels.cpu_onednn_3_12.convolutions.shape import Convolution
 from memfit.kernels.rounding import round_up
+
+BLOCK = 16
+"""Channels of a block of oneDNN's layouts."""
 
 _FP32 = 4
 _PAGE = 4096
@@ -152,7 +155,7 @@ def pointwise_weight_bytes(shape: Convolution, num_threads: int, *, is_last: boo
 
 def depthwise_weight_bytes(shape: Convolution, num_threads: int) -> int:
     """Return the bytes of sums of a depthwise weight's and bias's gradient, one for each thread."""
-    sums = shape.depthwise_weight_bytes() * _FP32 // shape.width
+    sums = shape.depthwise_weight_bytes(BLOCK) * _FP32 // shape.width
     bias = round_up(shape.groups, BLOCK) * _FP32
     extra_sums = num_threads - (shape.width == _FP32)
     return extra_sums * (sums + bias) + 2 * ALIGNMENT_BYTES + bias

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pages import (
     convolutions,
+    documents,
     exactness,
     losses,
     planning,
@@ -93,8 +94,17 @@ def leaks(page: str) -> str:
 
 
 def trident(page: str) -> str:
-    """Put the table of variants between the marks of TRIDENT-Net's README."""
-    blocks = workloads.trident_table(load_result("trident_table"))
+    """Put the table of variants, and the commands, between the marks of TRIDENT-Net's README."""
+    blocks = [
+        *workloads.trident_table(load_result("trident_table")),
+        *documents.typed(load_result("documents_trident")),
+    ]
+    return between(page, _BEGIN, _END, "\n\n".join(blocks))
+
+
+def wpo_sgm(page: str) -> str:
+    """Put what the document's commands give between the marks of WPO-SGM's README."""
+    blocks = documents.typed(load_result("documents_wpo_sgm"))
     return between(page, _BEGIN, _END, "\n\n".join(blocks))
 
 
@@ -109,6 +119,7 @@ PAGES: Mapping[Path, Callable[[str], str]] = {
     _ROOT / "docs" / "scale.md": scale_on_paper,
     _ROOT / "README.md": readme,
     _ROOT / "src" / "memfit_workloads" / "trident" / "README.md": trident,
+    _ROOT / "src" / "memfit_workloads" / "wpo_sgm" / "README.md": wpo_sgm,
 }
 """What makes each page anew of what it is."""
 

@@ -105,6 +105,11 @@ def is_a_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def usual_num_ranks() -> int:
+    """Return how many ranks are started where nothing is said: one per GPU, or two without."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 2
+
+
 def start_ranks(command: Sequence[str], num_ranks: int | None, console: Console) -> None:
     """Run a memfit command in several processes of this machine, and wait for them.
 
@@ -112,7 +117,7 @@ def start_ranks(command: Sequence[str], num_ranks: int | None, console: Console)
         MemfitError: if one of them fails, which ends all.
         KeyboardInterrupt: after Ctrl-C, once all have ended.
     """
-    num_ranks = num_ranks or (torch.cuda.device_count() if torch.cuda.is_available() else 2)
+    num_ranks = num_ranks or usual_num_ranks()
     console.print(f"starting {num_ranks} ranks", soft_wrap=True)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words = [*launcher, f"--nproc-per-node={num_ranks}", "-m", "memfit", *command]

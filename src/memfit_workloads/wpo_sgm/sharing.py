@@ -33,6 +33,12 @@ class Sharing:
     alone: PlannedMemory | None = None
     """The plan for one process, where it was made to decide."""
 
+    @property
+    def line(self) -> str:
+        """Say what was chosen, and why; nothing where the flags say it."""
+        where = f"{self.num_ranks} ranks" if self.num_ranks > 1 else "one process"
+        return f"--strategy auto: {where}; {self.reason}" if self.reason else ""
+
 
 def num_devices(settings: TrainingSettings) -> int:
     """Return how many processes there may be: as the flags say, else one for each GPU."""

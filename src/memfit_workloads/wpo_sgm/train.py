@@ -20,7 +20,7 @@ from memfit_workloads.checkpoint_files import random_state, refuse_other_run, sa
 from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.peak_limit import check_peak
 from memfit_workloads.planned_memory import PlannedMemory, plan_lines
-from memfit_workloads.ranks import Ranks, is_a_rank, joined_ranks, start_ranks
+from memfit_workloads.ranks import Ranks, is_a_rank, joined_ranks, start_ranks, usual_num_ranks
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome, System
 
@@ -62,9 +62,8 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
         return _shared(settings, settings.strategy.num_ranks, console)
     alone = WpoSgmTraining(settings, console, Ranks())
     found = sharing(settings, alone.step_of)
-    if found.reason:
-        where = f"{found.num_ranks} ranks" if found.num_ranks > 1 else "one process"
-        console.print(f"--strategy auto: {where}; {found.reason}", markup=False, soft_wrap=True)
+    if found.line:
+        console.print(found.line, markup=False, soft_wrap=True)
     if found.num_ranks > 1:
         return _shared(settings, found.num_ranks, console)
     alone.planned_alone = found.alone
@@ -72,7 +71,10 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
 
 
 def _shared(settings: TrainingSettings, num_ranks: int | None, console: Console) -> dict[str, Any]:
-    """Train in several processes."""
+    """Train in several processes, or plan for one of them."""
+    if settings.watching.dry_run:
+        ranks = Ranks(num_ranks=num_ranks or usual_num_ranks())
+        return training.train(WpoSgmTraining(settings, console, ranks))
     start_ranks(shlex.split(settings.command)[1:], num_ranks, console)
     result: dict[str, Any] = json.loads((settings.folder / _RESULT).read_text())
     check_peak(result)
@@ -103,7 +105,7 @@ class WpoSgmTraining(System):
     settings: TrainingSettings
     state: TrainingState
     planned_alone: PlannedMemory | None = None
-    """The plan, where it was made to decide among how many processes to train."""
+    """Made to decide among how many processes to train."""
 
     def __init__(self, settings: TrainingSettings, console: Console, ranks: Ranks) -> None:
         self.settings, self.console, self.ranks = settings, console, ranks
@@ -351,8 +353,6 @@ class WpoSgmTraining(System):
         self._schedule.load_state_dict(checkpoint["schedule_state"])
         self.state = TrainingState(**checkpoint["training_state"])
         self._choice.set_state(checkpoint["choice_state"])
-
-    # The end.
 
     def save_final(self) -> None:
         """Write the network's weights as the job built it."""

@@ -163,10 +163,12 @@ class Scans:
     def sentence(self) -> str:
         """Say in one line what is compared with what."""
         number = len(self.checkpoints)
-        test = f"{len(self.question.test_rows)} test triples" if self.settings.has_test else "each"
+        test = "each with itself"
+        if self.settings.has_test:
+            test = f"against {len(self.question.test_rows)} test triples"
         what = description_of(self.settings.loss, self.settings.triple_loss, self.settings.sides)
         return (
-            f"{len(self.question.graph.train)} training triples against {test}, under {number} "
+            f"{len(self.question.graph.train)} training triples {test}, under {number} "
             f"checkpoint{'s' if number > 1 else ''} on {self.device}; a triple's loss is {what}."
         )
 

@@ -168,6 +168,14 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="these parameters or modules instead, such as entity_embedding or encoder.1",
     )
+    group.add_argument(
+        "--unproved",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="leave these out of the proof, whose gradient is too large to be made even once, such "
+        "as entity_embedding.weight of a large graph; they are read by the same formulas",
+    )
 
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:

@@ -255,6 +255,7 @@ class Scans:
                 for each in self.checkpoints
             ],
             "parameters": self.settings.layers,
+            "unproved": self.settings.unproved,
             "budget": self.settings.budget_bytes,
             "train_chunk": size,
             "test_chunk": size,
@@ -290,5 +291,6 @@ def _how(found: influence.Scores | influence.SelfInfluence) -> dict[str, Any]:
     return {
         "parameters": list(found.parameters),
         "unread": dict(found.unread),
+        "unproved": list(found.unproved),
         "proof_error": found.proof_error,
     }

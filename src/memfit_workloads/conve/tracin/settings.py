@@ -59,6 +59,7 @@ class TracinSettings:
     label_smoothing: float | None
     layers: int | tuple[str, ...] | None
     """None compares all parameters."""
+    unproved: Sequence[str]
     device: str | None
     budget_bytes: int | None
     batch_size: int | None

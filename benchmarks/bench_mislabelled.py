@@ -130,7 +130,7 @@ def corrupted(graph: Graph, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _train(graph: Graph, clean: Graph, seed: int) -> Trained:
-    """Train on a graph, and rank validation triples among those that the clean one does not know."""
+    """Train on a graph, and rank validation triples as the clean one filters them."""
     sizes = ConvESizes(
         num_entities=graph.num_entities,
         num_relations=graph.num_relations,

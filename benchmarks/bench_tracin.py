@@ -47,6 +47,8 @@ _PEAKS: tuple[tuple[int, int, tuple[str, ...]], ...] = (
 )
 """Entities, training triples, and what the proof leaves out."""
 _TIMED_TRAIN, _TIMED_TEST, _ROUNDS = 512, 32, 3
+_TWO_LAYERS = ("encoder.0.2", "encoder.1.1")
+"""The convolution and the projection."""
 _EQUAL_TRAIN, _EQUAL_TEST = 64, 8
 
 
@@ -126,40 +128,40 @@ def _time() -> dict[str, Any]:
     """Time scores by factors, by a loop of backward passes, and by captum, in turns."""
     case = _dataset_case("umls", _TIMED_TRAIN, _TIMED_TEST)
     found: dict[str, Any] = {}
-
-    def factors(_: int) -> None:
-        found["factors"] = case.scan().scores().scores
-
-    def loop(_: int) -> None:
-        found["loop"] = _loop(case)
-
-    blocks: dict[str, Callable[[int], object]] = {"factors": factors, "loop": loop}
+    ways: dict[str, Callable[[], Any]] = {
+        "factors": lambda: case.scan().scores().scores,
+        "loop": lambda: _loop(case),
+        "factors of two layers": lambda: case.scan(parameters=_TWO_LAYERS).scores().scores,
+    }
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        by_captum = _captum_of(case, Path(folder))
-        if by_captum is not None:
+        whole, of_two = (
+            _captum_of(case, Path(folder), layers=each) for each in (None, _TWO_LAYERS)
+        )
+        if whole is not None and of_two is not None:
+            ways |= {"captum": whole, "captum of two layers": of_two}
 
-            def captum(_: int) -> None:
-                found["captum"] = by_captum()
+        def block(name: str) -> Callable[[int], object]:
+            return lambda _: found.update({name: ways[name]()})
 
-            blocks["captum"] = captum
-        factors(0)  # what is compiled once is compiled
-        turns = list(take_turns(list(blocks.values()), range(_ROUNDS)))
-    seconds = {
-        name: statistics.median(turn[place] for turn in turns) for place, name in enumerate(blocks)
-    }
-    ratios = {
-        name: statistics.median(turn[place] / turn[0] for turn in turns)
-        for place, name in enumerate(blocks)
-    }
+        for name in ("factors", "factors of two layers"):  # what is compiled once is compiled
+            ways[name]()
+        turns = list(take_turns([block(name) for name in ways], range(_ROUNDS)))
+    by_name = {name: [turn[place] for turn in turns] for place, name in enumerate(ways)}
+    beside = {name: "factors of two layers" if "two" in name else "factors" for name in ways}
     return {
         "num_train": _TIMED_TRAIN,
         "num_test": _TIMED_TEST,
         "num_weights": sum(each.numel() for each in case.model.parameters()),
         "rounds": _ROUNDS,
-        "seconds": seconds,
-        "times_faster": ratios,
-        "differences": {name: _difference(found["factors"], each) for name, each in found.items()},
+        "seconds": {name: statistics.median(each) for name, each in by_name.items()},
+        "times_faster": {
+            name: statistics.median(
+                theirs / own for theirs, own in zip(each, by_name[beside[name]], strict=True)
+            )
+            for name, each in by_name.items()
+        },
+        "differences": {name: _difference(found[beside[name]], found[name]) for name in ways},
     }
 
 
@@ -213,16 +215,19 @@ def _case(model: ConvE, triples: Tensor, num_test: int, num_train: int | None = 
 class _RowLosses(nn.Module):
     """The loss of rows against all entities, from a matrix of scores, as captum takes it."""
 
-    reduction = "none"
+    def __init__(self, reduction: str = "none") -> None:
+        super().__init__()
+        self.reduction = reduction
 
     def forward(self, scores: Tensor, positives: Tensor) -> Tensor:
-        """Return the losses (B,)."""
+        """Return the losses (B,), or their sum."""
         num_entities = scores.shape[1]
         listed = scores.new_zeros(len(scores), num_entities + 1)
         label = listed.scatter_(1, positives + 1, 1.0)[:, 1:]
         label = (1 - _SMOOTHING) * label + _SMOOTHING / num_entities
         losses = F.binary_cross_entropy_with_logits(scores, label, reduction="none")
-        return losses.mean(dim=1)
+        losses = losses.mean(dim=1)
+        return losses.sum() if self.reduction == "sum" else losses
 
 
 def _loop(case: Case) -> Any:
@@ -241,8 +246,13 @@ def _loop(case: Case) -> Any:
     return torch.stack([held @ each for each in gradients(case.train)], dim=1).numpy()
 
 
-def _captum_of(case: Case, folder: Path) -> Callable[[], Any] | None:
-    """Return what computes the scores with captum; None where it is not installed."""
+def _captum_of(
+    case: Case, folder: Path, *, layers: Sequence[str] | None = None
+) -> Callable[[], Any] | None:
+    """Return what computes the scores with captum; None where it is not installed.
+
+    For some layers it is the mode that does not loop over samples.
+    """
     if importlib.util.find_spec("captum") is None:
         return None
     captum_influence = importlib.import_module("captum.influence")
@@ -259,7 +269,9 @@ def _captum_of(case: Case, folder: Path) -> Callable[[], Any] | None:
         TensorDataset(*case.tensors(case.train)),
         [str(file)],
         checkpoints_load_func=load,
-        loss_fn=_RowLosses(),
+        loss_fn=_RowLosses("none" if layers is None else "sum"),
+        layers=None if layers is None else list(layers),
+        sample_wise_grads_per_batch=layers is not None,
         batch_size=32,
     )
     return lambda: theirs.influence(case.tensors(case.test)).detach().numpy()

@@ -30,7 +30,9 @@ from memfit_workloads.conve.tracin.losses import TripleLoss, Triples
 
 SEEDS = (0, 1, 2)
 _FRACTION = 0.1
-_EPOCHS, _CHECKPOINTS = 15, (5, 10, 15)
+_EPOCHS, _CHECKPOINTS = 30, (20, 25, 30)
+_CHOSEN_ON = (7, 8)
+"""Seeds on which epochs and checkpoints were chosen; none of those that are reported."""
 _RATE, _DECAY, _BATCH, _SMOOTHING = 0.005, 0.95, 128, 0.1
 _DEFINITIONS = {
     "target": ("target", "target"),
@@ -66,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
                 "corrupted_fraction": _FRACTION,
                 "epochs": _EPOCHS,
                 "checkpoints": list(_CHECKPOINTS),
+                "seeds_chosen_on": list(_CHOSEN_ON),
                 "chosen_by": _CHOSEN,
                 "rows": [rows[each] for each in sorted(rows)],
             },
@@ -87,6 +90,7 @@ def _measured(seed: int) -> dict[str, Any]:
     removed = {
         "self-influence": own[_CHOSEN].topk(number).indices,
         "loss": losses.topk(number).indices,
+        "last loss": last_losses.topk(number).indices,
         "random": torch.randperm(len(train), generator=draw)[:number],
         "the wrong ones": is_wrong.nonzero()[:, 0],
     }

@@ -16,11 +16,11 @@ from memfit_workloads.conve.checkpoints import load_model
 from memfit_workloads.conve.tracin.findings import COLUMNS
 
 DEFINITIONS = {
-    "row": (),
-    "own part of the row": ("--triple-loss", "target"),
-    "target": ("--loss", "target"),
-    "both sides": ("--sides", "both"),
-    "single": ("--training-target", "single"),
+    "row": ("--loss", "training", "--sides", "tail"),
+    "own part of the row": ("--triple-loss", "target", "--sides", "tail"),
+    "target": ("--loss", "target", "--sides", "tail"),
+    "both sides": ("--triple-loss", "row", "--sides", "both"),
+    "single": ("--triple-loss", "row", "--sides", "tail", "--training-target", "single"),
 }
 
 
@@ -169,6 +169,7 @@ def test_files_tell_the_same_and_a_page_has_the_names(run, tmp_path, capsys) -> 
 def test_one_test_triple_gets_a_score_of_every_training_triple(run, capsys) -> None:
     found = traced(run, capsys, "--mode", "single", "--test-indices", 3)
 
+    assert (found["loss"], found["triple_loss"], found["sides"]) == ("training", "row", "tail")
     (only,) = found["results"]
     assert only["test"]["index"] == 3
     assert len(only["helpful"]) + len(only["harmful"]) == 25
@@ -180,6 +181,7 @@ def test_the_page_of_self_influence_lists_triples_to_check(run, tmp_path, capsys
     found = traced(run, capsys, "--mode", "self", "--top-k", 4, "--page", path)
 
     assert len(found["self_influence"]) == 4
+    assert (found["loss"], found["triple_loss"], found["sides"]) == ("target", "target", "both")
     assert "Triples worth checking" in path.read_text()
 
 

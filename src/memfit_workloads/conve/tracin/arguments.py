@@ -129,9 +129,8 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--loss",
         choices=(TRAINING, TARGET),
-        default=TRAINING,
         help="training: the loss as it was trained, the default; target: binary cross-entropy of "
-        "the tail's score alone",
+        "the tail's score alone, the default in mode self, as it tells wrong triples from others",
     )
     group.add_argument(
         "--triple-loss",
@@ -142,9 +141,8 @@ def _add_definition(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sides",
         choices=(TAIL, BOTH),
-        default=TAIL,
         help="tail: the triple as it is read, the default; both: and its inverse, which the "
-        "training had as well",
+        "training had as well, the default in mode self",
     )
     group.add_argument(
         "--training-target",

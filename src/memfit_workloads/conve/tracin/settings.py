@@ -10,7 +10,7 @@ from pathlib import Path
 from memfit.errors import UsageError
 from memfit_workloads.memory_settings import read_flags
 
-from .arguments import ROW, TARGET, WITHOUT_EFFECT
+from .arguments import BOTH, ROW, TAIL, TARGET, TRAINING, WITHOUT_EFFECT
 
 _USUAL_TOP_K = 10
 _USUAL_LAYERS = 2
@@ -97,7 +97,7 @@ def settings_from(args: argparse.Namespace) -> TracinSettings:
         args,
         test_indices=indices,
         top_k=top_k,
-        triple_loss=args.triple_loss or (TARGET if args.loss == TARGET else ROW),
+        **_definition(args),
         layers=_layers(args),
         budget_bytes=args.budget,
         files=read_flags(OutputFiles, args),
@@ -145,6 +145,17 @@ def _check(args: argparse.Namespace) -> None:
             "--csv-output; give one of them, and a mode with test triples."
         )
         raise UsageError(msg)
+
+
+def _definition(args: argparse.Namespace) -> dict[str, str]:
+    """Return what the loss of a triple is; the usual one tells triples apart in mode self."""
+    is_own = args.mode == "self" and args.triple_loss is None
+    loss = args.loss or (TARGET if is_own else TRAINING)
+    return {
+        "loss": loss,
+        "triple_loss": args.triple_loss or (TARGET if loss == TARGET else ROW),
+        "sides": args.sides or (BOTH if args.mode == "self" else TAIL),
+    }
 
 
 def _layers(args: argparse.Namespace) -> int | tuple[str, ...] | None:

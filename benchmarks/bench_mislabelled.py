@@ -3,7 +3,7 @@
 A tenth of the training triples get a tail that the relation has elsewhere and that makes no known
 triple. ConvE is trained on them for a few epochs; then a tenth is removed, and it is trained anew.
 
-Run: python benchmarks/bench_mislabelled.py [SEED ...]     (about four minutes a seed)
+Run: python benchmarks/bench_mislabelled.py [SEED ...]     (about two minutes a seed)
 """
 
 from __future__ import annotations

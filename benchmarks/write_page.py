@@ -19,6 +19,7 @@ from pages import (
     runs,
     scale,
     scripts,
+    tracing,
     workloads,
 )
 from pages.blocks import Section, between
@@ -44,6 +45,8 @@ _SECTIONS = (
     Section("Planning a large model, and refusing", "large_plan", planning.large_plan),
     Section("Scripts as people write them", "scripts", scripts.scripts),
     Section("ConvE on UMLS inside a budget", "conve", prediction.conve),
+    Section("Which triples made a prediction", "tracin", tracing.tracin),
+    Section("Finding wrong triples", "mislabelled", tracing.mislabelled),
     Section("One million entities", "chunked_loss", losses.chunked_loss),
     Section("Losses that couple samples", "cached_gradients", losses.cached_gradients),
     Section("Networks of convolutions in rows", "unet", convolutions.unet),

@@ -26,7 +26,12 @@ def save_checkpoint(path: Path, content: dict[str, Any] | torch.Tensor) -> None:
 
 
 def read_checkpoint(
-    path: Path, system: str, needed: Sequence[str], *, remedy: str = _REMEDY
+    path: Path,
+    system: str,
+    needed: Sequence[str],
+    *,
+    remedy: str = _REMEDY,
+    is_mapped: bool = False,
 ) -> dict[str, Any]:
     """Read a checkpoint of a system onto the CPU, and look for its entries.
 
@@ -35,6 +40,7 @@ def read_checkpoint(
         system: whose it is.
         needed: the entries that it has to have.
         remedy: what to do about one that cannot be used.
+        is_mapped: leave the tensors in the file until they are looked at.
 
     Raises:
         DataError: if the file is missing, cut off, or lacks an entry.
@@ -42,7 +48,7 @@ def read_checkpoint(
     if not path.is_file():
         raise DataError(str(path), f"there is no such checkpoint. {remedy}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         cause = str(error).partition("\n")[0]
         reason = f"it cannot be read as a checkpoint ({type(error).__name__}: {cause}). {remedy}"

@@ -406,6 +406,19 @@ def test_samples_can_be_cut_down() -> None:
         samples.subset([6])
 
 
+def test_a_single_sample_that_lies_strided_goes_on_too(tmp_path) -> None:
+    case = make("transformer")
+    inputs, labels = part(case.samples, 1)
+    apart = torch.stack([labels, labels, labels], dim=1)[:, 0]  # contiguous, and its stride is 3
+    assert apart.stride() == (3,)
+    samples = influence.Samples(count=1, batch=lambda _: (inputs, apart))
+    settings = {**settings_of(case), "train": samples, "folder": tmp_path}
+
+    found = influence.Scan(**settings).self_influence()
+    again = influence.Scan(**settings).self_influence()
+    np.testing.assert_array_equal(again.scores, found.scores)
+
+
 def test_a_projection_is_near_and_the_same_each_time() -> None:
     case = make("transformer", number=12)
     settings = {**settings_of(case), "test": case.samples}

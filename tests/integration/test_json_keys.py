@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.snapshots.recorded_programs import steady_training
+from tests.workloads.traced import write_run
 from tests.zoo.job_files import LINEAR_JOB
 
 from memfit.cli.main import COMMANDS, main
@@ -111,6 +112,7 @@ def words_of(command: str, folder: Path) -> list[str]:
         "train wpo-sgm": [*MIXTURE, "--save", str(folder / "train")],
         "train naics": [*NAICS, "--output-dir", str(folder / "train")],
         "train conve": [*CONVE, "--output-dir", str(folder / "train")],
+        "tracin": ["tracin", "--device", "cpu", "--model-path", str(folder / "traced" / "run")],
         "replay": ["replay", str(folder / "snapshot.json")],
         "replay of a run": ["replay", str(folder / "run")],
         "report": ["report", str(folder / "run"), "--no-page"],
@@ -127,6 +129,8 @@ def test_the_names_in_json_are_those_that_are_listed(command, tmp_path, capfd):
     if command == "train naics":
         pytest.importorskip("lightning")
         pytest.importorskip("peft")
+    if command == "tracin":
+        write_run(tmp_path / "traced")
     if command == "undo":
         main(words_of("apply", tmp_path))
         capfd.readouterr()

@@ -39,6 +39,7 @@ COMMANDS = {
     "verify": "prove on the job itself that a plan keeps the results",
     "run": "run any training command, watched and inside a budget",
     "train": "train a system that ships with memfit",
+    "tracin": "find the training triples that made a prediction",
     "report": "show what a run went through",
     "replay": "say why memory ran out, and what would have survived it",
     "devices": "list devices and where each figure is from",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
-
-from memfit.errors import UsageError
+from typing import TYPE_CHECKING
 
 from .command import Command, add_json_argument, write_json
+from .installed_workloads import workloads_module
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_WORKLOADS = "memfit_workloads"
 
 
 class TrainCommand:
@@ -29,7 +25,7 @@ class TrainCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare one parser per workload."""
-        workloads = _package()
+        workloads = workloads_module()
         parsers = parser.add_subparsers(
             title="workloads", dest="workload", metavar="WORKLOAD", required=True
         )
@@ -47,7 +43,7 @@ class TrainCommand:
         """Train, and end with the result."""
         from rich.console import Console
 
-        workload = _package().load_workload(args.workload)
+        workload = workloads_module().load_workload(args.workload)
         shown_on = Console(file=sys.stderr, highlight=False) if args.json else console
         result = workload.run(args, shown_on)
         if args.json:
@@ -56,18 +52,3 @@ class TrainCommand:
 
 
 COMMAND: Command = TrainCommand()
-
-
-def _package() -> Any:
-    """Import the workloads, which the library itself never needs.
-
-    Raises:
-        UsageError: if they are not installed.
-    """
-    try:
-        return importlib.import_module(_WORKLOADS)
-    except ModuleNotFoundError as error:
-        if error.name != _WORKLOADS:
-            raise
-        msg = "The workloads are not installed; they come with memfit: pip install memfit."
-        raise UsageError(msg) from None

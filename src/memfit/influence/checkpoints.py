@@ -81,6 +81,9 @@ def checksum_of(tensors: Iterable[Tensor]) -> int:
     """Return a number that tells weights or samples from others."""
     found = 0
     for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.stride() != (1,):  # a single number is contiguous with any stride
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        flat = flat.view(torch.uint8)
         found = zlib.crc32(flat.numpy().data, found)
     return found

@@ -35,10 +35,15 @@ class Graph:
 
     def triple_name(self, head: int, relation: int, tail: int) -> str:
         """Write a triple with its names, for messages."""
-        entities = {number: name for name, number in self.entity_ids.items()}
-        relations = {number: name for name, number in self.relation_ids.items()}
+        entities, relations = self.names()
         names = (entities.get(head), relations.get(relation), entities.get(tail))
         return f"({', '.join(map(str, names))})"
+
+    def names(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the names of entities and of relations by their ids."""
+        entities = {number: name for name, number in self.entity_ids.items()}
+        relations = {number: name for name, number in self.relation_ids.items()}
+        return entities, relations
 
 
 @dataclass(slots=True)
@@ -110,7 +115,7 @@ def read_graph(files: GraphFiles, *, skip_bad_lines: bool = False) -> Graph:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file with their numbers; empty lines hold nothing and are passed over.
 
     Raises:
@@ -136,7 +141,7 @@ def _read_names(kind: str, path: Path | None, bad: BadLines) -> Names:
     if path is None:
         return names
     line_of_id: dict[int, int] = {}
-    for number, text in _lines(path):
+    for number, text in lines_of(path):
         parts = text.split("\t")
         if len(parts) != 2 or not parts[0] or not parts[1].strip().isdecimal():
             reason = f"found {text!r}, needed {kind} name TAB id, the id a number from 0 up"
@@ -155,10 +160,12 @@ def _read_names(kind: str, path: Path | None, bad: BadLines) -> Names:
     return names
 
 
-def _read_triples(path: Path, entities: Names, relations: Names, bad: BadLines) -> Tensor:
+def _read_triples(path: Path | None, entities: Names, relations: Names, bad: BadLines) -> Tensor:
     """Read ``head TAB relation TAB tail`` lines into (n, 3) int64."""
+    if path is None:
+        return torch.empty((0, 3), dtype=torch.int64)
     ids = array.array("q")
-    for number, text in _lines(path):
+    for number, text in lines_of(path):
         parts = text.split("\t")
         if len(parts) != 3 or not all(parts):
             reason = f"found {text!r}, needed head TAB relation TAB tail"

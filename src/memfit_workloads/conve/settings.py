@@ -23,8 +23,9 @@ class GraphFiles:
     """Where a knowledge graph is read from."""
 
     train: Path
-    valid: Path
-    test: Path
+    valid: Path | None = None
+    test: Path | None = None
+    """None reads no such triples."""
     entity_to_id: Path | None = None
     relation_to_id: Path | None = None
 
@@ -101,8 +102,7 @@ def _graph_files(args: argparse.Namespace) -> GraphFiles:
         )
         raise UsageError(msg)
     if args.dataset:
-        folder = _DATASET_FOLDER / args.dataset
-        own = [folder / f"{name}.txt" for name in ("train", "valid", "test")]
+        return dataset_files(args.dataset)
     if any(path is None for path in own):
         msg = (
             "No graph to train on. Give --train, --valid and --test with one file each, or "
@@ -111,6 +111,14 @@ def _graph_files(args: argparse.Namespace) -> GraphFiles:
         raise UsageError(msg)
     return GraphFiles(
         train=own[0], valid=own[1], test=own[2], entity_to_id=maps[0], relation_to_id=maps[1]
+    )
+
+
+def dataset_files(name: str) -> GraphFiles:
+    """Return the files of a graph that comes with memfit."""
+    folder = _DATASET_FOLDER / name
+    return GraphFiles(
+        train=folder / "train.txt", valid=folder / "valid.txt", test=folder / "test.txt"
     )
 
 

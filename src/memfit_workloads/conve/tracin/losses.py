@@ -1,0 +1,146 @@
+"""What the loss of one triple is, chosen by name, and triples as samples of an influence scan.
+
+Shape suffixes: B triples, N entities, D embedding dimension, T answers per query.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from memfit.influence import Samples, one_to_many_losses
+from memfit_workloads.conve.model import ConvE
+from memfit_workloads.conve.queries import Queries, with_inverses
+from memfit_workloads.conve.settings import K_VS_ALL
+
+from .arguments import BOTH, ROW, TRAINING
+
+
+class TripleBatch(NamedTuple):
+    """Triples, each with the queries that it answers: (head, relation), and the inverse's."""
+
+    heads: Tensor
+    """(B, S) int64, S the number of sides."""
+    relations: Tensor
+    """(B, S) int64, inverse relations included."""
+    tails: Tensor
+    """(B, S) int64."""
+    positives: Tensor
+    """(B, S, T) int64: what counts as true of each query, padded with -1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TripleLoss:
+    """The loss of one triple, `(model, batch) -> (B,)`.
+
+    * training, row: what training takes of (head, relation) against all tails, the mean of N
+      binary cross-entropies to smoothed labels. Triples that share it share a gradient.
+    * training, target: the one of these N terms that is the triple's own.
+    * target: the binary cross-entropy of the tail's score to 1, without smoothing.
+    """
+
+    loss: str
+    triple_loss: str
+    label_smoothing: float
+    use_mixed_precision: bool = False
+
+    def __call__(self, model: nn.Module, batch: TripleBatch) -> Tensor:
+        """Return the losses, both sides of a triple added up."""
+        assert isinstance(model, ConvE), "triples are scored by a ConvE"
+        num_sides = batch.heads.shape[1]
+        batch = TripleBatch(*(part.to(model.entity_bias.device) for part in batch))
+        losses = self._of_side(model, batch, 0)
+        for side in range(1, num_sides):
+            losses = losses + self._of_side(model, batch, side)
+        return losses
+
+    def _of_side(self, model: ConvE, batch: TripleBatch, side: int) -> Tensor:
+        heads, relations, tails = (part[:, side] for part in batch[:3])
+        query_BD = self._encoded(model, heads, relations)
+        table, bias = model.entity_embedding.weight, model.entity_bias
+        if self.triple_loss == ROW:
+            return one_to_many_losses(
+                query_BD,
+                table,
+                bias,
+                batch.positives[:, side],
+                label_smoothing=self.label_smoothing,
+            )
+        score_B = (query_BD * model.entity_embedding(tails)).sum(dim=1) + bias[tails]
+        if self.loss != TRAINING:
+            return nn.functional.softplus(-score_B)
+        num_entities = len(table)
+        label = 1.0 - self.label_smoothing + self.label_smoothing / num_entities
+        return (nn.functional.softplus(score_B) - label * score_B) / num_entities
+
+    def _encoded(self, model: ConvE, heads: Tensor, relations: Tensor) -> Tensor:
+        """Encode queries; losses are always computed in the type of the weights."""
+        weight = model.entity_bias
+        kind = weight.device.type
+        low = torch.autocast(kind, torch.bfloat16) if self.use_mixed_precision else nullcontext()
+        with low:
+            query_BD = model.encode(heads, relations)
+        return query_BD.to(weight.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Triples:
+    """Triples with what training counts as true of their queries."""
+
+    triples: Tensor
+    known: Queries
+    """The queries of the training, with all their tails."""
+    sides: str
+    training_target: str
+
+    def samples(self) -> Samples:
+        """Return them for a scan."""
+        return Samples(count=len(self.triples), batch=self.batch)
+
+    def batch(self, rows: Tensor) -> TripleBatch:
+        """Make the batch of some triples, rows (B,)."""
+        triples = self.triples[rows]
+        num_sides = 1
+        if self.sides == BOTH:
+            num_sides = 2
+            triples = with_inverses(triples, self.known.num_relations // 2)
+        heads, relations, tails = triples.unbind(dim=1)
+        positives = self._positives(heads, relations, tails)
+        shape = (num_sides, len(rows))
+        return TripleBatch(
+            heads=heads.view(shape).t().contiguous(),
+            relations=relations.view(shape).t().contiguous(),
+            tails=tails.view(shape).t().contiguous(),
+            positives=positives.view(*shape, -1).transpose(0, 1).contiguous(),
+        )
+
+    def _positives(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        """List what counts as true of each query, its own tail first: (n, T)."""
+        known, is_grouped = self.known, self.training_target == K_VS_ALL
+        # Always as wide, so that all batches take the same memory.
+        width = known.most_answers + 1 if is_grouped else 1
+        positives = torch.full((len(heads), width), -1)
+        positives[:, 0] = tails
+        if not is_grouped:
+            return positives
+        keys = known.heads * known.num_relations + known.relations
+        wanted = heads * known.num_relations + relations
+        place = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
+        is_known = keys[place] == wanted
+        if is_known.any():
+            found = known.batch(place[is_known]).positives
+            positives[is_known, 1 : 1 + found.shape[1]] = found
+        return positives
+
+
+def description_of(loss: str, triple_loss: str, sides: str) -> str:
+    """Say in words what the loss of a triple was."""
+    what = {
+        (True, True): "the training loss of (head, relation) against all tails",
+        (True, False): "the triple's own part of the training loss",
+    }.get((loss == TRAINING, triple_loss == ROW), "the cross-entropy of the tail's score alone")
+    return f"{what}, {'both directions' if sides == BOTH else 'head to tail'}"

@@ -1,0 +1,118 @@
+"""Which triples are traced: the graph, the test triples asked about, and how training took them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.errors import DataError, UsageError
+from memfit_workloads.conve.data import Graph, read_graph
+from memfit_workloads.conve.settings import K_VS_ALL, GraphFiles, dataset_files
+
+from .checkpoints import read_config, run_folder_of
+from .settings import TracinSettings
+
+_USUAL_SMOOTHING = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Question:
+    """A graph, and the test triples of it that are asked about."""
+
+    graph: Graph
+    files: GraphFiles
+    test_rows: tuple[int, ...]
+    """Lines of the test set, from 0; none in mode self."""
+    training_target: str
+    label_smoothing: float
+
+    @property
+    def test(self) -> Tensor:
+        """Return the test triples (n, 3)."""
+        return self.graph.test[torch.tensor(self.test_rows, dtype=torch.int64)]
+
+
+def read_question(settings: TracinSettings) -> Question:
+    """Read the graph, from the flags or from the run folder that the model lies in.
+
+    Raises:
+        DataError: if a file is missing or malformed.
+        UsageError: if no graph is named, or test triples that there are not.
+    """
+    folder = run_folder_of(settings.model_path)
+    config: dict[str, Any] = {"data": {}, "training": {}}
+    if folder is not None:
+        config = read_config(folder)
+    training = config["training"]
+    files = _files(settings, folder, config["data"])
+    graph = read_graph(files, skip_bad_lines=bool(training.get("skip_bad_lines")))
+    smoothing = settings.label_smoothing
+    if smoothing is None:
+        smoothing = training.get("label_smoothing", _USUAL_SMOOTHING)
+    return Question(
+        graph=graph,
+        files=files,
+        test_rows=_test_rows(settings, len(graph.test), files.test),
+        training_target=settings.training_target or training.get("training_target", K_VS_ALL),
+        label_smoothing=smoothing,
+    )
+
+
+def _files(settings: TracinSettings, folder: Path | None, noted: dict[str, Any]) -> GraphFiles:
+    """Put the flags before what the run folder says; the ids behind its weights lie in it."""
+    if settings.dataset:
+        return dataset_files(settings.dataset)
+
+    def file(name: str) -> Path | None:
+        own: Path | None = getattr(settings, name)
+        if own is not None or noted.get(name) is None:
+            return own
+        return Path(noted[name])
+
+    def ids(name: str) -> Path | None:
+        own: Path | None = getattr(settings, name)
+        if own is not None or folder is None:
+            return own
+        path = folder / f"{name}.txt"
+        return path if path.is_file() else file(name)
+
+    train, test = file("train"), file("test") if settings.has_test else None
+    if train is None or (test is None and settings.has_test):
+        msg = (
+            "No graph to trace in: the model lies in no run folder. Give --train and --test with "
+            "one file each and the maps --entity-to-id and --relation-to-id, or --dataset."
+        )
+        raise UsageError(msg)
+    entities, relations = ids("entity_to_id"), ids("relation_to_id")
+    # Without maps, ids are given in the order of train, valid and test.
+    is_open = entities is None or relations is None
+    return GraphFiles(
+        train=train,
+        valid=file("valid") if is_open else None,
+        test=file("test") if is_open else test,
+        entity_to_id=entities,
+        relation_to_id=relations,
+    )
+
+
+def _test_rows(settings: TracinSettings, count: int, path: Path | None) -> tuple[int, ...]:
+    """Return the lines of the test set that are asked about.
+
+    Raises:
+        DataError: if one of them is not there.
+    """
+    if not settings.has_test:
+        return ()
+    rows = settings.test_indices or tuple(range(count))
+    unknown = [row for row in rows if row >= count]
+    if unknown:
+        reason = (
+            f"it has {count} test triples, 0 to {count - 1}, and --test-indices asks for "
+            f"{unknown[0]}."
+        )
+        raise DataError(str(path), reason)
+    return rows[: settings.max_test_triples]

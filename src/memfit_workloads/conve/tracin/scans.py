@@ -1,0 +1,296 @@
+"""The influence scans of one tracing, and what they take."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from memfit import influence
+from memfit.devices.catalogue import current_device_name
+from memfit.errors import DeviceUnavailableError
+from memfit.units import format_bytes, format_seconds
+from memfit_workloads.conve.model import ConvE
+from memfit_workloads.conve.queries import Queries
+
+from .checkpoints import FoundCheckpoint
+from .findings import Finding, Findings, Influence, NamedTriple
+from .labels import Labels
+from .losses import TripleLoss, Triples, description_of
+from .progress import Listener
+from .questions import Question
+from .settings import TracinSettings
+
+_CPU, _CUDA = "cpu", "cuda"
+_USUAL_CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a tracing takes: its scans come one after the other."""
+
+    device: str
+    scans: Sequence[influence.ScanPrediction]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "predicted_peak_bytes": max(each.peak_allocated_bytes for each in self.scans),
+            "predicted_process_bytes": max(each.process_bytes for each in self.scans),
+            "predicted_seconds": sum(each.seconds for each in self.scans),
+            "train_chunk": self.scans[0].train_chunk,
+            "test_chunk": self.scans[0].test_chunk,
+            "num_steps": sum(each.num_steps for each in self.scans),
+        }
+
+    def sentence(self) -> str:
+        """Say it in one line."""
+        told = self.as_json()
+        return (
+            f"Predicted on {self.device}: peak {format_bytes(told['predicted_peak_bytes'])} with "
+            f"{told['train_chunk']} training triples at a time, at most "
+            f"{format_seconds(told['predicted_seconds'])} for {told['num_steps']} steps."
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scans:
+    """A model, the triples to compare, and the checkpoints to do it under."""
+
+    settings: TracinSettings
+    question: Question
+    checkpoints: Sequence[FoundCheckpoint]
+    model: ConvE
+    known: Queries
+    loss: TripleLoss
+
+    @classmethod
+    def of(
+        cls,
+        settings: TracinSettings,
+        question: Question,
+        checkpoints: Sequence[FoundCheckpoint],
+    ) -> Self:
+        """Build the model, on the device where it is to be traced.
+
+        Raises:
+            DeviceUnavailableError: if that device is not in this machine.
+        """
+        graph = question.graph
+        loss = TripleLoss(
+            loss=settings.loss,
+            triple_loss=settings.triple_loss,
+            label_smoothing=question.label_smoothing,
+            use_mixed_precision=settings.use_mixed_precision,
+        )
+        model = ConvE(checkpoints[0].sizes).to(checkpoints[0].dtype)
+        return cls(
+            settings=settings,
+            question=question,
+            checkpoints=checkpoints,
+            model=model.to(_place(settings)),
+            known=Queries.grouped(graph.train, graph.num_relations),
+            loss=loss,
+        )
+
+    @property
+    def device(self) -> str:
+        """Return the device's name in the catalogue."""
+        asked = self.settings.device
+        if self.settings.dry_run and asked not in (None, _CPU, _CUDA):
+            return str(asked)
+        kind = self.model.entity_bias.device.type
+        return _CPU if kind == _CPU else current_device_name()
+
+    def predict(self) -> Predicted:
+        """Predict the peak and the time; a few triples are proved, nothing is scanned.
+
+        Raises:
+            MemfitError: if it cannot be predicted, or nothing fits into the budget.
+        """
+        scans = [self._own_scan(range(len(self.question.graph.train)))]
+        if self.settings.has_test:
+            scans.insert(0, self._pair_scan())
+        predicted = [scan.predict(self.device) for scan in scans]
+        return Predicted(device=self.device, scans=predicted)
+
+    def find(self, labels: Labels, folder: Path | None, listener: Listener) -> Findings:
+        """Scan, and name what was found.
+
+        Raises:
+            MemfitError: if a score is no number, or a checkpoint or the folder cannot be used.
+        """
+        graph = self.question.graph
+        every = range(len(graph.train))
+        if not self.settings.has_test:
+            found = self._own_scan(every, folder, listener).self_influence()
+            ranked = found.highest(self.settings.top_k or len(every))
+            pairs = zip(ranked.indices[0], ranked.scores[0], strict=True)
+            own = [
+                Influence(
+                    train=NamedTriple.of(row, graph.train, labels),
+                    score=score,
+                    self_influence=score,
+                )
+                for row, score in pairs
+            ]
+            return Findings(about=_how(found), by_test=(), own=own)
+        scores = self._pair_scan(folder, listener).scores()
+        extremes = [_extremes(scores, place) for place in range(len(self.question.test_rows))]
+        rows = sorted({row for each in extremes for row in each})
+        inner = None if folder is None else folder / "self"
+        of_rows = self._own_scan(rows, inner, listener).self_influence().scores.tolist()
+        own_scores = dict(zip(rows, of_rows, strict=True))
+        findings = []
+        for test_row, by_row in zip(self.question.test_rows, extremes, strict=True):
+            influences = [
+                Influence(
+                    train=NamedTriple.of(row, graph.train, labels),
+                    score=score,
+                    self_influence=own_scores[row],
+                )
+                for row, score in by_row.items()
+            ]
+            test = NamedTriple.of(test_row, graph.test, labels)
+            findings.append(Finding(test=test, influences=influences))
+        return Findings(about=_how(scores), by_test=findings, own=())
+
+    def sentence(self) -> str:
+        """Say in one line what is compared with what."""
+        number = len(self.checkpoints)
+        test = "each with itself"
+        if self.settings.has_test:
+            test = f"against {len(self.question.test_rows)} test triples"
+        what = description_of(self.settings.loss, self.settings.triple_loss, self.settings.sides)
+        return (
+            f"{len(self.question.graph.train)} training triples {test}, under {number} "
+            f"checkpoint{'s' if number > 1 else ''} on {self.device}; a triple's loss is {what}."
+        )
+
+    def definition(self) -> dict[str, Any]:
+        """Return what makes it this tracing and no other."""
+        triples = torch.cat([self.question.graph.train, self.question.test])
+        return {
+            "mode": self.settings.mode,
+            "loss": self.settings.loss,
+            "triple_loss": self.settings.triple_loss,
+            "sides": self.settings.sides,
+            "training_target": self.question.training_target,
+            "label_smoothing": self.question.label_smoothing,
+            "use_mixed_precision": self.settings.use_mixed_precision,
+            "triples": zlib.crc32(triples.numpy().tobytes()),
+        }
+
+    def about(self) -> dict[str, Any]:
+        """Return how scores are found, as JSON has it."""
+        told = self.definition()
+        del told["triples"]
+        return {
+            **told,
+            "loss_in_words": description_of(told["loss"], told["triple_loss"], told["sides"]),
+            "checkpoints": [
+                {
+                    "file": str(each.path),
+                    "epoch": each.epoch,
+                    "learning_rate": each.learning_rate,
+                }
+                for each in self.checkpoints
+            ],
+            "train": str(self.question.files.train),
+            "test": str(self.question.files.test) if self.settings.has_test else None,
+            "num_train": len(self.question.graph.train),
+            "num_test": len(self.question.test_rows),
+            "device": self.device,
+            "budget_bytes": self.settings.budget_bytes,
+        }
+
+    def _pair_scan(
+        self, folder: Path | None = None, listener: Listener | None = None
+    ) -> influence.Scan:
+        """Return the scan of test triples against training triples."""
+        return influence.Scan(
+            train=self._samples(self.question.graph.train),
+            test=self._samples(self.question.test),
+            top_k=self.settings.top_k,
+            folder=folder,
+            listener=listener,
+            **self._given(),
+        )
+
+    def _own_scan(
+        self,
+        rows: Sequence[int],
+        folder: Path | None = None,
+        listener: Listener | None = None,
+    ) -> influence.Scan:
+        """Return the scan of some training triples, each with itself."""
+        triples = self.question.graph.train
+        if len(rows) < len(triples):
+            triples = triples[torch.tensor(rows, dtype=torch.int64)]
+        return influence.Scan(
+            train=self._samples(triples), folder=folder, listener=listener, **self._given()
+        )
+
+    def _samples(self, triples: Tensor) -> influence.Samples:
+        return Triples(
+            triples=triples,
+            known=self.known,
+            sides=self.settings.sides,
+            training_target=self.question.training_target,
+        ).samples()
+
+    def _given(self) -> dict[str, Any]:
+        """Return what all scans have in common."""
+        size = self.settings.batch_size or _USUAL_CHUNK
+        return {
+            "model": self.model,
+            "loss": self.loss,
+            "checkpoints": [
+                influence.Checkpoint.of_file(each.path, each.learning_rate, key="model_state_dict")
+                for each in self.checkpoints
+            ],
+            "parameters": self.settings.layers,
+            "unproved": self.settings.unproved,
+            "budget": self.settings.budget_bytes,
+            "train_chunk": size,
+            "test_chunk": size,
+        }
+
+
+def _place(settings: TracinSettings) -> torch.device:
+    """Return where the model goes; a dry run for another card stays on the host."""
+    asked = settings.device
+    if asked in (None, _CUDA) and torch.cuda.is_available():
+        return torch.device(_CUDA)
+    if asked in (None, _CPU) or (settings.dry_run and asked != _CUDA):
+        return torch.device(_CPU)
+    raise DeviceUnavailableError(str(asked), "--device is cpu or cuda here")
+
+
+def _extremes(scores: influence.Scores, place: int) -> dict[int, float]:
+    """Return the scores of a test triple by training triple, the highest first."""
+    return dict(sorted(_pairs(scores, place), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _pairs(scores: influence.Scores, place: int) -> Iterator[tuple[int, float]]:
+    if scores.scores is not None:
+        yield from enumerate(scores.scores[place].tolist())
+        return
+    for ranked in (scores.helpful, scores.harmful):
+        assert ranked is not None, "the highest are kept where not all are"
+        yield from zip(ranked.indices[place], ranked.scores[place], strict=True)
+
+
+def _how(found: influence.Scores | influence.SelfInfluence) -> dict[str, Any]:
+    """Return how scores were found."""
+    return {
+        "parameters": list(found.parameters),
+        "unread": dict(found.unread),
+        "unproved": list(found.unproved),
+        "proof_error": found.proof_error,
+    }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memfit.strategies.base import Strategy
 
 _BFLOAT16_CAPABILITY = 8.0
+_STEADY_UPDATES = 2
 _SLOW = 10
 """How many times slower than no plan at all is worth a warning."""
 
@@ -187,3 +188,21 @@ def peaks_line(planned_memory: PlannedFigures, measured_bytes: int | None) -> st
         error = format_fraction(predicted_bytes / measured_bytes - 1)
         peak += f", measured {format_bytes(measured_bytes)} ({error})"
     return peak
+
+
+def short_run_lines(planned_memory: PlannedFigures, num_updates: int) -> tuple[str, ...]:
+    """Say why a run of less than two updates takes less than what is predicted of a step.
+
+    Args:
+        planned_memory: what was predicted.
+        num_updates: how often the optimizer stepped; a gradient scaler may skip the first times.
+    """
+    if num_updates >= _STEADY_UPDATES:
+        return ()
+    planned = planned_memory.planned
+    later, first = planned.peak_allocated_bytes, planned.first_step_peak_bytes
+    if num_updates == 0:
+        why = "no update was made, as the gradient scaler skipped them all"
+    else:
+        why = f"there was one update, and the first one is predicted to take {format_bytes(first)}"
+    return (f"short run: {why}; {format_bytes(later)} are of steps whose optimizer has its states",)

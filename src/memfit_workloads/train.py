@@ -14,7 +14,9 @@ from memfit.reports.training import Training, write_training
 
 from .loop import fit, resume
 from .peak_limit import check_peak
-from .planned_memory import peaks_line, show_plan
+from .planned_memory import peaks_line, short_run_lines, show_plan
+
+_MANY = 1000
 
 if TYPE_CHECKING:
     from .system import Outcome, System
@@ -108,10 +110,18 @@ def _finish(system: System) -> dict[str, Any]:
     }
     _report(system, outcome)
     where = f"run folder: {system.folder.root} ({system.main_files})"
-    lines = [*outcome.lines, peaks_line(planned, peak_bytes), where]
+    short = short_run_lines(planned, _num_updates(system))
+    lines = [*outcome.lines, peaks_line(planned, peak_bytes), *short, where]
     system.write_results(result, lines)
     _say(system, *lines)
     return result
+
+
+def _num_updates(system: System) -> int:
+    """Return how often the optimizer has stepped; many where its states do not say."""
+    counts = [state.get("step", _MANY) for state in system.run.optimizer.state.values()]
+    is_scaled = any(each.startswith("fp16") for each in system.planned_memory.plan.labels())
+    return max((int(count) for count in counts), default=0 if is_scaled else _MANY)
 
 
 def _report(system: System, outcome: Outcome) -> None:

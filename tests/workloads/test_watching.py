@@ -11,7 +11,7 @@ from tests.workloads.training import train_workload
 from memfit.errors import UsageError
 from memfit.figures import ConsideredPlan
 from memfit_workloads.conve import train_epoch, train_model
-from memfit_workloads.planned_memory import has_bfloat16, slow_lines
+from memfit_workloads.planned_memory import has_bfloat16, short_run_lines, slow_lines
 
 CONVE = (
     *("--dataset", "nations", "--embedding-height", "4", "--embedding-width", "4"),
@@ -112,3 +112,16 @@ def test_a_plan_that_is_very_slow_is_warned_of_with_what_more_memory_buys():
     assert "batchnorm-replay(8), which takes 40.0 times" in line
     planned.planned.step_seconds = 9.0
     assert slow_lines(planned) == ()
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "says"),
+    [(0, "the gradient scaler skipped them all"), (1, "first one is predicted to take 1.0 MiB")],
+)
+def test_a_run_too_short_for_its_prediction_says_so(num_updates, says):
+    peaks = SimpleNamespace(peak_allocated_bytes=2 * 2**20, first_step_peak_bytes=2**20)
+    planned = SimpleNamespace(planned=peaks)
+    (line,) = short_run_lines(planned, num_updates)
+    assert says in line
+    assert "2.0 MiB are of steps" in line
+    assert short_run_lines(planned, 2) == ()

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.workloads.training import train_workload
 
-from memfit.errors import NoPlanFitsError
+from memfit.errors import NoPlanFitsError, UsageError
 from memfit.units import MIB
 from memfit_workloads import load_workload
 from memfit_workloads.wpo_sgm import sharing as module
@@ -114,3 +114,10 @@ def test_a_dry_run_of_several_ranks_starts_none(tmp_path):
     words = (*SMALL, "--strategy", "model_parallel", "--dry-run", "--no-gpu", "--save", tmp_path)
     assert train_workload("wpo-sgm", words)["predicted_peak_bytes"] > 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [("--data", "cifar10"), ("--num_ranks", "601")])
+def test_what_every_rank_would_refuse_is_said_once(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"CIFAR-10|600 centres for 601 ranks"):
+        train_workload("wpo-sgm", (*SMALL, *words, "--strategy", "model_parallel", "--no-gpu"))

@@ -72,9 +72,10 @@ def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
 
 def _shared(settings: TrainingSettings, num_ranks: int | None, console: Console) -> dict[str, Any]:
     """Train in several processes, or plan for one of them."""
+    # What is wrong with data and sizes is said once, and not by every rank.
+    first = WpoSgmTraining(settings, console, Ranks(num_ranks=num_ranks or usual_num_ranks()))
     if settings.watching.dry_run:
-        ranks = Ranks(num_ranks=num_ranks or usual_num_ranks())
-        return training.train(WpoSgmTraining(settings, console, ranks))
+        return training.train(first)
     start_ranks(shlex.split(settings.command)[1:], num_ranks, console)
     result: dict[str, Any] = json.loads((settings.folder / _RESULT).read_text())
     check_peak(result)

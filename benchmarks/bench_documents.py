@@ -48,7 +48,8 @@ def _type(document: Document, result: str) -> None:
                 print(f"    {row['said']}", flush=True)
             rows.append(row)
             num_done = sum(each["exit_code"] == 0 for each in rows)
-            write_result(result, {"num_lines": len(rows), "num_done": num_done, "rows": rows})
+            figures = {"num_in_document": len(document.lines), "num_lines": len(rows)}
+            write_result(result, {**figures, "num_done": num_done, "rows": rows})
 
 
 def _known(result: str) -> dict[str, dict[str, Any]]:

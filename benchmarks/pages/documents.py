@@ -10,10 +10,12 @@ from .blocks import Figures, table
 def typed(figures: Figures) -> Iterator[str]:
     """List every line of a document, what it is typed as, and what came of it."""
     yield (
-        f"Every command of the document, typed with memfit's names "
+        f"{figures['num_lines']} of the document's {figures['num_in_document']} commands, typed "
+        "with memfit's names "
         f"(`python benchmarks/bench_documents.py`, {figures['date']}, torch {figures['torch']}, a "
         f"CPU): {figures['num_done']} of {figures['num_lines']} end with exit code 0. The others "
-        "end with the line that is shown. Peaks are predicted and measured."
+        "end with the line that is shown. Peaks are predicted and measured; a run of one step has "
+        "no optimizer states yet, and takes less than is predicted of a step."
     )
     yield table(
         "typed | exit | processor seconds | what came of it",

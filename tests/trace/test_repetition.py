@@ -130,3 +130,10 @@ def test_pieces_that_differ_are_not_lengthened():
 def test_what_was_recorded_in_too_few_pieces_is_not_lengthened():
     job = job_with(mean_square, batch_size=3 * SIZE)
     assert recorded(job, "cpu", few=True).with_more_pieces(2) is None
+
+
+def test_what_moved_bytes_is_not_lengthened():
+    """Bytes that moved were counted for the recorded pieces alone."""
+    few = recorded(job_with(mean_square), "cpu", few=True)
+    few.spill.note_in("0.0", 1)
+    assert few.with_more_pieces(NUM_PIECES - 4) is None

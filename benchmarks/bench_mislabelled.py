@@ -20,10 +20,11 @@ from torch import Tensor
 
 from memfit import influence
 from memfit.losses import one_to_many_bce
+from memfit_workloads.conve.batches import QueryBatches
 from memfit_workloads.conve.data import Graph, read_graph
 from memfit_workloads.conve.evaluation import Evaluation
 from memfit_workloads.conve.model import ConvE, build_model
-from memfit_workloads.conve.queries import Queries, batch_rows
+from memfit_workloads.conve.queries import Queries
 from memfit_workloads.conve.settings import K_VS_ALL, dataset_files
 from memfit_workloads.conve.sizes import ConvESizes
 from memfit_workloads.conve.tracin.losses import TripleLoss, Triples
@@ -145,6 +146,7 @@ def _train(graph: Graph, clean: Graph, seed: int) -> Trained:
     )
     model = build_model(sizes, seed)
     queries = Queries.grouped(graph.train, graph.num_relations)
+    batches = QueryBatches.of(queries, _BATCH, seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     draw = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -152,8 +154,8 @@ def _train(graph: Graph, clean: Graph, seed: int) -> Trained:
     for epoch in range(1, _EPOCHS + 1):
         rate = _RATE * _DECAY ** (epoch - 1)
         optimizer.param_groups[0]["lr"] = rate
-        for rows in batch_rows(torch.randperm(len(queries), generator=draw), _BATCH):
-            batch = queries.batch(rows)
+        for rows in batches.cut(torch.randperm(len(queries), generator=draw)):
+            batch = batches.batch(rows)
             loss = one_to_many_bce(
                 model.encode(batch.heads, batch.relations),
                 model.entity_embedding.weight,

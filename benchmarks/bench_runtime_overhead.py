@@ -20,7 +20,12 @@ from results_file import save_result
 import memfit
 from memfit_workloads.conve import WORKLOAD
 from memfit_workloads.conve.data import read_graph
-from memfit_workloads.conve.job import build_job, sizes_for, training_queries
+from memfit_workloads.conve.job import (
+    build_job,
+    sizes_for,
+    training_batches,
+    training_queries,
+)
 from memfit_workloads.conve.settings import settings_from
 
 _NUM_BLOCKS = 60
@@ -36,10 +41,10 @@ def main() -> None:
     settings = settings_from(parser.parse_args(flags), command="")
     graph = read_graph(settings.files, skip_bad_lines=False)
     queries = training_queries(settings, graph)
-    job = build_job(settings, sizes_for(settings, graph), queries)
+    cut = training_batches(settings, queries)
+    job = build_job(settings, sizes_for(settings, graph), cut)
     batches = [
-        queries.batch(torch.randperm(len(queries))[: job.batch_size])
-        for _ in range(_STEPS_PER_BLOCK)
+        cut.batch(torch.randperm(len(queries))[: job.batch_size]) for _ in range(_STEPS_PER_BLOCK)
     ]
     run = memfit.start(job)
     bare = bare_step(job, run.model, run.optimizer)

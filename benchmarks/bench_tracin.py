@@ -70,7 +70,7 @@ class Case:
     def tensors(self, samples: influence.Samples) -> tuple[Tensor, Tensor, Tensor]:
         """Return triples as heads, relations and positives."""
         batch = samples.batch(torch.arange(samples.count))
-        return batch.heads[:, 0], batch.relations[:, 0], batch.positives[:, 0]
+        return batch.heads[:, 0], batch.relations[:, 0], batch.positives[0]
 
 
 def main(argv: Sequence[str]) -> None:

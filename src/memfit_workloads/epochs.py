@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -47,6 +48,10 @@ class EpochState:
     """Whole epochs done."""
     steps_done: int = 0
     """Steps done of the epoch under way."""
+    num_steps: int = 0
+    """Steps done of all epochs."""
+    rows_done: int = 0
+    """Rows trained on in the epoch under way."""
     loss_sum: float = 0.0
     """Over the rows of the epoch under way."""
     epoch_seconds: float = 0.0
@@ -103,6 +108,12 @@ class EpochSystem(System):
     def data_config(self) -> dict[str, Any]:
         """Return what a continuation has to find again of the data; a checkpoint holds it."""
 
+    def outlook(self) -> dict[str, Any]:
+        """Return the steps of an epoch, and the seconds that they are predicted to take."""
+        num_steps = -(-self.num_rows // self.settings.batch_size)
+        step_seconds = self.planned_memory.planned.step_seconds
+        return {"epoch_steps": num_steps, "epoch_seconds": num_steps * step_seconds}
+
     # The loop.
 
     def begin(self) -> None:
@@ -110,11 +121,15 @@ class EpochSystem(System):
         torch.manual_seed(self.settings.random_seed)
 
     def is_over(self) -> bool:
-        """Return whether all epochs are done, or validation has not improved for long enough."""
+        """Return whether all epochs or steps are done, or validation has stopped improving."""
         patience = self.settings.early_stopping_patience
         if patience is not None and self.state.validations_since_best >= patience:
             return True
-        return self.state.epoch >= self.settings.num_epochs
+        return self._is_last_step() or self.state.epoch >= self.settings.num_epochs
+
+    def _is_last_step(self) -> bool:
+        """Return whether as many steps are done as there may be."""
+        return self.state.num_steps >= (self.settings.max_steps or math.inf)
 
     def next_batch(self) -> Any:
         """Return the next batch of the epoch, which begins with the first."""
@@ -127,21 +142,29 @@ class EpochSystem(System):
 
     def step_done(self, loss: float, seconds: float) -> None:
         """Account for a step."""
-        self.state.loss_sum += loss * len(self._batches[self.state.steps_done])
+        num_rows = len(self._batches[self.state.steps_done])
+        self.state.loss_sum += loss * num_rows
+        self.state.rows_done += num_rows
         self.state.steps_done += 1
+        self.state.num_steps += 1
         self.state.epoch_seconds += seconds
 
     def after_step(self) -> None:
         """Validate after an epoch, note what it gave, and write what is due."""
         state, settings = self.state, self.settings
-        if state.steps_done < len(self._batches):
+        is_last = self._is_last_step()
+        if state.steps_done < len(self._batches) and not is_last:
+            if settings.checkpoint_steps and state.num_steps % settings.checkpoint_steps == 0:
+                self.save_interrupted()
             return
+        num_in_epoch = len(self._batches)
         self._batches, self._order_state = (), None
         state.epoch += 1
         valid = score = None
-        if state.epoch == settings.num_epochs or state.epoch % settings.eval_every == 0:
+        is_last = is_last or state.epoch == settings.num_epochs
+        if is_last or state.epoch % settings.eval_every == 0:
             score, valid = self.validate()
-        self._note_epoch(score, valid)
+        self._note_epoch(score, valid, num_in_epoch)
         is_best = score is not None and self._note_score(score)
         self._write_history()
         if is_best:
@@ -150,13 +173,16 @@ class EpochSystem(System):
             path = self.folder.checkpoints / f"checkpoint_epoch_{state.epoch}.pt"
             save_checkpoint(path, self.checkpoint())
 
-    def _note_epoch(self, score: float | None, valid: dict[str, Any] | None) -> None:
+    def _note_epoch(
+        self, score: float | None, valid: dict[str, Any] | None, num_in_epoch: int
+    ) -> None:
         """Turn the sums of the epoch into a line of history, and begin them anew."""
         state = self.state
         prediction = self.run.plan.prediction
         line = {
             "epoch": state.epoch,
-            "loss": state.loss_sum / self.num_rows,
+            "num_steps": state.steps_done,
+            "loss": state.loss_sum / state.rows_done,
             "learning_rate": self.run.optimizer.param_groups[0]["lr"],
             f"valid_{self.score}": score,
             "valid": valid,
@@ -165,10 +191,13 @@ class EpochSystem(System):
             "measured_peak_bytes": self.run.measured_peak_bytes,
         }
         state.history.append(line)
-        state.steps_done, state.loss_sum, state.epoch_seconds = 0, 0.0, 0.0
+        state.steps_done, state.rows_done = 0, 0
+        state.loss_sum, state.epoch_seconds = 0.0, 0.0
         if score is not None:
+            is_whole = line["num_steps"] == num_in_epoch
+            part = "" if is_whole else f", {line['num_steps']} of {num_in_epoch} steps"
             self.console.print(
-                f"epoch {line['epoch']}: loss {line['loss']:.5f}, "
+                f"epoch {line['epoch']}{part}: loss {line['loss']:.5f}, "
                 f"valid {self.score.upper()} {score:.4f}, {line['seconds']:.2f} s"
             )
 
@@ -238,7 +267,10 @@ class EpochSystem(System):
     def resumed(self, checkpoint: dict[str, Any]) -> None:
         """Take up the state and the order of the rows."""
         own_name = {f"best_{self.score}": "best_score"}
-        state = checkpoint["training_state"]
+        state: dict[str, Any] = dict(checkpoint["training_state"])
+        # A checkpoint of before these were counted.
+        state.setdefault("rows_done", state["steps_done"] * self.settings.batch_size)
+        state.setdefault("num_steps", state["steps_done"])
         self.state = EpochState(**{own_name.get(name, name): state[name] for name in state})
         self._order.set_state(checkpoint["order_state"])
         self._write_history()

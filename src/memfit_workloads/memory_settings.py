@@ -114,3 +114,7 @@ class EpochSettings(SystemSettings):
     """In epochs."""
     early_stopping_patience: int | None
     random_seed: int
+    max_steps: int | None = None
+    """Where training ends, in the middle of an epoch too."""
+    checkpoint_steps: int | None = None
+    """Steps between checkpoints within an epoch; None writes them after epochs alone."""

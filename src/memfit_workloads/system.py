@@ -71,6 +71,10 @@ class System(ABC):
         """Return what is said of memory before the plan, line by line."""
         return []
 
+    def outlook(self) -> dict[str, Any]:
+        """Return how long training will take, once it is planned, as the result has it."""
+        return {}
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""

@@ -11,6 +11,7 @@ from memfit.journal.sentences import event_sentence
 from memfit.reports.run_contents import read_report
 from memfit.reports.run_page import write_run_page
 from memfit.reports.training import Training, write_training
+from memfit.units import format_seconds
 
 from .loop import fit, resume
 from .peak_limit import check_peak
@@ -39,6 +40,7 @@ def train(system: System) -> dict[str, Any]:
     if system.ranks.is_first:
         _say(system, *system.estimate())
         show_plan(system.planned_memory, system.console)
+        _say(system, *_outlook_lines(system.outlook()))
     planned = system.planned_memory
     if system.settings.watching.dry_run:
         return _planned_only(system)
@@ -67,6 +69,14 @@ def train(system: System) -> dict[str, Any]:
     return result
 
 
+def _outlook_lines(outlook: dict[str, Any]) -> tuple[str, ...]:
+    """Say how long an epoch is."""
+    if not outlook:
+        return ()
+    seconds = format_seconds(outlook["epoch_seconds"])
+    return (f"an epoch: {outlook['epoch_steps']:,} steps, predicted to take {seconds}",)
+
+
 def _planned_only(system: System) -> dict[str, Any]:
     """Return the result of a dry run, which makes no folder."""
     planned = system.planned_memory
@@ -76,6 +86,7 @@ def _planned_only(system: System) -> dict[str, Any]:
         "metrics": {},
         **planned.to_json(),
         "step_seconds": planned.planned.step_seconds,
+        **system.outlook(),
         "measured_peak_bytes": None,
         "run_folder": None,
     }

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from memfit.errors import DataError
+from memfit.losses import PositivePairs
+from memfit_workloads.conve import batches as batches_module
+from memfit_workloads.conve.batches import QueryBatches, batch_rows
 from memfit_workloads.conve.data import Graph, read_graph
-from memfit_workloads.conve.queries import Queries, batch_rows, with_inverses
+from memfit_workloads.conve.queries import Queries, with_inverses
 from memfit_workloads.conve.settings import GraphFiles
 
 GOOD = "a\tlikes\tb\na\tlikes\tc\nb\tknows\tc\n"
@@ -135,7 +139,7 @@ def test_every_query_has_all_its_tails_once_inverses_included() -> None:
     expected: dict[tuple[int, int], set[int]] = {}
     for head, relation, tail in with_inverses(triples, 3).tolist():
         expected.setdefault((head, relation), set()).add(tail)
-    batch = queries.batch(torch.arange(len(queries)))
+    batch = QueryBatches.of(queries, 8, seed=1).batch(torch.arange(len(queries)))
     found = {}
     for head, relation, row in zip(*(part.tolist() for part in batch), strict=True):
         answers = [tail for tail in row if tail >= 0]
@@ -148,16 +152,82 @@ def test_a_batch_is_padded_to_its_own_longest_row_and_the_largest_to_the_longest
     queries = Queries.grouped(random_triples(), num_relations=3)
     counts = queries.offsets.diff()
     rows = counts.argsort()[:5]
-    assert queries.batch(rows).positives.shape == (5, int(counts[rows].max()))
-    largest = queries.largest_batch(500)
+    batches = QueryBatches.of(queries, 500, seed=1)
+    found = batches.batch(rows).positives
+    assert isinstance(found, torch.Tensor)
+    assert found.shape == (5, int(counts[rows].max()))
+    largest = batches.largest(500)
+    assert isinstance(largest.positives, torch.Tensor)
     assert largest.positives.shape == (500, int(counts.max()))
     assert largest.heads.shape == largest.relations.shape == (500,)
+
+
+def long_tailed_queries() -> Queries:
+    """Make queries of which a few have very many answers."""
+    generator = torch.Generator().manual_seed(2)
+    heads = torch.arange(400)
+    counts = torch.where(heads % 40 == 0, 150, 2)
+    triples = torch.stack(
+        [
+            heads.repeat_interleave(counts),
+            torch.zeros(int(counts.sum()), dtype=torch.int64),
+            torch.cat([torch.randperm(400, generator=generator)[: int(n)] for n in counts]),
+        ],
+        dim=1,
+    )
+    return Queries.grouped(triples, num_relations=1)
+
+
+def test_batches_of_pairs_list_every_answer_and_are_all_of_one_size(monkeypatch) -> None:
+    monkeypatch.setattr(batches_module, "_MOST_PADDED_BYTES", 0)
+    queries = long_tailed_queries()
+    batches = QueryBatches.of(queries, 20, seed=5)
+    order = torch.Generator().manual_seed(5)
+    for _ in range(30):
+        cut = batches.cut(torch.randperm(len(queries), generator=order))
+        assert torch.equal(torch.cat(cut).sort().values, torch.arange(len(queries)))
+        for rows in cut:
+            made = batches.batch(rows)
+            assert isinstance(made.positives, PositivePairs)
+            assert len(made.positives.rows) == batches.num_pairs
+            is_pair = made.positives.candidates >= 0
+            found = torch.stack(made.positives, dim=1)[is_pair].tolist()
+            expected = [
+                [place, tail]
+                for place, row in enumerate(queries.padded_answers(rows).tolist())
+                for tail in row
+                if tail >= 0
+            ]
+            assert sorted(found) == sorted(expected)
+    largest = batches.largest(20)
+    assert [part.shape for part in tree_leaves(largest)] == [
+        part.shape for part in tree_leaves(batches.batch(cut[0]))
+    ]
+
+
+def test_the_first_epoch_is_cut_as_its_order_says(monkeypatch) -> None:
+    monkeypatch.setattr(batches_module, "_MOST_PADDED_BYTES", 0)
+    queries = long_tailed_queries()
+    batches = QueryBatches.of(queries, 20, seed=5)
+    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(5))
+    assert torch.equal(torch.cat(batches.cut(order)), order)
+
+
+def test_ids_too_large_for_one_number_are_grouped_all_the_same() -> None:
+    triples = random_triples()
+    large = triples + torch.tensor([2**40, 0, 2**40])
+    queries, expected = Queries.grouped(large, 3), Queries.grouped(triples, 3)
+    assert torch.equal(queries.tails, expected.tails + 2**40)
+    assert torch.equal(queries.heads, expected.heads + 2**40)
+    assert torch.equal(queries.relations, expected.relations)
+    assert torch.equal(queries.offsets, expected.offsets)
 
 
 def test_single_targets_make_every_triple_and_its_inverse_a_row() -> None:
     triples = random_triples(20)
     queries = Queries.one_per_triple(triples, num_relations=3)
-    batch = queries.batch(torch.arange(40))
+    batch = QueryBatches.of(queries, 40, seed=1).batch(torch.arange(40))
+    assert isinstance(batch.positives, torch.Tensor)
     assert batch.positives.shape == (40, 1)
     rows = torch.cat([batch.heads[:, None], batch.relations[:, None], batch.positives], dim=1)
     assert torch.equal(rows, with_inverses(triples, 3))

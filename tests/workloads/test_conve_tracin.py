@@ -13,6 +13,7 @@ from tests.workloads.traced import ENTITIES, EPOCHS, RATES, RELATIONS, SMOOTHING
 from memfit.cli.main import main
 from memfit.influence import walk
 from memfit_workloads.conve.checkpoints import load_model
+from memfit_workloads.conve.tracin import listings
 from memfit_workloads.conve.tracin.findings import COLUMNS
 
 DEFINITIONS = {
@@ -103,6 +104,53 @@ def test_scores_are_those_of_a_dense_loop(definition, run, capsys) -> None:
     assert error(found_own, own) < 1e-12
     assert [each["score"] for each in alone] == sorted(found_own.tolist(), reverse=True)
     assert found["unread"] == {}
+
+
+def test_triples_that_share_a_row_are_compared_once(run, capsys) -> None:
+    train = triples_in(run, "train")
+    num_rows = len({(head, relation) for head, relation, _ in train.tolist()})
+    found = traced(run, capsys, "--dry-run")
+    assert found["num_train_rows"] == num_rows < len(train) == found["num_train"]
+    assert "rows, against" in found["said"]
+    both = traced(run, capsys, "--dry-run", "--sides", "both")
+    assert both["num_train_rows"] == len(train)
+
+
+@pytest.mark.parametrize("sides", ["tail", "both"])
+def test_pairs_of_answers_give_the_scores_of_padded_lists(sides, run, capsys, monkeypatch) -> None:
+    words = ("--triple-loss", "row", "--sides", sides, "--batch-size", "4", "--top-k", "9")
+    padded = traced(run, capsys, *words)["results"]
+    monkeypatch.setattr(listings, "_MOST_PADDED", 1)
+    paired = traced(run, capsys, *words)
+    assert scores_of(paired["results"]) == pytest.approx(scores_of(padded), rel=1e-12)
+    assert paired["measured_peak_bytes"] == pytest.approx(paired["predicted_peak_bytes"], abs=1024)
+
+
+def scores_of(results) -> dict[tuple[int, int], float]:
+    """Return scores by test and training triple."""
+    return {
+        (each["test"]["index"], row["index"]): row["score"]
+        for each in results
+        for kind in ("helpful", "harmful")
+        for row in each[kind]
+    }
+
+
+@pytest.mark.parametrize("mode", ["test", "self"])
+def test_some_training_triples_have_the_scores_that_they_have_among_all(mode, run, capsys) -> None:
+    every = len(triples_in(run, "train"))
+    words = ("--mode", mode, "--top-k", str(every), "--loss", "training", "--sides", "tail")
+    some = traced(run, capsys, *words, "--train-indices", "9", "2-5", "--max-train-triples", "4")
+    whole = traced(run, capsys, *words)
+    assert some["num_train"] == 4
+    if mode == "self":
+        found, expected = (
+            {row["index"]: row["score"] for row in each["self_influence"]} for each in (some, whole)
+        )
+    else:
+        found, expected = scores_of(some["results"]), scores_of(whole["results"])
+    assert {key if mode == "self" else key[1] for key in found} == {2, 3, 4, 5}
+    assert found == pytest.approx({key: expected[key] for key in found}, rel=1e-12)
 
 
 def load_weights(path):
@@ -273,8 +321,9 @@ def test_a_budget_chooses_the_chunk(run, capsys) -> None:
 def test_ctrl_c_leaves_progress_from_which_the_same_command_goes_on(
     run, tmp_path, capsys, monkeypatch
 ) -> None:
-    expected = traced(run, capsys, "--batch-size", 7)["results"]
-    words = ("--batch-size", "7", "--output", tmp_path / "found.json")
+    # The rows of triples would be fewer than triples, and one test triple's chunk the only one.
+    expected = traced(run, capsys, "--batch-size", 7, "--sides", "both")["results"]
+    words = ("--batch-size", "7", "--sides", "both", "--output", tmp_path / "found.json")
     given = ["tracin", "--model-path", str(run), "--device", "cpu", *map(str, words)]
     monkeypatch.setattr(walk, "_SECONDS_BETWEEN_SAVES", 0.0)
     block = walk.Walk._block

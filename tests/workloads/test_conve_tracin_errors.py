@@ -38,7 +38,9 @@ def refused(run, capsys, *words, code: int = 1) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--test-indices", "2", "5"), "test.txt: it has 5 test triples, 0 to 4, and .* for 5"),
+        (("--train-indices", "7000"), "train.txt: it has .* triples, 0 to .* asks for 7000"),
+        (("--train-indices", "0-99999999999"), "a range has at most 10,000,000 numbers"),
+        (("--test-indices", "2", "5"), "test.txt: it has 5 triples, 0 to 4, and .* for 5"),
         (("--embedding-dim", "200"), r"epoch_2.pt: its model has embedding_dim 12, and --embed"),
         (("--output-channels", "32"), "its model has output_channels 2, and --output-channels"),
         (("--last-layer-names", "fc"), "no parameter or module called fc"),

@@ -12,9 +12,11 @@ from rich.console import Console
 from tests.workloads.training import press_ctrl_c_in_step, train_workload
 
 from memfit.errors import DataError, MemfitError, NoPlanFitsError, UsageError
-from memfit_workloads import load_workload, workload_names
+from memfit_workloads import load_workload, loop, workload_names
 from memfit_workloads.checkpoint_files import save_checkpoint
+from memfit_workloads.conve import batches
 from memfit_workloads.conve.checkpoints import load_model
+from memfit_workloads.conve.train import ConvETraining
 from memfit_workloads.epochs import load_checkpoint, newest_checkpoint
 
 SMALL = (
@@ -186,6 +188,55 @@ def test_ctrl_c_says_what_to_type_to_go_on(tmp_path, train, monkeypatch, capsys)
     assert "after 3 steps" in printed
     assert "memfit train conve --train" in printed
     assert "--resume-from-checkpoint auto" in printed
+
+
+def test_pairs_of_answers_train_the_same_weights_as_padded_lists(tmp_path, train, monkeypatch):
+    flags = ("--epochs", "1", "-o")  # from the second on rows may be in other batches
+    train(*flags, tmp_path / "padded")
+    monkeypatch.setattr(batches, "_MOST_PADDED_BYTES", 0)
+    result = train(*flags, tmp_path / "pairs")
+    ours, theirs = (
+        load_checkpoint(tmp_path / name / "final_model.pt", "ConvE") for name in ("padded", "pairs")
+    )
+    for key, value in ours["model_state_dict"].items():
+        torch.testing.assert_close(value, theirs["model_state_dict"][key], rtol=1e-4, atol=1e-5)
+    assert result["measured_peak_bytes"] == pytest.approx(result["predicted_peak_bytes"], rel=0.01)
+
+
+def test_training_may_end_within_an_epoch(tmp_path, train, capsys):
+    result = train("--epochs", "6", "--max-steps", "2", "-o", tmp_path)
+    history = json.loads((tmp_path / "training_history.json").read_text())
+    assert [line["num_steps"] for line in history] == [2]
+    assert history[0]["valid_mrr"] is not None
+    assert result["metrics"]["loss"] == history[0]["loss"]
+    assert (tmp_path / "final_model.pt").is_file()
+
+
+def test_a_run_that_is_killed_goes_on_from_its_last_steps(tmp_path, train, whole, monkeypatch):
+    class KilledError(Exception):
+        """In the place of a signal that nothing can catch."""
+
+    def killed(system: object) -> None:
+        raise KilledError
+
+    flags = ("--epochs", "6", "--checkpoint-steps", "3", "-o", tmp_path)
+    with monkeypatch.context() as patch:
+        written = ConvETraining.save_interrupted
+
+        def save(self: ConvETraining) -> Path:
+            path = written(self)
+            if self.state.num_steps >= 3:
+                patch.setattr(loop, "_step", killed)
+            return path
+
+        patch.setattr(ConvETraining, "save_interrupted", save)
+        with pytest.raises(KilledError):
+            train(*flags)
+    (found,) = (tmp_path / "checkpoints").iterdir()
+    assert load_checkpoint(found, "ConvE")["steps_done"] == 3
+    train(*flags, "--resume-from-checkpoint", "auto")
+    assert_same_training(tmp_path, whole)
+    assert not found.exists()
 
 
 def test_auto_passes_over_a_checkpoint_that_was_cut_off(tmp_path, train, whole, capsys):

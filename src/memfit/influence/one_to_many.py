@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memfit.errors import JobError
+from memfit.losses.positives import Listed, PositivePairs, listed
 
 from .factors import Factor, Outer
 from .layouts import Layout
@@ -25,15 +26,13 @@ from .products import block_bounds
 from .uses import Use
 
 _QUERY, _CANDIDATES, _BIAS = 0, 1, 2
-_MOST_COMPARED = 2**21
-"""How many pairs of a candidate and a positive are compared at a time."""
 
 
 def one_to_many_losses(
     query: Tensor,
     candidates: Tensor,
     bias: Tensor | None,
-    positives: Tensor,
+    positives: Tensor | PositivePairs,
     *,
     label_smoothing: float = 0.0,
     chunk: int = 1024,
@@ -48,7 +47,8 @@ def one_to_many_losses(
         query: (B, D).
         candidates: (N, D).
         bias: (N,), or None.
-        positives: (B, T) int64, padded with -1; a candidate listed twice in a row counts once.
+        positives: (B, T) int64, padded with -1, or `memfit.losses.PositivePairs`; a candidate
+            listed twice for a row counts once.
         label_smoothing: ``e``, from 0 to below 1.
         chunk: candidates scored at a time. Memory beyond inputs and gradients is a few B x chunk
             buffers; in an influence scan as many as its budget for products has room for.
@@ -61,26 +61,27 @@ def one_to_many_losses(
 
     Source: loss and labels, Dettmers et al. 2018 (arXiv 1707.01476), section 4.
     """
+    positive = listed(positives)
     is_usable = (
-        query.dim() == candidates.dim() == positives.dim() == 2
+        query.dim() == candidates.dim() == 2
         and query.shape[1] == candidates.shape[1]
-        and len(query) == len(positives)
+        and positive.fits(len(query))
         and (bias is None or bias.shape == candidates.shape[:1])
-        and positives.dtype == torch.int64
         and 0.0 <= label_smoothing < 1.0
         and chunk >= 1
     )
     if not is_usable:
         msg = (
             f"one_to_many_losses got query {tuple(query.shape)}, candidates "
-            f"{tuple(candidates.shape)}, positives {tuple(positives.shape)} {positives.dtype}, "
+            f"{tuple(candidates.shape)}, positives {positive}, "
             f"label_smoothing {label_smoothing} and chunk {chunk}; needed are query (B, D), "
-            "candidates (N, D), bias (N,) or None, positives (B, T) torch.int64 padded with -1, "
-            "a smoothing from 0 to below 1 and a chunk of at least 1."
+            "candidates (N, D), bias (N,) or None, positives (B, T) torch.int64 padded with -1 or "
+            "PositivePairs of two (P,) torch.int64, a smoothing from 0 to below 1 and a chunk of "
+            "at least 1."
         )
         raise JobError(msg)
     losses = _RowLosses.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        query, candidates, bias, positives, label_smoothing, chunk
+        query, candidates, bias, label_smoothing, chunk, *positive
     )
     return cast(Tensor, losses)
 
@@ -92,7 +93,7 @@ class ScoreGradients:
     query: Tensor
     candidates: Tensor
     bias: Tensor | None
-    positives: Tensor
+    positive: Listed
     label_smoothing: float
     scale: Tensor
     """(B, 1): the gradient of each row's loss, over the number of candidates."""
@@ -127,10 +128,7 @@ class ScoreGradients:
         return self._of(score_BS, rows)[:, None]
 
     def _of(self, scores: Tensor, rows: Tensor) -> Tensor:
-        is_listed = torch.zeros_like(scores, dtype=torch.bool)
-        num_each = max(1, _MOST_COMPARED // rows.numel())
-        for start, stop in block_bounds(self.positives.shape[1], num_each):
-            is_listed |= (rows[:, :, None] == self.positives[:, None, start:stop]).any(dim=2)
+        is_listed = self.positive.holds(rows, self.num_rows)
         label = self.smoothed(is_listed.to(scores.dtype))
         return scores.sigmoid().sub_(label).mul_(self.scale)
 
@@ -141,11 +139,12 @@ class ScoreGradients:
 
     def labels(self, start: int, stop: int, like: Tensor) -> Tensor:
         """Make the targets of candidates from start to stop: (B, C)."""
-        is_outside = (self.positives < start) | (self.positives >= stop)
+        size = stop - start
+        columns = self.positive.columns(start, size, is_last=stop == self.num_rows)
         # One more column takes what lies outside, padding included.
-        place_BT = (self.positives - start).masked_fill_(is_outside, stop - start)
-        label_BC = like.new_zeros((self.num_samples, stop - start + 1))
-        return self.smoothed(label_BC.scatter_(1, place_BT, 1.0)[:, :-1])
+        label_BC = like.new_zeros((self.num_samples, size + 1))
+        self.positive.write(label_BC, columns, 1.0)
+        return self.smoothed(label_BC[:, 1:])
 
     def smoothed(self, labels: Tensor) -> Tensor:
         """Smooth targets in place."""
@@ -159,11 +158,12 @@ class _RowLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        query, candidates, bias, positives, label_smoothing, chunk = given
-        ctx.save_for_backward(query, candidates, bias, positives)
+        query, candidates, bias, label_smoothing, chunk, *positive = given
+        ctx.save_for_backward(query, candidates, bias, *positive)
         ctx.label_smoothing, ctx.chunk = label_smoothing, chunk
         ctx.wants_query_alone = False
-        scores = _of(ctx, (query, candidates, bias, positives), query.new_ones(len(query)))
+        tensors = (query, candidates, bias, *positive)
+        scores = _of(ctx, tensors, query.new_ones(len(query)))
         losses: Tensor = query.new_zeros(len(query))
         for start, stop in block_bounds(len(candidates), chunk):
             score_BC = scores.scores(start, stop)
@@ -196,7 +196,7 @@ class _RowLosses(torch.autograd.Function):
                 grad_candidates[start:stop].addmm_(made_BC.t(), scores.query, beta=0)
             if grad_bias is not None:
                 torch.sum(made_BC, dim=0, out=grad_bias[start:stop])
-        return grad_query, grad_candidates, grad_bias, None, None, None
+        return grad_query, grad_candidates, grad_bias, None, None, None, None
 
     @staticmethod
     def per_sample_factor(node: Any, use: Use) -> Callable[[Tensor, Layout], Factor | None] | None:
@@ -209,12 +209,12 @@ class _RowLosses(torch.autograd.Function):
 
 
 def _of(ctx: Any, tensors: tuple[Any, ...], grad_B: Tensor) -> ScoreGradients:
-    query, candidates, bias, positives = tensors
+    query, candidates, bias, *positive = tensors
     return ScoreGradients(
         query=query.detach(),
         candidates=candidates.detach(),
         bias=None if bias is None else bias.detach(),
-        positives=positives,
+        positive=Listed(*positive),
         label_smoothing=ctx.label_smoothing,
         scale=(grad_B / len(candidates))[:, None],
     )

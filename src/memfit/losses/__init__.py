@@ -18,12 +18,14 @@ from .mixture import mixture_score as mixture_score
 from .mixture import mixture_score_matching as mixture_score_matching
 from .mixture import score_matching_of as score_matching_of
 from .one_to_many import one_to_many_bce as one_to_many_bce
+from .positives import PositivePairs as PositivePairs
 from .softmax_mean import SoftmaxMean as SoftmaxMean
 from .softmax_mean import softmax_mean as softmax_mean
 from .softmax_mean import softmax_mean_of_parts as softmax_mean_of_parts
 
 __all__ = [
     "Kernels",
+    "PositivePairs",
     "SoftmaxMean",
     "StreamableLoss",
     "cached_embeddings",

@@ -3,7 +3,7 @@
 Binary cross-entropy is a sum over candidates, so it can be streamed exactly: scores are made for
 one chunk of candidates at a time, in the forward pass and again in the backward pass, and nothing
 of size rows x candidates ever lives. Shape suffixes: B rows, N candidates, C candidates in a
-chunk, D features, T positives per row.
+chunk, D features, T positives per row, P pairs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from memfit.errors import JobError
 from memfit.losses.chunking import StreamableLoss, checked_chunk_size, chunk_size, note_loss
+from memfit.losses.positives import Listed, PositivePairs, listed
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -25,7 +26,7 @@ def one_to_many_bce(
     query: Tensor,
     candidates: Tensor,
     bias: Tensor | None,
-    positives: Tensor,
+    positives: Tensor | PositivePairs,
     *,
     label_smoothing: float = 0.0,
     chunk: int | None = None,
@@ -43,8 +44,9 @@ def one_to_many_bce(
         query: (B, D).
         candidates: (N, D).
         bias: (N,), or None.
-        positives: (B, T) int64, the candidates whose target is 1; rows are padded with -1, and a
-            candidate listed twice in a row counts once. An index of N or more is an error.
+        positives: (B, T) int64, the candidates whose target is 1, rows padded with -1; or
+            `PositivePairs`, which take no room for padding where few rows have very many. A
+            candidate listed twice for a row counts once. An index of N or more is an error.
         label_smoothing: ``e``, from 0 to below 1.
         chunk: Candidates per chunk. None takes what `memfit.losses.chunked` has set; without
             either, scores and labels are materialised. Streamed, memory beyond inputs and
@@ -59,7 +61,8 @@ def one_to_many_bce(
     Source: loss and labels, Dettmers et al. 2018 (arXiv 1707.01476), section 4; label smoothing,
     Szegedy et al. 2016 (arXiv 1512.00567), section 7.
     """
-    _check_inputs(query, candidates, bias, positives)
+    positive = listed(positives)
+    _check_inputs(query, candidates, bias, positive)
     if not 0.0 <= label_smoothing < 1.0:
         msg = f"label_smoothing is {label_smoothing}; needed is a number from 0 to below 1."
         raise JobError(msg)
@@ -69,16 +72,14 @@ def one_to_many_bce(
     )
     chunk = chunk_size() if chunk is None else checked_chunk_size(chunk)
     if chunk is None:
-        return _whole(query, candidates, bias, positives, label_smoothing)
+        return _whole(query, candidates, bias, positive, label_smoothing)
     streamed = _StreamedOneToMany.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        query, candidates, bias, positives, label_smoothing, min(chunk, num_candidates)
+        query, candidates, bias, label_smoothing, min(chunk, num_candidates), *positive
     )
     return cast(Tensor, streamed)
 
 
-def _check_inputs(
-    query: Tensor, candidates: Tensor, bias: Tensor | None, positives: Tensor
-) -> None:
+def _check_inputs(query: Tensor, candidates: Tensor, bias: Tensor | None, positive: Listed) -> None:
     """Refuse shapes that do not belong together.
 
     Raises:
@@ -86,22 +87,21 @@ def _check_inputs(
     """
     shapes = (
         f"query {tuple(query.shape)}, candidates {tuple(candidates.shape)}, "
-        f"bias {None if bias is None else tuple(bias.shape)}, "
-        f"positives {tuple(positives.shape)} {positives.dtype}"
+        f"bias {None if bias is None else tuple(bias.shape)}, positives {positive}"
     )
     fits = (
         query.dim() == 2
         and candidates.dim() == 2
-        and positives.dim() == 2
         and query.shape[1] == candidates.shape[1]
-        and positives.shape[0] == query.shape[0]
+        and positive.fits(len(query))
         and (bias is None or bias.shape == (candidates.shape[0],))
         and min(*query.shape, *candidates.shape) > 0
     )
-    if not fits or positives.dtype != torch.int64:
+    if not fits:
         msg = (
             f"one_to_many_bce got {shapes}; needed are query (B, D), candidates (N, D), "
-            "bias (N,) or None, and positives (B, T) torch.int64 padded with -1, B and N above 0."
+            "bias (N,) or None, and positives (B, T) torch.int64 padded with -1, or PositivePairs "
+            "of two (P,) torch.int64, B and N above 0."
         )
         raise JobError(msg)
 
@@ -116,7 +116,7 @@ def _whole(
     query: Tensor,
     candidates: Tensor,
     bias: Tensor | None,
-    positives: Tensor,
+    positive: Listed,
     label_smoothing: float,
 ) -> Tensor:
     """Compute the loss from all scores and labels at once."""
@@ -128,7 +128,7 @@ def _whole(
         )
         # Column 0 takes the padding, so that no entry needs a mask.
         label_BN = score_BN.new_zeros((num_rows, num_candidates + 1))
-        label_BN.scatter_(1, positives + 1, 1.0)
+        positive.write(label_BN, positive.columns(0, num_candidates, is_last=True), 1.0)
         label_BN = label_BN[:, 1:]
         if label_smoothing:
             label_BN.mul_(1.0 - label_smoothing).add_(label_smoothing / num_candidates)
@@ -144,29 +144,31 @@ class _StreamedOneToMany(torch.autograd.Function):
         query: Tensor,
         candidates: Tensor,
         bias: Tensor | None,
-        positives: Tensor,
         label_smoothing: float,
         chunk: int,
+        positive_rows: Tensor | None,
+        positives: Tensor,
     ) -> Tensor:
         """Add up the loss over chunks.
 
         With softplus(s) - y' s per pair and y' smoothed, each pair gives softplus(s) - e/N s, and
         a positive pair (1 - e) s less.
         """
-        ctx.save_for_backward(query, candidates, bias, positives)
+        ctx.save_for_backward(query, candidates, bias, positive_rows, positives)
         ctx.label_smoothing, ctx.chunk = label_smoothing, chunk
         background = label_smoothing / candidates.shape[0]
         with torch.autocast(query.device.type, enabled=False):
             loss_B = query.new_zeros(query.shape[0], dtype=_score_dtype(query, candidates))
             pair_buffer = loss_B.new_empty((query.shape[0], chunk + 1))
-            for _, score_BC, index_BT in _score_chunks(query, candidates, bias, positives, chunk):
+            positive = Listed(positive_rows, positives)
+            for _, score_BC, columns in _score_chunks(query, candidates, bias, positive, chunk):
                 pair_BC = pair_buffer[:, : score_BC.shape[1]]
                 torch.logaddexp(score_BC, score_BC.new_zeros(()), out=pair_BC)
                 pair_BC.sub_(score_BC, alpha=background)
-                taken_BT = pair_BC.gather(1, index_BT)
-                taken_BT.sub_(score_BC.gather(1, index_BT), alpha=1.0 - label_smoothing)
+                taken = positive.read(pair_BC, columns)
+                taken.sub_(positive.read(score_BC, columns), alpha=1.0 - label_smoothing)
                 # A candidate listed twice writes the same value twice, so it counts once.
-                pair_BC.scatter_(1, index_BT, taken_BT)
+                positive.write(pair_BC, columns, taken)
                 loss_B += pair_BC[:, 1:].sum(dim=1)
             return loss_B.sum() / (query.shape[0] * candidates.shape[0])
 
@@ -186,7 +188,8 @@ class _StreamedOneToMany(torch.autograd.Function):
                 "without create_graph=True."
             )
             raise JobError(msg)
-        query, candidates, bias, positives = ctx.saved_tensors
+        query, candidates, bias, *given = ctx.saved_tensors
+        positive = Listed(*given)
         needs_query, needs_candidates, needs_bias = ctx.needs_input_grad[:3]
         dtype = _score_dtype(query, candidates)
         num_candidates = candidates.shape[0]
@@ -196,10 +199,12 @@ class _StreamedOneToMany(torch.autograd.Function):
             grad_candidates = candidates.new_empty(candidates.shape) if needs_candidates else None
             grad_bias = bias.new_empty(bias.shape) if needs_bias else None
             query = query.to(dtype)
-            for rows, score_BC, index_BT in _score_chunks(
-                query, candidates, bias, positives, ctx.chunk
+            for rows, score_BC, columns in _score_chunks(
+                query, candidates, bias, positive, ctx.chunk
             ):
-                _to_score_gradient(score_BC, index_BT, ctx.label_smoothing, num_candidates)
+                score_BC.sigmoid_().sub_(ctx.label_smoothing / num_candidates)
+                taken = positive.read(score_BC, columns).sub_(1.0 - ctx.label_smoothing)
+                positive.write(score_BC, columns, taken)
                 grad_BC = score_BC[:, 1:].mul_(scale)
                 if grad_query is not None:
                     grad_query.addmm_(grad_BC, candidates[rows].to(dtype))
@@ -209,18 +214,18 @@ class _StreamedOneToMany(torch.autograd.Function):
                     grad_bias[rows].copy_(grad_BC.sum(dim=0))
         if grad_query is not None:
             grad_query = grad_query.to(ctx.saved_tensors[0].dtype)
-        return grad_query, grad_candidates, grad_bias, None, None, None
+        return grad_query, grad_candidates, grad_bias, None, None, None, None
 
 
 def _score_chunks(
-    query: Tensor, candidates: Tensor, bias: Tensor | None, positives: Tensor, chunk: int
+    query: Tensor, candidates: Tensor, bias: Tensor | None, positive: Listed, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Score one chunk of candidates after the other, all in one buffer.
 
     Yields:
         The chunk's rows of candidates; scores (B, 1 + C), whose column 0 is a place for padding
-        and never read; and the positives as columns of these scores, (B, T), where padding and
-        the positives of other chunks are column 0.
+        and never read; and the positives as columns of these scores, where padding and the
+        positives of other chunks are column 0.
     """
     dtype = _score_dtype(query, candidates)
     query = query.to(dtype)
@@ -235,19 +240,8 @@ def _score_chunks(
             torch.mm(query, weights, out=score_BC[:, 1:])
         else:
             torch.addmm(bias[rows].to(dtype), query, weights, out=score_BC[:, 1:])
-        index_BT = (positives - (start - 1)).clamp_(min=0)
-        if rows.stop < num_candidates:  # in the last chunk, an index of N or more must not hide
-            index_BT.masked_fill_(index_BT > size, 0)
-        yield rows, score_BC, index_BT
-
-
-def _to_score_gradient(
-    score_BC: Tensor, index_BT: Tensor, label_smoothing: float, num_candidates: int
-) -> None:
-    """Turn scores into sigmoid(s) - y', in place."""
-    score_BC.sigmoid_().sub_(label_smoothing / num_candidates)
-    taken_BT = score_BC.gather(1, index_BT).sub_(1.0 - label_smoothing)
-    score_BC.scatter_(1, index_BT, taken_BT)
+        columns = positive.columns(start, size, is_last=rows.stop == num_candidates)
+        yield rows, score_BC, columns
 
 
 def _matmul_into(target: Tensor, left: Tensor, right: Tensor) -> None:

@@ -67,6 +67,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "single: one row per triple, whose tail alone counts as true",
     )
     group.add_argument("--num-epochs", "--epochs", type=whole(1), default=100, help="default 100")
+    group.add_argument(
+        "--max-steps",
+        type=whole(1),
+        metavar="N",
+        help="end after so many steps, within an epoch too, and evaluate; default: all epochs",
+    )
     group.add_argument("--batch-size", type=whole(3), default=256, help="rows; default 256")
     group.add_argument("--learning-rate", type=positive, default=0.001, help="default 0.001")
     group.add_argument(
@@ -125,6 +131,12 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--checkpoint-frequency", type=whole(1), default=2, help="in epochs; default 2"
+    )
+    group.add_argument(
+        "--checkpoint-steps",
+        type=whole(1),
+        metavar="N",
+        help="write a checkpoint within an epoch as well, after every N steps",
     )
     group.add_argument(
         "--resume-from-checkpoint",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from memfit.errors import DataError
 from .settings import GraphFiles
 
 logger = logging.getLogger(__name__)
+
+LineListener = Callable[[Path, int], None]
+_LINES_BETWEEN_NOTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +89,15 @@ class Names:
         return max(self.ids.values(), default=-1) + 1
 
 
-def read_graph(files: GraphFiles, *, skip_bad_lines: bool = False) -> Graph:
+def read_graph(
+    files: GraphFiles, *, skip_bad_lines: bool = False, listener: LineListener | None = None
+) -> Graph:
     """Read a graph; names without a file of ids are numbered in the order in which they appear.
 
     Args:
         files: where to read.
         skip_bad_lines: count lines that cannot be used and log each, instead of stopping.
+        listener: told of a file and its lines so far, a million at a time.
 
     Raises:
         DataError: if a file cannot be read, has a bad line, or has no triples.
@@ -100,7 +106,7 @@ def read_graph(files: GraphFiles, *, skip_bad_lines: bool = False) -> Graph:
     entities = _read_names("entity", files.entity_to_id, bad)
     relations = _read_names("relation", files.relation_to_id, bad)
     train, valid, test = (
-        _read_triples(path, entities, relations, bad)
+        _read_triples(path, entities, relations, bad, listener)
         for path in (files.train, files.valid, files.test)
     )
     return Graph(
@@ -160,26 +166,45 @@ def _read_names(kind: str, path: Path | None, bad: BadLines) -> Names:
     return names
 
 
-def _read_triples(path: Path | None, entities: Names, relations: Names, bad: BadLines) -> Tensor:
+def _read_triples(
+    path: Path | None,
+    entities: Names,
+    relations: Names,
+    bad: BadLines,
+    listener: LineListener | None,
+) -> Tensor:
     """Read ``head TAB relation TAB tail`` lines into (n, 3) int64."""
     if path is None:
         return torch.empty((0, 3), dtype=torch.int64)
     ids = array.array("q")
     for number, text in lines_of(path):
+        if listener is not None and number % _LINES_BETWEEN_NOTES == 0:
+            listener(path, number)
         parts = text.split("\t")
-        if len(parts) != 3 or not all(parts):
-            reason = f"found {text!r}, needed head TAB relation TAB tail"
-            bad.report(path, number, reason)
-            continue
-        unknown = _unknown_name(parts, entities, relations)
-        if unknown:
-            bad.report(path, number, unknown)
-            continue
-        places = zip((entities, relations, entities), parts, strict=True)
-        ids.extend(names.ids[name] for names, name in places)
+        try:  # what nearly all lines are; the others are looked at more closely
+            head, relation, tail = parts
+            ids.extend((entities.ids[head], relations.ids[relation], entities.ids[tail]))
+        except (ValueError, KeyError):
+            reason = _read_slowly(ids, parts, entities, relations)
+            if reason is not None:
+                bad.report(path, number, reason)
     if not ids:
         raise DataError(str(path), "it has no triples. Needed are lines of head, relation, tail.")
     return torch.frombuffer(ids, dtype=torch.int64).clone().view(-1, 3)
+
+
+def _read_slowly(
+    ids: array.array[int], parts: list[str], entities: Names, relations: Names
+) -> str | None:
+    """Read a line with a new name, or return why it cannot be used."""
+    if len(parts) != 3 or not all(parts):
+        text = "\t".join(parts)
+        return f"found {text!r}, needed head TAB relation TAB tail"
+    unknown = _unknown_name(parts, entities, relations)
+    if unknown is None:
+        places = zip((entities, relations, entities), parts, strict=True)
+        ids.extend(names.ids[name] for names, name in places)
+    return unknown
 
 
 def _unknown_name(parts: list[str], entities: Names, relations: Names) -> str | None:

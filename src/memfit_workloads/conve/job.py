@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from memfit.job import Job
 from memfit.losses import one_to_many_bce
 
+from .batches import QueryBatch, QueryBatches
 from .data import Graph
 from .model import ConvE, build_model
-from .queries import Queries, QueryBatch
+from .queries import Queries
 from .settings import K_VS_ALL, TrainingSettings
 from .sizes import ConvESizes
 
@@ -33,7 +34,12 @@ def training_queries(settings: TrainingSettings, graph: Graph) -> Queries:
     return make(graph.train, graph.num_relations)
 
 
-def build_job(settings: TrainingSettings, sizes: ConvESizes, queries: Queries) -> Job:
+def training_batches(settings: TrainingSettings, queries: Queries) -> QueryBatches:
+    """Choose how the rows are put into batches."""
+    return QueryBatches.of(queries, settings.batch_size, settings.random_seed)
+
+
+def build_job(settings: TrainingSettings, sizes: ConvESizes, batches: QueryBatches) -> Job:
     """Describe one training step of ConvE to memfit.
 
     The loss is memfit's own one-to-many loss, so that a plan can stream it over the entities.
@@ -54,9 +60,9 @@ def build_job(settings: TrainingSettings, sizes: ConvESizes, queries: Queries) -
 
     return Job(
         model=lambda: build_model(sizes, settings.random_seed),
-        batch=queries.largest_batch,
+        batch=batches.largest,
         loss=loss,
         optimizer=optimizer,
-        batch_size=min(settings.batch_size, len(queries)),
+        batch_size=min(settings.batch_size, len(batches.queries)),
         name="conve",
     )

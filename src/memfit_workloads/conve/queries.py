@@ -1,27 +1,18 @@
 """Queries (head, relation) with the tails that answer them: training rows and the ranking filter.
 
 Inverse relations turn head prediction into tail prediction: relation r + num_relations is the
-inverse of r. Shape suffixes: B rows of a batch, T answers per row, Q queries.
+inverse of r. Shape suffixes: B rows, T answers per row, Q queries, n answers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-
-class QueryBatch(NamedTuple):
-    """Rows to train on."""
-
-    heads: Tensor
-    """(B,) int64."""
-    relations: Tensor
-    """(B,) int64, inverse relations included."""
-    positives: Tensor
-    """(B, T) int64, padded with -1."""
+_LARGEST_NUMBER = 2**63 - 1
 
 
 def with_inverses(triples: Tensor, num_relations: int) -> Tensor:
@@ -46,13 +37,13 @@ class Queries:
     @classmethod
     def grouped(cls, triples: Tensor, num_relations: int) -> Self:
         """Gather the distinct tails of every distinct (head, relation), inverses included."""
-        triples = torch.unique(with_inverses(triples, num_relations), dim=0)
-        pairs, counts = torch.unique_consecutive(triples[:, :2], dim=0, return_counts=True)
+        pairs, tails = _distinct(with_inverses(triples, num_relations), 2 * num_relations)
+        pairs, counts = torch.unique_consecutive(pairs, return_counts=True)
         return cls(
-            heads=pairs[:, 0].contiguous(),
-            relations=pairs[:, 1].contiguous(),
+            heads=pairs // (2 * num_relations),
+            relations=pairs % (2 * num_relations),
             offsets=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
-            tails=triples[:, 2].contiguous(),
+            tails=tails,
             num_relations=2 * num_relations,
         )
 
@@ -76,21 +67,36 @@ class Queries:
         """Return the largest number of tails that one query has."""
         return int(self.offsets.diff().max())
 
-    def batch(self, rows: Tensor) -> QueryBatch:
-        """Cut the given rows out, with answers padded to the longest among them."""
-        counts = self.offsets[rows + 1] - self.offsets[rows]
+    def num_answers(self, rows: Tensor) -> Tensor:
+        """Count the tails of the given rows: (B,) to (B,)."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def padded_answers(self, rows: Tensor) -> Tensor:
+        """List the tails of the given rows: (B, T), padded with -1 to the longest among them."""
+        counts = self.num_answers(rows)
         column = torch.arange(int(counts.max()))
         is_answer = column < counts[:, None]
         place = (self.offsets[rows, None] + column).clamp_(max=len(self.tails) - 1)
-        positives = self.tails[place].masked_fill_(~is_answer, -1)
-        return QueryBatch(self.heads[rows], self.relations[rows], positives)
+        return self.tails[place].masked_fill_(~is_answer, -1)
 
-    def largest_batch(self, num_rows: int) -> QueryBatch:
-        """Make a batch with as many answers per row as any batch can have."""
-        rows = torch.arange(num_rows) % len(self)
-        positives = torch.full((num_rows, self.most_answers), -1)
-        positives[:, 0] = 0
-        return QueryBatch(self.heads[rows], self.relations[rows], positives)
+    def listed_answers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """List the tails of the given rows one after the other.
+
+        Returns:
+            Two (n,) tensors: the position of the row among those given, and a tail of it.
+        """
+        counts = self.num_answers(rows)
+        position = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        within = torch.arange(len(position)) - first
+        return position, self.tails[self.offsets[rows][position] + within]
+
+    def rows_of(self, heads: Tensor, relations: Tensor) -> tuple[Tensor, Tensor]:
+        """Look queries up: (B,) and (B,) to their rows, and whether they are known at all."""
+        known = self.heads * self.num_relations + self.relations
+        wanted = heads * self.num_relations + relations
+        rows = torch.searchsorted(known, wanted).clamp_(max=len(known) - 1)
+        return rows, known[rows] == wanted
 
     def answers(self, heads: Tensor, relations: Tensor) -> tuple[Tensor, Tensor]:
         """List every answer to the given queries, all of which must be known.
@@ -98,22 +104,23 @@ class Queries:
         Returns:
             Two (n,) tensors: the position of the query among those given, and a tail of it.
         """
-        known = self.heads * self.num_relations + self.relations
-        rows = torch.searchsorted(known, heads * self.num_relations + relations)
-        counts = self.offsets[rows + 1] - self.offsets[rows]
-        position = torch.repeat_interleave(torch.arange(len(rows)), counts)
-        first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-        within = torch.arange(len(position)) - first
-        return position, self.tails[self.offsets[rows][position] + within]
+        rows, _ = self.rows_of(heads, relations)
+        return self.listed_answers(rows)
 
 
-def batch_rows(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Cut an order of rows into batches; none is left out and none has a single row.
+def _distinct(triples: Tensor, num_relations: int) -> tuple[Tensor, Tensor]:
+    """Sort triples (n, 3), and leave out what is there already.
 
-    Batch normalisation cannot train on one row, so a lone last row gets one from the batch before;
-    ``batch_size`` is at least 3, so that the batch before can spare it.
+    Returns:
+        (m,) head x num_relations + relation, and (m,) tails. Sorting takes about 24 bytes a triple.
     """
-    batches = list(order.split(batch_size))
-    if len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [order[-batch_size - 1 : -2], order[-2:]]
-    return batches
+    heads, relations, tails = triples.unbind(dim=1)
+    width = int(tails.max()) + 1 if len(tails) else 1
+    num_heads = int(heads.max()) + 1 if len(heads) else 1
+    if num_heads * num_relations * width > _LARGEST_NUMBER:  # too large for one number each
+        heads, relations, tails = torch.unique(triples, dim=0).unbind(dim=1)
+        return heads * num_relations + relations, tails
+    keys = heads * num_relations
+    keys.add_(relations).mul_(width).add_(tails)
+    keys = torch.unique_consecutive(keys.sort().values)
+    return keys // width, keys % width

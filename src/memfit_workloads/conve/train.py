@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from memfit.files import write_atomically
 from memfit_workloads import train as training
@@ -15,10 +16,10 @@ from memfit_workloads.planned_memory import PlannedMemory, has_bfloat16, plan_me
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
-from .data import read_graph
+from .batches import QueryBatch
 from .evaluation import Evaluation
-from .job import build_job, sizes_for, training_queries
-from .queries import QueryBatch, batch_rows
+from .job import build_job, sizes_for, training_batches, training_queries
+from .reading import read_watched
 from .settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ class ConvETraining(EpochSystem):
 
     def __init__(self, settings: TrainingSettings, console: Console) -> None:
         super().__init__(settings, console)
-        graph = read_graph(settings.files, skip_bad_lines=settings.skip_bad_lines)
+        graph = read_watched(settings.files, console, skip_bad_lines=settings.skip_bad_lines)
         if graph.num_bad_lines:
             console.print(f"Left out {graph.num_bad_lines} lines that could not be used.")
         self._graph = graph
         self._sizes = sizes_for(settings, graph)
         self._queries = training_queries(settings, graph)
-        self.job = build_job(settings, self._sizes, self._queries)
+        self._all_batches = training_batches(settings, self._queries)
+        self.job = build_job(settings, self._sizes, self._all_batches)
         self.folder = RunFiles(
             root=settings.output_dir,
             checkpoints=settings.checkpoint_dir,
@@ -83,12 +85,14 @@ class ConvETraining(EpochSystem):
 
     def batch(self, rows: Tensor) -> QueryBatch:
         """Cut queries out."""
-        batch = self._queries.batch(rows)
-        return QueryBatch(*(part.to(self._device) for part in batch))
+        batch: QueryBatch = tree_map(
+            lambda part: part.to(self._device), self._all_batches.batch(rows)
+        )
+        return batch
 
     def cut(self, order: Tensor) -> Sequence[Tensor]:
         """Cut the queries of an epoch into batches, none of a single row."""
-        return batch_rows(order, self.settings.batch_size)
+        return self._all_batches.cut(order)
 
     def learning_rate(self, epoch: int) -> float:
         """Return the learning rate of an epoch."""

@@ -116,6 +116,14 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-test-triples", type=whole(1), metavar="N", help="at most so many")
     group.add_argument(
+        "--train-indices",
+        nargs="+",
+        metavar="N",
+        help="lines of the training set, from 0, that are compared; default: all. What counts as "
+        "true of a query comes from the whole set in any case",
+    )
+    group.add_argument("--max-train-triples", type=whole(1), metavar="N", help="at most so many")
+    group.add_argument(
         "--top-k",
         type=whole(1),
         metavar="K",

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from memfit.influence import Samples, one_to_many_losses
+from memfit.losses import PositivePairs
 from memfit_workloads.conve.model import ConvE
 from memfit_workloads.conve.queries import Queries, with_inverses
 from memfit_workloads.conve.settings import K_VS_ALL
 
 from .arguments import BOTH, ROW, TRAINING
+from .listings import Listing
 
 
 class TripleBatch(NamedTuple):
@@ -29,8 +33,9 @@ class TripleBatch(NamedTuple):
     """(B, S) int64, inverse relations included."""
     tails: Tensor
     """(B, S) int64."""
-    positives: Tensor
-    """(B, S, T) int64: what counts as true of each query, padded with -1."""
+    positives: tuple[Tensor | PositivePairs, ...]
+    """For each side what counts as true of its queries: (B, T) int64, padded with -1, or pairs.
+    Empty where the loss of a triple does not ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +57,17 @@ class TripleLoss:
         """Return the losses, both sides of a triple added up."""
         assert isinstance(model, ConvE), "triples are scored by a ConvE"
         num_sides = batch.heads.shape[1]
-        batch = TripleBatch(*(part.to(model.entity_bias.device) for part in batch))
+        device = model.entity_bias.device
+        batch = tree_map(lambda part: part.to(device), batch)
         losses = self._of_side(model, batch, 0)
         for side in range(1, num_sides):
             losses = losses + self._of_side(model, batch, side)
         return losses
 
     def _of_side(self, model: ConvE, batch: TripleBatch, side: int) -> Tensor:
-        heads, relations, tails = (part[:, side] for part in batch[:3])
+        heads, relations, tails = (
+            part[:, side] for part in (batch.heads, batch.relations, batch.tails)
+        )
         query_BD = self._encoded(model, heads, relations)
         table, bias = model.entity_embedding.weight, model.entity_bias
         if self.triple_loss == ROW:
@@ -67,7 +75,7 @@ class TripleLoss:
                 query_BD,
                 table,
                 bias,
-                batch.positives[:, side],
+                batch.positives[side],
                 label_smoothing=self.label_smoothing,
             )
         score_B = (query_BD * model.entity_embedding(tails)).sum(dim=1) + bias[tails]
@@ -87,7 +95,7 @@ class TripleLoss:
         return query_BD.to(weight.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Triples:
     """Triples with what training counts as true of their queries."""
 
@@ -96,6 +104,7 @@ class Triples:
     """The queries of the training, with all their tails."""
     sides: str
     training_target: str
+    triple_loss: str = ROW
 
     def samples(self) -> Samples:
         """Return them for a scan."""
@@ -103,38 +112,27 @@ class Triples:
 
     def batch(self, rows: Tensor) -> TripleBatch:
         """Make the batch of some triples, rows (B,)."""
-        triples = self.triples[rows]
-        num_sides = 1
-        if self.sides == BOTH:
-            num_sides = 2
-            triples = with_inverses(triples, self.known.num_relations // 2)
-        heads, relations, tails = triples.unbind(dim=1)
-        positives = self._positives(heads, relations, tails)
-        shape = (num_sides, len(rows))
-        return TripleBatch(
-            heads=heads.view(shape).t().contiguous(),
-            relations=relations.view(shape).t().contiguous(),
-            tails=tails.view(shape).t().contiguous(),
-            positives=positives.view(*shape, -1).transpose(0, 1).contiguous(),
-        )
+        sides = self._sides_of(self.triples[rows])
+        heads, relations, tails = torch.stack(sides, dim=1).unbind(dim=2)
+        positives: tuple[Tensor | PositivePairs, ...] = ()
+        if self.triple_loss == ROW:
+            listings = self._listings
+            positives = tuple(
+                each.of_triples(side) for each, side in zip(listings, sides, strict=True)
+            )
+        return TripleBatch(heads=heads, relations=relations, tails=tails, positives=positives)
 
-    def _positives(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        """List what counts as true of each query, its own tail first: (n, T)."""
-        known, is_grouped = self.known, self.training_target == K_VS_ALL
-        # Always as wide, so that all batches take the same memory.
-        width = known.most_answers + 1 if is_grouped else 1
-        positives = torch.full((len(heads), width), -1)
-        positives[:, 0] = tails
-        if not is_grouped:
-            return positives
-        keys = known.heads * known.num_relations + known.relations
-        wanted = heads * known.num_relations + relations
-        place = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
-        is_known = keys[place] == wanted
-        if is_known.any():
-            found = known.batch(place[is_known]).positives
-            positives[is_known, 1 : 1 + found.shape[1]] = found
-        return positives
+    def _sides_of(self, triples: Tensor) -> list[Tensor]:
+        """Return the triples (n, 3), and their inverses where both sides are asked about."""
+        if self.sides != BOTH:
+            return [triples]
+        return list(with_inverses(triples, self.known.num_relations // 2).chunk(2))
+
+    @cached_property
+    def _listings(self) -> list[Listing]:
+        """Return how the answers of each side are listed."""
+        known = self.known if self.training_target == K_VS_ALL else None
+        return [Listing.of(side, known) for side in self._sides_of(self.triples)]
 
 
 def description_of(loss: str, triple_loss: str, sides: str) -> str:

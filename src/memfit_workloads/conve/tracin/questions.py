@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,17 @@ class Question:
 
     graph: Graph
     files: GraphFiles
+    train_rows: Tensor
+    """(n,) int64: lines of the training set, from 0, in rising order."""
     test_rows: tuple[int, ...]
     """Lines of the test set, from 0; none in mode self."""
     training_target: str
     label_smoothing: float
+
+    @property
+    def train(self) -> Tensor:
+        """Return the training triples (n, 3) that are compared."""
+        return self.graph.train[self.train_rows]
 
     @property
     def test(self) -> Tensor:
@@ -56,6 +64,7 @@ def read_question(settings: TracinSettings) -> Question:
     return Question(
         graph=graph,
         files=files,
+        train_rows=_train_rows(settings, len(graph.train), files.train),
         test_rows=_test_rows(settings, len(graph.test), files.test),
         training_target=settings.training_target or training.get("training_target", K_VS_ALL),
         label_smoothing=smoothing,
@@ -99,6 +108,19 @@ def _files(settings: TracinSettings, folder: Path | None, noted: dict[str, Any])
     )
 
 
+def _train_rows(settings: TracinSettings, count: int, path: Path) -> Tensor:
+    """Return the lines of the training set that are compared.
+
+    Raises:
+        DataError: if one of them is not there.
+    """
+    if settings.train_indices is None:
+        return torch.arange(min(count, settings.max_train_triples or count))
+    rows = sorted(settings.train_indices)
+    _check_rows(rows, count, path, "--train-indices")
+    return torch.tensor(rows[: settings.max_train_triples], dtype=torch.int64)
+
+
 def _test_rows(settings: TracinSettings, count: int, path: Path | None) -> tuple[int, ...]:
     """Return the lines of the test set that are asked about.
 
@@ -108,11 +130,17 @@ def _test_rows(settings: TracinSettings, count: int, path: Path | None) -> tuple
     if not settings.has_test:
         return ()
     rows = settings.test_indices or tuple(range(count))
-    unknown = [row for row in rows if row >= count]
-    if unknown:
-        reason = (
-            f"it has {count} test triples, 0 to {count - 1}, and --test-indices asks for "
-            f"{unknown[0]}."
-        )
-        raise DataError(str(path), reason)
+    _check_rows(rows, count, path, "--test-indices")
     return rows[: settings.max_test_triples]
+
+
+def _check_rows(rows: Sequence[int], count: int, path: Path | None, flag: str) -> None:
+    """Refuse lines that a file does not have.
+
+    Raises:
+        DataError: with the first of them.
+    """
+    unknown = next((row for row in rows if row >= count), None)
+    if unknown is not None:
+        reason = f"it has {count} triples, 0 to {count - 1}, and {flag} asks for {unknown}."
+        raise DataError(str(path), reason)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,15 +21,20 @@ from memfit.errors import DeviceUnavailableError
 from memfit.units import format_bytes, format_seconds
 from memfit_workloads.conve.model import ConvE
 from memfit_workloads.conve.queries import Queries
+from memfit_workloads.conve.settings import K_VS_ALL
 
+from .arguments import BOTH, ROW
 from .checkpoints import FoundCheckpoint
 from .findings import Finding, Findings, Influence, NamedTriple
 from .labels import Labels
 from .losses import TripleLoss, Triples, description_of
+from .measuring import ScanPeaks
 from .progress import Listener
 from .questions import Question
+from .same_rows import SameRows
 from .settings import TracinSettings
 
+Numbers = npt.NDArray[np.float64]
 _CPU, _CUDA = "cpu", "cuda"
 _USUAL_CHUNK = 128
 
@@ -113,7 +122,7 @@ class Scans:
         Raises:
             MemfitError: if it cannot be predicted, or nothing fits into the budget.
         """
-        scans = [self._own_scan(range(len(self.question.graph.train)))]
+        scans = [self._own_scan(self.question.train[self.groups.first])]
         if self.settings.has_test:
             scans.insert(0, self._pair_scan())
         predicted = [scan.predict(self.device) for scan in scans]
@@ -125,40 +134,68 @@ class Scans:
         Raises:
             MemfitError: if a score is no number, or a checkpoint or the folder cannot be used.
         """
-        graph = self.question.graph
-        every = range(len(graph.train))
         if not self.settings.has_test:
-            found = self._own_scan(every, folder, listener).self_influence()
-            ranked = found.highest(self.settings.top_k or len(every))
-            pairs = zip(ranked.indices[0], ranked.scores[0], strict=True)
+            found, own_scores = self._own_scores(self.question.train_rows, folder, listener)
+            order = np.argsort(-own_scores, kind="stable")[: self.settings.top_k]
             own = [
-                Influence(
-                    train=NamedTriple.of(row, graph.train, labels),
-                    score=score,
-                    self_influence=score,
-                )
-                for row, score in pairs
+                self._influence(int(place), labels, float(own_scores[place]), own_scores[place])
+                for place in order
             ]
-            return Findings(about=_how(found), by_test=(), own=own)
-        scores = self._pair_scan(folder, listener).scores()
-        extremes = [_extremes(scores, place) for place in range(len(self.question.test_rows))]
-        rows = sorted({row for each in extremes for row in each})
+            return Findings(about=self._how(found), by_test=(), own=own)
+        with self.peaks.watching(listener) as watching:
+            scores = self._pair_scan(folder, watching).scores()
+        extremes = [self._extremes(scores, place) for place in range(len(self.question.test_rows))]
+        places = sorted({place for each in extremes for place in each})
         inner = None if folder is None else folder / "self"
-        of_rows = self._own_scan(rows, inner, listener).self_influence().scores.tolist()
-        own_scores = dict(zip(rows, of_rows, strict=True))
+        rows = self.question.train_rows[torch.tensor(places, dtype=torch.int64)]
+        _, of_places = self._own_scores(rows, inner, listener)
+        own_of = dict(zip(places, of_places.tolist(), strict=True))
         findings = []
-        for test_row, by_row in zip(self.question.test_rows, extremes, strict=True):
+        for test_row, by_place in zip(self.question.test_rows, extremes, strict=True):
             influences = [
-                Influence(
-                    train=NamedTriple.of(row, graph.train, labels),
-                    score=score,
-                    self_influence=own_scores[row],
-                )
-                for row, score in by_row.items()
+                self._influence(place, labels, score, own_of[place])
+                for place, score in by_place.items()
             ]
-            test = NamedTriple.of(test_row, graph.test, labels)
+            test = NamedTriple.of(test_row, self.question.graph.test, labels)
             findings.append(Finding(test=test, influences=influences))
-        return Findings(about=_how(scores), by_test=findings, own=())
+        return Findings(about=self._how(scores), by_test=findings, own=())
+
+    def _how(self, found: influence.Scores | influence.SelfInfluence) -> dict[str, Any]:
+        """Return how scores were found."""
+        return {
+            "parameters": list(found.parameters),
+            "unread": dict(found.unread),
+            "unproved": list(found.unproved),
+            "proof_error": found.proof_error,
+            "measured_peak_bytes": self.peaks.highest_bytes,
+        }
+
+    def _influence(
+        self, place: int, labels: Labels, score: float, self_influence: float
+    ) -> Influence:
+        """Name one of the training triples that are compared."""
+        row = int(self.question.train_rows[place])
+        return Influence(
+            train=NamedTriple.of(row, self.question.graph.train, labels),
+            score=score,
+            self_influence=float(self_influence),
+        )
+
+    def _extremes(self, scores: influence.Scores, place: int) -> dict[int, float]:
+        """Return the scores of a test triple by training triple, the highest first."""
+        pairs: Iterable[tuple[int, float]]
+        if scores.scores is not None:
+            of_groups = np.asarray(scores.scores[place])
+            pairs = enumerate(of_groups[self.groups.group_of.numpy()].tolist())
+        else:
+            assert scores.helpful is not None, "the highest are kept where not all are"
+            assert scores.harmful is not None, "and the lowest"
+            number = self.settings.top_k or len(self.groups.group_of)
+            pairs = chain(
+                self.groups.spread(scores.helpful, place, number),
+                self.groups.spread(scores.harmful, place, number),
+            )
+        return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
     def sentence(self) -> str:
         """Say in one line what is compared with what."""
@@ -166,15 +203,17 @@ class Scans:
         test = "each with itself"
         if self.settings.has_test:
             test = f"against {len(self.question.test_rows)} test triples"
+        num_groups = len(self.groups.first)
+        shared = "" if num_groups == len(self.question.train_rows) else f", {num_groups} rows,"
         what = description_of(self.settings.loss, self.settings.triple_loss, self.settings.sides)
         return (
-            f"{len(self.question.graph.train)} training triples {test}, under {number} "
+            f"{len(self.question.train_rows)} training triples{shared} {test}, under {number} "
             f"checkpoint{'s' if number > 1 else ''} on {self.device}; a triple's loss is {what}."
         )
 
     def definition(self) -> dict[str, Any]:
         """Return what makes it this tracing and no other."""
-        triples = torch.cat([self.question.graph.train, self.question.test])
+        triples = torch.cat([self.question.train, self.question.test])
         return {
             "mode": self.settings.mode,
             "loss": self.settings.loss,
@@ -203,18 +242,37 @@ class Scans:
             ],
             "train": str(self.question.files.train),
             "test": str(self.question.files.test) if self.settings.has_test else None,
-            "num_train": len(self.question.graph.train),
+            "num_train": len(self.question.train_rows),
+            "num_train_rows": len(self.groups.first),
             "num_test": len(self.question.test_rows),
             "device": self.device,
             "budget_bytes": self.settings.budget_bytes,
         }
+
+    @cached_property
+    def peaks(self) -> ScanPeaks:
+        """Return what measures the scans."""
+        return ScanPeaks(model=self.model)
+
+    @cached_property
+    def groups(self) -> SameRows:
+        """Return which of the training triples have the same loss."""
+        return self._groups_of(self.question.train)
+
+    def _groups_of(self, triples: Tensor) -> SameRows:
+        is_row_alone = (
+            self.settings.triple_loss == ROW
+            and self.settings.sides != BOTH
+            and self.question.training_target == K_VS_ALL
+        )
+        return SameRows.of(triples, self.known if is_row_alone else None)
 
     def _pair_scan(
         self, folder: Path | None = None, listener: Listener | None = None
     ) -> influence.Scan:
         """Return the scan of test triples against training triples."""
         return influence.Scan(
-            train=self._samples(self.question.graph.train),
+            train=self._samples(self.question.train[self.groups.first]),
             test=self._samples(self.question.test),
             top_k=self.settings.top_k,
             folder=folder,
@@ -223,18 +281,23 @@ class Scans:
         )
 
     def _own_scan(
-        self,
-        rows: Sequence[int],
-        folder: Path | None = None,
-        listener: Listener | None = None,
+        self, triples: Tensor, folder: Path | None = None, listener: Listener | None = None
     ) -> influence.Scan:
-        """Return the scan of some training triples, each with itself."""
-        triples = self.question.graph.train
-        if len(rows) < len(triples):
-            triples = triples[torch.tensor(rows, dtype=torch.int64)]
+        """Return the scan of triples (n, 3), each with itself."""
         return influence.Scan(
             train=self._samples(triples), folder=folder, listener=listener, **self._given()
         )
+
+    def _own_scores(
+        self, rows: Tensor, folder: Path | None, listener: Listener
+    ) -> tuple[influence.SelfInfluence, Numbers]:
+        """Scan training triples, lines (n,), each with itself, and return a score for each."""
+        triples = self.question.graph.train[rows]
+        groups = self._groups_of(triples)
+        with self.peaks.watching(listener) as watching:
+            scan = self._own_scan(triples[groups.first], folder, watching)
+            found = scan.self_influence()
+        return found, found.scores[groups.group_of.numpy()]
 
     def _samples(self, triples: Tensor) -> influence.Samples:
         return Triples(
@@ -242,6 +305,7 @@ class Scans:
             known=self.known,
             sides=self.settings.sides,
             training_target=self.question.training_target,
+            triple_loss=self.settings.triple_loss,
         ).samples()
 
     def _given(self) -> dict[str, Any]:
@@ -270,27 +334,3 @@ def _place(settings: TracinSettings) -> torch.device:
     if asked in (None, _CPU) or (settings.dry_run and asked != _CUDA):
         return torch.device(_CPU)
     raise DeviceUnavailableError(str(asked), "--device is cpu or cuda here")
-
-
-def _extremes(scores: influence.Scores, place: int) -> dict[int, float]:
-    """Return the scores of a test triple by training triple, the highest first."""
-    return dict(sorted(_pairs(scores, place), key=lambda pair: (-pair[1], pair[0])))
-
-
-def _pairs(scores: influence.Scores, place: int) -> Iterator[tuple[int, float]]:
-    if scores.scores is not None:
-        yield from enumerate(scores.scores[place].tolist())
-        return
-    for ranked in (scores.helpful, scores.harmful):
-        assert ranked is not None, "the highest are kept where not all are"
-        yield from zip(ranked.indices[place], ranked.scores[place], strict=True)
-
-
-def _how(found: influence.Scores | influence.SelfInfluence) -> dict[str, Any]:
-    """Return how scores were found."""
-    return {
-        "parameters": list(found.parameters),
-        "unread": dict(found.unread),
-        "unproved": list(found.unproved),
-        "proof_error": found.proof_error,
-    }

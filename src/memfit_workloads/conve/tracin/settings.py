@@ -14,6 +14,7 @@ from .arguments import BOTH, ROW, TAIL, TARGET, TRAINING, WITHOUT_EFFECT
 
 _USUAL_TOP_K = 10
 _USUAL_LAYERS = 2
+_MOST_IN_RANGE = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,9 @@ class TracinSettings:
     mode: str
     test_indices: tuple[int, ...] | None
     max_test_triples: int | None
+    train_indices: tuple[int, ...] | None
+    """None compares all training triples."""
+    max_train_triples: int | None
     top_k: int | None
     """None gives all."""
     loss: str
@@ -83,7 +87,7 @@ def settings_from(args: argparse.Namespace) -> TracinSettings:
         UsageError: if flags contradict each other.
     """
     _check(args)
-    indices = None if args.test_indices is None else read_indices(args.test_indices)
+    indices = read_indices(args.test_indices, "--test-indices")
     if args.mode == "single":
         indices = indices or (0,)
         if len(indices) != 1:
@@ -96,6 +100,7 @@ def settings_from(args: argparse.Namespace) -> TracinSettings:
         TracinSettings,
         args,
         test_indices=indices,
+        train_indices=read_indices(args.train_indices, "--train-indices"),
         top_k=top_k,
         **_definition(args),
         layers=_layers(args),
@@ -105,20 +110,25 @@ def settings_from(args: argparse.Namespace) -> TracinSettings:
     )
 
 
-def read_indices(words: Sequence[str]) -> tuple[int, ...]:
+def read_indices(words: Sequence[str] | None, flag: str) -> tuple[int, ...] | None:
     """Read numbers and ranges of numbers, as in ``0 3,5 7-9``, each once, in this order.
 
     Raises:
         UsageError: if a word is something else.
     """
+    if words is None:
+        return None
     found: dict[int, None] = {}
     for word in ",".join(words).split(","):
         first, dash, last = word.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            msg = f"--test-indices takes numbers from 0 up and ranges such as 7-9, not {word!r}."
+            msg = f"{flag} takes numbers from 0 up and ranges such as 7-9, not {word!r}."
             raise UsageError(msg)
         if dash and int(last) < int(first):
-            msg = f"--test-indices {word}: the range ends before it begins."
+            msg = f"{flag} {word}: the range ends before it begins."
+            raise UsageError(msg)
+        if int(last or first) - int(first) >= _MOST_IN_RANGE:
+            msg = f"{flag} {word}: a range has at most {_MOST_IN_RANGE:,} numbers."
             raise UsageError(msg)
         found.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
     return tuple(found)

@@ -123,7 +123,7 @@ def test_pairs_of_answers_give_the_scores_of_padded_lists(sides, run, capsys, mo
     monkeypatch.setattr(listings, "_MOST_PADDED", 1)
     paired = traced(run, capsys, *words)
     assert scores_of(paired["results"]) == pytest.approx(scores_of(padded), rel=1e-12)
-    assert paired["measured_peak_bytes"] == pytest.approx(paired["predicted_peak_bytes"], abs=1024)
+    assert paired["measured_peak_bytes"] == pytest.approx(paired["predicted_peak_bytes"], abs=2048)
 
 
 def scores_of(results) -> dict[tuple[int, int], float]:

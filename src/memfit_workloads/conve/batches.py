@@ -69,7 +69,7 @@ class QueryBatches:
             positives: Tensor | PositivePairs = queries.padded_answers(rows)
         else:
             positives = self._filled(*queries.listed_answers(rows))
-        return QueryBatch(queries.heads[rows], queries.relations[rows], positives)
+        return QueryBatch(*queries.pairs(rows), positives)
 
     def largest(self, num_rows: int) -> QueryBatch:
         """Make a batch that takes as much memory as any of so many rows can."""
@@ -81,7 +81,7 @@ class QueryBatches:
             positives: Tensor | PositivePairs = lists
         else:
             positives = self._filled(torch.arange(num_rows), torch.zeros_like(rows))
-        return QueryBatch(queries.heads[rows], queries.relations[rows], positives)
+        return QueryBatch(*queries.pairs(rows), positives)
 
     def cut(self, order: Tensor) -> list[Tensor]:
         """Cut an order of rows into batches, none of a single row.

@@ -26,8 +26,8 @@ def with_inverses(triples: Tensor, num_relations: int) -> Tensor:
 class Queries:
     """Queries, sorted by (head, relation), and the tails of each in ``tails[offsets[i]:...]``."""
 
-    heads: Tensor
-    relations: Tensor
+    keys: Tensor
+    """(Q,) int64: head x num_relations + relation; in rising order where queries are grouped."""
     offsets: Tensor
     """(Q + 1,)."""
     tails: Tensor
@@ -40,8 +40,7 @@ class Queries:
         pairs, tails = _distinct(with_inverses(triples, num_relations), 2 * num_relations)
         pairs, counts = torch.unique_consecutive(pairs, return_counts=True)
         return cls(
-            heads=pairs // (2 * num_relations),
-            relations=pairs % (2 * num_relations),
+            keys=pairs,
             offsets=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
             tails=tails,
             num_relations=2 * num_relations,
@@ -52,20 +51,24 @@ class Queries:
         """Make each triple, and its inverse, a row of its own whose tail is the only answer."""
         triples = with_inverses(triples, num_relations)
         return cls(
-            heads=triples[:, 0].contiguous(),
-            relations=triples[:, 1].contiguous(),
+            keys=triples[:, 0] * (2 * num_relations) + triples[:, 1],
             offsets=torch.arange(len(triples) + 1),
             tails=triples[:, 2].contiguous(),
             num_relations=2 * num_relations,
         )
 
     def __len__(self) -> int:
-        return len(self.heads)
+        return len(self.keys)
 
     @property
     def most_answers(self) -> int:
         """Return the largest number of tails that one query has."""
         return int(self.offsets.diff().max())
+
+    def pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return head and relation of the given rows: two (B,) int64."""
+        keys = self.keys[rows]
+        return keys // self.num_relations, keys % self.num_relations
 
     def num_answers(self, rows: Tensor) -> Tensor:
         """Count the tails of the given rows: (B,) to (B,)."""
@@ -93,10 +96,9 @@ class Queries:
 
     def rows_of(self, heads: Tensor, relations: Tensor) -> tuple[Tensor, Tensor]:
         """Look queries up: (B,) and (B,) to their rows, and whether they are known at all."""
-        known = self.heads * self.num_relations + self.relations
         wanted = heads * self.num_relations + relations
-        rows = torch.searchsorted(known, wanted).clamp_(max=len(known) - 1)
-        return rows, known[rows] == wanted
+        rows = torch.searchsorted(self.keys, wanted).clamp_(max=len(self) - 1)
+        return rows, self.keys[rows] == wanted
 
     def answers(self, heads: Tensor, relations: Tensor) -> tuple[Tensor, Tensor]:
         """List every answer to the given queries, all of which must be known.

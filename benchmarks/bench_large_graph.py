@@ -177,7 +177,7 @@ def _trace() -> dict[str, Any]:
     planned_seconds = time.perf_counter() - started
 
     def is_far() -> bool:
-        return (progress / "state.json").exists()
+        return (progress / "progress.npz").exists()
 
     _kill_when(is_far, *words)
     assert not output.exists(), "a tracing that was killed writes nothing"

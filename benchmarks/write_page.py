@@ -12,6 +12,7 @@ from pages import (
     convolutions,
     documents,
     exactness,
+    knowledge_graphs,
     losses,
     planning,
     prediction,
@@ -45,6 +46,7 @@ _SECTIONS = (
     Section("Planning a large model, and refusing", "large_plan", planning.large_plan),
     Section("Scripts as people write them", "scripts", scripts.scripts),
     Section("ConvE on UMLS inside a budget", "conve", prediction.conve),
+    Section("A graph of a million entities", "large_graph", knowledge_graphs.large_graph),
     Section("Which triples made a prediction", "tracin", tracing.tracin),
     Section("Finding wrong triples", "mislabelled", tracing.mislabelled),
     Section("One million entities", "chunked_loss", losses.chunked_loss),
@@ -105,6 +107,15 @@ def trident(page: str) -> str:
     return between(page, _BEGIN, _END, "\n\n".join(blocks))
 
 
+def conve(page: str) -> str:
+    """Put claims, and what the commands give, between the marks of ConvE's README."""
+    blocks = [
+        *knowledge_graphs.claims(load_result("conve_claims")),
+        *documents.typed(load_result("documents_conve")),
+    ]
+    return between(page, _BEGIN, _END, "\n\n".join(blocks))
+
+
 def wpo_sgm(page: str) -> str:
     """Put what the document's commands give between the marks of WPO-SGM's README."""
     blocks = documents.typed(load_result("documents_wpo_sgm"))
@@ -123,6 +134,7 @@ PAGES: Mapping[Path, Callable[[str], str]] = {
     _ROOT / "README.md": readme,
     _ROOT / "src" / "memfit_workloads" / "trident" / "README.md": trident,
     _ROOT / "src" / "memfit_workloads" / "wpo_sgm" / "README.md": wpo_sgm,
+    _ROOT / "src" / "memfit_workloads" / "conve" / "README.md": conve,
 }
 """What makes each page anew of what it is."""
 

@@ -16,6 +16,7 @@ _FILES = (
     "--relation-to-id rel_dict.txt --output-dir models/conve"
 )
 _FLAGS = (
+    "",
     "--use-mixed-precision --batch-size 512",
     "--disable-memory-cleanup",
     "--use-gradient-checkpointing",
@@ -25,6 +26,7 @@ _FLAGS = (
     "--embedding-dim 128 --output-channels 16",
     "--learning-rate 0.0005",
 )
+_CARD = "nvidia-smi --query-gpu=name,compute_cap --format=csv"
 _TRACIN = (
     "--model-path models/conve/best_model.pt --train train.txt --test test.txt "
     "--entity-to-id node_dict.txt --relation-to-id rel_dict.txt --output tracin_results.json "
@@ -57,6 +59,7 @@ CONVE = Document(
             for flags in _FLAGS
         ),
         Line(document=f"python run_tracin.py {_TRACIN}", typed=f"memfit tracin {_TRACIN}"),
+        Line(document=_CARD, typed=_CARD),
     ),
     prepare=_prepare,
     is_one_folder=True,

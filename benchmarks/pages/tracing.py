@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import mean
+from statistics import mean, stdev
 
 from memfit.units import format_bytes
 
@@ -129,6 +129,17 @@ def mislabelled(figures: Figures) -> Iterator[str]:
     yield _verdict(rows, chosen)
 
 
+def _noise(rows: list[Figures]) -> str:
+    """Say how much of that another seed changes."""
+    names = ("self-influence", "loss", "last loss")
+    each = [[row["valid_mrr"][name] - row["valid_mrr"]["random"] for row in rows] for name in names]
+    spread = max(stdev(found) for found in each)
+    return (
+        f"What is gained over a random tenth differs by {spread:.3f} between seeds (the largest "
+        "standard deviation of the three), so that smaller differences say nothing."
+    )
+
+
 def _verdict(rows: list[Figures], chosen: str) -> str:
     """Say plainly whether self-influence is better than the loss."""
     own = mean(row["self_influence_auroc"][chosen] for row in rows)
@@ -146,6 +157,7 @@ def _verdict(rows: list[Figures], chosen: str) -> str:
         f"self-influence, validation MRR is {beside('random')} than without a random tenth, "
         f"{beside('loss')} than without the tenth with the highest mean loss, "
         f"{beside('last loss')} than without that with the highest last loss, and {nothing} "
-        "that of training on everything. The definition by whole rows ranks rows, not triples: "
+        "that of training on everything. "
+        f"{_noise(rows)} The definition by whole rows ranks rows, not triples: "
         "it is of no use for this."
     )

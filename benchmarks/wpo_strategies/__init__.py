@@ -1,0 +1,1 @@
+"""WPO-SGM's strategies, run beside each other."""

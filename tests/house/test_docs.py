@@ -92,8 +92,13 @@ def make_faults(line: str, makefile: str) -> Iterator[str]:
     """Yield each target of a ``make`` line that does not exist."""
     words = command_words(line)
     if words[:1] == ["make"]:
-        for target in words[1:]:
-            is_target = re.fullmatch(r"[a-z]+", target)
+        words = words[1:]
+        if words[:1] == ["-f"]:  # of another file than the one here
+            own = ROOT / words[1].strip('"')
+            makefile = own.read_text("utf-8") if own.is_file() else ""
+            words = words[2:]
+        for target in words:
+            is_target = re.fullmatch(r"[a-z-]+", target)
             if is_target and not re.search(rf"^{target}:", makefile, re.MULTILINE):
                 yield f"{line}: there is no target {target}"
 

@@ -60,14 +60,14 @@ class Listed(NamedTuple):
             and self.rows.shape == self.candidates.shape
         )
 
-    def columns(self, start: int, size: int, *, is_last: bool) -> Tensor:
-        """Return the columns of the positives in scores of candidates from ``start``.
+    def columns(self, start: int, num_columns: int, *, is_last: bool) -> Tensor:
+        """Return the columns of the positives in scores of so many candidates from ``start``.
 
         Padding and the positives of other chunks are in column 0. In the last chunk an index of N
         or more stays too large for the scores, so that reading it is an error.
         """
         columns = (self.candidates - (start - 1)).clamp_(min=0)
-        return columns if is_last else columns.masked_fill_(columns > size, 0)
+        return columns if is_last else columns.masked_fill_(columns > num_columns, 0)
 
     def read(self, scores_BC: Tensor, columns: Tensor) -> Tensor:
         """Return the entries in these columns."""

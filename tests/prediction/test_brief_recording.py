@@ -14,6 +14,7 @@ from memfit.prediction.recording import record
 from memfit.strategies import (
     ActivationCheckpointing,
     ActivationOffload,
+    BatchNormReplay,
     Bf16,
     MicroBatching,
     OptimizerOffload,
@@ -58,6 +59,43 @@ def test_a_prediction_is_that_of_the_whole_recording(others, size, device, monke
         found.append(memfit.predict(_job(), device=device, plan=plan).to_json())
         assert found[-1].pop("record_seconds") > 0
     assert found[0] == found[1]
+
+
+def _normalised_job(batch_size: int) -> Job:
+    """Make a job whose statistics are replayed, with dropout between them."""
+    return Job(
+        model=lambda: nn.Sequential(
+            *(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1)),
+            *(nn.Flatten(), nn.Linear(56, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+        ),
+        batch=lambda size: (torch.randn(size, 1, 16), torch.zeros(size, dtype=torch.int64)),
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=torch.optim.Adam,
+        batch_size=batch_size,
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "t4"])
+@pytest.mark.parametrize(("batch_size", "size"), [(24, 2), (23, 2), (13, 1)])
+def test_replayed_statistics_are_recorded_from_few_pieces(batch_size, size, device, monkeypatch):
+    plan = Plan(strategies=(BatchNormReplay(micro_batch_size=size),))
+    recorded, found = [], []
+    for record_step in (brief_recording.record_briefly, record):
+        monkeypatch.setattr(predict, "record_briefly", record_step)
+        found.append(
+            memfit.predict(_normalised_job(batch_size), device=device, plan=plan).to_json()
+        )
+        assert found[-1].pop("record_seconds") > 0
+
+    def noted(job, plan=None, **options):
+        recorded.append(record(job, plan, **options))
+        return recorded[-1]
+
+    monkeypatch.setattr(brief_recording, "record", noted)
+    longer = brief_recording.record_briefly(_normalised_job(batch_size), plan)
+    assert found[0] == found[1]
+    (few,) = recorded
+    assert len(few.steady.operations) < len(longer.steady.operations)
 
 
 def test_few_pieces_are_recorded_where_pieces_are_alike(monkeypatch):

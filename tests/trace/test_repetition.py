@@ -12,8 +12,8 @@ from torch import nn
 from memfit import Job, Plan
 from memfit.devices.catalogue import load_device
 from memfit.prediction.recording import Recording, record
-from memfit.session.abridgement import few_pieces
-from memfit.strategies import ActivationCheckpointing, MicroBatching
+from memfit.strategies import ActivationCheckpointing, BatchNormReplay, MicroBatching
+from memfit.trace.abridgement import few_pieces
 from memfit.trace.events import Allocation, Category, Phase, StepMark, Trace
 from memfit.trace.repetition import ForwardStart, repeated
 
@@ -64,6 +64,34 @@ def test_a_lengthened_step_is_the_one_that_was_recorded_whole(device, batch_size
     assert len(few.steady.operations) < len(longer.steady.operations)
     for name in ("history", "first", "steady"):
         assert what_happens(getattr(longer, name)) == what_happens(getattr(whole, name)), name
+
+
+def normalised_job(batch_size: int) -> Job:
+    return Job(
+        model=lambda: nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 8), nn.BatchNorm1d(8)
+        ),
+        batch=lambda size: torch.randn(size, 6),
+        loss=mean_square,
+        optimizer=builders.sgd,
+        batch_size=batch_size,
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "t4"])
+@pytest.mark.parametrize("batch_size", [NUM_PIECES * SIZE, NUM_PIECES * SIZE - 1])
+def test_every_loop_of_a_replayed_step_is_lengthened(device, batch_size):
+    job = normalised_job(batch_size)
+    plan = Plan(strategies=(BatchNormReplay(micro_batch_size=SIZE),))
+    whole = record(job, plan, device=load_device(device))
+    fewest = BatchNormReplay.fewest_pieces
+    with few_pieces(fewest):
+        few = record(job, plan, device=load_device(device))
+    longer = few.with_more_pieces(NUM_PIECES - fewest)
+    assert len(few.steady.operations) < len(longer.steady.operations)
+    for name in ("history", "first", "steady"):
+        assert what_happens(getattr(longer, name)) == what_happens(getattr(whole, name)), name
+    assert dataflow(longer.steady) == dataflow(whole.steady)
 
 
 def dataflow(trace: Trace) -> list:

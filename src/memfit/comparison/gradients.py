@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from memfit.job import Total
-from memfit.session.abridgement import left_out
 from memfit.session.carried_effects import CarriedEffects
 from memfit.session.micro_batches import GradientSum, own_count
 from memfit.session.session import PhaseListener, Session
+from memfit.trace.abridgement import left_out
 from memfit.trace.events import Phase
 
 

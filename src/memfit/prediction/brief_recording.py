@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from memfit.devices.spec import Device
 from memfit.job import Job
-from memfit.session.abridgement import few_pieces
+from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan, splitting_of
-from memfit.trace.repetition import FEWEST_PIECES
+from memfit.trace.abridgement import few_pieces
 
 from .recording import Recording, record
 
-_WORTH_IT = 2 * FEWEST_PIECES
-"""A step in fewer pieces is recorded whole nearly as fast."""
+_WORTH_IT = 2
+"""So many times the pieces that show all: below that a whole step is recorded nearly as fast."""
 
 
 def record_briefly(
@@ -22,8 +22,9 @@ def record_briefly(
 ) -> Recording:
     """Record two steps of a job under a plan, with the events that `record` would give.
 
-    Where a plan cuts the batch into many micro-batches, four are recorded. The middle two are
-    compared, event by event; if they are alike they are repeated, and else all is recorded.
+    Where a plan cuts the batch into many micro-batches, four or five are recorded. Two in the
+    middle are compared, event by event; if they are alike they are repeated, and else all is
+    recorded.
 
     Args:
         job: what would be trained.
@@ -36,14 +37,15 @@ def record_briefly(
     """
     plan = plan or Plan()
     split = splitting_of(plan.strategies)
-    if not isinstance(split, MicroBatching) or plan.parallel is not None:
+    if not isinstance(split, (MicroBatching, BatchNormReplay)) or plan.parallel is not None:
         return record(job, plan, device=device)
     num_pieces = -(-job.batch_size // split.micro_batch_size)
-    if num_pieces < _WORTH_IT:
+    fewest = split.fewest_pieces
+    if num_pieces < _WORTH_IT * fewest:
         return record(job, plan, device=device)
-    with few_pieces(FEWEST_PIECES):
+    with few_pieces(fewest):
         few = record(job, plan, device=device)
-    longer = few.with_more_pieces(num_pieces - FEWEST_PIECES)
+    longer = few.with_more_pieces(num_pieces - fewest)
     if longer is None:
         return record(job, plan, device=device, facts=few.facts, way=few.way)
     return replace(longer, record_seconds=few.record_seconds)

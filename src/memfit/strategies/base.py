@@ -20,6 +20,7 @@ from memfit.session.block_names import expand_names
 from memfit.session.session import Session
 from memfit.strategies.facts import JobFacts
 from memfit.trace.events import Category, Phase
+from memfit.trace.repetition import FEWEST_PIECES
 from memfit.units import MIB
 
 Undo = Callable[[], None]
@@ -309,6 +310,8 @@ class AbstractSplitting(Strategy):
     """Whether batch normalisation gets the statistics of the whole batch."""
     keeps_batch_whole: ClassVar[bool] = False
     """Whether the loss is computed on the whole batch, so that it may couple samples."""
+    fewest_pieces: ClassVar[int] = FEWEST_PIECES
+    """How many pieces show what all do: two in the middle are alike."""
 
     def __post_init__(self) -> None:
         self.check_at_least(1, "micro_batch_size")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Self, TypeVar
 
 from memfit.trace.events import ModuleCall, Operation, StepMark, Trace
@@ -25,11 +25,13 @@ class ForwardStart:
 
     event: int
     operation: int
+    loop: int = 0
+    """The loop over pieces that it belongs to, where a step has several."""
 
     @classmethod
-    def at_end_of(cls, history: Trace) -> Self:
+    def at_end_of(cls, history: Trace, loop: int = 0) -> Self:
         """Mark where a trace goes on."""
-        return cls(len(history.events), len(history.operations))
+        return cls(len(history.events), len(history.operations), loop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,8 @@ def repeated(
 ) -> tuple[Trace, list[StepMark]] | None:
     """Return a trace and its steps with so many more pieces in each step.
 
-    The new pieces stand between the third and the last one of those that were recorded.
+    The new pieces stand between the third and the last one of those that were recorded, in every
+    loop over pieces that a step has. A loop that ended after its first piece stays as it is.
 
     Args:
         history: a trace of several steps.
@@ -59,24 +62,28 @@ def repeated(
     Returns:
         None if some step has fewer than four pieces, or if its second and third are not alike.
     """
-    loops = []
+    repeating = []
     for mark in marks:
         inside = [each for each in starts if mark.first_event <= each.event < mark.last_event]
-        if len(inside) < FEWEST_PIECES:
+        loops = [list(loop) for _, loop in groupby(inside, key=lambda each: each.loop)]
+        if len(loops) > 1:
+            loops = [loop for loop in loops if len(loop) > 1]
+        if not loops or min(map(len, loops)) < FEWEST_PIECES:
             return None
-        first, second = (
-            _Piece(
-                events=range(one.event, two.event),
-                operations=range(one.operation, two.operation),
+        for loop in loops:
+            first, second = (
+                _Piece(
+                    events=range(one.event, two.event),
+                    operations=range(one.operation, two.operation),
+                )
+                for one, two in pairwise(loop[1 - FEWEST_PIECES :])
             )
-            for one, two in pairwise(inside[1 - FEWEST_PIECES :])
-        )
-        if not _Comparison(history, first, second).is_periodic():
-            return None
-        loops.append(second)
+            if not _Comparison(history, first, second).is_periodic():
+                return None
+            repeating.append(second)
     lengthening = _Lengthening(history, num_more)
-    for loop in loops:
-        lengthening.add_loop(loop)
+    for piece in repeating:
+        lengthening.add_loop(piece)
     lengthening.copy_until(len(history.events), len(history.operations))
     return lengthening.made, [lengthening.moved(mark) for mark in marks]
 

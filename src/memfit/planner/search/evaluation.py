@@ -20,15 +20,14 @@ from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate
 from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording, record
-from memfit.session.abridgement import Abridgement, few_pieces
 from memfit.session.batches import BatchLayout
 from memfit.session.block_names import shorten_names
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order, splitting_of
+from memfit.trace.abridgement import Abridgement, few_pieces
 from memfit.trace.events import Category, Phase
-from memfit.trace.repetition import FEWEST_PIECES
 
 Progress = Callable[[str], None]
 _FEW_PIECES = 4
@@ -108,10 +107,11 @@ class JobEvaluator:
         assert split is not None, "a batch in one piece is recorded whole"
         if self.plain.is_long or self._has_unlike_pieces:
             return None
-        with few_pieces(FEWEST_PIECES):
+        fewest = split.fewest_pieces
+        with few_pieces(fewest):
             recording = self._record(strategies, self.job, is_abridged=True)
         num_pieces = -(-self.job.batch_size // split.micro_batch_size)
-        longer = recording.with_more_pieces(num_pieces - FEWEST_PIECES)
+        longer = recording.with_more_pieces(num_pieces - fewest)
         if longer is None:
             # What moves bytes says nothing about the pieces of other plans.
             self._has_unlike_pieces = not recording.spill.has_moved

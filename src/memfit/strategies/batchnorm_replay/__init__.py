@@ -23,7 +23,9 @@ from memfit.strategies.batchnorm_replay.normalisation import (
     Statistics,
 )
 from memfit.strategies.facts import JobFacts, known_separation
+from memfit.trace.abridgement import few_of
 from memfit.trace.events import Phase
+from memfit.trace.repetition import FEWEST_PIECES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class BatchNormReplay(AbstractSplitting):
     )
     never_faster: ClassVar[bool] = True
     takes_statistics_as_given: ClassVar[bool] = True
+    fewest_pieces: ClassVar[int] = FEWEST_PIECES + 1
+    """Statistics of the second piece are the first to be merged with others."""
     excludes: ClassVar[Mapping[str, str]] = {
         "micro-batching": CUTS_BATCH,
         "activation-checkpointing": (
@@ -154,7 +158,7 @@ class _Passes:
     def _whole_batch_statistics(self) -> PartialStatistics | None:
         """Merge the statistics of the next unknown call; None if there is no such call."""
         whole: PartialStatistics | None = None
-        for piece in self._pieces:
+        for piece in few_of(self._pieces):
             reached = self._run_to(len(self._calls.known), piece)
             if reached is None:
                 return None
@@ -166,7 +170,7 @@ class _Passes:
     def main_pass(self, randomness: _Randomness) -> torch.Tensor:
         """Take all gradients, then carry those of the statistics back; return the mean loss."""
         total = GradientSum(self._session)
-        for piece in self._pieces:
+        for piece in few_of(self._pieces):
             self._begin(piece, stop_at=None)
             loss = self._carried.run_part(partial(self._session.loss_of, piece.batch))
             randomness.look(piece.seed)
@@ -178,7 +182,7 @@ class _Passes:
             total.add(part)
             del part
         for call in reversed(range(len(self._calls.known))):
-            for piece in self._pieces:
+            for piece in few_of(self._pieces):
                 self._carry_back(call, piece)
         return total.finish()
 

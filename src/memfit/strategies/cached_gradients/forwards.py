@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import StrategyError
 from memfit.forward_state import Before, ForwardState
-from memfit.session.abridgement import left_out
 from memfit.strategies.cached_gradients.effects import CallEffects, carried_out_and_undone
 from memfit.strategies.cached_gradients.rows import (
     CannotCutError,
@@ -25,6 +24,7 @@ from memfit.strategies.cached_gradients.rows import (
 )
 from memfit.strategies.cached_gradients.separation_check import checked_form
 from memfit.strategies.cached_gradients.structures import Structure, taken_apart
+from memfit.trace.abridgement import left_out
 
 NAME = "cached-gradients"
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -15,6 +18,8 @@ class Abridgement:
     most_pieces: int
     num_pieces: int = 0
     num_recorded: int = 0
+    num_loops: int = 0
+    """Loops over pieces that have begun, where a step has several."""
 
     @property
     def num_left_out(self) -> int:
@@ -50,3 +55,19 @@ def left_out(num_pieces: int) -> range:
     found.num_pieces += num_pieces
     found.num_recorded += num_pieces - len(skipped)
     return skipped
+
+
+def few_of(pieces: Sequence[T]) -> Sequence[T]:
+    """Begin one of several loops of a step over pieces, and return those that it runs."""
+    found = _IN_FORCE.get()
+    if found is None:
+        return pieces
+    found.num_loops += 1
+    skipped = left_out(len(pieces))
+    return [piece for number, piece in enumerate(pieces) if number not in skipped]
+
+
+def current_loop() -> int:
+    """Return the number of the loop that has begun last; 0 outside of loops that are counted."""
+    found = _IN_FORCE.get()
+    return 0 if found is None else found.num_loops

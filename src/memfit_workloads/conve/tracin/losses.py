@@ -23,6 +23,9 @@ from memfit_workloads.conve.settings import K_VS_ALL
 from .arguments import BOTH, ROW, TRAINING
 from .listings import Listing
 
+_FEWEST_AT_A_TIME, _MOST_CHUNKS = 1024, 32
+"""Entities scored at a time: in large graphs more, as each chunk has operators of its own."""
+
 
 class TripleBatch(NamedTuple):
     """Triples, each with the queries that it answers: (head, relation), and the inverse's."""
@@ -77,6 +80,7 @@ class TripleLoss:
                 bias,
                 batch.positives[side],
                 label_smoothing=self.label_smoothing,
+                chunk=max(_FEWEST_AT_A_TIME, -(-len(table) // _MOST_CHUNKS)),
             )
         score_B = (query_BD * model.entity_embedding(tails)).sum(dim=1) + bias[tails]
         if self.loss != TRAINING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from memfit.reports.influence_page import (
     InfluencePage,
@@ -14,12 +15,12 @@ from memfit.reports.influence_page import (
 
 from .findings import Finding, Findings, Influence, NamedTriple
 
-_MOST_ROWS, _MOST_SUBJECTS = 50, 200
+_MOST_ROWS, _MOST_SUBJECTS, _MOST_TAILS = 50, 200, 8
 _TESTS = """\
 Each block is one statement that the model was asked about. Below it are the statements of the \
 training data that taught the model most about it.
 Those in favour helped the model to get it right; those against made it harder. Bars compare the \
-statements of one table.
+statements of one table. Statements that the model took as one are listed together.
 A statement against is not wrong for that: it may be true and teach that something else is the \
 answer. One that is against many true statements is worth a look.
 Scores add up what each statement did at the moments of training that were kept. They say what the \
@@ -97,15 +98,27 @@ def _own_subject(own: Sequence[Influence]) -> InfluenceSubject:
 
 
 def _rows(found: Sequence[Influence], test: NamedTriple | None) -> list[InfluenceRow]:
-    return [
-        InfluenceRow(
-            name=statement(each.train),
-            shared="" if test is None else _shared(each.train, test),
-            score=each.score,
-            line=each.train.index + 1,
+    """Write a row for each triple, and one for those that share head, relation and score."""
+    rows = []
+    for _, same in groupby(
+        found, key=lambda each: (each.score, each.train.head, each.train.relation)
+    ):
+        each, *others = same
+        name = statement(each.train)
+        if others:
+            tails = [other.train.tail.label for other in others]
+            more = len(tails) - _MOST_TAILS
+            name += "".join(f", {tail}" for tail in tails[:_MOST_TAILS])
+            name += f" and {more} more" if more > 0 else ""
+        rows.append(
+            InfluenceRow(
+                name=name,
+                shared="" if test is None else _shared(each.train, test),
+                score=each.score,
+                line=each.train.index + 1,
+            )
         )
-        for each in found[:_MOST_ROWS]
-    ]
+    return rows[:_MOST_ROWS]
 
 
 def _shared(train: NamedTriple, test: NamedTriple) -> str:

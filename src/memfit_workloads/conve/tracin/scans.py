@@ -122,7 +122,11 @@ class Scans:
         Raises:
             MemfitError: if it cannot be predicted, or nothing fits into the budget.
         """
-        scans = [self._own_scan(self.question.train[self.groups.first])]
+        own = self.question.train[self.groups.first]
+        if self.settings.has_test and self.settings.top_k is not None:
+            # Only what is listed is compared with itself.
+            own = own[: 2 * self.settings.top_k * len(self.question.test_rows)]
+        scans = [self._own_scan(own)]
         if self.settings.has_test:
             scans.insert(0, self._pair_scan())
         predicted = [scan.predict(self.device) for scan in scans]

@@ -14,6 +14,7 @@ from memfit.reports.influence_page import (
 )
 
 from .findings import Finding, Findings, Influence, NamedTriple
+from .labels import Part
 
 _MOST_ROWS, _MOST_SUBJECTS, _MOST_TAILS = 50, 200, 8
 _TESTS = """\
@@ -100,9 +101,7 @@ def _own_subject(own: Sequence[Influence]) -> InfluenceSubject:
 def _rows(found: Sequence[Influence], test: NamedTriple | None) -> list[InfluenceRow]:
     """Write a row for each triple, and one for those that share head, relation and score."""
     rows = []
-    for _, same in groupby(
-        found, key=lambda each: (each.score, each.train.head, each.train.relation)
-    ):
+    for _, same in groupby(found, key=_of_one_row):
         each, *others = same
         name = statement(each.train)
         if others:
@@ -119,6 +118,10 @@ def _rows(found: Sequence[Influence], test: NamedTriple | None) -> list[Influenc
             )
         )
     return rows[:_MOST_ROWS]
+
+
+def _of_one_row(found: Influence) -> tuple[float, Part, Part]:
+    return found.score, found.train.head, found.train.relation
 
 
 def _shared(train: NamedTriple, test: NamedTriple) -> str:

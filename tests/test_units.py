@@ -50,9 +50,17 @@ def test_what_is_no_size_is_refused_with_how_to_write_one(text):
     assert repr(text) in str(caught.value)
 
 
-@given(st.integers(0, 2**50))
+@given(st.integers(MIB, 2**50))
 def test_a_number_of_bytes_reads_as_itself(num_bytes):
     assert parse_bytes(str(num_bytes)) == parse_bytes(num_bytes) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["12", " 24 ", "8192", "1048575", "1.5"])
+def test_a_small_number_without_a_unit_is_refused_with_what_it_may_mean(text):
+    number = text.strip()
+    with pytest.raises(ValueError, match=f"has no unit.*write it as {number}GiB"):
+        parse_bytes(text)
+    assert parse_bytes(f"{number}B") == parse_bytes(int(float(number))) == int(float(number))
 
 
 @given(st.integers(0, 10**6), st.sampled_from(sorted(UNITS)), st.booleans())

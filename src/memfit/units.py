@@ -30,10 +30,10 @@ def parse_bytes(text: str | int) -> int:
     """Read a size such as ``39GiB``, ``8GB`` or ``1048576`` as bytes.
 
     Binary suffixes (KiB, MiB, GiB, TiB) are powers of 1024, decimal ones (kB, MB, GB, TB) powers
-    of 1000; a bare number is bytes.
+    of 1000; a bare number is bytes, from a MiB on: ``12`` is more likely to mean 12 GiB.
 
     Raises:
-        ValueError: if the text is no size.
+        ValueError: if the text is no size, or lacks its unit.
     """
     if isinstance(text, int):
         return text
@@ -42,7 +42,15 @@ def parse_bytes(text: str | int) -> int:
     if match is None or unit not in _BYTES_PER_UNIT:
         msg = f"{text!r} is not a size; write it as 39GiB, 8GB, 512MiB or a number of bytes"
         raise ValueError(msg)
-    return int(float(match["number"]) * _BYTES_PER_UNIT[unit])
+    num_bytes = int(float(match["number"]) * _BYTES_PER_UNIT[unit])
+    if not unit and 0 < num_bytes < MIB:
+        number = match["number"]
+        msg = (
+            f"{text!r} has no unit, and {number} bytes are hardly meant; write it as {number}GiB, "
+            f"{number}MiB or {number}B"
+        )
+        raise ValueError(msg)
+    return num_bytes
 
 
 def format_bytes(num_bytes: int | float) -> str:

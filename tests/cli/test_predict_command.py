@@ -212,7 +212,7 @@ def test_every_device_gets_a_recording_of_its_own(ask, script) -> None:
 def test_a_comparison_names_the_largest_micro_batch_that_fits(ask, script) -> None:
     words = [script("job"), "--device", "t4", "--device", "cpu", "--budget-of", "allocated"]
     plain = ask("predict", *words)[0]["peak_allocated_bytes"]
-    on_card, on_cpu = ask("predict", *words, "--budget", str(int(0.93 * plain)))
+    on_card, on_cpu = ask("predict", *words, "--budget", f"{int(0.93 * plain)}B")
 
     assert (on_card["fits"], on_cpu["fits"]) == (False, True)
     assert 0 < on_card["largest_micro_batch_size"] < 4096 == on_cpu["largest_micro_batch_size"]

@@ -113,7 +113,7 @@ def test_several_devices_are_predicted_in_one_go(ask, job):
 
 def test_a_plan_has_the_documented_fields_and_carries_what_lies_around_it(ask, job):
     plain = ask("predict", job)["peak_allocated_bytes"]
-    found = ask("plan", job, "--budget", str(int(0.8 * plain)))
+    found = ask("plan", job, "--budget", f"{int(0.8 * plain)}B")
     assert {name: type(found[name]) for name in STABLE} == STABLE
     assert found["fits"] is True
     assert found["peak_allocated_bytes"] <= int(0.8 * plain) == found["budget_bytes"]
@@ -168,7 +168,7 @@ def test_a_measurement_has_the_documented_fields_and_the_prediction_beside_it(as
 def test_a_saved_plan_is_predicted_and_measured_as_it_was_planned(ask, job, tmp_path):
     plain = ask("predict", job)["peak_allocated_bytes"]
     path = str(tmp_path / "plan.yaml")
-    words = ["--budget", str(int(0.8 * plain)), "--save", path, "--require", "micro-batching"]
+    words = ["--budget", f"{int(0.8 * plain)}B", "--save", path, "--require", "micro-batching"]
     planned = ask("plan", job, *words)
     predicted = ask("predict", job, "--plan", path)
     measured = ask("measure", job, "--plan", path)

@@ -154,7 +154,7 @@ def test_a_job_file_plans_and_trains_as_it_is(written, monkeypatch):
     monkeypatch.chdir(written[0])
     job = load_job("job_train_me.py")
     peak_bytes = memfit.predict(job).peak_allocated_bytes
-    memfit.plan(job, budget=f"{int(0.95 * peak_bytes)}").save("plan.yaml")
+    memfit.plan(job, budget=f"{int(0.95 * peak_bytes)}B").save("plan.yaml")
     words = [sys.executable, "job_train_me.py", "3"]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     assert "step 3: loss" in done.stdout

@@ -310,8 +310,8 @@ def test_a_dry_run_predicts_and_writes_nothing(run, tmp_path, capsys) -> None:
 def test_a_budget_chooses_the_chunk(run, capsys) -> None:
     plain = traced(run, capsys, "--dry-run")
     peak = plain["predicted_peak_bytes"]
-    small = traced(run, capsys, "--dry-run", "--budget", str(int(0.7 * peak)))
-    code = main(["tracin", "--model-path", str(run), "--device", "cpu", "--budget", "1000"])
+    small = traced(run, capsys, "--dry-run", "--budget", f"{int(0.7 * peak)}B")
+    code = main(["tracin", "--model-path", str(run), "--device", "cpu", "--budget", "1000B"])
 
     assert small["predicted_peak_bytes"] <= 0.7 * peak
     assert small["train_chunk"] < plain["train_chunk"]

@@ -63,7 +63,7 @@ def test_a_small_number_without_a_unit_is_refused_with_what_it_may_mean(text):
     assert parse_bytes(f"{number}B") == parse_bytes(int(float(number))) == int(float(number))
 
 
-@given(st.integers(0, 10**6), st.sampled_from(sorted(UNITS)), st.booleans())
+@given(st.integers(0, 10**6), st.sampled_from(sorted(UNITS.keys() - {""})), st.booleans())
 def test_a_whole_number_of_units_is_exact_in_any_case(number, unit, is_upper):
     written = unit.upper() if is_upper else unit
     assert parse_bytes(f"{number} {written}") == number * UNITS[unit]

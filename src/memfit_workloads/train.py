@@ -18,6 +18,7 @@ from .peak_limit import check_peak
 from .planned_memory import peaks_line, short_run_lines, show_plan
 
 _MANY = 1000
+_LONG_STEP_SECONDS = 20.0
 
 if TYPE_CHECKING:
     from .system import Outcome, System
@@ -136,8 +137,15 @@ def _num_updates(system: System) -> int:
 
 
 def _report(system: System, outcome: Outcome) -> None:
-    """Measure one step; write training.json, and report.html where that can be drawn."""
+    """Measure one step; write training.json, and report.html where that can be drawn.
+
+    Steps that take long are not run again for that: the run's own peak has to do.
+    """
     planned, folder = system.planned_memory, system.folder.root
+    is_long = planned.planned.step_seconds > _LONG_STEP_SECONDS
+    measured = None
+    if not is_long or system.run.measured_peak_bytes is None:
+        measured = memfit.measure(planned.job, planned.plan, device=planned.run_device)
     training = Training(
         title=system.title,
         command=system.settings.command,
@@ -145,7 +153,7 @@ def _report(system: System, outcome: Outcome) -> None:
         plain=planned.plain,
         planned=planned.planned,
         considered=planned.considered,
-        measured=memfit.measure(planned.job, planned.plan, device=planned.run_device),
+        measured=measured,
         run_peak_bytes=system.run.measured_peak_bytes,
         results=outcome.metrics,
         pictures=outcome.pictures,

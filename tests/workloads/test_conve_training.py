@@ -12,7 +12,9 @@ from rich.console import Console
 from tests.workloads.training import press_ctrl_c_in_step, train_workload
 
 from memfit.errors import DataError, MemfitError, NoPlanFitsError, UsageError
+from memfit.reports.training import read_training
 from memfit_workloads import load_workload, loop, workload_names
+from memfit_workloads import train as workload_training
 from memfit_workloads.checkpoint_files import save_checkpoint
 from memfit_workloads.conve import batches
 from memfit_workloads.conve.checkpoints import load_model
@@ -201,6 +203,16 @@ def test_pairs_of_answers_train_the_same_weights_as_padded_lists(tmp_path, train
     for key, value in ours["model_state_dict"].items():
         torch.testing.assert_close(value, theirs["model_state_dict"][key], rtol=1e-4, atol=1e-5)
     assert result["measured_peak_bytes"] == pytest.approx(result["predicted_peak_bytes"], rel=0.01)
+
+
+def test_long_steps_are_not_run_once_more_for_the_report(tmp_path, train, monkeypatch):
+    monkeypatch.setattr(workload_training, "_LONG_STEP_SECONDS", 0.0)
+    result = train("--epochs", "1", "-o", tmp_path)
+    found = read_training(tmp_path)
+    assert found is not None
+    assert found.measured is None
+    assert found.found_bytes == result["measured_peak_bytes"]
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_training_may_end_within_an_epoch(tmp_path, train, capsys):

@@ -108,8 +108,7 @@ def _mrr(rows: list[Figures]) -> str:
 
 def large_graph(figures: Figures) -> Iterator[str]:
     """Say what a graph of a million entities takes, planned, trained and traced."""
-    graph, plan = figures["graph"], figures["plan"]
-    train, trace = figures["train"], figures["trace"]
+    graph, plan, train = figures["graph"], figures["plan"], figures["train"]
     yield (
         f"A generated graph: {graph['num_entities']:,} entities, {graph['num_relations']} "
         f"relations, {graph['num_train']:,} training triples, "
@@ -143,7 +142,13 @@ def large_graph(figures: Figures) -> Iterator[str]:
         f"predicted were {plan['cpu']['step_seconds']:.0f} s. The graph itself is held beside "
         f"that: the process took {format_bytes(train['host_bytes'])}."
     )
-    yield (
+    if figures.get("trace"):
+        yield _traced(figures["trace"])
+
+
+def _traced(trace: Figures) -> str:
+    """Say what a hundredth of the training triples took to be traced."""
+    return (
         f"Traced: {trace['num_test']} test triples against {trace['num_train']:,} training "
         f"triples, a hundredth, which are {trace['num_train_rows']:,} rows; {trace['loss']}. "
         f"{trace['train_chunk']} rows at a time, inside {format_bytes(trace['budget_bytes'])}; "

@@ -17,7 +17,6 @@ import torch
 
 from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.scratch import HiddenMemory, Scratch
-from memfit.trace.abridgement import current_loop
 from memfit.trace.accumulation import (
     accumulate_in_place,
     is_in_place_accumulation,
@@ -195,7 +194,7 @@ class Recorder(OperatorMode):
             self._mark_saved()
         self._claim()
         if phase is Phase.FORWARD:
-            self.forward_starts.append(ForwardStart.at_end_of(self.history, current_loop()))
+            self.forward_starts.append(ForwardStart.at_end_of(self.history))
         self._phase = phase
         self._phase_born = []
 

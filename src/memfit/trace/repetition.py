@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Self, TypeVar
 
+from memfit.trace.abridgement import current_loop
 from memfit.trace.events import ModuleCall, Operation, StepMark, Trace
 
 T = TypeVar("T")
@@ -29,9 +30,9 @@ class ForwardStart:
     """The loop over pieces that it belongs to, where a step has several."""
 
     @classmethod
-    def at_end_of(cls, history: Trace, loop: int = 0) -> Self:
+    def at_end_of(cls, history: Trace) -> Self:
         """Mark where a trace goes on."""
-        return cls(len(history.events), len(history.operations), loop)
+        return cls(len(history.events), len(history.operations), current_loop())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

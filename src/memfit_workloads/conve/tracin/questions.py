@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from memfit.errors import DataError, UsageError
-from memfit_workloads.conve.data import Graph, read_graph
+from memfit_workloads.conve.data import Graph
+from memfit_workloads.conve.reading import read_watched
 from memfit_workloads.conve.settings import K_VS_ALL, GraphFiles, dataset_files
 
 from .checkpoints import read_config, run_folder_of
 from .settings import TracinSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _USUAL_SMOOTHING = 0.1
 
@@ -44,7 +48,7 @@ class Question:
         return self.graph.test[torch.tensor(self.test_rows, dtype=torch.int64)]
 
 
-def read_question(settings: TracinSettings) -> Question:
+def read_question(settings: TracinSettings, console: Console) -> Question:
     """Read the graph, from the flags or from the run folder that the model lies in.
 
     Raises:
@@ -57,7 +61,8 @@ def read_question(settings: TracinSettings) -> Question:
         config = read_config(folder)
     training = config["training"]
     files = _files(settings, folder, config["data"])
-    graph = read_graph(files, skip_bad_lines=bool(training.get("skip_bad_lines")))
+    skips = bool(training.get("skip_bad_lines"))
+    graph = read_watched(files, console, skip_bad_lines=skips)
     smoothing = settings.label_smoothing
     if smoothing is None:
         smoothing = training.get("label_smoothing", _USUAL_SMOOTHING)

@@ -27,7 +27,7 @@ def trace(settings: TracinSettings, console: Console) -> dict[str, Any]:
         console.print(note, soft_wrap=True, markup=False)
     check_writable(settings.files)
     checkpoints = find_checkpoints(settings)
-    question = read_question(settings)
+    question = read_question(settings, console)
     check_graph(checkpoints[0], question.graph, question.files.train)
     labels = Labels.of(question.graph, settings)
     scans = Scans.of(settings, question, checkpoints)

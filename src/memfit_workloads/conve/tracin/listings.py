@@ -5,7 +5,7 @@ Shape suffixes: B triples, T answers per query.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -26,6 +26,8 @@ class Listing:
     """None where a triple's own tail alone counts as true."""
     ends: Tensor | None
     """(n + 1,): answers of all triples up to each, where pairs are made."""
+    most: dict[int, int] = field(default_factory=dict)
+    """The answers of so many triples in a row, where they are most; looked for once."""
 
     @classmethod
     def of(cls, triples: Tensor, known: Queries | None) -> Self:
@@ -65,4 +67,7 @@ class Listing:
         """Return the answers of so many triples in a row, where they are most."""
         assert self.ends is not None, "only pairs are filled up"
         num_triples = min(num_triples, len(self.ends) - 1)
-        return int((self.ends[num_triples:] - self.ends[: len(self.ends) - num_triples]).max())
+        if num_triples not in self.most:
+            runs = self.ends[num_triples:] - self.ends[: len(self.ends) - num_triples]
+            self.most[num_triples] = int(runs.max())
+        return self.most[num_triples]

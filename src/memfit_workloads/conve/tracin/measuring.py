@@ -24,13 +24,15 @@ class ScanPeaks:
     """The highest peak of scans of one model, weights included."""
 
     model: nn.Module
+    mapped_bytes: frozenset[int] = frozenset()
+    """Sizes of the checkpoint files, which are mapped and not allocated while they are read."""
     highest_bytes: int | None = None
     """None where nothing could be measured, as while the caller profiles."""
 
     @contextmanager
     def watching(self, listener: Listener | None) -> Iterator[Listener]:
         """Measure the proof and the first steps of the scan that tells the listener it gives."""
-        peak = _CardPeak() if next(self.model.parameters()).is_cuda else _HostPeak(self.model)
+        peak = _CardPeak() if next(self.model.parameters()).is_cuda else self._on_host()
         num_done = 0
 
         def listen(progress: influence.Progress) -> None:
@@ -45,6 +47,9 @@ class ScanPeaks:
             yield listen
         finally:
             self._take(peak.end())
+
+    def _on_host(self) -> _HostPeak:
+        return _HostPeak(self.model, self.mapped_bytes)
 
     def _take(self, peak_bytes: int | None) -> None:
         if peak_bytes is not None:
@@ -65,7 +70,8 @@ class _CardPeak:
 class _HostPeak:
     """Watches the CPU allocator's events, and adds the weights that were there before."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, mapped_bytes: frozenset[int]) -> None:
+        self._mapped_bytes = mapped_bytes
         self._own_bytes = sum(each.nbytes for each in model.state_dict().values())
         # There can be only one profile at a time.
         functions: Any = torch._C._autograd
@@ -80,4 +86,10 @@ class _HostPeak:
         if watch is None:
             return None
         watch.end()
-        return self._own_bytes + watch.highest_growth_bytes()
+        current = highest = 0
+        for event in watch.events():
+            # The profiler is told of a mapped file as if it were allocated.
+            if abs(event.num_bytes) not in self._mapped_bytes:
+                current += event.num_bytes
+                highest = max(highest, current)
+        return self._own_bytes + highest

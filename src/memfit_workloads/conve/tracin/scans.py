@@ -256,7 +256,8 @@ class Scans:
     @cached_property
     def peaks(self) -> ScanPeaks:
         """Return what measures the scans."""
-        return ScanPeaks(model=self.model)
+        sizes = frozenset(each.path.stat().st_size for each in self.checkpoints)
+        return ScanPeaks(model=self.model, mapped_bytes=sizes)
 
     @cached_property
     def groups(self) -> SameRows:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pages import (
     convolutions,
+    devices,
     documents,
     exactness,
     knowledge_graphs,
@@ -134,6 +135,11 @@ def wpo_sgm(page: str) -> str:
     return between(page, _BEGIN, _END, "\n\n".join(blocks))
 
 
+def catalogue(page: str) -> str:
+    """Put the list of devices between the marks of docs/devices.md."""
+    return between(page, _BEGIN, _END, "\n\n".join(devices.catalogue()))
+
+
 def scale_on_paper(_: str = "") -> str:
     """Return docs/scale.md for the results as they are."""
     return "\n\n".join(scale.page(load_result("scale"), load_result("accuracy_gpu"))) + "\n"
@@ -141,6 +147,7 @@ def scale_on_paper(_: str = "") -> str:
 
 PAGES: Mapping[Path, Callable[[str], str]] = {
     _ROOT / "docs" / "benchmarks.md": benchmarks,
+    _ROOT / "docs" / "devices.md": catalogue,
     _ROOT / "docs" / "leaks.md": leaks,
     _ROOT / "docs" / "scale.md": scale_on_paper,
     _ROOT / "README.md": readme,

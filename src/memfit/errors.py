@@ -14,7 +14,8 @@ MemfitError
 │   ├── BatchSizeIgnoredError   batch(n) gives the same tensors for every n
 │   ├── CoupledSamplesError     samples of a batch have no gradients of their own
 │   └── OtherScanError          a folder holds another influence scan than the one to go on with
-├── UnknownDeviceError          no such device in the catalogue
+├── UnknownDeviceError          no such device in the catalogue (exit code 2)
+│   └── AmbiguousDeviceError    a name that may mean devices of other memory or speed
 ├── DeviceUnavailableError      the device is not in this machine
 ├── StrategyError               a strategy that is unknown, badly set or cannot apply
 ├── NoSmallerPlanError          nothing smaller to go on with keeps the results; the guard says so
@@ -48,6 +49,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from memfit.units import format_bytes
+
+_MOST_NAME_CHARACTERS = 80
 
 
 class MemfitError(Exception):
@@ -202,15 +205,32 @@ class OtherScanError(JobError):
 
 
 class UnknownDeviceError(MemfitError):
-    """Say which device is unknown, with the nearest names."""
+    """Say which device is unknown, with the nearest names, or why it is left out on purpose."""
 
     exit_code = 2
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        known = sorted(known)
-        near = get_close_matches(name, known, n=3, cutoff=0.4) or known
+    def __init__(self, name: str, known: Iterable[str], why: str | None = None) -> None:
+        shown = repr(name if len(name) <= _MOST_NAME_CHARACTERS else f"{name[:60]}...")
+        if why is not None:
+            super().__init__(f"{shown} is no device of memfit. {why}.")
+            return
+        typed = "-".join(name[:_MOST_NAME_CHARACTERS].lower().split())
+        near = get_close_matches(typed, sorted(known), n=3, cutoff=0.4)
+        hint = f"Nearest: {', '.join(near)}. " if near else ""
         super().__init__(
-            f"No device named {name!r}. Nearest: {', '.join(near)}. `memfit devices` lists all."
+            f"No device named {shown}. {hint}`memfit devices` lists all; for a card that is not "
+            "among them, `memfit devices --new FILE.toml` writes a file that --device takes."
+        )
+
+
+class AmbiguousDeviceError(UnknownDeviceError):
+    """Say which devices a name may mean, with the memory of each."""
+
+    def __init__(self, name: str, variants: Mapping[str, int]) -> None:
+        self.variants = tuple(variants)
+        shown = [f"{each} ({format_bytes(size)})" for each, size in variants.items()]
+        MemfitError.__init__(
+            self, f"{name!r} may mean {' or '.join(shown)}. Name the one that is meant."
         )
 
 

@@ -147,7 +147,7 @@ def named_card(name: str) -> Card:
         UnknownDeviceError: if it is not there.
     """
     device = load_device(name)
-    return Card(title=device.title, memory_bytes=device.memory_bytes, device=name)
+    return Card(title=device.title, memory_bytes=device.memory_bytes, device=device.name)
 
 
 def card_of(memory_bytes: int) -> Card:

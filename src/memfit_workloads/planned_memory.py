@@ -117,14 +117,19 @@ def plan_memory(
 
 
 def devices(name: str | None) -> tuple[str, str]:
-    """Return where to run (``cpu`` or ``cuda``) and the catalogue's name for it."""
-    from memfit.devices.catalogue import current_device_name
+    """Return where to run (``cpu`` or ``cuda``) and the catalogue's name for it.
+
+    Raises:
+        UnknownDeviceError: if the catalogue has no such device.
+    """
+    from memfit.devices.catalogue import current_device_name, load_device
 
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.partition(":")[0] == "cuda":
         return name, current_device_name()
-    return ("cpu" if name == "cpu" else "cuda"), name
+    device = load_device(name)
+    return device.kind, device.name
 
 
 def has_bfloat16(device: str | None) -> bool:

@@ -220,7 +220,8 @@ def test_a_run_that_failed_needs_more_than_the_card_has(smallest, is_wrong):
     [
         ("Tesla T4", None, "t4"),
         ("T4", None, "t4"),
-        ("RTX 3060", None, "rtx-3060-12gb"),
+        ("RTX 3090", None, "rtx-3090"),
+        ("RTX 3060", 8 << 30, "rtx-3060-8gb"),
         ("NVIDIA GeForce RTX 3060", 12622168064, "rtx-3060-12gb"),
         ("NVIDIA H200", None, "h200"),
     ],
@@ -231,9 +232,10 @@ def test_a_card_is_known_by_the_names_that_people_give_it(name, total_bytes, exp
 
 
 @pytest.mark.parametrize(
-    ("name", "total_bytes"), [("Voodoo 2", None), (None, None), ("RTX 3060", 8 << 30)]
+    ("name", "total_bytes"),
+    [("Voodoo 2", None), (None, None), ("RTX 3060", 4 << 30), ("RTX 3060", None)],
 )
-def test_an_unknown_card_is_refused(name, total_bytes):
+def test_an_unknown_card_or_one_of_several_is_refused(name, total_bytes):
     row = row_of(device=name, device_total_bytes=total_bytes)
     with pytest.raises(packages.CannotRebuild, match=r"device|catalogue"):
         cards.card_of_row(row)

@@ -131,6 +131,7 @@ def timed(seconds):
 
 H200 = CudaDevice(name="NVIDIA H200", memory_bytes=H200_BYTES)
 T4 = CudaDevice(name="Tesla T4", memory_bytes=T4_BYTES)
+MI300X = CudaDevice(name="AMD Instinct MI300X", memory_bytes=192 * GIB)
 
 
 @pytest.fixture(autouse=True)
@@ -410,7 +411,7 @@ def test_a_dry_run_names_measurements_and_file_and_touches_nothing(config_folder
 
 def test_a_card_is_chosen_by_its_name():
     card = FakeCard(capability=(7, 5), memory_bytes=T4_BYTES, driver_name="Tesla T4")
-    _, _, opened = calibrate("--device", "t4", cards=(H200, T4), card=card)
+    _, _, opened = calibrate("--device", "tesla T4", cards=(H200, T4), card=card)
     assert opened == [1]
     assert calibration_path("t4").is_file()
     assert not calibration_path("h200").exists()
@@ -424,6 +425,9 @@ def test_a_card_is_chosen_by_its_name():
         (("--device", "h200"), (), DeviceUnavailableError, "h200 is not in this machine"),
         (("--device", "h200"), (T4,), DeviceUnavailableError, "there is: Tesla T4"),
         (("--device", "cpu"), (T4,), UsageError, "Only CUDA cards"),
+        (("--device", "mi300x"), (T4,), UsageError, "no measurement was tried"),
+        ((), (MI300X,), UsageError, "not mi300x"),
+        (("--device", "my-card.toml"), (T4,), UsageError, "a file of your own"),
         (("--device", "h20"), (T4,), UnknownDeviceError, "Nearest: h200"),
         ((), (CudaDevice(name="New 1", memory_bytes=GIB),), UnknownDeviceError, "New 1"),
     ],

@@ -113,24 +113,46 @@ def _chosen_card(asked: str | None, machine: Host) -> tuple[str, int]:
     Raises:
         UnknownDeviceError: if the catalogue has no such name, or does not know the card.
         DeviceUnavailableError: if the card is not in this machine.
-        UsageError: if the device is the processor.
+        UsageError: if it is no card that can be measured.
     """
-    from memfit.devices.catalogue import catalogue_name, catalogued_device, current_device_name
-    from memfit.devices.spec import CUDA
+    from memfit.devices.catalogue import catalogue_name, current_device_name
 
-    if asked is not None and catalogued_device(asked).kind != CUDA:
-        msg = "Only CUDA cards are calibrated; name one, or leave --device out."
-        raise UsageError(msg)
+    if asked is not None:
+        asked = _calibratable(asked)
     if not machine.cuda_devices:
         found = f"torch {machine.torch_version or 'is missing and'} finds no CUDA device"
         raise DeviceUnavailableError(asked or "A CUDA device", found)
     if asked is None:
-        return current_device_name(machine), 0
+        return _calibratable(current_device_name(machine)), 0
     names = [catalogue_name(each) for each in machine.cuda_devices]
     if asked not in names:
         there = ", ".join(each.name for each in machine.cuda_devices)
         raise DeviceUnavailableError(asked, f"there is: {there}")
     return asked, names.index(asked)
+
+
+def _calibratable(asked: str) -> str:
+    """Return the name in the catalogue of a card that can be measured.
+
+    Raises:
+        UnknownDeviceError: if the catalogue has no such name.
+        UsageError: if it is the processor, AMD's, or described by a file.
+    """
+    from memfit.devices.catalogue import catalogued_device
+    from memfit.devices.device_file import is_own_file
+    from memfit.devices.spec import CUDA
+
+    if is_own_file(asked):
+        msg = f"{asked} is a file of your own: write what you know of the card into it."
+        raise UsageError(msg)
+    device = catalogued_device(asked)
+    if device.platform != CUDA:
+        msg = (
+            "Only CUDA cards are calibrated, and not yet those on ROCm: no measurement was tried "
+            f"there. Name one of NVIDIA's, not {device.name}, or leave --device out."
+        )
+        raise UsageError(msg)
+    return device.name
 
 
 def _show_intention(name: str, path: Path, console: Console, *, as_json: bool) -> None:

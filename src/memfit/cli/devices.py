@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from memfit.units import format_bytes, format_seconds
 
 from .command import Command, add_json_argument, write_json
+from .new_device import add_new_arguments, refuse_figures, write_new_device
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,27 +23,41 @@ _BANDWIDTH = "memory_bandwidth_bytes_per_second"
 _SHOWN_DTYPES = ("float32", "bfloat16", "float16")
 _LEGEND = """
 float32, bfloat16, float16: dense matrix rates in TFLOP/s; - where it has none.
-CC: compute capability. `memfit devices NAME` shows the source of each figure."""
+CC: compute capability; ROCm, of which memfit has no readings: all is a guess.
+`memfit devices NAME` shows where each figure is from; NAME may be "RTX 3090".
+`memfit devices --new FILE.toml` describes a card that is not in the list."""
 
 
 class DevicesCommand:
     """List the devices that memfit knows, or show one with every figure and its source.
 
     Rates are dense: figures that count on sparsity are never used. A figure is exact, from a
-    table (a datasheet or a published reading) or a guess, and says so.
+    table (a datasheet or a published reading) or a guess, and says so. --new writes a file for a
+    card that is not in the list; what it needs and no flag gives, it asks for.
     """
 
     example = "memfit devices a100-40gb"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the optional device name and ``--json``."""
-        parser.add_argument("device", metavar="NAME", nargs="?", help="show this device only")
+        """Declare the optional device, the figures of a new one and ``--json``."""
+        parser.add_argument(
+            "device", metavar="NAME", nargs="?", help="show this device only, or a file of your own"
+        )
+        add_new_arguments(parser)
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
-        """Show the table, or one device."""
+        """Show the table or one device, or write a new one."""
         from memfit.devices.catalogue import all_devices, load_device
 
+        if args.new is not None:
+            device = write_new_device(args, console)
+            if args.json:
+                write_json({"path": args.new, "device": asdict(device)})
+            else:
+                console.print(f"Wrote {args.new}. Use it as --device {args.new}", markup=False)
+            return 0
+        refuse_figures(args)
         if args.device is not None:
             device = load_device(args.device)
             if args.json:
@@ -65,6 +80,9 @@ def _device_table(devices: Sequence[Device]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from memfit.devices.names import by_series
+    from memfit.devices.spec import ROCM
+
     table = Table(
         box=SIMPLE_HEAD,
         show_edge=False,
@@ -74,27 +92,39 @@ def _device_table(devices: Sequence[Device]) -> Table:
     table.add_column("device", no_wrap=True)
     for heading in ("memory", "bandwidth", *_SHOWN_DTYPES, "CC"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for device in devices:
-        table.add_row(
-            device.name,
-            format_bytes(device.memory_bytes),
-            format_fact(_BANDWIDTH, device.value(_BANDWIDTH)),
-            *(_format_rate(device, dtype) for dtype in _SHOWN_DTYPES),
-            device.compute_capability or "-",
-        )
+    known = {device.name: device for device in devices}
+    for names in by_series({name: device.title for name, device in known.items()}).values():
+        for device in map(known.__getitem__, names):
+            table.add_row(
+                device.name,
+                format_bytes(device.memory_bytes),
+                _format_bandwidth(device.value(_BANDWIDTH)),
+                *(_format_rate(device, dtype) for dtype in _SHOWN_DTYPES),
+                "ROCm" if device.platform == ROCM else device.compute_capability or "-",
+            )
+        table.add_section()
     return table
+
+
+def _format_bandwidth(bytes_per_second: float) -> str:
+    """Write a bandwidth without a fraction, which no datasheet has."""
+    number, unit = format_bytes(bytes_per_second).split()
+    return f"{float(number.replace(',', '')):,.0f} {unit}/s"
 
 
 def _format_rate(device: Device, dtype: str) -> str:
     """Write a dense rate in TFLOP/s, or a dash where there is none."""
     fact = device.facts.get(f"matrix_{dtype}_flops_per_second")
-    return "-" if fact is None else f"{fact.value / _TERA:g}"
+    return "-" if fact is None else f"{fact.value / _TERA:.4g}"
 
 
 def _show_device(device: Device, console: Console) -> None:
     """Show one device, two lines per figure: the value, then where it comes from."""
+    from memfit.devices.spec import ROCM
+
     capability = device.compute_capability
     heading = device.title + (f", compute capability {capability}" if capability else "")
+    heading += ", on ROCm" if device.platform == ROCM else ""
     lines = [f"{device.name}: {heading}"]
     width = max(map(len, device.facts))
     for name, fact in device.facts.items():

@@ -22,7 +22,7 @@ def add_job_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_device_argument(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add ``--device``, once or several times."""
-    text = "where it would run, see `memfit devices`"
+    text = "where it would run: a name from `memfit devices`, or a TOML file of your own"
     if several:
         text += "; repeat it to compare"
         parser.add_argument("--device", metavar="NAME", action="append", help=text)

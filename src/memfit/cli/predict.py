@@ -144,11 +144,12 @@ def _read_question(args: argparse.Namespace) -> Question:
 
     if args.top < 1:
         raise UsageError(f"--top must be at least 1, not {args.top}.")
-    names = list(dict.fromkeys(args.device or ["cpu"]))
-    if len(names) > 1 and (args.html or args.png):
+    named = [load_device(name) for name in args.device or ["cpu"]]
+    devices = list({device.name: device for device in named}.values())
+    if len(devices) > 1 and (args.html or args.png):
         raise UsageError("--html and --png show one device; give --device once.")
     return Question(
-        devices=[load_device(name) for name in names],
+        devices=devices,
         plan=load_plan(args.plan),
         budget=MemoryBudget(num_bytes=read_budget(args.budget), of=args.budget_of),
         settings=AllocatorSettings.parse(args.allocator or ""),

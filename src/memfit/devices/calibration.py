@@ -135,9 +135,10 @@ def write_calibration(path: Path, facts: Mapping[str, Fact]) -> None:
     write_atomically(path, calibration_text(facts))
 
 
-def calibration_text(facts: Mapping[str, Fact]) -> str:
+def calibration_text(facts: Mapping[str, Fact], header: str = _HEADER) -> str:
     """Write figures in the form of the catalogue."""
-    return "\n".join([_HEADER, *(_fact_text(name, fact) for name, fact in facts.items())])
+    texts = (_fact_text(name, fact) for name, fact in facts.items())
+    return "\n".join([header, *texts] if header else texts)
 
 
 def with_calibration(device: Device, facts: Mapping[str, Fact]) -> Device:

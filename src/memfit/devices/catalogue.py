@@ -1,14 +1,11 @@
 """The catalogue: one TOML file per device, read into ``Device`` and checked.
 
-A name is the file's name without its ending. Unknown keys are refused, so that a misspelt figure
-cannot pass for a missing one.
+A name is the file's name without its ending, or anything that means no other device.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from functools import cache
@@ -16,23 +13,18 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from memfit.errors import DataError, UnknownDeviceError
+from memfit.errors import AmbiguousDeviceError, UnknownDeviceError
 from memfit.figures import Certainty
 from memfit.units import GIB
 
 from .calibration import Stamp, calibration_path, read_calibration, stamp_of, with_calibration
 from .detect import CudaDevice, Host, host, host_memory_bytes
-from .facts import OPTIONAL_FACTS as OPTIONAL_FACTS
-from .facts import REQUIRED_FACTS as REQUIRED_FACTS
-from .facts import check_keys, read_fact
-from .spec import CPU, CUDA, Device, Fact
+from .device_file import SUFFIX, device_of_table, is_own_file, read_own_device, read_table
+from .names import find, why_not_covered
+from .spec import CPU, Device, Fact
 
-_REQUIRED_KEYS = ("title", "kind", "facts")
-_OPTIONAL_KEYS = ("compute_capability", "cuda_names")
-
-# Drivers and ECC move a card's memory by up to 7 %; cards that share a name differ by a third.
+# Drivers and ECC move a card's memory by up to 7 %; cards that share a name differ by a sixth.
 _MEMORY_TOLERANCE_FRACTION = 0.1
-_WITH_MEMORY = re.compile(r"(?P<card>.+)-(?P<gigabytes>\d+)gb")
 _ASSUMED_HOST_MEMORY_BYTES = 8 * GIB
 _ASSUMED = "Guess: this system does not tell its memory; pass a budget to replace it"
 _READ_HERE = "read from this machine: the host's memory or the container's limit"
@@ -49,14 +41,17 @@ def all_devices() -> tuple[Device, ...]:
 
 
 def load_device(name: str) -> Device:
-    """Load a device by its name; ``cpu`` gets the memory of this machine.
+    """Load a device by its name, or from a TOML file of the user's own by its path.
 
-    What ``memfit calibrate`` measured here takes the place of the catalogue's figures.
+    ``cpu`` gets the memory of this machine. What ``memfit calibrate`` measured here takes the place
+    of the catalogue's figures.
 
     Raises:
-        UnknownDeviceError: if the catalogue has no such device.
+        UnknownDeviceError: if the catalogue has no such device, or several that may be meant.
         DataError: if the device's file, or the file of its measured figures, is malformed.
     """
+    if is_own_file(name):
+        return read_own_device(name)
     device = catalogued_device(name)
     stamp = stamp_of(calibration_path(device.name))
     return device if stamp is None else _calibrated_device(device.name, stamp)
@@ -66,43 +61,23 @@ def load_device(name: str) -> Device:
 def catalogued_device(name: str) -> Device:
     """Load a device by its name, without what was measured on this machine.
 
-    A card's memory may be added to the name that the catalogue has: ``a10-24gb`` is ``a10``.
-
     Raises:
-        UnknownDeviceError: if the catalogue has no such device.
+        UnknownDeviceError: if the catalogue has no such device, or several that may be meant.
         DataError: if the device's file is malformed.
     """
     files = _files()
     if name in files:
-        return _with_own_memory(parse_device(name, files[name].read_text(encoding="utf-8")))
-    parts = _WITH_MEMORY.fullmatch(name)
-    if parts is not None and parts["card"] in files:
-        device = catalogued_device(parts["card"])
-        told_bytes = int(parts["gigabytes"]) * 10**9
-        if abs(device.memory_bytes - told_bytes) <= _MEMORY_TOLERANCE_FRACTION * told_bytes:
-            return device
+        return _with_own_memory(device_of_table(name, _table(name), f"{name}{SUFFIX}"))
+    why = why_not_covered(name)
+    if why is not None:
+        raise UnknownDeviceError(name, (), why)
+    match = find(name, files, _other_names)
+    if match.name is not None:
+        return catalogued_device(match.name)
+    if match.variants:
+        sizes = {each: catalogued_device(each).memory_bytes for each in match.variants}
+        raise AmbiguousDeviceError(name, sizes)
     raise UnknownDeviceError(name, files)
-
-
-def parse_device(name: str, text: str) -> Device:
-    """Read a device from the text of its file.
-
-    Raises:
-        DataError: if a key is unknown or missing, or a value has the wrong type.
-    """
-    path = f"{name}.toml"
-    table = _read_table(path, text)
-    facts = table["facts"]
-    check_keys(path, "facts", facts, REQUIRED_FACTS, OPTIONAL_FACTS)
-    if table["kind"] not in (CPU, CUDA):
-        raise DataError(path, f"kind is {table['kind']!r}; it must be {CPU!r} or {CUDA!r}")
-    return Device(
-        name=name,
-        title=table["title"],
-        kind=table["kind"],
-        compute_capability=table.get("compute_capability"),
-        facts={key: read_fact(path, key, value) for key, value in facts.items()},
-    )
 
 
 def catalogue_name(cuda_device: CudaDevice) -> str | None:
@@ -141,14 +116,14 @@ def _calibrated_device(name: str, stamp: Stamp) -> Device:
     return with_calibration(catalogued_device(name), read_calibration(stamp.path))
 
 
-def _files() -> dict[str, Traversable]:
+@cache
+def _files() -> Mapping[str, Traversable]:
     """Find the catalogue's files by device name."""
     folder = resources.files(__package__) / "data"
-    suffix = ".toml"
     return {
-        file.name.removesuffix(suffix): file
+        file.name.removesuffix(SUFFIX): file
         for file in folder.iterdir()
-        if file.name.endswith(suffix)
+        if file.name.endswith(SUFFIX)
     }
 
 
@@ -156,21 +131,27 @@ def _files() -> dict[str, Traversable]:
 def _names_by_cuda_name() -> Mapping[str, tuple[str, ...]]:
     """List the devices behind each name that a CUDA driver may give."""
     found: dict[str, tuple[str, ...]] = {}
-    for name, file in sorted(_files().items()):
-        table = _read_table(f"{name}.toml", file.read_text(encoding="utf-8"))
-        for cuda_name in table.get("cuda_names", ()):
+    for name in device_names():
+        for cuda_name in _cuda_names(name):
             found[cuda_name] = (*found.get(cuda_name, ()), name)
     return found
 
 
-def _read_table(path: str, text: str) -> dict[str, Any]:
-    """Parse a device's file and check its outermost keys."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(path, f"it is not valid TOML: {error}") from error
-    check_keys(path, "the file", table, _REQUIRED_KEYS, _OPTIONAL_KEYS)
-    return table
+def _other_names(name: str) -> Iterator[str]:
+    """Yield what else a device of the catalogue is called."""
+    yield catalogued_device(name).title
+    yield from _cuda_names(name)
+
+
+def _cuda_names(name: str) -> tuple[str, ...]:
+    """Return the names that drivers give a device."""
+    return tuple(_table(name).get("cuda_names", ()))
+
+
+@cache
+def _table(name: str) -> Mapping[str, Any]:
+    """Parse a file of the catalogue."""
+    return read_table(f"{name}{SUFFIX}", _files()[name].read_text(encoding="utf-8"))
 
 
 def _with_own_memory(device: Device) -> Device:

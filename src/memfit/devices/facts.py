@@ -35,6 +35,8 @@ OPTIONAL_FACTS = (
     "network_bytes_per_second",
 )
 _FACT_KEYS = tuple(field.name for field in fields(Fact))
+_MOST_SOURCE_CHARACTERS = 2000
+_MOST_SHOWN_CHARACTERS = 60
 
 
 def read_fact(path: str, name: str, table: Mapping[str, Any]) -> Fact:
@@ -44,18 +46,19 @@ def read_fact(path: str, name: str, table: Mapping[str, Any]) -> Fact:
         DataError: if a key is unknown or missing, or a value has the wrong type.
     """
     check_keys(path, name, table, _FACT_KEYS, ())
+    check_text(path, f"{name}.source", table["source"], _MOST_SOURCE_CHARACTERS)
     if isinstance(table["value"], bool) or not isinstance(table["value"], (int, float)):
-        raise DataError(path, f"{name}.value is {table['value']!r}; it must be a number")
+        raise DataError(path, f"{name}.value is {shown(table['value'])}; it must be a number")
     if table["certainty"] not in tuple(Certainty):
         allowed = ", ".join(Certainty)
         raise DataError(
-            path, f"{name}.certainty is {table['certainty']!r}; it must be one of {allowed}"
+            path, f"{name}.certainty is {shown(table['certainty'])}; it must be one of {allowed}"
         )
     try:
         date.fromisoformat(table["read_on"])
     except (TypeError, ValueError):
         raise DataError(
-            path, f"{name}.read_on is {table['read_on']!r}; write a date as '2026-01-31'"
+            path, f"{name}.read_on is {shown(table['read_on'])}; write a date as '2026-01-31'"
         ) from None
     return Fact(**table)
 
@@ -77,8 +80,31 @@ def check_keys(
     known = (*required, *optional)
     for key in found:
         if key not in known:
-            nearest = (get_close_matches(key, known, n=1, cutoff=0.0) or known)[0]
-            raise DataError(path, f"unknown key {key!r} in {place}; the nearest is {nearest!r}")
+            near = get_close_matches(key[:_MOST_SHOWN_CHARACTERS], known, n=1, cutoff=0.0) or known
+            raise DataError(
+                path, f"unknown key {shown(key)} in {place}; the nearest is {near[0]!r}"
+            )
     missing = [key for key in required if key not in found]
     if missing:
         raise DataError(path, f"{place} lacks {', '.join(missing)}; add it with its source")
+
+
+def check_text(path: str, place: str, found: object, most_characters: int) -> None:
+    """Refuse what is no line of text that a terminal can show.
+
+    Raises:
+        DataError: if it is another type, empty, too long or has control characters.
+    """
+    if not isinstance(found, str) or not 0 < len(found) <= most_characters:
+        needed = f"a text of at most {most_characters} characters"
+        raise DataError(path, f"{place} is {shown(found)}; it must be {needed}")
+    if not found.isprintable():
+        raise DataError(path, f"{place} is {shown(found)}; it must be one line to be read")
+
+
+def shown(value: object) -> str:
+    """Write a value of a stranger's file, cut where it is long."""
+    text = repr(value)
+    if len(text) <= _MOST_SHOWN_CHARACTERS:
+        return text
+    return f"{text[:_MOST_SHOWN_CHARACTERS]}..."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 CPU = "cpu"
 CUDA = "cuda"
+ROCM = "rocm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,14 @@ class Device:
     name: str
     title: str
     kind: str
-    """``cpu`` or ``cuda``."""
+    """``cpu`` or ``cuda``, as torch names its devices: ``cuda`` is that of AMD's cards too."""
     compute_capability: str | None
     facts: Mapping[str, Fact]
     """Every number by its name: ``memory_bytes``, ``memory_bandwidth_bytes_per_second``,
     ``link_bytes_per_second``, ``context_bytes``, ``launch_seconds`` and
     ``matrix_<dtype>_flops_per_second`` for dtypes the device multiplies (dense)."""
+    platform: str = CUDA
+    """What runs on it: ``cuda``, ``rocm`` or ``cpu``. memfit has rules for the first and last."""
 
     def value(self, fact: str) -> float:
         """Return the value of a fact."""

@@ -80,8 +80,8 @@ def check_cuda_devices(host: Host) -> Iterator[Finding]:
             status=Status.WARNING,
             found=f"{found}, not in the catalogue",
             needed="a device of the catalogue",
-            remedy="Name the nearest device with --device.",
-            command="memfit devices",
+            remedy="Write a file with its figures, and give it as --device.",
+            command="memfit devices --new my-card.toml",
         )
 
 

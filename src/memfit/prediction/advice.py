@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import alive_at_peak, replay
+from memfit.devices.device_file import is_own_file
 from memfit.devices.spec import CUDA, Device
 from memfit.figures import Certainty, Holder, Prediction
 from memfit.job import Job
@@ -217,7 +218,7 @@ def _expandable_segments(
     recording: StepRecording, prediction: Prediction, device: Device, settings: AllocatorSettings
 ) -> Advice | None:
     """Replay the same recording with segments that grow."""
-    if device.kind != CUDA or settings.expandable_segments:
+    if device.platform != CUDA or settings.expandable_segments:
         return None
     growing = replace(settings, expandable_segments=True)
     memory = card_memory(recording, device, growing, in_full=False)
@@ -264,7 +265,8 @@ def _saved_activations(prediction: Prediction) -> Advice | None:
 
 
 def _guessed_terms(prediction: Prediction, device: Device) -> Iterator[Advice | None]:
-    if device.kind != CUDA:
+    """Name what a calibration would replace."""
+    if device.platform != CUDA or is_own_file(device.name):
         return
     for term in prediction.terms:
         if term.certainty is Certainty.GUESS:

@@ -17,7 +17,7 @@ from memfit.figures import BOUNDED_FIGURES, Holder, Prediction, Timeline
 from memfit.job import Job
 from memfit.prediction.brief_recording import record_briefly
 from memfit.prediction.budget import MemoryBudget
-from memfit.prediction.process_memory import card_memory, host_memory, rules_of
+from memfit.prediction.process_memory import card_memory, host_memory, platform_notes, rules_of
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
 from memfit.prediction.waiting import waited_seconds
 from memfit.prediction.ways import widened
@@ -299,7 +299,7 @@ def _predicted(
         fits=budget.holds(bounded_bytes, step.host_bytes, step.disk_bytes),
         num_flops=steady.flops(),
         record_seconds=recording.record_seconds,
-        notes=[*recording.notes, *step.notes],
+        notes=[*platform_notes(device), *recording.notes, *step.notes],
         modules_in_evaluation=tuple(recording.modules_in_evaluation),
         answers=tuple(recording.answers),
         timeline=timeline_of(steady, rules),

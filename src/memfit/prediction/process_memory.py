@@ -16,7 +16,7 @@ from memfit.allocator.simulate import (
     peak_bytes,
 )
 from memfit.devices.nccl import NcclMemory, nccl_memory
-from memfit.devices.spec import CUDA, Device, Fact
+from memfit.devices.spec import CUDA, ROCM, Device, Fact
 from memfit.figures import Certainty, Interval, Term
 from memfit.prediction.late_frees import late_interval, stages
 from memfit.prediction.peak_range import NOTICEABLE_FRACTION, PeakRange
@@ -27,6 +27,7 @@ from memfit.units import MIB
 _REPLAY = "replay of the recorded step, blocks rounded to 512 bytes"
 _WORKSPACES = "memfit/kernels/cuda/data/workspaces.toml"
 _SIMULATION = "simulation of the caching allocator (c10/cuda/CUDACachingAllocator.cpp)"
+_ON_ROCM = "Guess: the rule for CUDA, which stands in for ROCm"
 _INTERPRETER_BYTES = 320 * MIB
 _GUESSED_SHARE = 0.02
 """A prediction is called a guess when more than this share of it is guessed."""
@@ -129,16 +130,37 @@ def card_memory(
     )
     guessed_bytes = sum(t.num_bytes for t in inside if t.certainty is Certainty.GUESS)
     is_guess = guessed_bytes > _GUESSED_SHARE * sum(term.num_bytes for term in inside)
+    terms = (*inside, outside, *_nccl_terms(nccl))
+    is_rocm = device.platform == ROCM
     return ProcessMemory(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved,
         first_step_peak_bytes=outcome.windows[0].peak_allocated_bytes,
         fragmentation_fraction=1 - peak / reserved if reserved else 0.0,
         smallest_memory_bytes=smallest,
-        terms=(*inside, outside, *_nccl_terms(nccl)),
-        certainty=Certainty.GUESS if is_guess else Certainty.TABLE,
-        intervals=_intervals(recording, outcome, run, context, nccl),
+        terms=tuple(map(_on_rocm, terms)) if is_rocm else terms,
+        certainty=Certainty.GUESS if is_guess or is_rocm else Certainty.TABLE,
+        intervals=_intervals(_ranges(recording, outcome, run, is_rocm=is_rocm), context, nccl),
     )
+
+
+def platform_notes(device: Device) -> tuple[str, ...]:
+    """Say what a prediction for a device stands on, where that is less than it looks."""
+    if device.platform != ROCM:
+        return ()
+    note = (
+        f"{device.name} runs on ROCm, of which memfit has no readings: the step is recorded with "
+        "the operators of CUDA and its kernels' memory, and every figure is a guess"
+    )
+    return (note,)
+
+
+def _on_rocm(term: Term) -> Term:
+    """Take back what is known of a term on CUDA."""
+    if term.certainty is Certainty.GUESS:
+        return term
+    source = f"{_ON_ROCM}: {term.source}"
+    return replace(term, certainty=Certainty.GUESS, source=source)
 
 
 def _nccl_terms(nccl: NcclMemory | None) -> Iterator[Term]:
@@ -205,14 +227,10 @@ def _recorded_terms(steady: Trace, peak_bytes: int) -> tuple[Term, ...]:
 
 
 def _intervals(
-    recording: StepRecording,
-    likely: AllocatorOutcome,
-    run: _Simulation,
-    context: Fact,
-    nccl: NcclMemory | None,
+    ranges: tuple[PeakRange, PeakRange], context: Fact, nccl: NcclMemory | None
 ) -> dict[str, Interval]:
     """Return the intervals: replays with the least and the most scratch, widened by the margins."""
-    allocated, reserved = _ranges(recording, likely, run)
+    allocated, reserved = ranges
     process = reserved.plus(int(context.value), Certainty(context.certainty))
     if nccl is not None:
         process = process.plus_between(nccl.num_bytes, nccl.low_bytes, nccl.high_bytes)
@@ -261,12 +279,16 @@ def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSetting
 
 
 def _ranges(
-    recording: StepRecording, likely: AllocatorOutcome, run: _Simulation
+    recording: StepRecording,
+    likely: AllocatorOutcome,
+    run: _Simulation,
+    *,
+    is_rocm: bool = False,
 ) -> tuple[PeakRange, PeakRange]:
     """Return the peaks of the last window as they are with the least and the most scratch."""
     history = recording.history
     outcomes = [likely]
-    is_guessed = _is_guessed(history, likely.windows[-1].peak_allocated_bytes)
+    is_guessed = is_rocm or _is_guessed(history, likely.windows[-1].peak_allocated_bytes)
     if history.extras:
         parts = _GUESSED_PARTS if is_guessed else _PARTS
         outcomes += [run(_sizes_with(history, part)) for part in parts]

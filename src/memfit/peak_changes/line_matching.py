@@ -1,0 +1,123 @@
+"""Finds the lines of one version of the code in another: by file, function and text, not number.
+
+A line that only moved is the same line. One that was edited is paired with what stood in the same
+function and reads alike, so that a renamed variable is no change of memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+from .at_peak import PeakLine
+
+_ALIKE = 0.6
+"""How alike two lines are of which one was edited: of all characters, those they share in order."""
+_MOST_LINES, _MOST_OTHERS = 500, 50
+"""How many lines are held against how many others of their function."""
+
+Held = Counter[tuple[str, str]]
+"""Bytes by module and category."""
+Pair = tuple["CodeGroup | None", "CodeGroup | None"]
+
+
+@dataclass(slots=True, eq=False)
+class CodeGroup:
+    """Lines of one function that read the same, and what they hold together."""
+
+    file: str
+    function: str
+    code: str
+    source_lines: list[str] = field(default_factory=list)
+    held: Held = field(default_factory=Counter)
+
+    @property
+    def source_line(self) -> str:
+        """Name the lines: ``net.py:12``, or ``net.py:12, 15``."""
+        first, *more = sorted(self.source_lines, key=lambda line: (len(line), line))
+        return ", ".join([first, *(line.rpartition(":")[2] for line in more)])
+
+
+def matched(before: Iterable[PeakLine], after: Iterable[PeakLine]) -> list[Pair]:
+    """Pair what both versions have; what one has alone stands with None."""
+    old, new = _groups(before), _groups(after)
+    pairs: list[Pair] = []
+    for key in _KEYS:
+        pairs += _equal_by(key, old, new)
+    pairs += _edited(old, new)
+    pairs += _equal_by(_text_elsewhere, old, new)
+    return [*pairs, *((group, None) for group in old), *((None, group) for group in new)]
+
+
+def _groups(lines: Iterable[PeakLine]) -> list[CodeGroup]:
+    """Put lines together that read the same in one function; each without its text stays alone."""
+    groups: dict[tuple[str, str, str], CodeGroup] = {}
+    for line in lines:
+        key = line.file, line.function, line.code or line.source_line
+        group = groups.setdefault(key, CodeGroup(line.file, line.function, line.code))
+        group.source_lines.append(line.source_line)
+        for block in line.blocks:
+            group.held[block.module, block.category] += block.num_bytes
+    return list(groups.values())
+
+
+def _in_file(group: CodeGroup) -> Hashable:
+    return group.file, group.function, group.code or group.source_line
+
+
+def _in_file_of_that_name(group: CodeGroup) -> Hashable:
+    """Look past the folder: two copies of a repository are in folders of different names."""
+    name = group.file.rpartition("/")[2]
+    return name, group.function, group.code or group.source_line.rpartition("/")[2]
+
+
+def _text_elsewhere(group: CodeGroup) -> Hashable:
+    """Look past file and function, for code that was moved; short lines are everywhere."""
+    return group.code if len(group.code) > len("x = f(x)") else None
+
+
+_KEYS: tuple[Callable[[CodeGroup], Hashable], ...] = (_in_file, _in_file_of_that_name)
+
+
+def _equal_by(
+    key: Callable[[CodeGroup], Hashable], old: list[CodeGroup], new: list[CodeGroup]
+) -> Iterator[Pair]:
+    """Take the groups out of both lists that are alone there with their key."""
+    found = _by(key, new)
+    for each, (group, *doubles) in _by(key, old).items():
+        others = found.get(each, [])
+        if each is not None and not doubles and len(others) == 1:
+            old.remove(group)
+            new.remove(others[0])
+            yield group, others[0]
+
+
+def _by(
+    key: Callable[[CodeGroup], Hashable], groups: Iterable[CodeGroup]
+) -> dict[Hashable, list[CodeGroup]]:
+    found: dict[Hashable, list[CodeGroup]] = {}
+    for group in groups:
+        found.setdefault(key(group), []).append(group)
+    return found
+
+
+def _edited(old: list[CodeGroup], new: list[CodeGroup]) -> Iterator[Pair]:
+    """Take the groups out of both lists that read alike in one function, the most alike first."""
+    by_function = _by(_function_of, new)
+    pairs = [
+        (SequenceMatcher(None, one.code, other.code, autojunk=False).ratio(), one, other)
+        for one in old[:_MOST_LINES]
+        for other in by_function.get(_function_of(one), [])[:_MOST_OTHERS]
+        if one.code and other.code
+    ]
+    for likeness, one, other in sorted(pairs, key=lambda pair: -pair[0]):
+        if likeness >= _ALIKE and one in old and other in new:
+            old.remove(one)
+            new.remove(other)
+            yield one, other
+
+
+def _function_of(group: CodeGroup) -> Hashable:
+    return group.file.rpartition("/")[2], group.function

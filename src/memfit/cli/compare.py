@@ -115,11 +115,11 @@ def _comparison(args: argparse.Namespace, console: Console) -> Comparison:
     tolerance = None if args.tolerance is None else _read_tolerance(args.tolerance)
     budget_bytes = read_budget(args.budget)
     before, after = _sides(args, console)
-    if before.memory != after.memory:
+    if before.peak_of != after.peak_of:
         words = {"allocated": "what torch allocates", "host": "the memory of the host alone"}
         raise UsageError(
-            f"{before.source} has measured {words[before.memory]} and {after.source} "
-            f"{words[after.memory]}; name two that tell the same."
+            f"{before.source} has measured {words[before.peak_of]} and {after.source} "
+            f"{words[after.peak_of]}; name two that tell the same."
         )
     return Comparison(
         before=before,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memfit.devices.spec import Device
     from memfit.figures import Prediction
     from memfit.job import Job, StepBuilder
-    from memfit.peak_changes.at_peak import AtPeak
+    from memfit.peak_changes.moments import StepMoments
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
     from memfit.prediction.recording import Recording, StepRecording
 
@@ -121,7 +121,7 @@ class _Answer:
     """What was found for one device."""
 
     prediction: Prediction
-    at_peak: AtPeak
+    moments: StepMoments
     advice: Sequence[Advice] = ()
     micro_batch: LargestMicroBatch | None = None
 
@@ -140,7 +140,7 @@ class _Answer:
             "largest_micro_batch_size": None if found is None else found.micro_batch_size,
             "largest_micro_batch_reason": "" if found is None else found.reason,
         }
-        return prediction_document(source, fields, self.at_peak)
+        return prediction_document(source, fields, self.moments)
 
 
 def _read_question(args: argparse.Namespace) -> Question:
@@ -248,16 +248,16 @@ def _answer(
 ) -> _Answer:
     """Add to a prediction what is asked of it: advice alone, micro-batches in a comparison."""
     from memfit.prediction.advice import advise, largest_holders, largest_micro_batch
-    from memfit.prediction.peak_lines import lines_at_peak
+    from memfit.prediction.step_moments import step_moments
 
     holders = largest_holders(recording, device, question.num_holders)
     prediction = replace(prediction, largest=holders)
-    at_peak = lines_at_peak(recording, device)
+    moments = step_moments(recording, device)
     if len(question.devices) > 1:
         found = None if job is None else largest_micro_batch(job)
-        return _Answer(prediction=prediction, at_peak=at_peak, micro_batch=found)
+        return _Answer(prediction=prediction, moments=moments, micro_batch=found)
     advice = advise(recording, prediction, device, question.settings, job)
-    return _Answer(prediction=prediction, at_peak=at_peak, advice=advice)
+    return _Answer(prediction=prediction, moments=moments, advice=advice)
 
 
 def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[str]:

@@ -140,7 +140,7 @@ def _to_json(answer: ScriptPrediction) -> dict[str, Any]:
     from memfit.reports.wording import verdict
 
     fields = {**answer.to_json(), "verdict": verdict(answer.prediction), "advice": []}
-    return prediction_document(answer.script, fields, answer.at_peak)
+    return prediction_document(answer.script, fields, answer.moments)
 
 
 def _answer(

@@ -9,8 +9,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from .at_peak import AtPeak, PeakLine
-from .line_matching import Held, Pair, matched
+from .line_matching import Pair, matched
+from .moments import Held, Moment
 from .parts import PartChange, kind_of, largest_changes, part_changes, rolled_up
 from .sides import Kind, Side
 
@@ -43,6 +43,10 @@ class LineChange:
     code: str
     code_before: str
     """The line that was edited; empty where it was not."""
+    is_new: bool
+    """Whether the version before has no such line."""
+    is_gone: bool
+    """Whether the version after has none."""
     before_bytes: int
     after_bytes: int
     by_category: Mapping[str, int]
@@ -62,6 +66,8 @@ class LineChange:
             "function": self.function,
             "code": self.code,
             "code_before": self.code_before,
+            "is_new": self.is_new,
+            "is_gone": self.is_gone,
             "before_bytes": self.before_bytes,
             "after_bytes": self.after_bytes,
             "change_bytes": self.change_bytes,
@@ -139,25 +145,48 @@ class Comparison:
         return self.verdict is Verdict.HIGHER or self.fits_no_more
 
     @cached_property
+    def moments(self) -> tuple[Moment, Moment] | None:
+        """Return the two moments whose blocks are compared; None where they are not known of both.
+
+        That of the second's peak, and the highest moment of the same phase of the first: where the
+        peak moves to another phase, other blocks live there, whatever was changed.
+        """
+        before, after = self.before.moments, self.after.moments
+        if before is None or after is None:
+            return None
+        moment = after.highest
+        return before.moment(moment.phase) or before.highest, moment
+
+    @cached_property
     def lines(self) -> Sequence[LineChange] | None:
         """Return the lines that hold more or less, the largest change first; None if not known."""
-        if self.before.at_peak is None or self.after.at_peak is None:
+        before, after = self.before.moments, self.after.moments
+        if self.moments is None or before is None or after is None:
             return None
-        return line_changes(self.before.at_peak, self.after.at_peak)
+        held = [moment.by_line() for moment in self.moments]
+        without = [each.pop("", Counter()) for each in held]
+        found = [_line_change(pair) for pair in matched(before.lines, after.lines, *held)]
+        found += _without_line(*without)
+        return sorted(
+            (change for change in found if change.change_bytes),
+            key=lambda c: (-abs(c.change_bytes), -c.change_bytes, c.source_line, c.code),
+        )
 
     @cached_property
     def modules(self) -> Sequence[PartChange]:
         """Return the modules that hold more or less, those of one kind together."""
-        if not self.before.by_module or not self.after.by_module:
-            return ()
-        return rolled_up(part_changes(self.before.by_module, self.after.by_module))
+        parts = [side.by_module for side in (self.before, self.after)]
+        if self.moments is not None:
+            parts = [moment.by_module() for moment in self.moments]
+        return rolled_up(part_changes(*parts)) if all(parts) else ()
 
     @cached_property
     def categories(self) -> Sequence[PartChange]:
         """Return all categories, those that changed most first."""
-        if not self.before.by_category or not self.after.by_category:
-            return ()
-        return largest_changes(part_changes(self.before.by_category, self.after.by_category))
+        parts = [side.by_category for side in (self.before, self.after)]
+        if self.moments is not None:
+            parts = [moment.by_category() for moment in self.moments]
+        return largest_changes(part_changes(*parts)) if all(parts) else ()
 
     @cached_property
     def phases(self) -> Sequence[PartChange]:
@@ -195,17 +224,6 @@ def default_tolerance(before: Side, after: Side) -> Tolerance:
     return Tolerance(fraction=_MEASURED_FRACTION if is_measured else 0.0)
 
 
-def line_changes(before: AtPeak, after: AtPeak) -> list[LineChange]:
-    """Return what each line holds more or less, the largest change first."""
-    with_line = [[line for line in peak.lines if line.source_line] for peak in (before, after)]
-    found = [_line_change(pair) for pair in matched(*with_line)]
-    found += _without_line(before.lines, after.lines)
-    changed = [change for change in found if change.change_bytes]
-    return sorted(
-        changed, key=lambda c: (-abs(c.change_bytes), -c.change_bytes, c.source_line, c.code)
-    )
-
-
 def _line_change(pair: Pair) -> LineChange:
     before, after = pair
     shown = after or before
@@ -217,6 +235,8 @@ def _line_change(pair: Pair) -> LineChange:
         function=shown.function,
         code=shown.code,
         code_before=before.code if was_edited and before is not None else "",
+        is_new=before is None,
+        is_gone=after is None,
         before_bytes=held[0].total(),
         after_bytes=held[1].total(),
         by_category=_changed_categories(*held),
@@ -224,16 +244,17 @@ def _line_change(pair: Pair) -> LineChange:
     )
 
 
-def _without_line(before: Sequence[PeakLine], after: Sequence[PeakLine]) -> Iterator[LineChange]:
+def _without_line(before: Held, after: Held) -> Iterator[LineChange]:
     """Yield the changes of what no line stands behind, a kind of modules at a time."""
-    held = [_held_without_line(lines) for lines in (before, after)]
-    for row in rolled_up(part_changes(*map(_by_module, held))):
-        its_own = [_of_module(row.name, each) for each in held]
+    for row in rolled_up(part_changes(_by_module(before), _by_module(after))):
+        its_own = [_of_module(row.name, each) for each in (before, after)]
         yield LineChange(
             source_line="",
             function="",
             code="",
             code_before="",
+            is_new=False,
+            is_gone=False,
             before_bytes=row.before_bytes,
             after_bytes=row.after_bytes,
             by_category=_changed_categories(*its_own),
@@ -244,15 +265,6 @@ def _without_line(before: Sequence[PeakLine], after: Sequence[PeakLine]) -> Iter
 def _of_module(name: str, held: Held) -> Held:
     """Keep what is held in a module, or in modules of a kind."""
     return Counter({key: held[key] for key in held if name in (key[0], kind_of(key[0]))})
-
-
-def _held_without_line(lines: Sequence[PeakLine]) -> Held:
-    """Add up the bytes that no line stands behind, by module and category."""
-    held: Held = Counter()
-    for line in lines:
-        for block in line.blocks if not line.source_line else ():
-            held[block.module, block.category] += block.num_bytes
-    return held
 
 
 def _changed_categories(before: Held, after: Held) -> dict[str, int]:

@@ -7,20 +7,19 @@ function and reads alike, so that a renamed variable is no change of memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from .at_peak import PeakLine
+from .moments import Held, KnownLine
 
 _ALIKE = 0.6
 """How alike two lines are of which one was edited: of all characters, those they share in order."""
 _MOST_LINES, _MOST_OTHERS = 500, 50
 """How many lines are held against how many others of their function."""
-
-Held = Counter[tuple[str, str]]
-"""Bytes by module and category."""
-Pair = tuple["CodeGroup | None", "CodeGroup | None"]
+_SHORT = len("x = f(x)")
+"""A line no longer than this is found anywhere."""
+_Key = Callable[["CodeGroup"], Hashable]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,26 +39,44 @@ class CodeGroup:
         return ", ".join([first, *(line.rpartition(":")[2] for line in more)])
 
 
-def matched(before: Iterable[PeakLine], after: Iterable[PeakLine]) -> list[Pair]:
-    """Pair what both versions have; what one has alone stands with None."""
-    old, new = _groups(before), _groups(after)
+Pair = tuple[CodeGroup | None, CodeGroup | None]
+
+
+def matched(
+    before: Iterable[KnownLine],
+    after: Iterable[KnownLine],
+    held_before: Mapping[str, Held],
+    held_after: Mapping[str, Held],
+) -> list[Pair]:
+    """Pair what both versions have; what one has alone stands with None.
+
+    Args:
+        before: the lines of the first version.
+        after: the lines of the second.
+        held_before: what lines of the first hold, by their ``source_line``.
+        held_after: the same of the second.
+    """
+    old, new = _groups(before, held_before), _groups(after, held_after)
     pairs: list[Pair] = []
-    for key in _KEYS:
+    for key in (_in_file, _in_file_of_that_name):
         pairs += _equal_by(key, old, new)
     pairs += _edited(old, new)
     pairs += _equal_by(_text_elsewhere, old, new)
     return [*pairs, *((group, None) for group in old), *((None, group) for group in new)]
 
 
-def _groups(lines: Iterable[PeakLine]) -> list[CodeGroup]:
+def _groups(lines: Iterable[KnownLine], held: Mapping[str, Held]) -> list[CodeGroup]:
     """Put lines together that read the same in one function; each without its text stays alone."""
-    groups: dict[tuple[str, str, str], CodeGroup] = {}
-    for line in lines:
-        key = line.file, line.function, line.code or line.source_line
-        group = groups.setdefault(key, CodeGroup(line.file, line.function, line.code))
+    groups: dict[Hashable, CodeGroup] = {}
+    known = {line.source_line: line for line in lines}
+    unknown = (name for name in held if name and name not in known)
+    untold = [KnownLine(source_line=name, function="", code="") for name in unknown]
+    for line in (*known.values(), *untold):
+        group = CodeGroup(line.source_line.rpartition(":")[0], line.function, line.code)
+        key = group.file, line.function, line.code or line.source_line
+        group = groups.setdefault(key, group)
         group.source_lines.append(line.source_line)
-        for block in line.blocks:
-            group.held[block.module, block.category] += block.num_bytes
+        group.held.update(held.get(line.source_line, {}))
     return list(groups.values())
 
 
@@ -74,16 +91,11 @@ def _in_file_of_that_name(group: CodeGroup) -> Hashable:
 
 
 def _text_elsewhere(group: CodeGroup) -> Hashable:
-    """Look past file and function, for code that was moved; short lines are everywhere."""
-    return group.code if len(group.code) > len("x = f(x)") else None
+    """Look past file and function, for code that was moved."""
+    return group.code if len(group.code) > _SHORT else None
 
 
-_KEYS: tuple[Callable[[CodeGroup], Hashable], ...] = (_in_file, _in_file_of_that_name)
-
-
-def _equal_by(
-    key: Callable[[CodeGroup], Hashable], old: list[CodeGroup], new: list[CodeGroup]
-) -> Iterator[Pair]:
+def _equal_by(key: _Key, old: list[CodeGroup], new: list[CodeGroup]) -> Iterator[Pair]:
     """Take the groups out of both lists that are alone there with their key."""
     found = _by(key, new)
     for each, (group, *doubles) in _by(key, old).items():
@@ -94,9 +106,7 @@ def _equal_by(
             yield group, others[0]
 
 
-def _by(
-    key: Callable[[CodeGroup], Hashable], groups: Iterable[CodeGroup]
-) -> dict[Hashable, list[CodeGroup]]:
+def _by(key: _Key, groups: Iterable[CodeGroup]) -> dict[Hashable, list[CodeGroup]]:
     found: dict[Hashable, list[CodeGroup]] = {}
     for group in groups:
         found.setdefault(key(group), []).append(group)

@@ -18,7 +18,7 @@ from memfit.errors import DataError
 from memfit.figures import BOUNDED_FIGURES, Prediction
 from memfit.units import MIB
 
-from .at_peak import AtPeak
+from .moments import StepMoments
 from .plain_values import natural, parts, seconds, text
 
 FORMAT = 1
@@ -38,16 +38,18 @@ class SavedPrediction:
     prediction: Prediction
     phases: Mapping[str, int]
     """The peak allocated in each phase of the run."""
-    at_peak: AtPeak
+    moments: StepMoments
 
 
-def prediction_document(source: str, answer: Mapping[str, Any], at_peak: AtPeak) -> dict[str, Any]:
+def prediction_document(
+    source: str, answer: Mapping[str, Any], moments: StepMoments
+) -> dict[str, Any]:
     """Return everything that is written of a prediction, as plain JSON values.
 
     Args:
         source: what was predicted, as the user named it.
         answer: its fields, and what is known beside them.
-        at_peak: what lives at the peak of the steady step.
+        moments: what lives where each phase of the steady step is highest.
     """
     return {
         _NAME: FORMAT,
@@ -55,7 +57,7 @@ def prediction_document(source: str, answer: Mapping[str, Any], at_peak: AtPeak)
         "torch_version": _torch_version(),
         "source": source,
         **answer,
-        **at_peak.to_json(),
+        **moments.to_json(),
     }
 
 
@@ -111,7 +113,7 @@ def _saved(content: Mapping[str, Any]) -> SavedPrediction:
             FIRST_STEP: prediction.first_step_peak_bytes,
             STEADY_STEP: prediction.peak_allocated_bytes,
         },
-        at_peak=AtPeak.from_json(content),
+        moments=StepMoments.from_json(content),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from memfit.figures import BOUNDED_FIGURES
 
-from .at_peak import AtPeak
+from .moments import StepMoments
 from .saved import SavedPrediction
 
 
@@ -34,7 +34,7 @@ class Side:
     """Peak bytes by phase; of a run, one peak."""
     figures: Mapping[str, int | None]
     """Other figures in bytes by the names of the data classes; None where one is not known."""
-    memory: str = "allocated"
+    peak_of: str = "allocated"
     """What the peaks are of: ``allocated``, or ``host`` where a run has measured no other."""
     step_seconds: float | None = None
     batch_size: int | None = None
@@ -42,7 +42,7 @@ class Side:
     strategies: Sequence[str] = ()
     by_category: Mapping[str, int] = field(default_factory=dict)
     by_module: Mapping[str, int] = field(default_factory=dict)
-    at_peak: AtPeak | None = None
+    moments: StepMoments | None = None
     budget_bytes: int | None = None
     budget_of: str = "allocated"
     fits: bool | None = None
@@ -77,7 +77,7 @@ class Side:
             "torch_version": self.torch_version,
             "peak_bytes": self.peak_bytes,
             "peak_phase": self.peak_phase,
-            "memory": self.memory,
+            "peak_of": self.peak_of,
             "phases": [
                 {"phase": phase, "peak_allocated_bytes": num_bytes}
                 for phase, num_bytes in self.peaks.items()
@@ -117,7 +117,7 @@ def side_of(saved: SavedPrediction, source: str) -> Side:
         strategies=prediction.strategies,
         by_category=prediction.by_category,
         by_module=prediction.by_module,
-        at_peak=saved.at_peak,
+        moments=saved.moments,
         budget_bytes=prediction.budget_bytes,
         budget_of=prediction.budget_of,
         fits=prediction.fits,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memfit.peak_changes.comparison import Comparison, LineChange, Verdict
+from memfit.peak_changes.moments import Moment
 from memfit.peak_changes.parts import PartChange
+from memfit.peak_changes.saved import STEADY_STEP
 from memfit.peak_changes.sides import Kind, Side
 from memfit.units import format_bytes, format_fraction, format_seconds
 
@@ -18,6 +20,8 @@ FIGURES = {
     "host_peak_bytes": "host peak",
 }
 _MOST_MODULES = 3
+_MANY_TIMES = 10
+"""From so many times on, a change is not written in percent."""
 
 
 def signed_bytes(num_bytes: int) -> str:
@@ -36,6 +40,8 @@ def change_words(before_bytes: int, after_bytes: int) -> str:
         return "same"
     if not before_bytes:
         return "new"
+    if after_bytes >= _MANY_TIMES * before_bytes:
+        return f"{after_bytes / before_bytes:,.0f} times"
     return format_fraction(after_bytes / before_bytes - 1) if after_bytes else "gone"
 
 
@@ -56,15 +62,12 @@ def verdict_sentence(found: Comparison) -> str:
         return f"{changed}."
     if found.verdict is Verdict.WITHIN_TOLERANCE:
         return f"{changed}, within the tolerance of {format_bytes(found.tolerance_bytes)}."
-    allowed = (
-        f"{format_bytes(found.tolerance_bytes)} are" if found.tolerance_bytes else "nothing is"
-    )
-    return f"{changed}; {allowed} allowed."
+    return f"{changed}; the tolerance is {format_bytes(found.tolerance_bytes)}."
 
 
 def _whose_peak(found: Comparison) -> str:
     kinds = {found.before.kind, found.after.kind}
-    memory = " host" if found.after.memory == "host" else ""
+    memory = " host" if found.after.peak_of == "host" else ""
     if len(kinds) > 1:
         return f"The{memory} peak"
     return f"The {kinds.pop().value}{memory} peak"
@@ -134,28 +137,58 @@ def _different_settings(found: Comparison) -> Iterator[str]:
 
 
 def _different_peaks(found: Comparison) -> Iterator[str]:
-    before, after = found.before, found.after
-    if found.lines is None:
+    if found.moments is None:
         yield (
             "Runs do not note the lines of their memory. Compare predictions for them: "
             "`memfit predict FILE.py:NAME --save FILE`."
         )
         return
-    assert before.at_peak is not None, "lines are known of both"
-    assert after.at_peak is not None, "lines are known of both"
-    places = [_place(side.at_peak.phase, side.at_peak.source_line) for side in (before, after)]
-    if before.at_peak.phase != after.at_peak.phase:
-        yield f"The peak has moved, from {places[0]} to {places[1]}: other blocks live there."
-    in_lines = sum(line.change_bytes for line in found.lines)
-    if in_lines != found.change_bytes:
+    phases = {found.before.peak_phase, found.after.peak_phase}
+    if phases != {STEADY_STEP}:
         yield (
-            f"The highest peak is that of the {after.peak_phase}. Lines and modules are those of "
-            f"the steady step, whose peak changes by {exact_bytes(in_lines)}."
+            f"The highest peak is that of the {found.before.peak_phase} before and of the "
+            f"{found.after.peak_phase} after. Lines, modules and categories are those of the "
+            "steady step."
+        )
+    yield from _moved_moments(found)
+    before, after = found.moments
+    asked_bytes = after.num_bytes - before.num_bytes
+    if phases == {STEADY_STEP} and not _has_moved(found) and asked_bytes != found.change_bytes:
+        yield (
+            f"What lines ask for changes by {exact_bytes(asked_bytes)}; the rest is what the "
+            "allocator adds, which gives out some blocks larger than asked for."
         )
 
 
-def _place(phase: str, source_line: str) -> str:
-    return f"{phase} ({source_line})" if source_line else phase
+def _has_moved(found: Comparison) -> bool:
+    """Return whether the step's peak lies in another phase than before."""
+    before, after = found.before.moments, found.after.moments
+    return bool(before and after and before.highest.phase != after.highest.phase)
+
+
+def _moved_moments(found: Comparison) -> Iterator[str]:
+    """Say that the peak of the step lies elsewhere, where it does."""
+    known = found.before.moments, found.after.moments
+    if found.moments is None or known[0] is None or known[1] is None:
+        return
+    before, after = found.moments
+    highest = known[0].highest
+    if _has_moved(found):
+        asked = [format_bytes(moment.num_bytes) for moment in found.moments]
+        yield (
+            f"The peak of the step has moved, from {_place(highest)} to {_place(after)}. Lines, "
+            f"modules and categories are those of the {after.phase}'s highest moment, which asks "
+            f"for {asked[0]} before and {asked[1]} after."
+        )
+    elif known[0].reading(before) != known[1].reading(after):
+        yield (
+            f"The peak of the step has moved within {after.phase}, from {before.source_line} to "
+            f"{after.source_line}: lines also differ by what lives there briefly."
+        )
+
+
+def _place(moment: Moment) -> str:
+    return f"{moment.phase} ({moment.source_line})" if moment.source_line else moment.phase
 
 
 def where_words(line: LineChange) -> str:
@@ -167,9 +200,9 @@ def where_words(line: LineChange) -> str:
 
 
 def _newness(line: LineChange) -> str:
-    if not line.before_bytes:
+    if line.is_new:
         return " (new)"
-    return " (gone)" if not line.after_bytes else ""
+    return " (gone)" if line.is_gone else ""
 
 
 def what_words(line: LineChange) -> str:

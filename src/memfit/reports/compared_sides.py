@@ -52,7 +52,7 @@ def _side_of_run(report: RunReport, source: str) -> Side:
             "predicted_peak_bytes": report.highest_rank.predicted_peak_bytes,
             "host_peak_bytes": host,
         },
-        memory="host" if allocated is None else "allocated",
+        peak_of="host" if allocated is None else "allocated",
         step_seconds=report.highest_rank.median_step_seconds,
         batch_size=planned.batch_size if planned else None,
         ranks=facts.num_ranks if facts else 1,

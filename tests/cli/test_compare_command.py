@@ -114,9 +114,11 @@ def test_a_tensor_that_backward_keeps_is_named_with_its_line_and_bytes(compared,
 def test_what_lives_at_the_peak_adds_up_to_it(versions, device) -> None:
     saved = json.loads((versions / f"gated-{device}.json").read_text())
 
+    files = {line["source_line"].partition(":")[0] for line in saved["lines"]}
     highest = max(saved["moments"], key=lambda moment: moment["num_bytes"])
     assert sum(block["num_bytes"] for block in highest["blocks"]) == saved["peak_allocated_bytes"]
     assert {moment["phase"] for moment in saved["moments"]} == {"forward", "backward"}
+    assert files == {"gated/net.py"}, "what started the command is no code that is trained"
 
 
 def test_the_text_begins_with_the_verdict_and_names_the_line(memfit, versions) -> None:

@@ -7,7 +7,7 @@ function and reads alike, so that a renamed variable is no change of memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -95,15 +95,23 @@ def _text_elsewhere(group: CodeGroup) -> Hashable:
     return group.code if len(group.code) > _SHORT else None
 
 
-def _equal_by(key: _Key, old: list[CodeGroup], new: list[CodeGroup]) -> Iterator[Pair]:
+def _equal_by(key: _Key, old: list[CodeGroup], new: list[CodeGroup]) -> list[Pair]:
     """Take the groups out of both lists that are alone there with their key."""
     found = _by(key, new)
-    for each, (group, *doubles) in _by(key, old).items():
-        others = found.get(each, [])
-        if each is not None and not doubles and len(others) == 1:
-            old.remove(group)
-            new.remove(others[0])
-            yield group, others[0]
+    pairs: list[Pair] = [
+        (groups[0], found[each][0])
+        for each, groups in _by(key, old).items()
+        if each is not None and len(groups) == len(found.get(each, [])) == 1
+    ]
+    _take(pairs, old, new)
+    return pairs
+
+
+def _take(pairs: Iterable[Pair], *lists: list[CodeGroup]) -> None:
+    """Take the groups of pairs out of lists."""
+    taken = {id(group) for pair in pairs for group in pair}
+    for groups in lists:
+        groups[:] = [group for group in groups if id(group) not in taken]
 
 
 def _by(key: _Key, groups: Iterable[CodeGroup]) -> dict[Hashable, list[CodeGroup]]:
@@ -113,20 +121,23 @@ def _by(key: _Key, groups: Iterable[CodeGroup]) -> dict[Hashable, list[CodeGroup
     return found
 
 
-def _edited(old: list[CodeGroup], new: list[CodeGroup]) -> Iterator[Pair]:
+def _edited(old: list[CodeGroup], new: list[CodeGroup]) -> list[Pair]:
     """Take the groups out of both lists that read alike in one function, the most alike first."""
     by_function = _by(_function_of, new)
-    pairs = [
+    alike = [
         (SequenceMatcher(None, one.code, other.code, autojunk=False).ratio(), one, other)
         for one in old[:_MOST_LINES]
         for other in by_function.get(_function_of(one), [])[:_MOST_OTHERS]
         if one.code and other.code
     ]
-    for likeness, one, other in sorted(pairs, key=lambda pair: -pair[0]):
-        if likeness >= _ALIKE and one in old and other in new:
-            old.remove(one)
-            new.remove(other)
-            yield one, other
+    pairs: list[Pair] = []
+    taken: set[int] = set()
+    for likeness, one, other in sorted(alike, key=lambda pair: -pair[0]):
+        if likeness >= _ALIKE and not taken & {id(one), id(other)}:
+            taken |= {id(one), id(other)}
+            pairs.append((one, other))
+    _take(pairs, old, new)
+    return pairs
 
 
 def _function_of(group: CodeGroup) -> Hashable:

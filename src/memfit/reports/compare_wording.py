@@ -31,7 +31,7 @@ def signed_bytes(num_bytes: int) -> str:
 
 def exact_bytes(num_bytes: int) -> str:
     """Write a change to the byte: ``+12,582,912 bytes``."""
-    return f"{num_bytes:+,} bytes"
+    return f"{num_bytes:+,} bytes" if num_bytes else "0 bytes"
 
 
 def change_words(before_bytes: int, after_bytes: int) -> str:

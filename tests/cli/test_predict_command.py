@@ -266,7 +266,7 @@ def test_a_plan_is_refused_for_a_step_of_ones_own(refuse, script, tmp_path: Path
     ("words", "fragment"),
     [
         (["--top", "0"], "--top must be at least 1"),
-        (["--device", "t4", "--device", "cpu", "--png", "a.png"], "show one device"),
+        (["--device", "t4", "--device", "cpu", "--png", "a.png"], "are for one device"),
         (["--allocator", "nonsense:1"], "nonsense"),
     ],
 )

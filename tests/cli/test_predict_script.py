@@ -68,6 +68,13 @@ def test_a_script_is_predicted_unchanged_and_leaves_nothing(folder):
     assert {"load", "first step", "steady step", "checkpoint"} <= {
         phase["phase"] for phase in answer["phases"]
     }
+    named = {line["source_line"].partition(":")[0]: line["function"] for line in answer["lines"]}
+    assert named == {"train.py": "<module>"}
+    assert any(
+        block["source_line"].endswith("train.py:15") and block["category"] == "saved activations"
+        for moment in answer["moments"]
+        for block in moment["blocks"]
+    )
     assert answer["num_diverted_files"] == 2
     assert sorted(path.name for path in folder.iterdir()) == ["neighbour.py", "train.py"]
 

@@ -51,7 +51,17 @@ def write_json(data: object) -> None:
         ValueError: if a number is infinite or undefined, which JSON cannot say.
     """
     out = _ANSWERS_GO_TO[-1] if _ANSWERS_GO_TO else sys.stdout
-    out.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+    out.write(json_text(data))
+
+
+def json_text(data: object) -> str:
+    """Return a JSON value as the text of a file.
+
+    Raises:
+        TypeError: if a part of it is no plain JSON value.
+        ValueError: if a number is infinite or undefined, which JSON cannot say.
+    """
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 _ANSWERS_GO_TO: list[TextIO] = []

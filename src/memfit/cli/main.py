@@ -36,6 +36,7 @@ COMMANDS = {
     "undo": "put back what the last apply has replaced",
     "config": "work out a training's settings for a card, and write them",
     "measure": "run a step here and measure its peak memory",
+    "compare": "say which lines moved the peak between two versions",
     "verify": "prove on the job itself that a plan keeps the results",
     "run": "run any training command, watched and inside a budget",
     "train": "train a system that ships with memfit",

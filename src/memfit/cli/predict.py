@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import NoPlanFitsError, UsageError
 
-from .command import Command, add_json_argument, write_json
+from .command import Command, add_json_argument, json_text, write_json
 from .job_arguments import (
     add_budget_arguments,
     add_device_argument,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memfit.devices.spec import Device
     from memfit.figures import Prediction
     from memfit.job import Job, StepBuilder
+    from memfit.peak_changes.moments import StepMoments
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
     from memfit.prediction.recording import Recording, StepRecording
 
@@ -79,6 +80,9 @@ class PredictCommand:
             default=_TOP,
             help=f"how many of the largest allocations to name (default {_TOP})",
         )
+        parser.add_argument(
+            "--save", metavar="FILE", help="write the prediction (JSON), for memfit compare"
+        )
         parser.add_argument("--html", metavar="FILE", help="write a page about the step")
         parser.add_argument("--png", metavar="FILE", help="draw the memory over one step")
         add_json_argument(parser)
@@ -99,7 +103,7 @@ class PredictCommand:
             return run_script(args, question, console)
         written = _write_files(args, found)
         if args.json:
-            values = [answer.to_json() for answer in found]
+            values = [answer.to_json(args.job) for answer in found]
             write_json(values[0] if len(values) == 1 else values)
         else:
             _show(found, console, top=args.top)
@@ -117,23 +121,26 @@ class _Answer:
     """What was found for one device."""
 
     prediction: Prediction
+    moments: StepMoments
     advice: Sequence[Advice] = ()
     micro_batch: LargestMicroBatch | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, source: str) -> dict[str, Any]:
         """Return everything as plain values."""
         from dataclasses import asdict
 
+        from memfit.peak_changes.saved import prediction_document
         from memfit.reports.wording import advice_sentence, verdict
 
         found = self.micro_batch
-        return {
+        fields = {
             **self.prediction.to_json(),
             "verdict": verdict(self.prediction),
             "advice": [{**asdict(entry), "text": advice_sentence(entry)} for entry in self.advice],
             "largest_micro_batch_size": None if found is None else found.micro_batch_size,
             "largest_micro_batch_reason": "" if found is None else found.reason,
         }
+        return prediction_document(source, fields, self.moments)
 
 
 def _read_question(args: argparse.Namespace) -> Question:
@@ -146,8 +153,9 @@ def _read_question(args: argparse.Namespace) -> Question:
         raise UsageError(f"--top must be at least 1, not {args.top}.")
     named = [load_device(name) for name in args.device or ["cpu"]]
     devices = list({device.name: device for device in named}.values())
-    if len(devices) > 1 and (args.html or args.png):
-        raise UsageError("--html and --png show one device; give --device once.")
+    if len(devices) > 1 and (args.html or args.png or args.save):
+        msg = "--save, --html and --png are for one device; give --device once."
+        raise UsageError(msg)
     return Question(
         devices=devices,
         plan=load_plan(args.plan),
@@ -241,21 +249,25 @@ def _answer(
 ) -> _Answer:
     """Add to a prediction what is asked of it: advice alone, micro-batches in a comparison."""
     from memfit.prediction.advice import advise, largest_holders, largest_micro_batch
+    from memfit.prediction.step_moments import step_moments
 
     holders = largest_holders(recording, device, question.num_holders)
     prediction = replace(prediction, largest=holders)
+    moments = step_moments(recording, device)
     if len(question.devices) > 1:
         found = None if job is None else largest_micro_batch(job)
-        return _Answer(prediction=prediction, micro_batch=found)
+        return _Answer(prediction=prediction, moments=moments, micro_batch=found)
     advice = advise(recording, prediction, device, question.settings, job)
-    return _Answer(prediction=prediction, advice=advice)
+    return _Answer(prediction=prediction, moments=moments, advice=advice)
 
 
 def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[str]:
-    """Write the page and the picture that were asked for; both are made before one is written."""
+    """Write the files that were asked for; all are made before one is written."""
     from memfit.files import write_atomically
 
     contents: list[tuple[str, bytes]] = []
+    if args.save:
+        contents.append((args.save, json_text(answers[0].to_json(args.job)).encode()))
     if args.html:
         from memfit.reports.prediction_html import prediction_html
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import NoPlanFitsError, UsageError
+from memfit.files import write_atomically
 
-from .command import write_json
+from .command import json_text, write_json
 from .job_arguments import status
 from .question import Question
 
@@ -34,6 +35,23 @@ def add_script_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", dest="module", metavar="MODULE", help="a module, as python -m runs it"
     )
+    add_recording_arguments(parser)
+    parser.add_argument(
+        "--data",
+        action="store_true",
+        help="of a script: read its training data, and record the steps of the largest batches",
+    )
+    parser.add_argument(
+        "--data-seconds",
+        metavar="N",
+        type=float,
+        default=_DATA_SECONDS,
+        help=f"how long the data is read at most (default {_DATA_SECONDS:.0f})",
+    )
+
+
+def add_recording_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare for how long a script is recorded, and what it may reach."""
     parser.add_argument(
         "--steps",
         metavar="N",
@@ -47,18 +65,6 @@ def add_script_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=_MOST_SECONDS,
         help=f"of a script: when to end with what is there (default {_MOST_SECONDS:.0f})",
-    )
-    parser.add_argument(
-        "--data",
-        action="store_true",
-        help="of a script: read its training data, and record the steps of the largest batches",
-    )
-    parser.add_argument(
-        "--data-seconds",
-        metavar="N",
-        type=float,
-        default=_DATA_SECONDS,
-        help=f"how long the data is read at most (default {_DATA_SECONDS:.0f})",
     )
     parser.add_argument(
         "--allow-outside",
@@ -114,21 +120,27 @@ def run_script(args: argparse.Namespace, question: Question, console: Console) -
         for device in question.devices:
             show(f"recording {target.name} on {device.name}")
             found.append(_answer(args, target, device, question, show))
+    values = [_to_json(answer) for answer in found]
+    if args.save:
+        write_atomically(Path(args.save), json_text(values[0]))
     if args.json:
-        values = [_to_json(answer) for answer in found]
         write_json(values[0] if len(values) == 1 else values)
     else:
         for answer in found:
             console.print(script_text(answer, top=question.num_holders))
+        if args.save:
+            console.print(f"Wrote {args.save}.", markup=False)
     fits = any(answer.prediction.fits is not False for answer in found)
     return 0 if fits else NoPlanFitsError.exit_code
 
 
 def _to_json(answer: ScriptPrediction) -> dict[str, Any]:
     """Return everything as plain values, with the keys that every prediction has."""
+    from memfit.peak_changes.saved import prediction_document
     from memfit.reports.wording import verdict
 
-    return {**answer.to_json(), "verdict": verdict(answer.prediction), "advice": []}
+    fields = {**answer.to_json(), "verdict": verdict(answer.prediction), "advice": []}
+    return prediction_document(answer.script, fields, answer.moments)
 
 
 def _answer(

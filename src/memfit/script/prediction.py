@@ -11,10 +11,12 @@ from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import CPU_RULES, peak_bytes
 from memfit.devices.spec import CUDA, Device
 from memfit.figures import BOUNDED_FIGURES, Answer, Prediction
+from memfit.peak_changes.moments import StepMoments
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate_steps
 from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import StepRecording
+from memfit.prediction.step_moments import step_moments
 from memfit.script.data_prediction import (
     DataForecast,
     DataPrediction,
@@ -43,6 +45,8 @@ class ScriptPrediction:
 
     script: str
     prediction: Prediction
+    moments: StepMoments
+    """What lives where each phase of the steady step is highest."""
     phases: Sequence[PhasePeak]
     step_peaks_bytes: Sequence[int]
     """Allocated, of each recorded step in order: batches of other lengths take other bytes."""
@@ -114,6 +118,7 @@ def predict_recorded_script(
     answer = ScriptPrediction(
         script=script,
         prediction=prediction,
+        moments=step_moments(steady, device),
         phases=phases,
         step_peaks_bytes=step_peaks(found.recording, device),
         answers=found.answers,

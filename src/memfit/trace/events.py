@@ -119,6 +119,16 @@ class ModuleCall:
     last_operation: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """Where a line of code is: its file, and the function that it is part of."""
+
+    path: str
+    function: str
+    """As Python qualifies it: ``Block.forward``."""
+    number: int
+
+
 @dataclass(slots=True)
 class Trace:
     """A recorded stretch of work: one step, or everything since the model was built.
@@ -136,6 +146,8 @@ class Trace:
     """Calls of modules, in the order in which they began."""
     releases: list[int] = field(default_factory=list)
     """Places in ``events`` before which cached memory is given back (``empty_cache``)."""
+    lines: dict[str, CodeLine] = field(default_factory=dict)
+    """The lines of code that allocations name, by their ``source_line``."""
 
     def deltas(self) -> Iterator[tuple[int, int]]:
         """Yield ``(allocation index, signed bytes)`` for each event, in order."""
@@ -174,12 +186,13 @@ def history_until(history: Trace, mark: StepMark) -> Trace:
         extras=history.extras,
         calls=history.calls,
         releases=[place for place in history.releases if place <= mark.last_event],
+        lines=history.lines,
     )
 
 
 def trace_of_step(history: Trace, mark: StepMark) -> Trace:
     """Cut one step out of a longer trace; what lives when it begins comes first, as SETUP."""
-    step = Trace()
+    step = Trace(lines=history.lines)
     place: dict[int, int] = {}
 
     def add(index: int, allocation: Allocation) -> None:

@@ -15,11 +15,15 @@ from typing import Any, Self
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from memfit.trace.events import CodeLine
+
 OWN_FOLDERS = (
     *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])),
     "<",
 )
 """How the paths of torch's and memfit's own code begin, and of code that is in no file."""
+_COMMANDS = str(Path(__file__).parents[1] / "cli" / "main.py")
+"""What starts a command: the frames around it are no code that is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,11 @@ class ModuleTracker:
         self,
         entered: Callable[[str], None] | None = None,
         left: Callable[[], None] | None = None,
+        lines: dict[str, CodeLine] | None = None,
     ) -> None:
         self._tell_entered = entered
         self._tell_left = left
+        self._lines = {} if lines is None else lines
         self._names: dict[int, str] = {}
         self._holders: dict[int, str] = {}
         self._stack: list[str] = []
@@ -81,7 +87,7 @@ class ModuleTracker:
 
     def in_forward(self) -> Place:
         """Tell the running module and line, and note them for the autograd node just made."""
-        place = Place(self._stack[-1] if self._stack else "", line_of_caller())
+        place = Place(self._stack[-1] if self._stack else "", self._line_of_caller())
         # The node was made before the operator was dispatched, so its number is one behind.
         self._place_of_node[torch._C._autograd._get_sequence_nr() - 1] = place
         return place
@@ -102,6 +108,17 @@ class ModuleTracker:
         self._place_of_node.clear()
         self._last_in_backward = Place()
 
+    def _line_of_caller(self) -> str:
+        """Name the line that asks for an operator, and note where it is."""
+        frame = _frame_of_caller()
+        if frame is None:
+            return ""
+        code, number = frame.f_code, frame.f_lineno
+        line = f"{name_of_file(code.co_filename)}:{number}"
+        if line not in self._lines:
+            self._lines[line] = CodeLine(code.co_filename, code.co_qualname, number)
+        return line
+
     def _entered(self, module: torch.nn.Module, _inputs: object) -> None:
         if not self._stack and id(module) not in self._names:
             self.name_modules(module)  # a model that nobody has told of
@@ -118,13 +135,19 @@ class ModuleTracker:
 
 def line_of_caller() -> str:
     """Name the innermost line that belongs neither to torch nor to memfit."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = name_of_file(frame.f_code.co_filename)
-        if file:
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    frame = _frame_of_caller()
+    return "" if frame is None else f"{name_of_file(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _frame_of_caller() -> FrameType | None:
+    """Return the innermost frame that belongs neither to torch nor to memfit.
+
+    None where memfit does something of its own under a command.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not name_of_file(frame.f_code.co_filename):
+        frame = None if frame.f_code.co_filename == _COMMANDS else frame.f_back
+    return frame
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

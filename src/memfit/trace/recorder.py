@@ -118,7 +118,7 @@ class Recorder(OperatorMode):
         self._phase_born: list[int] = []
         self._is_paused = False
         self._step_began = (0, 0)
-        self._modules = ModuleTracker(self._module_entered, self._module_left)
+        self._modules = ModuleTracker(self._module_entered, self._module_left, self.history.lines)
         self._open_calls: list[ModuleCall] = []
 
     def __enter__(self) -> Self:

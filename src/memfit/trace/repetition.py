@@ -165,7 +165,7 @@ class _Lengthening:
 
     def __init__(self, history: Trace, num_more: int) -> None:
         self._history, self._num_more = history, num_more
-        self.made = Trace(allocations=list(history.allocations))
+        self.made = Trace(allocations=list(history.allocations), lines=history.lines)
         self._extra_of = {extra.allocation: extra for extra in history.extras}
         self.made.extras = list(history.extras)
         self._latest: dict[int, int] = {}

@@ -84,7 +84,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(
         precision_plan,
         "plan_training",
-        lambda job, settings, micro: plan_memory(job, settings, (Bf16(),)),
+        lambda job, settings, micro, fixed: plan_memory(job, settings, (*fixed, Bf16())),
     )
 
 

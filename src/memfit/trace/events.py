@@ -162,6 +162,19 @@ class Trace:
         """Return the stream of each allocation."""
         return [allocation.stream for allocation in self.allocations]
 
+    @property
+    def length(self) -> tuple[int, int]:
+        """Return how many allocations and operations there are by now."""
+        return len(self.allocations), len(self.operations)
+
+    def rename_phase(self, phase: Phase, *, since: tuple[int, int]) -> None:
+        """Give what came after a former ``length`` to another part of the step."""
+        num_allocations, num_operations = since
+        for allocation in self.allocations[num_allocations:]:
+            allocation.phase = phase
+        for operation in self.operations[num_operations:]:
+            operation.phase = phase
+
     def flops(self) -> int:
         """Add up the floating-point operations."""
         return sum(operation.num_flops for operation in self.operations)

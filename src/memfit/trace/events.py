@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -201,6 +201,24 @@ def history_until(history: Trace, mark: StepMark) -> Trace:
         releases=[place for place in history.releases if place <= mark.last_event],
         lines=history.lines,
     )
+
+
+def with_sizes(trace: Trace, sizes: Sequence[int]) -> Trace:
+    """Return a trace whose allocations have other sizes, given in their order."""
+    allocations = [
+        allocation
+        if allocation.num_bytes == num_bytes
+        else replace(allocation, num_bytes=num_bytes)
+        for allocation, num_bytes in zip(trace.allocations, sizes, strict=True)
+    ]
+    return replace(trace, allocations=allocations)
+
+
+def allocations_of_step(history: Trace, mark: StepMark) -> list[int]:
+    """Return the allocations of ``trace_of_step``, in its order, by their index in the history."""
+    before = _alive_after(history.events[: mark.first_event])
+    inside = history.events[mark.first_event : mark.last_event]
+    return [*before, *(event for event in inside if event >= 0)]
 
 
 def trace_of_step(history: Trace, mark: StepMark) -> Trace:

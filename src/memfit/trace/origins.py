@@ -32,8 +32,9 @@ OWN_FOLDERS = (
     "<",
 )
 """How the paths of torch's and memfit's own code begin, and of code that is in no file."""
+_MEMFIT = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLERS = tuple(
-    f"{Path(__file__).parents[1] / folder}{os.sep}"
+    f"{_MEMFIT}{folder}{os.sep}"
     for folder in ("cli", "measurement", "planner", "prediction", "runtime", "session")
 )
 """What of memfit calls the user's code: beyond it are no lines that made anything."""

@@ -9,7 +9,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.1
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c requirements.lock
 
 RUN_EXTRAS := plots,html,workloads
-DEV_EXTRAS := $(RUN_EXTRAS),pictures,transformers,lightning,dreams,trident,chemistry,tensorboard,dev
+DEV_EXTRAS := $(RUN_EXTRAS),completion,pictures,transformers,lightning,dreams,trident,chemistry,tensorboard,dev
 
 # The example of `make run`: the whole idea in one command.
 # Waiting threads sleep, so that another program on the machine does not slow training tenfold.

@@ -42,6 +42,8 @@ def main() -> None:
             "plain_peak_bytes": result["plain_peak_bytes"],
             "budget_bytes": result["budget_bytes"],
             "predicted_peak_bytes": predicted,
+            "plain_step_seconds": result["plain_step_seconds"],
+            "predicted_step_seconds": result["predicted_step_seconds"],
             "measured_peak_bytes": measured,
             "error_fraction": predicted / measured - 1,
             "strategies": result["strategies"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memfit.job import Job
-from memfit.units import format_bytes, format_fraction
+from memfit.units import format_bytes, format_fraction, format_seconds
 
 from .memory_settings import MemorySettings
 
@@ -46,6 +46,8 @@ class PlannedFigures:
             "budget_bytes": self.budget_bytes,
             "plain_peak_bytes": self.plain.peak_allocated_bytes,
             "predicted_peak_bytes": self.planned.peak_allocated_bytes,
+            "plain_step_seconds": self.plain.step_seconds,
+            "predicted_step_seconds": self.planned.step_seconds,
         }
 
     @property
@@ -152,7 +154,19 @@ def plan_lines(planned_memory: PlannedFigures) -> tuple[str, str]:
     peak = format_bytes(planned.peak_allocated_bytes)
     return (
         f"as it is: {format_bytes(planned_memory.plain.peak_allocated_bytes)}; budget: {budget}",
-        f"plan: {plan} ({planned.numerics}); predicted peak {peak}",
+        f"plan: {plan} ({planned.numerics}); predicted peak {peak}{_against_plain(planned_memory)}",
+    )
+
+
+def _against_plain(planned_memory: PlannedFigures) -> str:
+    """Say what the plan costs in time; nothing where there is none."""
+    plain_seconds = planned_memory.plain.step_seconds
+    seconds = planned_memory.planned.step_seconds
+    if not planned_memory.plan.strategies or not plain_seconds:
+        return ""
+    change = f"{100 * (seconds / plain_seconds - 1):+.0f} %"
+    return (
+        f"; a step {format_seconds(seconds)}, as it is {format_seconds(plain_seconds)} ({change})"
     )
 
 

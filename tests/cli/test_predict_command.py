@@ -251,6 +251,20 @@ def test_a_page_and_a_picture_are_written(script, tmp_path: Path, capsys) -> Non
     assert "{%" not in text
 
 
+def test_the_screen_says_what_to_type_next_and_verbose_the_rest(script, capsys) -> None:
+    command = ["predict", script("job"), "--device", "t4"]
+    assert main([*command, "--budget", "10MiB"]) == 3
+    screen = capsys.readouterr().out
+    assert screen.startswith("Does not fit the budget of 10.0 MiB")
+    plan = f"`memfit plan {script('job')} --device t4 --budget 10MiB` finds the fastest way"
+    assert "".join(plan.split()) in "".join(screen.split())
+    assert "Terms" not in screen
+    assert main([*command, "--verbose"]) == 0
+    assert "Terms" in capsys.readouterr().out
+    assert main([*command, "--depth", "1"]) == 0
+    assert main([*command, "--depth", "0"]) == 2
+
+
 # --- What is refused ---
 
 

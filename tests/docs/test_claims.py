@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from results_file import load_result
 
-from memfit.units import format_bytes
+from memfit.units import format_bytes, format_seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +25,10 @@ def of_conve() -> Iterator[str]:
     yield f"| budget, three quarters of it | {format_bytes(figures['budget_bytes'])} |"
     yield f"| plan, predicted | {format_bytes(figures['predicted_peak_bytes'])} |"
     yield f"to {format_bytes(figures['measured_peak_bytes'])} |"
+    plain_seconds, seconds = figures["plain_step_seconds"], figures["predicted_step_seconds"]
+    yield f"| step as it is, predicted | {format_seconds(plain_seconds)} |"
+    change = 100 * (seconds / plain_seconds - 1)
+    yield f"| step under the plan, predicted | {format_seconds(seconds)} ({change:+.0f} %) |"
     yield f"| filtered test MRR, both sides | about {figures['test']['mrr']:.2f} |"
 
 

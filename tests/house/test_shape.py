@@ -21,7 +21,6 @@ Imports = Mapping[str, Collection[str]]
 EXCEPTIONS: dict[str, str] = {
     "memfit.__main__": "Python wants it to have a file of its own",
     "memfit_workloads.trident.__main__": "Python wants it to have a file of its own",
-    "memfit.cli.console": "rich is loaded only once there is something to show",
 }
 
 

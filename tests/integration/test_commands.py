@@ -192,6 +192,7 @@ def test_tables_for_people_name_the_peak_and_fit_the_terminal(words, job, capsys
     assert "KiB" in shown.out
     assert shown.err == ""
     assert max(len(line) for line in shown.out.splitlines()) <= 80
+    assert len(shown.out.splitlines()) <= 24
 
 
 def test_the_program_predicts_and_measures_without_a_word_on_standard_error(job):

@@ -170,6 +170,9 @@ def test_answers_are_shown_with_their_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "job.py").write_text(JOB_FILE)
     monkeypatch.chdir(tmp_path)
     assert main(["predict", "job.py:job"]) == 0
+    brief = " ".join(capsys.readouterr().out.split())
+    assert "Answered without being known" in brief
+    assert main(["predict", "job.py:job", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "Answered without knowing" in out
     assert "job.py:11: answered 1.0" in out

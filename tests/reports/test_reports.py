@@ -89,9 +89,10 @@ def test_a_measurement_alone_compares_the_peak_it_carries() -> None:
 def test_compared_predictions_name_what_differs() -> None:
     by_plan = rendered(text.comparison_table([PLAIN, PLANNED]))
     assert by_plan.startswith("Predicted steps on cpu\n  plan ")
+    assert "Fits" not in by_plan, "it is not devices that differ"
     assert "+ checkpoint(encoder)" in by_plan
     by_device = rendered(text.comparison_table([PLAIN, replace(PLAIN, device="a100-40gb")]))
-    assert by_device.startswith("Predicted steps (plain)\n  device ")
+    assert by_device.startswith("Does not fit cpu, a100-40gb.\nPredicted steps (plain)\n  device ")
     both = rendered(text.comparison_table([PLAIN, replace(PLANNED, device="a100-40gb")]))
     assert re.search(r"micro-batch\(2\) .*\n.*checkpoint\(encoder\) .*\n +a100-40gb", both)
 
@@ -123,7 +124,7 @@ def test_no_line_is_wider_than_80_columns(width: int) -> None:
         rendered(text.plan_table(rows), width),
     ):
         assert "1,023.0 M\u2026" not in output
-    assert "(4 others)" in rendered(text.prediction_table(wide), width)
+    assert "(5 others)" in rendered(text.prediction_table(wide), width)
 
 
 def test_a_guess_on_a_gpu_says_guess_wherever_the_figure_stands() -> None:

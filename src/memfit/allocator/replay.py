@@ -7,7 +7,7 @@ end of a device's memory are answered too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -44,6 +44,8 @@ class AllocatorOutcome:
     num_device_allocations: int
     windows: tuple[Window, ...]
     """One per mark, up to the next mark or the end; marks behind a failure have none."""
+    block_bytes: Sequence[int] = field(default=(), repr=False)
+    """By allocation: the block that served it, which may be larger; 0 for what took nothing."""
 
 
 def simulate_events(
@@ -106,6 +108,7 @@ class _Replay:
         self.allocator = allocator
         self.failed_event: int | None = None
         self.allocated_at_highest_bytes = 0
+        self.block_bytes = [0] * len(sizes)
         self._sizes = sizes
         self._streams = streams if streams is not None and any(streams) else [0] * len(sizes)
         self._alive: dict[int, Block] = {}
@@ -127,10 +130,11 @@ class _Replay:
                     raise ValueError(msg)
             elif sizes[event]:
                 try:
-                    alive[event] = allocate(sizes[event], streams[event])
+                    block = alive[event] = allocate(sizes[event], streams[event])
                 except DeviceExhaustedError:
                     self.failed_event = position
                     return
+                self.block_bytes[event] = block.num_bytes
                 if device.highest_reserved_bytes > highest_bytes:
                     highest_bytes = device.highest_reserved_bytes
                     self.allocated_at_highest_bytes = self.allocator.allocated_bytes
@@ -159,6 +163,7 @@ def _outcome(
         num_retries=run.allocator.num_retries,
         num_device_allocations=device.num_allocations,
         windows=windows,
+        block_bytes=run.block_bytes,
     )
 
 

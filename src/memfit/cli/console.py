@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import NoReturn
 
 from rich.console import Console
+
+_LEAST_WIDTH = 40
+"""What is narrower is no terminal that someone reads: COLUMNS=0, say."""
+_USUAL_WIDTH = 80
 
 
 class StdoutConsole(Console):
@@ -13,8 +19,19 @@ class StdoutConsole(Console):
     def __init__(self) -> None:
         """Set up a console without highlighting."""
         # Highlighting would colour digits inside names such as rtx-4090.
-        super().__init__(highlight=False)
+        super().__init__(highlight=False, width=_width())
 
     def on_broken_pipe(self) -> NoReturn:
         """Hand the error on; rich would end the program with exit code 1."""
         raise BrokenPipeError
+
+
+def _width() -> int | None:
+    """Return a width in the place of one that makes no sense; None leaves it to the terminal."""
+    said = os.environ.get("COLUMNS", "")
+    if not said or (said.isdecimal() and int(said) >= _LEAST_WIDTH):
+        return None
+    try:
+        return max(_LEAST_WIDTH, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):
+        return _USUAL_WIDTH

@@ -119,6 +119,23 @@ def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--verbose``."""
+    parser.add_argument(
+        "--verbose", action="store_true", help="show every table, not only what fits one screen"
+    )
+
+
+def add_depth_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--depth``."""
+    parser.add_argument(
+        "--depth",
+        metavar="N",
+        type=int,
+        help="unfold modules to this level of their names; by default the largest alone",
+    )
+
+
 def add_plan_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--plan``."""
     parser.add_argument("--plan", metavar="FILE", help="run the job under this plan (YAML)")

@@ -48,6 +48,8 @@ COMMANDS = {
     "doctor": "find what would break or slow a run on this machine",
 }
 """The commands, each with its line in the list; each is a module of this package."""
+SHELLS = ("bash", "zsh", "fish")
+_COMPLETION = "--print-completion"
 _LOAD_A_JOB = ("measure", "plan", "predict", "verify")
 """Commands that run the functions of a user's file here, whatever these print."""
 
@@ -117,7 +119,7 @@ def command_parser(name: str, command: Command) -> argparse.ArgumentParser:
 
 def _run(words: Sequence[str]) -> int:
     """Find the command among the words and run it with the words that follow it."""
-    position = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    position = _position_of_command(words)
     parser = _main_parser()
     parser.parse_args(words[:position])
     if position == len(words):
@@ -140,6 +142,15 @@ def _run(words: Sequence[str]) -> int:
         return command.run(args, StdoutConsole())
 
 
+def _position_of_command(words: Sequence[str]) -> int:
+    """Return where the command is; an option before it may take a word."""
+    for position, word in enumerate(words):
+        is_value = position > 0 and words[position - 1] == _COMPLETION
+        if not word.startswith("-") and not is_value:
+            return position
+    return len(words)
+
+
 def _main_parser() -> argparse.ArgumentParser:
     """Build the parser of the words before the command."""
     width = max(map(len, COMMANDS))
@@ -155,6 +166,13 @@ def _main_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_ShowVersion, help="show the version and exit")
+    parser.add_argument(
+        _COMPLETION,
+        metavar="SHELL",
+        choices=SHELLS,
+        action=_PrintCompletion,
+        help="write what has a shell complete commands, options and files: bash, zsh or fish",
+    )
     _add_debug_argument(parser)
     return parser
 
@@ -170,6 +188,20 @@ class _ShowVersion(argparse.Action):
         from memfit._version import __version__
 
         sys.stdout.write(f"memfit {__version__}\n")
+        parser.exit()
+
+
+class _PrintCompletion(argparse.Action):
+    """Write a shell's completion; all commands are imported for it, none of them torch."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: object, values: object, *_: object
+    ) -> None:
+        """Write the script to standard output."""
+        from .completion import write_completion
+
+        commands = {name: (summary, load_command(name)) for name, summary in COMMANDS.items()}
+        write_completion(str(values), commands)
         parser.exit()
 
 

@@ -6,7 +6,13 @@ import argparse
 from typing import TYPE_CHECKING
 
 from .command import Command, add_json_argument, write_json
-from .job_arguments import add_job_argument, add_plan_argument, load_plan, status
+from .job_arguments import (
+    add_job_argument,
+    add_plan_argument,
+    add_verbose_argument,
+    load_plan,
+    status,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,13 +41,14 @@ class MeasureCommand:
             help="cpu, or cuda for a card here",
         )
         add_plan_argument(parser)
+        add_verbose_argument(parser)
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Measure, and show the prediction beside it."""
         from memfit.job import load_job
         from memfit.measurement.measure import measure
-        from memfit.reports.text import measurement_table
+        from memfit.reports.text import brief_measurement, measurement_table
 
         plan = load_plan(args.plan)
         job = load_job(args.job)
@@ -51,7 +58,8 @@ class MeasureCommand:
         if args.json:
             write_json(measurement.to_json())
         else:
-            console.print(measurement_table(measurement, prediction))
+            show = measurement_table if args.verbose else brief_measurement
+            console.print(show(measurement, prediction))
         return 0
 
 

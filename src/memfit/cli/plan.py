@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memfit.devices.spec import CPU
 from memfit.errors import UsageError
 
 from .command import Command, add_json_argument, write_json
@@ -15,6 +15,7 @@ from .job_arguments import (
     add_device_argument,
     add_job_argument,
     add_rank_numbers,
+    add_verbose_argument,
     read_rank_numbers,
     status,
 )
@@ -31,6 +32,10 @@ _ASKED = (
     *("allow", "require", "forbid", "measure", "thorough", "prove"),
 )
 """What `memfit.plan` is given by the same names."""
+_BESIDE_A_CARD = (
+    *("allocator-settings", "activation-offload", "optimizer-offload"),
+    *("frozen-offload", "host-modules"),
+)
 _RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
 
 
@@ -69,6 +74,7 @@ class PlanCommand:
         parser.add_argument(
             "--pareto", metavar="FILE.png", help="draw the trade of memory against time"
         )
+        add_verbose_argument(parser)
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
@@ -90,7 +96,9 @@ class PlanCommand:
         if args.json:
             write_json(_as_json(plan))
         else:
-            _show(plan, console, written)
+            _show(plan, console, args)
+            for path in written:
+                console.print(f"Wrote {path}.", markup=False)
         return 0
 
 
@@ -207,10 +215,27 @@ def _as_json(plan: PlanningResult) -> dict[str, Any]:
     }
 
 
-def _show(plan: PlanningResult, console: Console, written: Sequence[str]) -> None:
-    """Show the chosen plan, what it takes and what lies around it."""
+def _show(plan: PlanningResult, console: Console, args: argparse.Namespace) -> None:
+    """Show the chosen plan on a screen, or with all that lies around it."""
+    from memfit.reports.brief_plan_text import brief_plan
     from memfit.reports.text import plan_report
 
-    console.print(plan_report(plan))
-    for path in written:
-        console.print(f"Wrote {path}.", markup=False)
+    shown = plan_report(plan) if args.verbose else brief_plan(plan, _next_commands(plan, args))
+    console.print(shown)
+
+
+def _next_commands(plan: PlanningResult, args: argparse.Namespace) -> list[str]:
+    """Say what may be typed once there is a plan."""
+    if args.save is None:
+        return ["`--save plan.yaml` keeps the plan, for training, `measure` and `verify`."]
+    words = f"{args.job} --plan {args.save}"
+    # What acts beside a card alone is refused where there is none.
+    needs_card = any(each.name in _BESIDE_A_CARD for each in plan.strategies)
+    commands = (
+        []
+        if needs_card or plan.parallel is not None
+        else [f"`memfit verify {words}` proves that results are kept."]
+    )
+    if args.device == CPU:
+        commands.append(f"`memfit measure {words}` runs it here.")
+    return [*commands, f'In training: `memfit.start(job, memfit.Plan.load("{args.save}"))`.']

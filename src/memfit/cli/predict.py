@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +15,11 @@ from memfit.errors import NoPlanFitsError, UsageError
 from .command import Command, add_json_argument, json_text, write_json
 from .job_arguments import (
     add_budget_arguments,
+    add_depth_argument,
     add_device_argument,
     add_plan_argument,
     add_rank_arguments,
+    add_verbose_argument,
     load_plan,
     read_ranks,
     status,
@@ -83,6 +86,8 @@ class PredictCommand:
         parser.add_argument(
             "--save", metavar="FILE", help="write the prediction (JSON), for memfit compare"
         )
+        add_depth_argument(parser)
+        add_verbose_argument(parser)
         parser.add_argument("--html", metavar="FILE", help="write a page about the step")
         parser.add_argument("--png", metavar="FILE", help="draw the memory over one step")
         add_json_argument(parser)
@@ -106,7 +111,7 @@ class PredictCommand:
             values = [answer.to_json(args.job) for answer in found]
             write_json(values[0] if len(values) == 1 else values)
         else:
-            _show(found, console, top=args.top)
+            _show(found, console, args)
             for path in written:
                 console.print(f"Wrote {path}.", markup=False)
         fits = any(answer.prediction.fits is not False for answer in found)
@@ -149,8 +154,9 @@ def _read_question(args: argparse.Namespace) -> Question:
     from memfit.devices.catalogue import load_device
     from memfit.prediction.budget import MemoryBudget, read_budget
 
-    if args.top < 1:
-        raise UsageError(f"--top must be at least 1, not {args.top}.")
+    for option, number in (("--top", args.top), ("--depth", args.depth)):
+        if number is not None and number < 1:
+            raise UsageError(f"{option} must be at least 1, not {number}.")
     named = [load_device(name) for name in args.device or ["cpu"]]
     devices = list({device.name: device for device in named}.values())
     if len(devices) > 1 and (args.html or args.png or args.save):
@@ -283,12 +289,38 @@ def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[s
     return [path for path, _ in contents]
 
 
-def _show(answers: Sequence[_Answer], console: Console, *, top: int) -> None:
-    """Show one prediction in full, several as a comparison."""
+def _show(answers: Sequence[_Answer], console: Console, args: argparse.Namespace) -> None:
+    """Show one prediction on a screen or in full, several as a comparison."""
+    from memfit.reports.brief_text import brief_prediction
     from memfit.reports.text import comparison_table, prediction_table
 
-    if len(answers) == 1:
-        console.print(prediction_table(answers[0].prediction, answers[0].advice, top=top))
+    if len(answers) > 1:
+        found = [answer.micro_batch for answer in answers if answer.micro_batch is not None]
+        console.print(comparison_table([answer.prediction for answer in answers], found))
         return
-    found = [answer.micro_batch for answer in answers if answer.micro_batch is not None]
-    console.print(comparison_table([answer.prediction for answer in answers], found))
+    (answer,) = answers
+    if args.verbose:
+        shown = prediction_table(answer.prediction, answer.advice, top=args.top, depth=args.depth)
+    else:
+        commands = _next_commands(answer.prediction, args)
+        shown = brief_prediction(answer.prediction, answer.advice, commands, depth=args.depth)
+    console.print(shown)
+
+
+def _next_commands(prediction: Prediction, args: argparse.Namespace) -> list[str]:
+    """Say what may be typed about the same job, which a step of one's own is not."""
+    if prediction.batch_size is None or args.ranks is not None:
+        return []
+    if args.plan is not None:
+        return [f"`memfit verify {args.job} --plan {args.plan}` proves that results are kept."]
+    asked = shlex.join([args.job, *_words_of_budget(args)])
+    if prediction.fits is False:
+        return [f"`memfit plan {asked}` finds the fastest way that fits."]
+    return [f"`memfit plan {asked}` looks for what is faster and fits."]
+
+
+def _words_of_budget(args: argparse.Namespace) -> list[str]:
+    """Return the words with which the same device and budget are asked for."""
+    words = ["--device", args.device[0]] if args.device else []
+    words += ["--budget", args.budget] if args.budget else []
+    return words + (["--budget-of", args.budget_of] if args.budget_of else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,7 @@ def is_script(args: argparse.Namespace) -> bool:
 
 def run_script(args: argparse.Namespace, question: Question, console: Console) -> int:
     """Record the script for every device, judge it, and show what was found."""
-    from memfit.reports.script_text import script_text
+    from memfit.reports.script_text import brief_script, script_text
 
     if question.plan is not None:
         msg = "--plan changes how memfit runs a memfit.Job, and a script runs as it is."
@@ -127,11 +128,26 @@ def run_script(args: argparse.Namespace, question: Question, console: Console) -
         write_json(values[0] if len(values) == 1 else values)
     else:
         for answer in found:
-            console.print(script_text(answer, top=question.num_holders))
+            shown = (
+                script_text(answer, top=question.num_holders, depth=args.depth)
+                if args.verbose
+                else brief_script(answer, _next_commands(answer, args), depth=args.depth)
+            )
+            console.print(shown)
         if args.save:
             console.print(f"Wrote {args.save}.", markup=False)
     fits = any(answer.prediction.fits is not False for answer in found)
     return 0 if fits else NoPlanFitsError.exit_code
+
+
+def _next_commands(answer: ScriptPrediction, args: argparse.Namespace) -> list[str]:
+    """Say what may be typed about the same script."""
+    if args.module is not None or ":" in args.job:
+        return []
+    words = f" -- {shlex.join(args.script_arguments)}" if args.script_arguments else ""
+    if answer.prediction.fits is False:
+        return [f"`memfit job {args.job}{words}` writes a job, which `memfit plan` makes fit."]
+    return [f"`memfit run -- python {args.job}{words.removeprefix(' --')}` trains, watched."]
 
 
 def _to_json(answer: ScriptPrediction) -> dict[str, Any]:

@@ -6,7 +6,13 @@ import argparse
 from typing import TYPE_CHECKING
 
 from .command import Command, add_json_argument, write_json
-from .job_arguments import add_job_argument, add_plan_argument, load_plan, status
+from .job_arguments import (
+    add_job_argument,
+    add_plan_argument,
+    add_verbose_argument,
+    load_plan,
+    status,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,12 +53,13 @@ class VerifyCommand:
             choices=_DTYPES,
             help="what to compare in; by default fp64, and fp32 for approximate plans",
         )
+        add_verbose_argument(parser)
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Verify, and show what each plan claims and earns."""
         from memfit.job import load_job
-        from memfit.reports.verification_text import proof_table
+        from memfit.reports.verification_text import brief_proof, proof_table
 
         plan = load_plan(args.plan)
         job = load_job(args.job)
@@ -60,7 +67,7 @@ class VerifyCommand:
         if args.json:
             write_json(proof.to_json())
         else:
-            console.print(proof_table(proof))
+            console.print(proof_table(proof) if args.verbose else brief_proof(proof))
         proof.check()
         return 0
 

@@ -15,7 +15,7 @@ from memfit.figures import Prediction
 from memfit.journal.records import DriftEvent
 from memfit.session.storages import owned_bytes
 from memfit.trace.events import Category
-from memfit.trace.recorder import Owned
+from memfit.trace.owners import Owned
 from memfit.units import MIB
 
 _LEAST_BYTES = MIB

@@ -34,7 +34,7 @@ from memfit.observe.peaks import Peaks, StepReading
 from memfit.observe.processes import ResidentMemory
 from memfit.session.leaves import bytes_in
 from memfit.trace.events import Phase
-from memfit.trace.recorder import Owned
+from memfit.trace.owners import Owned
 
 if TYPE_CHECKING:  # a watched script has no need of what these packages import
     from memfit.listeners.protocol import StepListener

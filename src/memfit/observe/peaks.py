@@ -17,7 +17,7 @@ from memfit.observe.allocator_events import GrowthWatch
 from memfit.observe.step_timeline import PhaseMark, step_timeline
 from memfit.session.storages import owned_bytes, storages_of
 from memfit.trace.events import Category, Phase
-from memfit.trace.recorder import Owned
+from memfit.trace.owners import Owned
 from memfit.trace.subclasses import known_parts_of
 
 _ALWAYS_MEASURED_STEPS = 3

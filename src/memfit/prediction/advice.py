@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -39,6 +39,10 @@ class Topic(StrEnum):
     GUESSED_TERM = "guessed-term"
     BYTES_PER_SAMPLE = "bytes-per-sample"
     MICRO_BATCH = "micro-batch"
+
+
+_RANKS = {Topic.MICRO_BATCH: 0, Topic.GUESSED_TERM: 2, Topic.BYTES_PER_SAMPLE: 3}
+"""Where a topic stands among others; those between save bytes, up to as many as they name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,12 @@ def advise(
     ]
     if job is not None and recording.record_seconds < _CHEAP_SECONDS:
         found += [_bytes_per_sample(job), _fitting_micro_batch(job)]
-    return tuple(advice for advice in found if advice is not None)
+    return in_order(advice for advice in found if advice is not None)
+
+
+def in_order(found: Iterable[Advice]) -> tuple[Advice, ...]:
+    """Put first what makes the step fit, then what is worth most bytes, last what saves none."""
+    return tuple(sorted(found, key=lambda each: (_RANKS.get(each.topic, 1), -each.num_bytes)))
 
 
 def largest_holders(recording: StepRecording, device: Device, limit: int) -> tuple[Holder, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,6 +39,8 @@ def imported_on(device: Device, load: Callable[[str], Found], reference: str) ->
     card = card_of(device)
     if device.kind != CUDA or card is None or torch.cuda.is_available():
         return load(reference)
+    # It lists torch's functions by name once and for all, and must not find the card's among them.
+    importlib.import_module("torch._dynamo")
     try:
         with ExitStack() as stack:
             for replacement in runtime(card):

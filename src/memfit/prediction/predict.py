@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from memfit.allocator.settings import AllocatorSettings
-from memfit.allocator.simulate import AllocatorRules, num_setup_events, phase_starts, replay
+from memfit.allocator.simulate import (
+    CPU_RULES,
+    AllocatorRules,
+    num_setup_events,
+    phase_starts,
+    replay,
+)
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.devices.placement import Placement
@@ -17,7 +23,7 @@ from memfit.figures import BOUNDED_FIGURES, Holder, Prediction, Timeline
 from memfit.job import Job
 from memfit.prediction.brief_recording import record_briefly
 from memfit.prediction.budget import MemoryBudget
-from memfit.prediction.process_memory import card_memory, host_memory, platform_notes, rules_of
+from memfit.prediction.process_memory import card_memory, host_memory, platform_notes
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
 from memfit.prediction.waiting import waited_seconds
 from memfit.prediction.ways import widened
@@ -261,13 +267,12 @@ def _predicted(
     in_full: bool,
 ) -> Prediction:
     """Put together what the recorded step takes on the device, and hold it against a budget."""
-    rules, steady = rules_of(device), recording.steady
-    peak = replay(steady, rules)
     if device.kind == CUDA:
         settings = settings or AllocatorSettings()
         memory = card_memory(recording, device, settings, in_full=in_full)
     else:
-        memory = host_memory(recording, peak.peak_allocated_bytes)
+        memory = host_memory(recording)
+    peak = replay(memory.steady, CPU_RULES)  # the sizes are those that are counted
     budget = (budget or MemoryBudget()).on(device)
     assert budget.of is not None, "a device fills it in"
     placement = current_placement() or Placement()
@@ -297,12 +302,12 @@ def _predicted(
         budget_bytes=budget.num_bytes,
         budget_of=budget.of,
         fits=budget.holds(bounded_bytes, step.host_bytes, step.disk_bytes),
-        num_flops=steady.flops(),
+        num_flops=memory.steady.flops(),
         record_seconds=recording.record_seconds,
         notes=[*platform_notes(device), *recording.notes, *step.notes],
         modules_in_evaluation=tuple(recording.modules_in_evaluation),
         answers=tuple(recording.answers),
-        timeline=timeline_of(steady, rules),
+        timeline=timeline_of(memory.steady, CPU_RULES),
     )
 
 

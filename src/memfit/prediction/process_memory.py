@@ -21,7 +21,7 @@ from memfit.figures import Certainty, Interval, Term
 from memfit.prediction.late_frees import late_interval, stages
 from memfit.prediction.peak_range import NOTICEABLE_FRACTION, PeakRange
 from memfit.prediction.recording import StepRecording
-from memfit.trace.events import Category, Extra, Trace
+from memfit.trace.events import Category, Extra, Trace, allocations_of_step, with_sizes
 from memfit.units import MIB
 
 _REPLAY = "replay of the recorded step, blocks rounded to 512 bytes"
@@ -50,6 +50,8 @@ class ProcessMemory:
     fragmentation_fraction: float = 0.0
     smallest_memory_bytes: int | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict)
+    steady: Trace
+    """The steady step with the sizes that the allocator counts, which add up to its peak."""
 
     @property
     def process_bytes(self) -> int:
@@ -62,8 +64,9 @@ def rules_of(device: Device) -> AllocatorRules:
     return CUDA_RULES if device.kind == CUDA else CPU_RULES
 
 
-def host_memory(recording: StepRecording, steady_peak_bytes: int) -> ProcessMemory:
+def host_memory(recording: StepRecording) -> ProcessMemory:
     """Return what a process takes on a CPU: what was recorded, and the interpreter."""
+    steady_peak_bytes = peak_bytes(recording.steady, CPU_RULES)
     terms = (
         Term(
             name="recorded step",
@@ -84,6 +87,7 @@ def host_memory(recording: StepRecording, steady_peak_bytes: int) -> ProcessMemo
         first_step_peak_bytes=peak_bytes(recording.first, CPU_RULES),
         terms=terms,
         certainty=Certainty.EXACT,
+        steady=recording.steady,
     )
     if not stages(recording.steady):
         return memory
@@ -141,6 +145,10 @@ def card_memory(
         terms=tuple(map(_on_rocm, terms)) if is_rocm else terms,
         certainty=Certainty.GUESS if is_guess or is_rocm else Certainty.TABLE,
         intervals=_intervals(_ranges(recording, outcome, run, is_rocm=is_rocm), context, nccl),
+        steady=with_sizes(
+            recording.steady,
+            [outcome.block_bytes[index] for index in allocations_of_step(history, last)],
+        ),
     )
 
 

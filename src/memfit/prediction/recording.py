@@ -28,6 +28,7 @@ from memfit.session.evaluation_mode import ModesSeen, evaluation_notes
 from memfit.session.own_precision import OwnPrecisionWatch
 from memfit.session.session import Session
 from memfit.session.spill import Spill
+from memfit.session.storages import with_lines_of
 from memfit.strategies.fact_finding import gather_facts, probes
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan
@@ -138,8 +139,7 @@ def record(
         StrategyError: if a strategy of the plan cannot apply.
     """
     started = time.perf_counter()
-    plan = plan or Plan()
-    layout = layout or find_layout(job)
+    plan, layout = plan or Plan(), layout or find_layout(job)
     card = card_of(device)
     separation = _asked_beforehand(job, plan, layout, facts)
     record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
@@ -304,24 +304,24 @@ def _record_job(
 ) -> _JobSeen:
     """Record two steps of a job, gather its facts, and note what is done otherwise."""
     given = batch_for(job, way)
+    device_type = CPU if card is None else CUDA
     assumptions = Assumptions(is_skewed=way.is_skewed)
     make_mode = mode_of(way, assumptions)
     with (
         recording_on(card, disguised=way.is_disguised, make_mode=make_mode) as (recorder, mode),
         borrowed_to_record(
-            job, mode, CPU if card is None else CUDA, builds_model=plan.parallel is not None
+            job, mode, device_type, builds_model=plan.parallel is not None
         ) as borrowed_job,
         ExitStack() as stack,
     ):
         # Watching every function of torch takes time, so what is known is not looked for again.
         probed = stack.enter_context(probes()) if facts is None else list
         batch, *held = (fake_batch(mode, given, way) for _ in range(job.order.num_batches))
-        device_type = CPU if card is None else CUDA
         session = open_plain_session(borrowed_job, device_type, layout, plan)
         session.facts = facts
         if facts is None:
             gather_facts(session, separation=separation)
-        recorder.owners = lambda: session.owned_tensors([batch, *held])
+        recorder.owners = lambda: with_lines_of(job, session.owned_tensors([batch, *held]))
         recorder.name_modules(session.model)
         run = unguarded_run(session, plan, phase_listener=recorder.enter_phase)
         modes, precision = ModesSeen(session.model), OwnPrecisionWatch(session.device_type)

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from memfit.figures import ConsideredPlan, ParetoPoint, Prediction
 from memfit.planner.result.assembly import pareto
 from memfit.planner.result.planning_result import PlanningResult
+from memfit.strategies import CATALOGUE
+from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.plan import Plan
 from memfit.units import GIB, format_bytes
 
 _NUM_OVER = 3
 _NUM_FITTING = 3
 _NUM_POINTS = 10
+_WORTH_ASKING = 0.2
+"""What could take off less than this share of the largest peak is not asked for."""
 _WORTH_TELLING = 0.01
 """A larger budget that makes a step faster by less than this share is not worth a line."""
 
@@ -50,6 +54,15 @@ class RemedyRow:
     most_bytes: int
     known: str
     state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRemedy:
+    """Strategies that were left out for a reason, and what they could have taken off the peak."""
+
+    names: str
+    most_bytes: int
+    sentence: str
 
 
 def considered_rows(considered: Sequence[ConsideredPlan]) -> ConsideredRows:
@@ -187,9 +200,40 @@ def remedy_rows(plan: PlanningResult) -> tuple[RemedyRow, ...]:
 
 
 def refusals(plan: PlanningResult) -> dict[str, list[str]]:
-    """Return the strategies that no option of the command would admit, by the reason."""
+    """Return the strategies that no option of the command would admit, by the reason.
+
+    Those come first that could have taken most off the peak.
+    """
     found: dict[str, list[str]] = {}
     for refusal in plan.refused:
         if not refusal.option:
             found.setdefault(refusal.sentence, []).append(refusal.strategy)
-    return found
+    most = _most_bytes(plan)
+    ordered = sorted(found, key=lambda sentence: -max(most.get(n, 0) for n in found[sentence]))
+    return {sentence: found[sentence] for sentence in ordered}
+
+
+def lost_remedies(plan: PlanningResult) -> tuple[LostRemedy, ...]:
+    """List ways to cut the batch that could take a good part off the peak and were left out.
+
+    What keeps a loss from being cut is for the job's owner to change, as by ``memfit.Total``.
+    """
+    if plan.splitting is not None:
+        return ()
+    most = _most_bytes(plan)
+    whole_bytes = max((row.peak_bytes for row in plan.considered), default=0)
+    cutting = {each.name for each in CATALOGUE if issubclass(each, AbstractSplitting)}
+    lost = (
+        LostRemedy(
+            names=" and ".join(name for name in names if name in cutting),
+            most_bytes=max(most.get(name, 0) for name in names),
+            sentence=sentence,
+        )
+        for sentence, names in refusals(plan).items()
+        if cutting.intersection(names)
+    )
+    return tuple(each for each in lost if each.most_bytes > _WORTH_ASKING * whole_bytes)
+
+
+def _most_bytes(plan: PlanningResult) -> dict[str, int]:
+    return {remedy.strategy: remedy.most_bytes for remedy in plan.remedies}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -13,6 +13,7 @@ from memfit.figures import Certainty, Holder, Prediction, Term
 from memfit.prediction.advice import Advice, LargestMicroBatch
 from memfit.units import format_bytes, format_seconds
 
+from .brief_text import module_table
 from .terminal import (
     INDENT,
     PLAN_WIDTH,
@@ -59,7 +60,11 @@ def _time_mark(prediction: Prediction) -> Text:
 
 
 def prediction_table(
-    prediction: Prediction, advice: Sequence[Advice] = (), *, top: int = _TOP
+    prediction: Prediction,
+    advice: Sequence[Advice] = (),
+    *,
+    top: int = _TOP,
+    depth: int | None = None,
 ) -> RenderableType:
     """Show one prediction: headline, fit, advice, categories, modules, blocks and terms.
 
@@ -67,13 +72,18 @@ def prediction_table(
         prediction: what is shown.
         advice: what would change it, shown where there is any.
         top: how many of the largest modules and blocks are shown.
+        depth: how many levels of modules are unfolded; None unfolds the largest.
     """
     title = Text(f"Predicted step on {place_words(prediction)}", style="bold")
-    return at_page_width(title, *prediction_parts(prediction, advice, top=top))
+    return at_page_width(title, *prediction_parts(prediction, advice, top=top, depth=depth))
 
 
 def prediction_parts(
-    prediction: Prediction, advice: Sequence[Advice] = (), *, top: int = _TOP
+    prediction: Prediction,
+    advice: Sequence[Advice] = (),
+    *,
+    top: int = _TOP,
+    depth: int | None = None,
 ) -> list[RenderableType]:
     """Return the parts of one prediction below its title, as ``prediction_table`` shows them."""
     parts: list[RenderableType] = [
@@ -92,8 +102,7 @@ def prediction_parts(
         table = _parts_table(largest_first(prediction.by_category), peak_bytes)
         parts.append(section("At the peak, by category", table))
     if prediction.by_module:
-        named = _named_modules(prediction.by_module)
-        table = _parts_table(largest_first(named, limit=top), peak_bytes)
+        table = module_table(prediction, most_rows=top, depth=depth)
         parts.append(section("At the peak, by module", table))
     if prediction.largest:
         holders = _holders(prediction.largest, top)
@@ -108,11 +117,6 @@ def prediction_parts(
 def answers_section(lines: Sequence[str]) -> RenderableType:
     """Show what was answered without being known, a line each."""
     return section("Answered without knowing", dashed(map(Text, lines)))
-
-
-def _named_modules(by_module: Mapping[str, int]) -> dict[str, int]:
-    """Return every module a name that can be shown."""
-    return {module_name(module): num_bytes for module, num_bytes in by_module.items()}
 
 
 def _headline(prediction: Prediction) -> RenderableType:
@@ -265,7 +269,22 @@ def comparison_table(
         batch = [_batch_cell(micro_batches[number])] if micro_batches else []
         table.add_row(name, *_comparison_cells(prediction), *batch)
     notes = Text("\n".join(_comparison_notes(predictions, micro_batches)), style="dim")
-    return at_page_width(Text(heading, style="bold"), Padding(table, INDENT), notes)
+    parts: list[RenderableType] = [Text(heading, style="bold"), Padding(table, INDENT), notes]
+    if found := _verdict_of_several(predictions):
+        parts.insert(0, Text(found, style="bold"))
+    return at_page_width(*parts)
+
+
+def _verdict_of_several(predictions: Sequence[Prediction]) -> str:
+    """Say on which devices a step fits; empty where it is not devices that differ."""
+    names = {
+        word: [each.device for each in predictions if verdict(each) == word]
+        for word in ("yes", "uncertain", "no")
+    }
+    if len({each.device for each in predictions}) < len(predictions) or not any(names.values()):
+        return ""
+    ways = (("yes", "Fits {}."), ("uncertain", "Uncertain on {}."), ("no", "Does not fit {}."))
+    return " ".join(form.format(", ".join(names[word])) for word, form in ways if names[word])
 
 
 def _comparison_cells(prediction: Prediction) -> list[RenderableType]:

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memfit.figures import BOUNDED_FIGURES, Prediction
 from memfit.script.prediction import PhasePeak, ScriptPrediction
 from memfit.units import format_bytes
 
-from .data_text import data_sections
+from .brief_text import (
+    SCREEN_LINES,
+    held_parts,
+    next_section,
+    next_steps,
+    num_lines_of,
+    verdict_text,
+)
+from .data_text import data_lines, data_sections
 from .prediction_text import answers_section, prediction_parts
 from .terminal import INDENT, amount, at_page_width, dashed, grid, section, word
 from .wording import answer_sentences
 
+_NUM_DATA_LINES = 2
 
-def script_text(found: ScriptPrediction, *, top: int) -> RenderableType:
+
+def script_text(found: ScriptPrediction, *, top: int, depth: int | None = None) -> RenderableType:
     """Show a script's phases first, then its steady step, then what was made up for it.
 
     Args:
         found: what is shown.
         top: how many of the largest modules and blocks are shown.
+        depth: how many levels of modules are unfolded; None unfolds the largest.
     """
     parts = [
         Text(f"{found.script} on {found.prediction.device}", style="bold"),
@@ -31,7 +44,7 @@ def script_text(found: ScriptPrediction, *, top: int) -> RenderableType:
         section("Peaks of its phases", _phase_table(found)),
         *data_sections(found),
         section("The largest steady step", Text("")),
-        *prediction_parts(found.prediction, top=top),
+        *prediction_parts(found.prediction, top=top, depth=depth),
     ]
     if found.answers:
         lines = answer_sentences(found.answers)
@@ -47,6 +60,44 @@ def script_text(found: ScriptPrediction, *, top: int) -> RenderableType:
     return at_page_width(*parts)
 
 
+def brief_script(
+    found: ScriptPrediction, commands: Sequence[str] = (), *, depth: int | None = None
+) -> RenderableType:
+    """Show whether every phase of a script fits, their peaks, and what holds the steady one.
+
+    Args:
+        found: what is shown.
+        commands: what may be typed next, a sentence each.
+        depth: how many levels of modules are unfolded; None unfolds the largest.
+    """
+    prediction = found.prediction
+    table = _phase_table(found)
+    steps = next_steps(replace(prediction, answers=found.answers), (), commands)
+    if kept := _kept_back(found):
+        steps.append(f"{kept[0]}.")
+    data = data_lines(found.data)[:_NUM_DATA_LINES] if found.data is not None else []
+    num_lines = table.row_count + num_lines_of(steps, 72) + num_lines_of(data, 72) + 15
+    parts = [
+        verdict_text(_of_worst_phase(found)),
+        _sentence(found),
+        Text(f"{found.script} on {prediction.device}", style="dim"),
+        Padding(table, INDENT),
+        *([Padding(dashed(map(Text, data)), INDENT)] if data else []),
+        *held_parts(prediction, SCREEN_LINES - num_lines, depth=depth),
+        next_section(steps),
+    ]
+    return at_page_width(*parts)
+
+
+def _of_worst_phase(found: ScriptPrediction) -> Prediction:
+    """Return the prediction with the figures of the phase that decides whether the script fits."""
+    worst, prediction = found.worst, found.prediction
+    figures = {name: getattr(worst, name) for name in BOUNDED_FIGURES.values()}
+    is_steady = figures[_figure(found)] == prediction.bounded_bytes()
+    intervals = prediction.intervals if is_steady else {}
+    return replace(prediction, **figures, intervals=intervals)
+
+
 def _sentence(found: ScriptPrediction) -> Text:
     """Say which phase is the worst, and by how much."""
     worst = found.worst
@@ -60,11 +111,7 @@ def _sentence(found: ScriptPrediction) -> Text:
 
 
 def _figure(found: ScriptPrediction) -> str:
-    return {
-        "allocated": "peak_allocated_bytes",
-        "reserved": "peak_reserved_bytes",
-        "process": "process_bytes",
-    }[found.prediction.budget_of]
+    return BOUNDED_FIGURES[found.prediction.budget_of]
 
 
 def _the(phase: str) -> str:

@@ -22,6 +22,8 @@ WIDTH = 80
 PLAN_WIDTH = 28
 INDENT = (0, 0, 0, 2)
 _BAR_WIDTH = 22
+_LEAST_BAR_WIDTH = 6
+_LEAST_NAME_WIDTH = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,36 @@ class Bar:
     fraction: float
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> CellMeasurement:
-        """Ask for the whole width of a bar, so that names give way instead."""
-        return CellMeasurement(_BAR_WIDTH, _BAR_WIDTH)
+        """Ask for the whole width of a bar, and take less on a narrow terminal."""
+        return CellMeasurement(_LEAST_BAR_WIDTH, _BAR_WIDTH)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the bar; anything above zero shows at least one mark."""
-        length = round(self.fraction * _BAR_WIDTH) or (1 if self.fraction > 0 else 0)
+        width = min(_BAR_WIDTH, options.max_width)
+        length = round(self.fraction * width) or (1 if self.fraction > 0 else 0)
         mark = "#" if options.ascii_only else "\N{FULL BLOCK}"
         yield Text(mark * length, style="cyan")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name on one line, whose middle gives way to what the terminal has room for."""
+
+    text: str
+    most: int
+    level: int = 0
+    """How far it is indented, in steps of two."""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> CellMeasurement:
+        """Ask for the whole name up to its most, and take less on a narrow terminal."""
+        width = min(self.most, 2 * self.level + len(self.text))
+        return CellMeasurement(min(_LEAST_NAME_WIDTH, width), width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Write the name, or both its ends."""
+        indent = "  " * self.level
+        room = min(self.most, options.max_width) - len(indent)
+        yield Text(indent + shorten(self.text, max(4, room)), no_wrap=True, overflow="ellipsis")
 
 
 def grid(*columns: Column) -> Table:
@@ -59,6 +83,17 @@ def word(header: str = "") -> Column:
     return Column(header, no_wrap=True)
 
 
+def shorten(name: str, width: int) -> str:
+    """Cut the middle out of a name that is wider than ``width`` characters.
+
+    Both ends tell modules apart: the part of the model in front, the layer at the end.
+    """
+    if len(name) <= width:
+        return name
+    front = (width - 3) // 2
+    return f"{name[:front]}...{name[len(name) - (width - 3 - front) :]}"
+
+
 def amount(header: str = "") -> Column:
     """Return a column of figures."""
     return Column(header, justify="right", no_wrap=True)
@@ -71,7 +106,7 @@ def folded(header: str) -> Column:
 
 def dashed(sentences: Iterable[Text]) -> Table:
     """Show sentences, each behind a dash."""
-    table = grid(word(), Column())
+    table = grid(word(), Column(overflow="fold"))
     for sentence in sentences:
         table.add_row("-", sentence)
     return table

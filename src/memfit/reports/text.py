@@ -16,6 +16,7 @@ from rich.text import Text
 from memfit.figures import Measurement, Prediction
 from memfit.units import format_bytes, format_seconds
 
+from .brief_text import fact_table, next_section, plan_rows
 from .plan_text import plan_report as plan_report
 from .plan_text import plan_table as plan_table
 from .prediction_text import comparison_table as comparison_table
@@ -23,6 +24,7 @@ from .prediction_text import prediction_table as prediction_table
 from .terminal import INDENT, amount, at_page_width, dashed, grid, section
 from .wording import largest_first, plan_name, signed_error
 
+_NUM_CATEGORIES = 4
 _Row = tuple[str, int | None, int | None]
 """A name with what was measured and what was predicted, None where that is not known."""
 
@@ -57,6 +59,33 @@ def measurement_table(
     if measurement.notes:
         parts.append(section("Good to know", dashed([Text(f"{n}.") for n in measurement.notes])))
     return at_page_width(*parts)
+
+
+def brief_measurement(
+    measurement: Measurement, prediction: Prediction | None = None
+) -> RenderableType:
+    """Say what a step took and how far the prediction was off, then what holds the peak."""
+    took = format_bytes(measurement.peak_allocated_bytes)
+    predicted_bytes = measurement.predicted_peak_bytes
+    if prediction is not None:
+        predicted_bytes = prediction.peak_allocated_bytes
+    sentence = f"The step took {took} and {format_seconds(measurement.step_seconds)}"
+    if predicted_bytes is not None:
+        off = signed_error(predicted_bytes, measurement.peak_allocated_bytes)
+        sentence += f"; predicted were {format_bytes(predicted_bytes)} ({off})"
+    heading = f"Measured on {measurement.device}, batch size {measurement.batch_size:,}"
+    table = _side_by_side(_measured_rows(measurement, prediction))
+    parts: list[RenderableType] = [
+        Text(f"{sentence}.", style="bold"),
+        Text(heading, style="dim"),
+        Padding(fact_table(plan_rows(measurement.strategies, measurement.numerics)), INDENT),
+        Padding(table, INDENT),
+    ]
+    if measurement.by_category:
+        rows = _measured_categories(measurement, prediction)[:_NUM_CATEGORIES]
+        parts.append(section("At the peak, by category", _side_by_side(rows)))
+    notes = [f"{note}." for note in measurement.notes]
+    return at_page_width(*parts, next_section(notes))
 
 
 def _side_by_side(rows: Sequence[_Row]) -> Table:

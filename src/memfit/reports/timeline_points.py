@@ -60,7 +60,8 @@ def labelled_spans(spans: Sequence[PhaseSpan], percent_per_letter: float) -> lis
         return len(span.name) * percent_per_letter <= span.end - span.start
 
     repeated = [span for span in spans if span.name in ("forward", "backward")]
-    times = sum(span.name == "forward" for span in repeated)
+    # A loop may go on after the update, with the forward of the next step.
+    times = sum(span.name == "backward" for span in repeated)
     if times > 1 and not all(has_room(span) for span in repeated):
         joined = PhaseSpan(
             start=repeated[0].start,

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.padding import Padding
+from rich.table import Column
 from rich.text import Text
 
-from .terminal import INDENT, PLAN_WIDTH, amount, at_page_width, folded, grid, word
+from .terminal import INDENT, PLAN_WIDTH, Name, amount, at_page_width, folded, grid, shorten, word
 from .wording import plan_name
 
 if TYPE_CHECKING:
@@ -30,6 +31,42 @@ def proof_table(proof: Verifications) -> RenderableType:
     return at_page_width(*parts)
 
 
+def brief_proof(proof: Verifications) -> RenderableType:
+    """Say whether every plan keeps what it claims, and show a line for each."""
+    table = grid(Column(), *map(word, ("claims", "earned", "in")), amount("error"))
+    for found in proof.verifications:
+        _, *cells = _cells(found)
+        table.add_row(Name(plan_name(found.strategies), _NAME_WIDTH), *cells)
+    parts: list[RenderableType] = [_verdict(proof)]
+    heading = f"Two planned steps beside two plain ones, batch size {proof.batch_size:,}"
+    parts += [Text(heading, style="dim"), Padding(table, INDENT)]
+    num_notes = len([*proof.notes, *_notes(proof)])
+    more = f"--verbose shows {num_notes} notes and where plans differ most." if num_notes else ""
+    parts += ["", Text(more or "--verbose shows where plans differ most.", style="dim")]
+    return at_page_width(*parts)
+
+
+def _verdict(proof: Verifications) -> Text:
+    """Say in a sentence how many plans keep what they claim."""
+    found = proof.verifications
+    broken = [each for each in found if not each.keeps_promise]
+    if not found:
+        return Text("No plan could be tried.", style="bold yellow")
+    if broken:
+        names = ", ".join(shorten(plan_name(each.strategies), _NAME_WIDTH) for each in broken[:2])
+        many = f"{len(broken)} of {len(found)} plans do" if len(found) > 1 else "The plan does"
+        return Text(f"{many} not keep what is claimed: {names}.", style="bold red")
+    who = "The plan keeps" if len(found) == 1 else f"All {len(found)} plans keep"
+    sentence = f"{who} what is claimed"
+    if exact := [each.deciding_error for each in found if each.earned == "exact"]:
+        sentence += f"; where that is exact, the largest error is {max(exact):.1e}"
+    num_unproved = sum(not each.is_proof for each in found)
+    if num_unproved:
+        sentence += f"; {num_unproved} as far as could be seen"
+    return Text(f"{sentence}.", style="bold yellow" if num_unproved else "bold green")
+
+
+_NAME_WIDTH = 40
 _LEGEND = (
     "error = |planned - plain| / |plain|, the largest over loss, gradients, updated parameters "
     "and buffers; * with random draws made deterministic"

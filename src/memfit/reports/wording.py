@@ -11,6 +11,8 @@ from memfit.figures import Answer, Certainty, ConsideredPlan, Interval, Measurem
 from memfit.prediction.advice import Advice, Topic
 from memfit.units import format_bytes, format_fraction, format_seconds, in_unit_of
 
+from .terminal import shorten as shorten
+
 NUMERICS_MEANING = {
     "exact": "equal to the plain step up to rounding",
     "same-in-law": "the same in law, with other random draws such as dropout masks",
@@ -84,17 +86,6 @@ def change(value: float, before: float) -> str:
 def module_name(module: str) -> str:
     """Name a module; what belongs to none belongs to the step itself."""
     return module or "(step)"
-
-
-def shorten(name: str, width: int) -> str:
-    """Cut the middle out of a name that is wider than ``width`` characters.
-
-    Both ends tell modules apart: the part of the model in front, the layer at the end.
-    """
-    if len(name) <= width:
-        return name
-    front = (width - 3) // 2
-    return f"{name[:front]}...{name[len(name) - (width - 3 - front) :]}"
 
 
 def largest_first(parts: Mapping[str, int], *, limit: int | None = None) -> list[tuple[str, int]]:

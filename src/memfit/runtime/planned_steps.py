@@ -22,6 +22,8 @@ from memfit.strategies.base import Strategy, Undo
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order
 from memfit.trace.events import Phase
+from memfit.trace.origins import line_of_function
+from memfit.trace.purposes import tell_batch
 
 DATA_TRANSFER = "data transfer"
 _ENOUGH_BATCHES = 2
@@ -192,7 +194,8 @@ class PlannedSteps:
         place = self.session.device_type
         if place == CPU:
             return batch
-        return tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
+        moved = tree_map_only(torch.Tensor, lambda t: t.to(place, non_blocking=True), batch)
+        return tell_batch(moved, line_of_function(self.session.job.batch))
 
     def cuts(self, num_samples: int) -> bool:
         """Return whether a batch of so many samples is run in pieces."""

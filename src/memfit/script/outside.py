@@ -9,7 +9,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 from memfit.script.question import Refused
-from memfit.trace.modules import line_of_caller
+from memfit.trace.origins import line_of_caller
 
 PROGRAMS, NETWORK = "subprocess", "network"
 _PROGRAM_EVENTS = (

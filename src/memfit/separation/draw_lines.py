@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memfit.trace.modules import name_of_file
+from memfit.trace.origins import name_of_file
 
 
 class DrawLines:

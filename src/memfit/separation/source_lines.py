@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 
 from memfit.live_state.named_globals import parts_of
-from memfit.trace.modules import name_of_file
+from memfit.trace.origins import name_of_file
 
 _SETS = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "STORE_NAME")
 _READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_NAME")

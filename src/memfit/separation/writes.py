@@ -11,8 +11,8 @@ import torch
 from memfit.live_state.findings import Place
 from memfit.trace.events import Phase
 from memfit.trace.modes import OperatorMode
-from memfit.trace.modules import line_of_caller
 from memfit.trace.operators import changed_tensors, draws, operator_name, tensors_in
+from memfit.trace.origins import line_of_caller
 
 _STATISTICS = ("running_mean", "running_var")
 _IS_TRAINING = ("training", "train", "use_input_stats")

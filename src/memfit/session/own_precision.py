@@ -17,7 +17,7 @@ import torch
 
 from memfit.errors import JobFunctionError
 from memfit.job import expected_signature
-from memfit.trace.modules import line_of_caller
+from memfit.trace.origins import line_of_caller
 
 _MEMFIT = f"{Path(__file__).parents[1]}{os.sep}"
 _PASSED_BY = (f"{Path(torch.__file__).parent}{os.sep}", contextlib.__file__, __file__)

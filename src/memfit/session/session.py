@@ -22,7 +22,7 @@ from memfit.session.own_precision import scaling_refused
 from memfit.session.spill import Spill
 from memfit.session.storages import owned_tensors
 from memfit.trace.modules import user_frames
-from memfit.trace.recorder import Owned
+from memfit.trace.owners import Owned
 from memfit.trace.subclasses import known_parts_of
 
 if TYPE_CHECKING:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from memfit.allocator.simulate import CPU_RULES, CUDA_RULES
+from memfit.job import Job
 from memfit.trace.events import Category
-from memfit.trace.recorder import Owned
+from memfit.trace.origins import line_of_function
+from memfit.trace.owners import Owned
 from memfit.trace.subclasses import known_parts_of
 
 
@@ -25,6 +28,19 @@ def owned_tensors(
     for leaf in tree_leaves(batch):
         if isinstance(leaf, torch.Tensor):
             yield Owned(leaf, Category.BATCH, "")
+
+
+def with_lines_of(job: Job, owned: Iterable[Owned]) -> Iterator[Owned]:
+    """Yield tensors of a job's with the lines of the functions that gave them, if none is known."""
+    lines = {
+        Category.PARAMETERS: line_of_function(job.model),
+        Category.BUFFERS: line_of_function(job.model),
+        Category.OPTIMIZER_STATE: line_of_function(job.optimizer),
+        Category.BATCH: line_of_function(job.batch),
+    }
+    for each in owned:
+        line = "" if each.source_line else lines.get(each.category, "")
+        yield replace(each, source_line=line) if line else each
 
 
 def storages_of(owned: Iterable[Owned]) -> Iterator[tuple[Owned, torch.UntypedStorage]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -162,6 +162,19 @@ class Trace:
         """Return the stream of each allocation."""
         return [allocation.stream for allocation in self.allocations]
 
+    @property
+    def length(self) -> tuple[int, int]:
+        """Return how many allocations and operations there are by now."""
+        return len(self.allocations), len(self.operations)
+
+    def rename_phase(self, phase: Phase, *, since: tuple[int, int]) -> None:
+        """Give what came after a former ``length`` to another part of the step."""
+        num_allocations, num_operations = since
+        for allocation in self.allocations[num_allocations:]:
+            allocation.phase = phase
+        for operation in self.operations[num_operations:]:
+            operation.phase = phase
+
     def flops(self) -> int:
         """Add up the floating-point operations."""
         return sum(operation.num_flops for operation in self.operations)
@@ -188,6 +201,24 @@ def history_until(history: Trace, mark: StepMark) -> Trace:
         releases=[place for place in history.releases if place <= mark.last_event],
         lines=history.lines,
     )
+
+
+def with_sizes(trace: Trace, sizes: Sequence[int]) -> Trace:
+    """Return a trace whose allocations have other sizes, given in their order."""
+    allocations = [
+        allocation
+        if allocation.num_bytes == num_bytes
+        else replace(allocation, num_bytes=num_bytes)
+        for allocation, num_bytes in zip(trace.allocations, sizes, strict=True)
+    ]
+    return replace(trace, allocations=allocations)
+
+
+def allocations_of_step(history: Trace, mark: StepMark) -> list[int]:
+    """Return the allocations of ``trace_of_step``, in its order, by their index in the history."""
+    before = _alive_after(history.events[: mark.first_event])
+    inside = history.events[mark.first_event : mark.last_event]
+    return [*before, *(event for event in inside if event >= 0)]
 
 
 def trace_of_step(history: Trace, mark: StepMark) -> Trace:

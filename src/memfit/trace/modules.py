@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
 import traceback
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from memfit.trace.events import CodeLine
-
-OWN_FOLDERS = (
-    *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])),
-    "<",
+from memfit.trace.origins import (
+    OWN_FOLDERS,
+    code_line,
+    line_of_caller,
+    lines_of_members,
+    name_of_file,
 )
-"""How the paths of torch's and memfit's own code begin, and of code that is in no file."""
-_COMMANDS = str(Path(__file__).parents[1] / "cli" / "main.py")
-"""What starts a command: the frames around it are no code that is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +45,11 @@ class ModuleTracker:
     ) -> None:
         self._tell_entered = entered
         self._tell_left = left
-        self._lines = {} if lines is None else lines
+        self._code_lines = {} if lines is None else lines
         self._names: dict[int, str] = {}
         self._holders: dict[int, str] = {}
+        self._member_lines: dict[int, str] = {}
+        self._models: list[weakref.ref[torch.nn.Module]] = []
         self._stack: list[str] = []
         self._place_of_node: dict[int, Place] = {}
         self._last_in_backward = Place()
@@ -70,24 +67,47 @@ class ModuleTracker:
             handle.remove()
 
     def name_modules(self, model: torch.nn.Module) -> None:
-        """Learn the names of a model's modules."""
+        """Learn the names of a model's modules, and the lines that made what they hold."""
+        self._models.append(weakref.ref(model))
         for name, module in model.named_modules():
             self._names[id(module)] = name
+            lines = lines_of_members(module)
+            for members in (module._parameters, module._buffers):
+                for member, tensor in members.items():
+                    if tensor is not None:
+                        self._member_lines[id(tensor)] = lines.get(member, "")
         for name, parameter in model.named_parameters():
             self._holders[id(parameter)] = name.rpartition(".")[0]
+
+    def models(self) -> Iterator[torch.nn.Module]:
+        """Yield the models that have been named and are still there."""
+        self._models = [each for each in self._models if each() is not None]
+        for each in self._models:
+            model = each()
+            if model is not None:
+                yield model
 
     def module_of(self, parameter: torch.Tensor) -> str:
         """Name the module that holds a parameter; empty where it is not known."""
         return self._holders.get(id(parameter), "")
+
+    def line_of_member(self, tensor: torch.Tensor) -> str:
+        """Name the line that gave a module a parameter or a buffer; empty where it is not known."""
+        return self._member_lines.get(id(tensor), "")
+
+    @property
+    def depth(self) -> int:
+        """Return how many modules are running, each called by the one before."""
+        return len(self._stack)
 
     @property
     def is_recomputing(self) -> bool:
         """Return whether a forward is running inside backward: only there gradients are wanted."""
         return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
 
-    def in_forward(self) -> Place:
+    def in_forward(self, line: Callable[[], str] = line_of_caller) -> Place:
         """Tell the running module and line, and note them for the autograd node just made."""
-        place = Place(self._stack[-1] if self._stack else "", self._line_of_caller())
+        place = Place(self._stack[-1] if self._stack else "", self.noted(line()))
         # The node was made before the operator was dispatched, so its number is one behind.
         self._place_of_node[torch._C._autograd._get_sequence_nr() - 1] = place
         return place
@@ -108,15 +128,12 @@ class ModuleTracker:
         self._place_of_node.clear()
         self._last_in_backward = Place()
 
-    def _line_of_caller(self) -> str:
-        """Name the line that asks for an operator, and note where it is."""
-        frame = _frame_of_caller()
-        if frame is None:
-            return ""
-        code, number = frame.f_code, frame.f_lineno
-        line = f"{name_of_file(code.co_filename)}:{number}"
-        if line not in self._lines:
-            self._lines[line] = CodeLine(code.co_filename, code.co_qualname, number)
+    def noted(self, line: str) -> str:
+        """Keep where a line of code is, and give it back."""
+        if line and line not in self._code_lines:
+            found = code_line(line)
+            if found is not None:
+                self._code_lines[line] = found
         return line
 
     def _entered(self, module: torch.nn.Module, _inputs: object) -> None:
@@ -131,23 +148,6 @@ class ModuleTracker:
             self._stack.pop()
             if self._tell_left is not None:
                 self._tell_left()
-
-
-def line_of_caller() -> str:
-    """Name the innermost line that belongs neither to torch nor to memfit."""
-    frame = _frame_of_caller()
-    return "" if frame is None else f"{name_of_file(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def _frame_of_caller() -> FrameType | None:
-    """Return the innermost frame that belongs neither to torch nor to memfit.
-
-    None where memfit does something of its own under a command.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not name_of_file(frame.f_code.co_filename):
-        frame = None if frame.f_code.co_filename == _COMMANDS else frame.f_back
-    return frame
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -165,11 +165,3 @@ def line_of_error(error: BaseException) -> str:
         line = f"{name_of_file(frames[-1].filename)}:{frames[-1].lineno}" if frames else line
         found = found.__cause__
     return line
-
-
-@functools.cache
-def name_of_file(path: str) -> str:
-    """Shorten a path to its last folder and name; empty for torch's and memfit's own files."""
-    if path.startswith(OWN_FOLDERS):
-        return ""
-    return "/".join(Path(path).parts[-2:])

@@ -7,27 +7,42 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from memfit.trace.events import Category
 
 _Listener = Callable[[torch.Tensor, Category], None]
+_BatchListener = Callable[[torch.Tensor, str], None]
 _LISTENERS: list[_Listener] = []
+_BATCH_LISTENERS: list[_BatchListener] = []
 
 
 @contextmanager
-def purposes_heard(listener: _Listener) -> Iterator[None]:
-    """Have purposes told to a listener inside."""
+def purposes_heard(listener: _Listener, batch_listener: _BatchListener) -> Iterator[None]:
+    """Have purposes told to a listener inside, and to another one what belongs to batches."""
     _LISTENERS.append(listener)
+    _BATCH_LISTENERS.append(batch_listener)
     try:
         yield
     finally:
         _LISTENERS.remove(listener)
+        _BATCH_LISTENERS.remove(batch_listener)
 
 
 def tell_purpose(tensor: torch.Tensor, category: Category) -> None:
     """Say what a tensor's memory is for, to whoever records."""
     for listener in _LISTENERS:
         listener(tensor, category)
+
+
+def tell_batch(batch: Any, source_line: str = "") -> Any:
+    """Say that tensors are a step's batch, and which line made it; gives the batch."""
+    if _BATCH_LISTENERS:
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                for listener in _BATCH_LISTENERS:
+                    listener(leaf, source_line)
+    return batch
 
 
 def purposes_of(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
-from unittest.mock import patch
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -37,9 +36,12 @@ from memfit.trace.lent_memory import memory_of
 from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in
+from memfit.trace.origins import line_of_caller, line_of_user, origins_noted
+from memfit.trace.owners import Owned as Owned
+from memfit.trace.owners import Owners
 from memfit.trace.purposes import purposes_heard, purposes_of
 from memfit.trace.repetition import ForwardStart
-from memfit.trace.shrunken import hold_whole_storage
+from memfit.trace.resizing import hold_whole_storage, resizes_seen
 from memfit.trace.streams import current_stream
 from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
 
@@ -47,27 +49,8 @@ _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 _LEFT_BY_FORWARD = (Phase.FORWARD, Category.TEMPORARIES)
-
-
-@dataclass(frozen=True, slots=True)
-class Owned:
-    """A tensor whose purpose is known, and the module that holds it."""
-
-    tensor: torch.Tensor
-    category: Category
-    module: str
-
-    @classmethod
-    def with_parameter(
-        cls, parameter: torch.Tensor, optimizer: torch.optim.Optimizer, module: str
-    ) -> Iterator[Self]:
-        """Yield a parameter, its gradient and its optimizer states."""
-        yield cls(parameter, Category.PARAMETERS, module)
-        if parameter.grad is not None:
-            yield cls(parameter.grad, Category.GRADIENTS, module)
-        for value in optimizer.state.get(parameter, {}).values():
-            if isinstance(value, torch.Tensor):
-                yield cls(value, Category.OPTIMIZER_STATE, module)
+_MOST_UNUSED = 2
+"""Times the bytes of a tensor that its memory may have, to be called by what the tensor is for."""
 
 
 @dataclass(slots=True)
@@ -77,9 +60,18 @@ class _Live:
     num_bytes: int
     index: int
     watch: weakref.ref[Any]
+    is_a_modules: bool
+    """Whether a module was running when it was made."""
 
 
-Owners = Callable[[], Iterable[Owned]]
+class Follower(Protocol):
+    """Follows the operators that a recorder sees."""
+
+    def before_operator(self, given: tuple[Any, ...]) -> None:
+        """Hear of an operator before it runs."""
+
+    def after_operator(self, name: str, given: tuple[Any, ...], out: Any) -> None:
+        """Hear of an operator that has run."""
 
 
 class Recorder(OperatorMode):
@@ -107,42 +99,43 @@ class Recorder(OperatorMode):
         self.history = Trace()
         self.marks: list[StepMark] = []
         self.forward_starts: list[ForwardStart] = []
-        self.follows_engine = False
-        self._hidden = hidden or CpuKernels()
+        self.follower: Follower | None = None
+        self.hidden = hidden or CpuKernels()
         self._tell_beside = beside
         self._fake_mode: Any = None
-        self._resizes = _resizes_seen(self._resized)
-        self._purposes = purposes_heard(self._name_purpose)
+        self._watches = ExitStack()
         self._live: dict[int, _Live] = {}
-        self._phase = Phase.SETUP
+        self.phase = Phase.SETUP
         self._phase_born: list[int] = []
         self._is_paused = False
         self._step_began = (0, 0)
-        self._modules = ModuleTracker(self._module_entered, self._module_left, self.history.lines)
+        self.modules = ModuleTracker(self._module_entered, self._module_left, self.history.lines)
         self._open_calls: list[ModuleCall] = []
 
     def __enter__(self) -> Self:
         self._fake_mode = torch._C._get_dispatch_mode(_FAKE)
-        self._modules.__enter__()
-        self._resizes.__enter__()
-        self._purposes.__enter__()
+        for watch in (
+            self.modules,
+            origins_noted(),
+            resizes_seen(self._resized),
+            purposes_heard(self.name_purpose, self.call_batch),
+        ):
+            self._watches.enter_context(watch)
         super().__enter__()
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc, traceback)
-        self._purposes.__exit__(exc_type, exc, traceback)
-        self._resizes.__exit__(exc_type, exc, traceback)
-        self._modules.__exit__(exc_type, exc, traceback)
+        self._watches.close()
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if func is _DEVICE or self._is_paused:
             return func(*args, **kwargs)  # the device is asked for so often that nothing is noted
         if torch._C._get_dispatch_mode(_FAKE) is not self._fake_mode:
             return func(*args, **kwargs)
-        if self.follows_engine:
-            self._follow_engine()
-        if self._phase is Phase.BACKWARD and is_in_place_accumulation(func, args):
+        if self.follower is not None:
+            self.follower.before_operator((args, tuple(kwargs.values())))
+        if self.phase is Phase.BACKWARD and is_in_place_accumulation(func, args):
             out: Any = accumulate_in_place(func, args)
         else:
             out = func(*args, **kwargs)
@@ -171,16 +164,16 @@ class Recorder(OperatorMode):
 
     def name_modules(self, model: torch.nn.Module) -> None:
         """Learn the names of the model's modules."""
-        self._modules.name_modules(model)
+        self.modules.name_modules(model)
 
     def module_of(self, parameter: torch.Tensor) -> str:
         """Name the module that holds a parameter."""
-        return self._modules.module_of(parameter)
+        return self.modules.module_of(parameter)
 
     def begin_step(self) -> None:
         """Say that a step begins."""
-        self._modules.forget_nodes()
-        self._phase = Phase.SETUP
+        self.modules.forget_nodes()
+        self.phase = Phase.SETUP
         self._phase_born = []
         for owned in self.owners():
             for part in parts_of(owned.tensor):
@@ -195,29 +188,21 @@ class Recorder(OperatorMode):
         self._claim()
         if phase is Phase.FORWARD:
             self.forward_starts.append(ForwardStart.at_end_of(self.history))
-        self._phase = phase
+        self.phase = phase
         self._phase_born = []
 
     def end_step(self) -> Trace:
         """Finish the step and hand over its trace."""
         self._claim()
-        self._phase = Phase.SETUP
+        self.phase = Phase.SETUP
         (first_event, first_operation), history = self._step_began, self.history
         mark = StepMark(first_event, len(history.events), first_operation, len(history.operations))
         self.marks.append(mark)
         return trace_of_step(self.history, mark)
 
-    def _follow_engine(self) -> None:
-        """Enter and leave the backward with autograd's engine."""
-        is_in_engine = torch._C._current_graph_task_id() != -1
-        if is_in_engine and self._phase is Phase.FORWARD:
-            self.enter_phase(Phase.BACKWARD)
-        elif not is_in_engine and self._phase is Phase.BACKWARD:
-            self.enter_phase(Phase.FORWARD)
-
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Note an operator, its scratch and the storages it returned."""
-        operation = describe(func, args, kwargs, out, self._phase)
+        operation = describe(func, args, kwargs, out, self.phase)
         if operation is None:
             # The last of what ``torch.tensor`` does, and all that is seen of it; ``from_numpy``
             # ends so as well, in memory of another's.
@@ -227,11 +212,11 @@ class Recorder(OperatorMode):
         place = self._place()
         given = (*tensors_in((args, tuple(kwargs.values()))),)
         operation.reads = self._allocations_of(given)
-        operation.is_on_host = not any(map(self._hidden.is_counted, (*given, *tensors_in(out))))
+        operation.is_on_host = not any(map(self.hidden.is_counted, (*given, *tensors_in(out))))
         operation.changes = self._allocations_of(changed_tensors(func, args))
         operation.first_event = len(self.history.events)
         self.history.operations.append(operation)
-        before, scratch = self._hidden.around(func, args, kwargs, out)
+        before, scratch = self.hidden.around(func, args, kwargs, out)
         for num_bytes in before:
             self._keep(num_bytes, operation.name, place)
         first_new = len(self.history.allocations)
@@ -239,14 +224,20 @@ class Recorder(OperatorMode):
             self._meet(tensor, operation.name, place)
         operation.writes = tuple(range(first_new, len(self.history.allocations)))
         for tensor, category in purposes_of(func, args, kwargs):
-            self._name_purpose(tensor, category)
+            self.name_purpose(tensor, category)
+        if self.follower is not None:
+            self.follower.after_operator(operation.name, given, out)
         if scratch is not None:
             self._pass_by(scratch, operation.name, place)
 
     def _place(self) -> Place:
         """Tell the module and line that an operator belongs to."""
-        is_backward = self._phase is Phase.BACKWARD
-        return self._modules.in_backward() if is_backward else self._modules.in_forward()
+        if self.phase is Phase.BACKWARD:
+            return self.modules.in_backward()
+        # What is made before the steps is made for good, by a line that a user can change.
+        return self.modules.in_forward(
+            line_of_user if self.phase is Phase.SETUP else line_of_caller
+        )
 
     def _allocations_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """Return the allocations, by index, that counted tensors lie in, each once."""
@@ -258,7 +249,7 @@ class Recorder(OperatorMode):
         return tuple(found)
 
     def _module_entered(self, name: str) -> None:
-        call = ModuleCall(name, self._phase, len(self.history.operations))
+        call = ModuleCall(name, self.phase, len(self.history.operations))
         self._open_calls.append(call)
         self.history.calls.append(call)
 
@@ -268,7 +259,7 @@ class Recorder(OperatorMode):
 
     def _meet(self, tensor: torch.Tensor, operator: str, place: Place) -> None:
         """Note a tensor's storage if it is new, or if it has been resized."""
-        if not self._hidden.is_counted(tensor):
+        if not self.hidden.is_counted(tensor):
             if self._tell_beside is not None:
                 self._tell_beside(tensor)
             return
@@ -279,7 +270,7 @@ class Recorder(OperatorMode):
             return
         if known is not None:
             self._died(key, known.index)
-        is_recomputed = self._phase is Phase.BACKWARD and self._modules.is_recomputing
+        is_recomputed = self.phase is Phase.BACKWARD and self.modules.is_recomputing
         category = Category.SAVED_ACTIVATIONS if is_recomputed else Category.TEMPORARIES
         self._live_from_now(storage, operator, place, category)
 
@@ -290,7 +281,7 @@ class Recorder(OperatorMode):
         key, num_bytes = storage._cdata, storage.nbytes()
         index = self._allocate(num_bytes, operator, place, category)
         watch = weakref.ref(storage, lambda _: self._died(key, None))
-        self._live[key] = _Live(num_bytes, index, watch)
+        self._live[key] = _Live(num_bytes, index, watch, self.modules.depth > 0)
         self._phase_born.append(key)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
@@ -315,7 +306,7 @@ class Recorder(OperatorMode):
             Allocation(
                 num_bytes,
                 operator,
-                self._phase,
+                self.phase,
                 place.module,
                 category,
                 place.source_line,
@@ -364,37 +355,46 @@ class Recorder(OperatorMode):
                     allocation.category = Category.SAVED_ACTIVATIONS
 
     def _claim(self) -> None:
-        """Give every storage with a known owner its category and module."""
+        """Give every storage with a known owner its category, its module and its line."""
         for owned in self.owners():
-            for part in parts_of(owned.tensor):
-                live = self._live.get(memory_of(part)._cdata)
-                if live is not None:
-                    allocation = self.history.allocations[live.index]
-                    if allocation.category not in ONLY_AMONG_RANKS:
-                        allocation.category = owned.category
-                    allocation.module = owned.module
+            is_member = owned.category in (Category.PARAMETERS, Category.BUFFERS)
+            known = self.modules.line_of_member(owned.tensor) if is_member else ""
+            line = known or owned.source_line
+            for allocation in self._allocations_behind(owned.tensor):
+                if allocation.category not in ONLY_AMONG_RANKS:
+                    allocation.category = owned.category
+                allocation.module = owned.module
+                allocation.source_line = self.modules.noted(line) or allocation.source_line
 
-    def _name_purpose(self, tensor: torch.Tensor, category: Category) -> None:
+    def name_purpose(self, tensor: torch.Tensor, category: Category) -> None:
         """Give a tensor's memory the purpose that is said of it."""
+        for allocation in self._allocations_behind(tensor):
+            allocation.category = category
+
+    def call_batch(self, tensor: torch.Tensor, source_line: str = "") -> None:
+        """Take memory for the batch's that no module made, and that nothing else is known of."""
+        if tensor.requires_grad:
+            return
+        for part in parts_of(tensor):
+            live = self._live.get(memory_of(part)._cdata)
+            # A few rows of what lies there for good are no reason to call all of it the batch.
+            if live is None or live.is_a_modules or live.num_bytes > _MOST_UNUSED * part.nbytes:
+                continue
+            allocation = self.history.allocations[live.index]
+            if allocation.category is Category.TEMPORARIES:
+                allocation.category = Category.BATCH
+                allocation.source_line = self.modules.noted(source_line) or allocation.source_line
+
+    def holds(self, given: Any, category: Category) -> bool:
+        """Return whether some tensor among arguments has memory of a category."""
+        return any(
+            allocation.category is category
+            for tensor in tensors_in(given)
+            for allocation in self._allocations_behind(tensor)
+        )
+
+    def _allocations_behind(self, tensor: torch.Tensor) -> Iterator[Allocation]:
         for part in parts_of(tensor):
             live = self._live.get(memory_of(part)._cdata)
             if live is not None:
-                self.history.allocations[live.index].category = category
-
-
-@contextmanager
-def _resizes_seen(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Tell of every storage that Python code resizes inside, once it has its new size.
-
-    FSDP frees the parameters that it has gathered with ``storage.resize_(0)`` and takes their
-    memory again with ``storage.resize_(num_bytes)`` (torch/distributed/fsdp/_fully_shard, 2.13).
-    """
-    resize: Any = torch.UntypedStorage.resize_
-
-    def resize_and_tell(storage: torch.UntypedStorage, num_bytes: int) -> Any:
-        result = resize(storage, num_bytes)
-        tell(storage)
-        return result
-
-    with patch.object(torch.UntypedStorage, "resize_", resize_and_tell):
-        yield
+                yield self.history.allocations[live.index]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memfit.figures import Answer
-from memfit.trace.modules import line_of_caller
+from memfit.trace.origins import line_of_caller
 
 _MOST_EQUAL_ANSWERS = 1000
 """Truths in a row at one line: code that asks until it hears another gets another."""

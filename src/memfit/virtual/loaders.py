@@ -20,6 +20,9 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from memfit.trace.origins import line_of_user
+from memfit.trace.purposes import tell_batch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -94,13 +97,13 @@ def _ending(
     def fetch_if_it_may(iterator: Any) -> Any:
         given = None if reader is None else reader.instead(iterator, fetch)
         if given is not None:
-            return given[0]
+            return tell_batch(given[0], line_of_user())
         if not may_fetch(_asked(iterator, ends_loop=_ends_loop(sys._getframe(1)))):
             raise StopIteration
         batch = fetch(iterator)
         if reader is not None:
             reader.fetched(iterator, batch)
-        return batch
+        return tell_batch(batch, line_of_user())
 
     return fetch_if_it_may
 

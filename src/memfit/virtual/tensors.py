@@ -30,7 +30,7 @@ from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
 from memfit.kernels.cuda.card import Card
 from memfit.kernels.cuda.operators import CUDA_OPERATORS
 from memfit.kernels.registration import Operator, Operators, Rule, call_rule, names_argument
-from memfit.trace.modules import OWN_FOLDERS
+from memfit.trace.origins import OWN_FOLDERS
 from memfit.trace.subclasses import is_left_to_a_class
 from memfit.virtual.cache_keys import append_key
 from memfit.virtual.compiled_code import CompiledCode

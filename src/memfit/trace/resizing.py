@@ -1,4 +1,4 @@
-"""Gives results that are smaller than the memory behind them all of that memory.
+"""Follows memory that is larger than the tensor in it, or that is resized past all operators.
 
 Some operators compute an element for every element of their input, add these up, and shrink their
 result to the sum; the memory stays. Fake tensors only know the result's shape.
@@ -7,8 +7,10 @@ result to the sum; the memory stays. Fake tensors only know the result's shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -31,6 +33,24 @@ def hold_whole_storage(
     storage = out.untyped_storage()
     if num_bytes > storage.nbytes():
         storage.resize_(num_bytes)
+
+
+@contextmanager
+def resizes_seen(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Tell of every storage that Python code resizes inside, once it has its new size.
+
+    FSDP frees the parameters that it has gathered with ``storage.resize_(0)`` and takes their
+    memory again with ``storage.resize_(num_bytes)`` (torch/distributed/fsdp/_fully_shard, 2.13).
+    """
+    resize: Any = torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+        result = resize(storage, num_bytes)
+        tell(storage)
+        return result
+
+    with patch.object(torch.UntypedStorage, "resize_", resize_and_tell):
+        yield
 
 
 def _of_input(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memfit.job import Job, StepBuilder
     from memfit.peak_changes.moments import StepMoments
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
+    from memfit.prediction.lives import Life
     from memfit.prediction.recording import Recording, StepRecording
 
 Progress = Callable[[str], object]
@@ -124,6 +125,8 @@ class _Answer:
     moments: StepMoments
     advice: Sequence[Advice] = ()
     micro_batch: LargestMicroBatch | None = None
+    lives: Callable[[], Sequence[Life]] = tuple
+    """Gives the lives of its blocks, which only a page shows."""
 
     def to_json(self, source: str) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -249,6 +252,7 @@ def _answer(
 ) -> _Answer:
     """Add to a prediction what is asked of it: advice alone, micro-batches in a comparison."""
     from memfit.prediction.advice import advise, largest_holders, largest_micro_batch
+    from memfit.prediction.lives import lives_of
     from memfit.prediction.step_moments import step_moments
 
     holders = largest_holders(recording, device, question.num_holders)
@@ -258,7 +262,8 @@ def _answer(
         found = None if job is None else largest_micro_batch(job)
         return _Answer(prediction=prediction, moments=moments, micro_batch=found)
     advice = advise(recording, prediction, device, question.settings, job)
-    return _Answer(prediction=prediction, moments=moments, advice=advice)
+    lives = partial(lives_of, recording, device)
+    return _Answer(prediction=prediction, moments=moments, advice=advice, lives=lives)
 
 
 def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[str]:
@@ -271,7 +276,8 @@ def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[s
     if args.html:
         from memfit.reports.prediction_html import prediction_html
 
-        page = prediction_html(answers[0].prediction, answers[0].advice, job=args.job)
+        shown = answers[0]
+        page = prediction_html(shown.prediction, shown.advice, job=args.job, lives=shown.lives())
         contents.append((args.html, page.encode()))
     if args.png:
         from memfit.reports.plots import png_bytes

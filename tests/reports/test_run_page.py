@@ -28,7 +28,7 @@ from memfit.journal.records import StepRecord
 from memfit.journal.timeline import StepTimeline, write_timeline
 from memfit.reports.run_contents import read_report
 from memfit.reports.run_page import run_html, write_run_page
-from memfit.reports.run_plots import ranks_figure, run_figure, step_figure
+from memfit.reports.run_plots import metrics_figure, ranks_figure, run_figure, step_figure
 from memfit.reports.training import read_training, write_training
 from memfit.units import GIB, MIB
 
@@ -335,6 +335,21 @@ def test_an_event_after_the_last_step_is_in_the_picture(tmp_path):
     assert figure.axes[0].get_xlim()[1] > 40
 
 
+@pytest.mark.parametrize("number", [1, 7])
+def test_the_axis_of_a_single_step_or_epoch_names_it_once(tmp_path, number):
+    steps = [StepRecord(step=number, time_seconds=1, step_seconds=1, peak_allocated_bytes=GIB)]
+    figures = [
+        run_figure(read_report(write_run(tmp_path, FACTS, steps))),
+        metrics_figure([{"epoch": number, "loss": 0.5}]),
+    ]
+    for figure in figures:
+        figure.draw_without_rendering()
+        axes = figure.axes[0]
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+        assert [tick.label1.get_text() for tick in ticks] == [str(number)]
+
+
 def test_ranks_and_timelines_are_drawn_where_there_are_any(folder):
     alone = read_report(SAMPLES["over-budget"](folder / "alone"))
     assert ranks_figure(alone) is None
@@ -375,12 +390,15 @@ def test_without_the_extra_nothing_is_written_and_the_pip_line_is_named(
 
 # --- In a browser ---
 
-FRAME = """<!doctype html><body><iframe id="frame" style="width: {width}px; height: 900px" srcdoc="{page}">
+FRAME = """<!doctype html><meta charset="utf-8"><body><iframe id="frame" style="width: {width}px; height: 900px" srcdoc="{page}">
 </iframe><script>
 document.getElementById("frame").onload = function () {{
   const inside = this.contentDocument.documentElement;
   document.body.dataset.width = inside.clientWidth;
   document.body.dataset.scroll = inside.scrollWidth;
+  const parts = [...inside.querySelectorAll("figure[data-chart] > *")].map((part) => part.getBoundingClientRect());
+  document.body.dataset.chart = Math.ceil(Math.max(0, ...parts.map((part) => part.right)));
+  document.body.dataset.still = inside.querySelectorAll("figure[data-chart]:not(.live)").length;
   this.replaceWith(document.createTextNode(inside.innerText));
 }};
 </script></body>"""
@@ -435,6 +453,9 @@ def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(name, folder, tmp_
     assert KEY_TEXTS[name][0] in text
     assert 350 < width <= 400
     assert content <= width
+    right, still = re.findall(r'data-chart="(\d+)" data-still="(\d+)"', text)[0]
+    assert 0 < int(right) <= width, "a chart is whole on a narrow screen"
+    assert int(still) == 0
 
 
 @needs_browser

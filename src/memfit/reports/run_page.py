@@ -14,7 +14,7 @@ from memfit.journal.sentences import drift_sentence
 from memfit.units import format_bytes
 
 from .charts.embedding import charts_of
-from .charts.run_charts import metrics_chart, run_chart
+from .charts.run_charts import metrics_chart, ranks_chart, run_chart
 from .charts.step_chart import step_chart
 from .page import INLINE_POINTS, TOP_MODULES, page_environment, peak_parts
 from .plan_rows import considered_rows
@@ -125,6 +125,7 @@ def _charts(report: RunReport) -> dict[str, dict[str, Any] | None]:
     charts = {
         "run-peaks": run_chart(report),
         "metrics": metrics_chart(report.metrics, plotted_metrics(report.metrics)),
+        "run-ranks": ranks_chart(report),
         "timeline": None,
         "plan-step": None,
     }

@@ -287,19 +287,24 @@ def step_figure(report: RunReport, *, max_points: int = 4000) -> Figure | None:
     )
 
 
+def peaks_of_ranks(report: RunReport) -> list[tuple[str, str, list[int | None]]]:
+    """Return the name, the colour and the values of what is known of several ranks."""
+    kinds = [
+        ("peak allocated", BLUE, [rank.peak_allocated_bytes for rank in report.ranks]),
+        ("peak reserved", CYAN, [rank.peak_reserved_bytes for rank in report.ranks]),
+        ("host", YELLOW, [rank.host_peak_bytes for rank in report.ranks]),
+    ]
+    return [kind for kind in kinds if any(kind[2])] if len(report.ranks) > 1 else []
+
+
 def ranks_figure(report: RunReport) -> Figure | None:
     """Draw the peaks of the ranks as bars; None for a single rank, or where nothing is known.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    kinds = [
-        ("peak allocated", BLUE, [rank.peak_allocated_bytes for rank in report.ranks]),
-        ("peak reserved", CYAN, [rank.peak_reserved_bytes for rank in report.ranks]),
-        ("host", YELLOW, [rank.host_peak_bytes for rank in report.ranks]),
-    ]
-    known = [(label, colour, values) for label, colour, values in kinds if any(values)]
-    if len(report.ranks) == 1 or not known:
+    known = peaks_of_ranks(report)
+    if not known:
         return None
     figure = new_figure(10.0, 3.2)
     panels = [[kind for kind in known if kind[0] != "host"], [k for k in known if k[0] == "host"]]

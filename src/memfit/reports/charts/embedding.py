@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_SCRIPTS = ("page.js", "step.js", "holders.js", "lines.js", "frontier.js", "errors.js")
+_SCRIPTS = ("page.js", "step.js", "holders.js", "lines.js", "bars.js", "frontier.js", "errors.js")
 """In the order in which they run."""
 _UNSEEN = {
     *range(0x20),

@@ -10,6 +10,7 @@ from memfit.journal.records import StepRecord
 from memfit.journal.timeline import kept_events
 from memfit.reports.plots import BLUE, BUDGET_IN_VIEW, CYAN, GREEN, PURPLE, RED, YELLOW
 from memfit.reports.run_contents import RunReport
+from memfit.reports.run_plots import peaks_of_ranks
 
 _MOST_POINTS = 2000
 _METRIC_COLOURS = (RED, BLUE)
@@ -119,3 +120,13 @@ def metrics_chart(
             {"title": title, "is_bytes": False, "weight": 0.8, "lines": [line], "budget": None}
         )
     return {"along": along, "panels": panels, "events": []}
+
+
+def ranks_chart(report: RunReport) -> dict[str, Any] | None:
+    """Return what the bars of several ranks are drawn from; None where there are none."""
+    bars = [
+        {"name": name, "colour": colour, "values": values}
+        for name, colour, values in peaks_of_ranks(report)
+    ]
+    names = [str(rank.rank) for rank in report.ranks]
+    return {"along": "rank", "names": names, "bars": bars} if bars else None

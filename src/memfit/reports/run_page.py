@@ -14,9 +14,11 @@ from memfit.journal.sentences import drift_sentence
 from memfit.units import format_bytes
 
 from .charts.embedding import charts_of
+from .charts.frontier_chart import frontier_chart
 from .charts.run_charts import metrics_chart, ranks_chart, run_chart
 from .charts.step_chart import step_chart
 from .page import INLINE_POINTS, TOP_MODULES, page_environment, peak_parts
+from .plan_points import plan_points
 from .plan_rows import considered_rows
 from .plots import png_bytes, svg_text
 from .run_contents import RunReport
@@ -33,7 +35,7 @@ from .run_plots import (
 )
 from .run_wording import budget_verdict, headline_cards, rank_row, verdict
 from .training import Training
-from .wording import explanation_lines, flat_values, format_value
+from .wording import FIGURE_NAMES, explanation_lines, flat_values, format_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,7 +124,7 @@ def _figures(report: RunReport, *, max_points: int = 4000) -> dict[str, Figure |
 def _charts(report: RunReport) -> dict[str, dict[str, Any] | None]:
     """Gather the data of the charts that take the place of the pictures, by the same names."""
     training = report.training
-    charts = {
+    charts: dict[str, dict[str, Any] | None] = {
         "run-peaks": run_chart(report),
         "metrics": metrics_chart(report.metrics, plotted_metrics(report.metrics)),
         "run-ranks": ranks_chart(report),
@@ -139,6 +141,12 @@ def _charts(report: RunReport) -> dict[str, dict[str, Any] | None]:
             predicted if measured else None,
             names=("measured", "predicted") if measured else ("predicted", ""),
             budget_bytes=step.budget_bytes,
+        )
+    if training is not None:
+        charts["frontier"] = frontier_chart(
+            plan_points(training.considered),
+            budget_bytes=training.budget_bytes,
+            figure_name=FIGURE_NAMES[training.planned.budget_of],
         )
     if training is not None and training.planned.strategies:
         charts["plan-step"] = step_chart(

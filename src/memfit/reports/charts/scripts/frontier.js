@@ -10,14 +10,25 @@ Memfit.kind("frontier", ({ chart, content }) => {
   const place = ({ bytes, seconds }) => [bytes / unit.size, seconds * scale];
 
   function marks(name, kind, style) {
-    const labels = { show: true, position: "top", color: Memfit.colour("--ink"), fontSize: 12,
-      formatter: ({ data }) => data.label, width: 160, overflow: "truncate" };
+    const labels = { show: true, position: "top", color: Memfit.colour("--ink"), fontSize: 12, minMargin: 8,
+      formatter: ({ data }) => data.label, width: 190, overflow: "truncate" };
     return {
       name, type: "scatter", symbolSize: style.size, symbol: style.symbol || "circle", itemStyle: style.item, z: style.z || 4,
       data: points.filter((point) => point.kind === kind).map((point) => (
         { value: place(point), id: point.id, label: point.label, point })),
-      label: labels, labelLayout: { hideOverlap: true, moveOverlap: "shiftY" }, cursor: "pointer",
+      label: labels, labelLayout: inside, cursor: "pointer", emphasis: { disabled: true }, clip: false,
     };
+  }
+
+  // Labels stay inside the picture, and those of the chosen plan and the plain step come first.
+  const inside = ({ labelRect: { x, width } }) => ({
+    hideOverlap: true, dx: Math.min(0, chart.getWidth() - 6 - x - width) + Math.max(0, 6 - x) });
+
+  // Points keep clear of the edges, where they have their labels.
+  function wide(values) {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const margin = 0.09 * (high - low) || 0.1 * high || 1;
+    return { min: Math.max(0, low - margin), max: high + margin, axisLabel: { showMinLabel: false, showMaxLabel: false } };
   }
 
   function staircase() {
@@ -30,6 +41,7 @@ Memfit.kind("frontier", ({ chart, content }) => {
     ["transparent", figureName, Memfit.bytes(data.point.bytes)],
     ["transparent", "step", Memfit.seconds(data.point.seconds)],
     ["transparent", data.point.known, ""],
+    ...(data.point.reason ? [["transparent", data.point.reason, ""]] : []),
   ]);
 
   function option() {
@@ -40,15 +52,14 @@ Memfit.kind("frontier", ({ chart, content }) => {
     if (isNear) {
       line.markLine = { symbol: "none", silent: true, data: [{ xAxis: budget / unit.size }],
         lineStyle: { color: Memfit.colour("--ink"), type: "dashed" },
-        label: { formatter: `budget ${Memfit.bytes(budget)}`, color: Memfit.colour("--ink"), position: "insideEndTop" } };
+        label: { formatter: `budget ${Memfit.bytes(budget)}`, color: Memfit.colour("--ink"), position: "end" } };
     }
     return {
-      grid: { left: 66, right: 26, top: 34, bottom: 108 },
+      grid: { left: 66, right: 26, top: 48, bottom: 108 },
       legend: Memfit.legend(),
       tooltip: Memfit.tooltip({ trigger: "item", formatter: describe }),
-      xAxis: Memfit.axis({ type: "value", name: `${figureName} (${unit.name})`, nameLocation: "middle", nameGap: 26, scale: true,
-        max: isNear ? ({ max }) => Math.max(max, budget / unit.size) : undefined }),
-      yAxis: Memfit.axis({ type: "value", name: `step (${timeName})`, scale: true,
+      xAxis: Memfit.axis({ type: "value", name: `${figureName} (${unit.name})`, nameLocation: "middle", nameGap: 26, ...wide(points.map(({ bytes }) => bytes / unit.size).concat(isNear ? [budget / unit.size] : [])) }),
+      yAxis: Memfit.axis({ type: "value", name: `step (${timeName})`, nameGap: 22, ...wide(points.map(({ seconds }) => seconds * scale)),
         nameTextStyle: { align: "left", color: Memfit.colour("--muted") } }),
       dataZoom: Memfit.zoom(),
       series: [line,
@@ -62,7 +73,10 @@ Memfit.kind("frontier", ({ chart, content }) => {
 
   function open(id) {
     document.querySelectorAll("details.plan").forEach((details) => { details.open = details.id === id; });
-    document.getElementById(id).scrollIntoView({ block: "nearest" });
+    const opened = document.getElementById(id);
+    if (opened) {
+      opened.scrollIntoView({ block: "nearest" });
+    }
   }
 
   return { option, ready: () => chart.on("click", ({ data }) => data && data.id && open(data.id)) };

@@ -72,7 +72,8 @@ Memfit.kind("step", ({ canvas, chart, content }) => {
     }
     if (isBudgetNear) {
       lines.push({ yAxis: budget / unit.size, lineStyle: { color: Memfit.colour("--ink"), type: "dashed" },
-        label: { formatter: `budget ${Memfit.bytes(budget)}`, position: "insideEndTop", color: Memfit.colour("--ink") } });
+        label: { formatter: `budget ${Memfit.bytes(budget)}`, color: Memfit.colour("--ink"),
+          position: 2 * x[peak] > last ? "insideStartTop" : "insideEndTop" } });
     }
     return { symbol: "none", silent: true, animation: false, data: lines };
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from dataclasses import replace
@@ -11,6 +12,7 @@ from importlib.resources import files
 
 import pytest
 from tests.reports.step_samples import PLANNED
+from tests.reports.test_run_page import needs_browser, opened
 
 from memfit.figures import Timeline
 from memfit.prediction.lives import Life
@@ -39,17 +41,19 @@ def data_of(page: str) -> dict:
     return json.loads(scripts_of(page)[0])
 
 
-def page_of(**names: str) -> str:
-    return prediction_html(
-        PLANNED, (), job=names.get("module", "job.py:job"), lives=[life(1, 4, 400 * MIB, **names)]
-    )
+NAMES = {"module": EVIL, "source_line": f"{EVIL}:1", "category": f"{EVIL} 2"}
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """Return the page of a step whose every name would like to be markup."""
+    return prediction_html(PLANNED, (), job=EVIL, lives=[life(1, 4, 400 * MIB, **NAMES)])
 
 
 # --- What is embedded ---
 
 
-def test_the_policy_of_a_page_names_its_scripts_and_nothing_else_may_run() -> None:
-    page = page_of()
+def test_the_policy_of_a_page_names_its_scripts_and_nothing_else_may_run(page) -> None:
     _, *scripts = scripts_of(page)
     digests = [
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
@@ -62,14 +66,12 @@ def test_the_policy_of_a_page_names_its_scripts_and_nothing_else_may_run() -> No
     assert "unsafe-eval" not in policy[1]
 
 
-def test_names_from_outside_end_no_script_and_are_read_back_as_names() -> None:
-    names = {"module": EVIL, "source_line": f"{EVIL}:1", "category": f"{EVIL} 2"}
-    page = page_of(**names)
+def test_names_from_outside_end_no_script_and_are_read_back_as_names(page) -> None:
     assert len(scripts_of(page)) == 3
     assert "alert(1)</script" not in page
     assert "\u202e" not in page
     assert "\x1b" not in page
-    assert {visible(name) for name in names.values()} == set(
+    assert {visible(name) for name in NAMES.values()} == set(
         data_of(page)["step"]["lives"]["names"]
     )
 
@@ -147,9 +149,49 @@ def test_a_page_of_a_step_of_two_thousand_modules_stays_below_three_megabytes() 
     assert len(prediction_html(prediction, (), job="job.py:job", lives=lives)) < 3_000_000
 
 
-def test_without_scripts_the_picture_and_the_tables_are_there() -> None:
-    page = page_of()
+def test_without_scripts_the_picture_and_the_tables_are_there(page) -> None:
     figure = re.search(r'<figure data-chart="step".*?</figure>', page, flags=re.DOTALL)
     assert figure
     assert "<svg" in figure[0]
     assert re.search(r'<section class="scripted" hidden>\s*<h2>Who holds it', page)
+
+
+# --- In a browser ---
+
+DRIVEN = """<!doctype html><meta charset="utf-8"><body><iframe style="width: 900px; height: 900px"
+srcdoc="{page}"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {{
+  const inside = frame.contentDocument;
+  const told = () => inside.querySelector(".alive").innerText;
+  const press = (key) => inside.querySelector("figure[data-chart=step] .canvas").dispatchEvent(
+    new frame.contentWindow.KeyboardEvent("keydown", {{ key }}));
+  const said = [told(), ...["Home", "ArrowRight"].map((key) => {{ press(key); return told(); }})];
+  frame.replaceWith(document.createTextNode(said.join(String.fromCharCode(0x2016))));
+}};
+</script></body>"""
+
+
+@needs_browser
+def test_the_moment_that_is_chosen_says_who_holds_its_bytes(tmp_path) -> None:
+    timeline = Timeline(
+        allocated_bytes=[100 * MIB, 300 * MIB, 700 * MIB, 300 * MIB],
+        by_category={
+            "parameters": [100 * MIB] * 4,
+            "saved activations": [0, 200 * MIB, 600 * MIB, 200 * MIB],
+        },
+        phases=[(0, "forward")],
+    )
+    lives = [life(0, 4, 100 * MIB, category="parameters"), life(1, 4, 200 * MIB, module=EVIL)]
+    page = prediction_html(replace(PLANNED, timeline=timeline), (), job="job.py", lives=lives)
+    path = tmp_path / "driven.html"
+    path.write_text(DRIVEN.format(page=html.escape(page)), "utf-8")
+    elements, logged = opened(path)
+    assert "CONSOLE" not in logged, logged
+    at_peak, at_start, then = html.unescape(elements).split("\u2016")
+    assert "At the peak: event 2, forward, 700.0 MiB allocated" in at_peak
+    assert re.search(r"400\.0 MiB\s+57\.1 %\s+saved activations\s+\(smaller blocks\)", at_peak)
+    assert "Event 0, forward, 100.0 MiB allocated" in at_start
+    assert "saved activations" not in at_start
+    assert "Event 1, forward, 300.0 MiB allocated" in then
+    assert visible(EVIL).splitlines()[0][:20] in then

@@ -27,7 +27,7 @@ from memfit.figures import Timeline
 from memfit.journal.records import StepRecord
 from memfit.journal.timeline import StepTimeline, write_timeline
 from memfit.reports.run_contents import read_report
-from memfit.reports.run_page import run_html, write_run_page
+from memfit.reports.run_page import charts_of_run, run_html, write_run_page
 from memfit.reports.run_plots import metrics_figure, ranks_figure, run_figure, step_figure
 from memfit.reports.training import read_training, write_training
 from memfit.units import GIB, MIB
@@ -162,8 +162,7 @@ def test_a_measured_step_lies_on_a_prediction_that_is_right(tmp_path):
     )
     run_samples.over_budget(tmp_path)
     write_timeline(tmp_path, StepTimeline(step=2, measured=measured, predicted=predicted))
-    data = re.search(r'id="page-data">(.*?)</script>', run_html(read_report(tmp_path)))
-    chart = json.loads(data[1])["timeline"]
+    chart = charts_of_run(read_report(tmp_path))["timeline"]
     assert (chart["name"], chart["other"]["name"]) == ("measured", "predicted")
     for place, total in zip(chart["other"]["x"], chart["other"]["total"], strict=True):
         here = chart["total"][bisect_right(chart["x"], place) - 1]

@@ -80,7 +80,7 @@ def run_html(report: RunReport) -> str:
         pictures=pictures,
         steps=[name for name in ("plan-step", "timeline") if name in pictures],
         step_title=shown_step.title if (shown_step := step_of_run(report)) else "",
-        charts=charts_of(_charts(report)),
+        charts=charts_of(charts_of_run(report)),
         has_ranks=len(report.ranks) > 1,
         drifts=_drifts(report),
         changes=report.plan_changes(),
@@ -121,7 +121,7 @@ def _figures(report: RunReport, *, max_points: int = 4000) -> dict[str, Figure |
     }
 
 
-def _charts(report: RunReport) -> dict[str, dict[str, Any] | None]:
+def charts_of_run(report: RunReport) -> dict[str, dict[str, Any] | None]:
     """Gather the data of the charts that take the place of the pictures, by the same names."""
     training = report.training
     charts: dict[str, dict[str, Any] | None] = {

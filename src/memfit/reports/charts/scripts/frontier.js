@@ -10,7 +10,7 @@ Memfit.kind("frontier", ({ chart, content }) => {
   const place = ({ bytes, seconds }) => [bytes / unit.size, seconds * scale];
 
   function marks(name, kind, style) {
-    const labels = { show: true, position: "top", color: Memfit.colour("--ink"), fontSize: 12, minMargin: 8,
+    const labels = { show: true, silent: true, position: "top", color: Memfit.colour("--ink"), fontSize: 12, minMargin: 8,
       formatter: ({ data }) => data.label, width: 190, overflow: "truncate" };
     return {
       name, type: "scatter", symbolSize: style.size, symbol: style.symbol || "circle", itemStyle: style.item, z: style.z || 4,

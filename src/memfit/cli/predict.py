@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import NoPlanFitsError, UsageError
 
-from .command import Command, add_json_argument, json_text, write_json
+from .command import Command, add_json_argument, write_json
 from .job_arguments import (
     add_budget_arguments,
     add_device_argument,
@@ -21,6 +20,7 @@ from .job_arguments import (
     read_ranks,
     status,
 )
+from .prediction_files import add_file_arguments, write_files
 from .question import Question
 from .script_arguments import add_script_arguments, is_script, run_script
 
@@ -81,11 +81,7 @@ class PredictCommand:
             default=_TOP,
             help=f"how many of the largest allocations to name (default {_TOP})",
         )
-        parser.add_argument(
-            "--save", metavar="FILE", help="write the prediction (JSON), for memfit compare"
-        )
-        parser.add_argument("--html", metavar="FILE", help="write a page about the step")
-        parser.add_argument("--png", metavar="FILE", help="draw the memory over one step")
+        add_file_arguments(parser)
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
@@ -102,9 +98,16 @@ class PredictCommand:
             if isinstance(reason, ValuesNeededError) and question.plan is not None:
                 raise
             return run_script(args, question, console)
-        written = _write_files(args, found)
+        shown, values = found[0], [answer.to_json(args.job) for answer in found]
+        written = write_files(
+            args,
+            shown.prediction,
+            shown.lives,
+            saved=values[0],
+            advice=shown.advice,
+            job=args.job,
+        )
         if args.json:
-            values = [answer.to_json(args.job) for answer in found]
             write_json(values[0] if len(values) == 1 else values)
         else:
             _show(found, console, top=args.top)
@@ -264,29 +267,6 @@ def _answer(
     advice = advise(recording, prediction, device, question.settings, job)
     lives = partial(lives_of, recording, device)
     return _Answer(prediction=prediction, moments=moments, advice=advice, lives=lives)
-
-
-def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[str]:
-    """Write the files that were asked for; all are made before one is written."""
-    from memfit.files import write_atomically
-
-    contents: list[tuple[str, bytes]] = []
-    if args.save:
-        contents.append((args.save, json_text(answers[0].to_json(args.job)).encode()))
-    if args.html:
-        from memfit.reports.prediction_html import prediction_html
-
-        shown = answers[0]
-        page = prediction_html(shown.prediction, shown.advice, job=args.job, lives=shown.lives())
-        contents.append((args.html, page.encode()))
-    if args.png:
-        from memfit.reports.plots import png_bytes
-        from memfit.reports.prediction_html import prediction_picture
-
-        contents.append((args.png, png_bytes(prediction_picture(answers[0].prediction))))
-    for path, content in contents:
-        write_atomically(Path(path), content)
-    return [path for path, _ in contents]
 
 
 def _show(answers: Sequence[_Answer], console: Console, *, top: int) -> None:

@@ -26,6 +26,8 @@ from .wording import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from memfit.script.prediction import PhasePeak
+
 
 def prediction_picture(prediction: Prediction, *, max_points: int = 4000) -> Figure:
     """Draw the memory of one predicted step by category.
@@ -44,7 +46,12 @@ def prediction_picture(prediction: Prediction, *, max_points: int = 4000) -> Fig
 
 
 def prediction_html(
-    prediction: Prediction, advice: Sequence[Advice], *, job: str, lives: Sequence[Life] = ()
+    prediction: Prediction,
+    advice: Sequence[Advice],
+    *,
+    job: str,
+    lives: Sequence[Life] = (),
+    phases: Sequence[PhasePeak] = (),
 ) -> str:
     """Render a prediction as one self-contained page.
 
@@ -53,6 +60,7 @@ def prediction_html(
         advice: what would change it.
         job: how the step was named: ``FILE.py:name``.
         lives: which blocks live when; without them no moment tells who holds its bytes.
+        phases: of a script's run.
 
     Raises:
         MissingExtraError: if matplotlib or jinja2 is not installed.
@@ -68,6 +76,7 @@ def prediction_html(
     return template.render(
         prediction=prediction,
         charts=charts_of({"step": chart}),
+        phases=phases,
         has_lives=chart is not None and bool(lives),
         job=job,
         tone="" if is_uncertain(prediction) else TONES[prediction.fits],

@@ -15,7 +15,7 @@ from memfit.units import format_bytes, format_seconds
 
 from .charts.embedding import visible
 from .plots import CATEGORY_COLOURS, OTHER_COLOUR
-from .wording import largest_first, module_name, percent, plan_name, signed_error
+from .wording import brief_plan, largest_first, module_name, percent, plan_name, signed_error
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -72,6 +72,7 @@ def page_environment() -> Environment:
         bytes=format_bytes,
         seconds=format_seconds,
         plan=plan_name,
+        brief=brief_plan,
         module=module_name,
         prose=_prose,
     )

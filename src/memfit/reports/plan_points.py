@@ -10,7 +10,7 @@ from memfit.figures import ConsideredPlan, ParetoPoint
 from memfit.planner.result.assembly import pareto
 from memfit.units import MIB, format_bytes, format_seconds
 
-from .wording import plan_name
+from .wording import brief_plan, plan_name
 
 _MOST_POINTS = 150
 _ESTIMATED = "Not recorded: both figures are estimates."
@@ -44,8 +44,8 @@ class PlanPoint:
 
     @property
     def name(self) -> str:
-        """Return its strategies with their settings."""
-        return plan_name(self.strategies)
+        """Return its strategies with their settings, long lists counted."""
+        return brief_plan(self.strategies)
 
     @property
     def brief_name(self) -> str:
@@ -134,7 +134,7 @@ def _more(point: ParetoPoint, best: Sequence[ParetoPoint]) -> str:
     if better:
         found = min(better, key=lambda each: each.step_seconds)
         return (
-            f"In no more memory, {plan_name(found.strategies)} takes "
+            f"In no more memory, {brief_plan(found.strategies)} takes "
             f"{format_seconds(found.step_seconds)}."
         )
     if not faster:
@@ -144,7 +144,7 @@ def _more(point: ParetoPoint, best: Sequence[ParetoPoint]) -> str:
     saved_seconds = point.step_seconds - found.step_seconds
     slope_seconds = saved_seconds / (more_bytes / MIB)
     return (
-        f"{format_bytes(more_bytes)} more buys {plan_name(found.strategies)}: "
+        f"{format_bytes(more_bytes)} more buys {brief_plan(found.strategies)}: "
         f"{format_seconds(saved_seconds)} less a step, or {format_seconds(slope_seconds)} for "
         "each MiB."
     )

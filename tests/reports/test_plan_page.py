@@ -89,9 +89,7 @@ def test_a_plan_of_hundreds_of_blocks_is_told_in_brief() -> None:
     long = f"activation-checkpointing(blocks={' '.join(f'blocks.{n}' for n in range(0, 800, 2))})"
     points = by_name([make_row(100, 2.0, long, chosen=True), make_row(90, 3.0, "small")])
     assert "activation-checkpointing(blocks=400 modules)" in points
-    assert points["small"].more.startswith(
-        "10.0 MiB more buys activation-checkpointing(blocks=400"
-    )
+    assert points["small"].more.startswith("10.0 MiB more buys activation-checkpointing(blocks=400")
 
 
 # --- The page ---

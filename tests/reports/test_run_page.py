@@ -147,26 +147,54 @@ def test_the_page_is_well_formed_and_asks_nothing_of_the_network(name, folder):
     assert set(addresses) <= namespaces
 
 
-def test_a_measured_step_lies_on_a_prediction_that_is_right(tmp_path):
-    predicted = run_samples.make_timeline(1.0)
+PREDICTED = run_samples.make_timeline(1.0)
+
+
+def with_scratch() -> Timeline:
+    """Make the predicted step as it would be measured: with a few bytes that come and go."""
     events = [event for event in range(600) for _ in range(3 if event % 5 else 1)]
-    totals = [predicted.allocated_bytes[event] for event in events]
+    totals = [PREDICTED.allocated_bytes[event] for event in events]
     scratch = [8 * (event == before) for before, event in pairwise([-1, *events])]
     parts = {
-        name: [part[event] for event in events] for name, part in predicted.by_category.items()
+        name: [part[event] for event in events] for name, part in PREDICTED.by_category.items()
     }
-    measured = Timeline(
+    return Timeline(
         allocated_bytes=list(map(operator.add, totals, scratch)),
         by_category={**parts, "temporaries": scratch},
         phases=[(0, "forward")],
     )
-    run_samples.over_budget(tmp_path)
-    write_timeline(tmp_path, StepTimeline(step=2, measured=measured, predicted=predicted))
-    chart = charts_of_run(read_report(tmp_path))["timeline"]
+
+
+def check_that_both_lie_on_each_other(chart) -> None:
     assert (chart["name"], chart["other"]["name"]) == ("measured", "predicted")
     for place, total in zip(chart["other"]["x"], chart["other"]["total"], strict=True):
         here = chart["total"][bisect_right(chart["x"], place) - 1]
         assert abs(here - total) <= 8
+    assert chart["x"][-1] == pytest.approx(chart["other"]["x"][-1], abs=1)
+
+
+@pytest.mark.parametrize("has_places", [True, False], ids=["places", "an older file"])
+def test_a_measured_step_lies_on_a_prediction_that_is_right(tmp_path, has_places):
+    run_samples.over_budget(tmp_path)
+    steps = StepTimeline(step=2, measured=with_scratch(), predicted=PREDICTED)
+    path = write_timeline(tmp_path, steps)
+    content = json.loads(path.read_text())
+    if not has_places:
+        del content["measured"]["places"], content["predicted"]["places"]
+    path.write_text(json.dumps(content))
+    check_that_both_lie_on_each_other(charts_of_run(read_report(tmp_path))["timeline"])
+
+
+def test_so_does_the_measured_step_of_a_training_however_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("memfit.journal.timeline._MOST_POINTS", 900)
+    run_samples.trained(tmp_path)
+    planned = replace(PLANNED, timeline=PREDICTED)
+    measured = replace(MEASURED, timeline=with_scratch())
+    write_training(tmp_path, replace(TRAINING, planned=planned, measured=measured))
+    chart = charts_of_run(read_report(tmp_path))["timeline"]
+    top = chart["total"].index(max(chart["total"]))
+    other_top = chart["other"]["total"].index(max(chart["other"]["total"]))
+    assert chart["x"][top] == pytest.approx(chart["other"]["x"][other_top], abs=2)
     assert chart["x"][-1] == pytest.approx(chart["other"]["x"][-1], abs=1)
 
 

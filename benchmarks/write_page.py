@@ -84,6 +84,7 @@ _SECTIONS = (
     Section("Trainers of transformers as people write them", "transformers", runs.transformers),
     Section("What watching a script costs", "watch_overhead", runs.watch_overhead),
     Section("Starting the command", "startup", prediction.startup),
+    Section("How large pages are", "pages", prediction.page_sizes),
     Section(
         "The same bytes before and after",
         "same_bytes",

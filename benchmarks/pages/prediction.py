@@ -114,6 +114,19 @@ def startup(figures: Figures) -> Iterator[str]:
     )
 
 
+def page_sizes(figures: Figures) -> Iterator[str]:
+    """Say how large pages are."""
+    yield (
+        "A job of three modules and one of two thousand (`benchmarks/page_jobs.py`); a run of 200 "
+        f"steps and one of 3. Of each page {figures['scripts_kilobytes']:,} kB are the scripts."
+    )
+    yield table(
+        "page | job | kB",
+        "llr",
+        ((row["page"], row["job"], f"{row['kilobytes']:,}") for row in figures["rows"]),
+    )
+
+
 def readme_figures() -> str:
     """Return the two paragraphs of README that name figures."""
     return "\n\n".join(map(_filled, (_on_the_cpu(), _on_cards())))

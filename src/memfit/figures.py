@@ -73,12 +73,19 @@ class Timeline:
     """Allocated bytes over one step, by category.
 
     ``allocated_bytes[i]`` is the total after event ``i``; ``by_category[name][i]`` its parts;
-    ``phases`` are ``(first event, phase name)`` pairs in order.
+    ``phases`` are ``(first event, phase name)`` pairs in order. ``places[i]`` is where event ``i``
+    lies among the events of the step, in a timeline that was thinned or laid along another one;
+    empty where each event follows the one before.
     """
 
     allocated_bytes: Sequence[int]
     by_category: Mapping[str, Sequence[int]]
     phases: Sequence[tuple[int, str]]
+    places: Sequence[float] = ()
+
+    def axis(self) -> Sequence[float]:
+        """Return the place of every event."""
+        return self.places or range(len(self.allocated_bytes))
 
     @classmethod
     def of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -80,12 +81,17 @@ def test_a_script_is_predicted_unchanged_and_leaves_nothing(folder):
 
 
 def test_a_module_is_named_as_python_names_it_and_a_budget_is_judged(folder):
-    words = ["predict", "-m", "train", "--budget", "1MiB", "--", "--steps", "4"]
-    done = _memfit(folder, *words)
+    words = ["predict", "-m", "train", "--budget", "1MiB", "--html", "step.html"]
+    done = _memfit(folder, *words, "--", "--steps", "4")
 
     assert done.returncode == 3, done.stderr
     assert "python -m train --steps 4 on cpu" in done.stdout
     assert "answered 1.0" in done.stdout
+    assert "Wrote step.html." in done.stdout
+    page = (folder / "step.html").read_text("utf-8")
+    assert "<h1>python -m train --steps 4</h1>" in page
+    assert '<td class="word">steady step</td>' in page
+    assert re.search(r'"names":\[[^]]*train\.py:\d+"', page), "the lines that hold the bytes"
 
 
 def test_a_script_that_fails_is_told_with_its_line(folder):

@@ -142,8 +142,10 @@ def test_the_command_says_what_proved_a_plan(tmp_path, capsys):
     assert shown["reasons"] == [
         f"{shown['strategies'][-1]['name']}(32): proved from the recorded step."
     ]
-    assert main(["plan", str(path), "--require", "micro-batching"]) == 0
+    page = tmp_path / "plan.html"
+    assert main(["plan", str(path), "--require", "micro-batching", "--html", str(page)]) == 0
     assert "proved from the recorded step" in capsys.readouterr().out
+    assert "proved from the recorded step" in page.read_text("utf-8")
 
 
 def test_a_coupled_job_names_the_strategy_that_computes_its_loss_on_the_whole_batch(monkeypatch):

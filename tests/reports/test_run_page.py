@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import html
 import json
+import operator
 import re
 import shutil
 import subprocess
 import sys
+from bisect import bisect_right
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,10 +23,12 @@ from tests.reports.step_samples import MEASURED, PLAIN, PLANNED, TRAINING
 
 from memfit.cli.main import main
 from memfit.errors import MissingExtraError
+from memfit.figures import Timeline
 from memfit.journal.records import StepRecord
+from memfit.journal.timeline import StepTimeline, write_timeline
 from memfit.reports.run_contents import read_report
-from memfit.reports.run_page import run_html, write_run_page
-from memfit.reports.run_plots import ranks_figure, run_figure, step_figure
+from memfit.reports.run_page import charts_of_run, run_html, write_run_page
+from memfit.reports.run_plots import metrics_figure, ranks_figure, run_figure, step_figure
 from memfit.reports.training import read_training, write_training
 from memfit.units import GIB, MIB
 
@@ -136,10 +141,61 @@ def test_the_page_is_well_formed_and_asks_nothing_of_the_network(name, folder):
     assert len(parser.ids) == len(set(parser.ids))
     assert all(address.startswith("#") for address in parser.addresses)
     assert "default-src 'none'" in page
-    addresses = re.findall(r"https?://[^\s\"'<>)]+", page)
+    without_scripts = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    addresses = re.findall(r"https?://[^\s\"'<>)]+", without_scripts)
     namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert set(addresses) <= namespaces
-    assert "<script" not in page
+
+
+PREDICTED = run_samples.make_timeline(1.0)
+
+
+def with_scratch() -> Timeline:
+    """Make the predicted step as it would be measured: with a few bytes that come and go."""
+    events = [event for event in range(600) for _ in range(3 if event % 5 else 1)]
+    totals = [PREDICTED.allocated_bytes[event] for event in events]
+    scratch = [8 * (event == before) for before, event in pairwise([-1, *events])]
+    parts = {
+        name: [part[event] for event in events] for name, part in PREDICTED.by_category.items()
+    }
+    return Timeline(
+        allocated_bytes=list(map(operator.add, totals, scratch)),
+        by_category={**parts, "temporaries": scratch},
+        phases=[(0, "forward")],
+    )
+
+
+def check_that_both_lie_on_each_other(chart) -> None:
+    assert (chart["name"], chart["other"]["name"]) == ("measured", "predicted")
+    for place, total in zip(chart["other"]["x"], chart["other"]["total"], strict=True):
+        here = chart["total"][bisect_right(chart["x"], place) - 1]
+        assert abs(here - total) <= 8
+    assert chart["x"][-1] == pytest.approx(chart["other"]["x"][-1], abs=1)
+
+
+@pytest.mark.parametrize("has_places", [True, False], ids=["places", "an older file"])
+def test_a_measured_step_lies_on_a_prediction_that_is_right(tmp_path, has_places):
+    run_samples.over_budget(tmp_path)
+    steps = StepTimeline(step=2, measured=with_scratch(), predicted=PREDICTED)
+    path = write_timeline(tmp_path, steps)
+    content = json.loads(path.read_text())
+    if not has_places:
+        del content["measured"]["places"], content["predicted"]["places"]
+    path.write_text(json.dumps(content))
+    check_that_both_lie_on_each_other(charts_of_run(read_report(tmp_path))["timeline"])
+
+
+def test_so_does_the_measured_step_of_a_training_however_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("memfit.journal.timeline._MOST_POINTS", 900)
+    run_samples.trained(tmp_path)
+    planned = replace(PLANNED, timeline=PREDICTED)
+    measured = replace(MEASURED, timeline=with_scratch())
+    write_training(tmp_path, replace(TRAINING, planned=planned, measured=measured))
+    chart = charts_of_run(read_report(tmp_path))["timeline"]
+    top = chart["total"].index(max(chart["total"]))
+    other_top = chart["other"]["total"].index(max(chart["other"]["total"]))
+    assert chart["x"][top] == pytest.approx(chart["other"]["x"][other_top], abs=2)
+    assert chart["x"][-1] == pytest.approx(chart["other"]["x"][-1], abs=1)
 
 
 def test_names_from_outside_are_shown_as_they_are(tmp_path):
@@ -258,7 +314,7 @@ def test_a_very_long_run_is_thinned_and_keeps_its_highest_step(tmp_path):
     assert len(values) <= 1600
     assert max(values) == 5
     assert numbers[list(values).index(5)] == 123_457
-    assert len(run_html(report)) < 300_000
+    assert len(run_html(report)) < 1_500_000
 
 
 # --- Pictures ---
@@ -306,6 +362,21 @@ def test_an_event_after_the_last_step_is_in_the_picture(tmp_path):
     assert figure.axes[0].get_xlim()[1] > 40
 
 
+@pytest.mark.parametrize("number", [1, 7])
+def test_the_axis_of_a_single_step_or_epoch_names_it_once(tmp_path, number):
+    steps = [StepRecord(step=number, time_seconds=1, step_seconds=1, peak_allocated_bytes=GIB)]
+    figures = [
+        run_figure(read_report(write_run(tmp_path, FACTS, steps))),
+        metrics_figure([{"epoch": number, "loss": 0.5}]),
+    ]
+    for figure in figures:
+        figure.draw_without_rendering()
+        axes = figure.axes[0]
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+        assert [tick.label1.get_text() for tick in ticks] == [str(number)]
+
+
 def test_ranks_and_timelines_are_drawn_where_there_are_any(folder):
     alone = read_report(SAMPLES["over-budget"](folder / "alone"))
     assert ranks_figure(alone) is None
@@ -346,12 +417,15 @@ def test_without_the_extra_nothing_is_written_and_the_pip_line_is_named(
 
 # --- In a browser ---
 
-FRAME = """<!doctype html><body><iframe id="frame" style="width: {width}px; height: 900px" srcdoc="{page}">
+FRAME = """<!doctype html><meta charset="utf-8"><body><iframe id="frame" style="width: {width}px; height: 900px" srcdoc="{page}">
 </iframe><script>
 document.getElementById("frame").onload = function () {{
   const inside = this.contentDocument.documentElement;
   document.body.dataset.width = inside.clientWidth;
   document.body.dataset.scroll = inside.scrollWidth;
+  const parts = [...inside.querySelectorAll("figure[data-chart] > *")].map((part) => part.getBoundingClientRect());
+  document.body.dataset.chart = Math.ceil(Math.max(0, ...parts.map((part) => part.right)));
+  document.body.dataset.still = inside.querySelectorAll("figure[data-chart]:not(.live)").length;
   this.replaceWith(document.createTextNode(inside.innerText));
 }};
 </script></body>"""
@@ -385,6 +459,8 @@ def test_a_browser_shows_the_page_without_a_complaint(name, folder, tmp_path):
     path.write_text(page_of(name, folder / name))
     elements, logged = opened(path)
     assert "CONSOLE" not in logged, logged
+    assert elements.count('class="canvas"') == elements.count(" data-chart=")
+    assert elements.count("<canvas") >= elements.count('class="canvas"') > 0
     for words in KEY_TEXTS[name]:
         assert words in body_text(elements)
 
@@ -404,6 +480,9 @@ def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(name, folder, tmp_
     assert KEY_TEXTS[name][0] in text
     assert 350 < width <= 400
     assert content <= width
+    right, still = re.findall(r'data-chart="(\d+)" data-still="(\d+)"', text)[0]
+    assert 0 < int(right) <= width, "a chart is whole on a narrow screen"
+    assert int(still) == 0
 
 
 @needs_browser

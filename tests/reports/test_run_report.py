@@ -56,7 +56,7 @@ def test_a_run_that_leaked_says_so_in_every_figure(tmp_path):
     assert cards["Leaks"][:2] == ("2 found", f"{LEAK.holder}; 3.80 GiB in all")
     assert cards["Budget"] == ("6.00 GiB", "94.1 % of it used; then exceeded", "bad")
     assert cards["Steps"] == ("3,400", "in 11 min 54 s; median 220 ms", "")
-    assert cards["Out of memory"] == ("never", "", "")
+    assert cards["Out of memory"] == ("ended the run", "at the enforced budget", "bad")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,49 @@ def test_a_leak_that_is_noted_twice_is_one_leak_with_its_latest_figures(tmp_path
     assert [told.event.holder for told in report.leaks] == [LEAK.holder, SMALL_LEAK.holder]
     assert report.leaks[0].event.total_growth_bytes == 9 * GIB
     assert verdict(report).tone == "warn", "it came to its end, and yet"
+    assert verdict(report).words == "Done, but 2 leaks were found"
+
+
+def test_the_worst_leak_comes_first_whenever_and_on_whatever_rank_it_was_found(tmp_path):
+    early = replace(LEAK, step=20, growth_bytes_per_step=9 * MIB, total_growth_bytes=40 * MIB)
+    late = replace(SMALL_LEAK, step=3000, total_growth_bytes=900 * MIB)
+    for rank, leak in ((0, late), (1, early)):
+        facts = replace(FACTS, rank=rank, num_ranks=2)
+        write_run(tmp_path, facts, STEPS, (leak,), ending_for(Reason.DONE), rank)
+    report = read_report(tmp_path)
+    assert [told.event.holder for told in report.leaks] == [LEAK.holder, SMALL_LEAK.holder]
+    assert cards_of(tmp_path)["Leaks"][1] == f"{LEAK.holder}; 40.0 MiB in all"
+
+
+@pytest.mark.parametrize(
+    ("title", "command", "shown"),
+    [
+        ("train", "train.py --epochs 3", "train.py --epochs 3"),
+        ("train", "python /home/me/train.py", "train.py"),
+        ("train", "python -m project.train --seed 1", "project.train --seed 1"),
+        ("memfit", "/usr/bin/memfit train conve --dataset umls", "memfit train conve --dataset umls"),
+        ("__main__", "/lib/memfit/__main__.py train conve", "memfit train conve"),
+        ("gpt-small", "train.py --size small", "gpt-small"),
+        ("train", f"train.py {'--word ' * 30}", f"train.py{' --word' * 8} ..."),
+        ("a run", "", "a run"),
+    ],
+)  # fmt: skip
+def test_a_run_is_called_what_was_run(tmp_path, title, command, shown):
+    facts = replace(FACTS, title=title, command=command)
+    assert read_report(write_run(tmp_path, facts, STEPS)).title == shown
+
+
+@pytest.mark.parametrize(
+    ("reason", "ended_by", "notes"),
+    [
+        (Reason.BUDGET_EXCEEDED, "budget-exceeded", "at the enforced budget"),
+        (Reason.LEAK, "out-of-memory", ""),
+        (Reason.HOST_OUT_OF_MEMORY_KILLER, "host-out-of-memory-killer", "on the host"),
+    ],
+)
+def test_a_run_that_memory_ended_was_not_never_out_of_memory(tmp_path, reason, ended_by, notes):
+    folder = write_run(tmp_path, FACTS, STEPS, (), ending_for(reason, ended_by=ended_by))
+    assert cards_of(folder)["Out of memory"] == ("ended the run", notes, "bad")
 
 
 def ending_for(reason: Reason, **fields) -> Ending:
@@ -232,7 +275,7 @@ def test_little_is_shown_where_little_is_known(tmp_path, steps, peak, facts):
     assert cards_of(folder)["Peak allocated"][0] == peak
     assert cards_of(folder)["Steps"][0] == str(len(steps))
     assert "Done. S." in text_of(folder)
-    assert read_report(folder).title == (facts.title if facts else tmp_path.name)
+    assert read_report(folder).title.partition(" ")[0] == (facts.title if facts else tmp_path.name)
 
 
 def test_the_ending_knows_peaks_that_no_step_has(tmp_path):

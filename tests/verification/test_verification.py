@@ -444,13 +444,19 @@ def test_the_command_refuses_what_claims_too_much(job_file, tmp_path, capsys, mo
     monkeypatch.setattr(Separation, "of", lambda *_args, **_wanted: PROVED)
     plan = tmp_path / "plan.yaml"
     plan_of(MicroBatching(micro_batch_size=4)).save(plan)
-    assert main(["verify", f"{job_file}:coupled", "--plan", str(plan), "--json"]) == 1
+    page = tmp_path / "proof.html"
+    words = ["--plan", str(plan), "--json", "--html", str(page)]
+    assert main(["verify", f"{job_file}:coupled", *words]) == 1
     out, err = capsys.readouterr()
     data = json.loads(out)
     assert data["keeps_promise"] is False
     assert data["verifications"][0]["numerics"] == "exact"
     assert data["verifications"][0]["earned"] in ("approximate", "different")
     assert "micro-batching(4) claims exact" in err
+    written = page.read_text("utf-8")
+    assert "Of 1 plan, 1 earned less than claimed." in written
+    for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
+        assert re.search(rf'>{name}</td><td class="number[^"]*" data-value="[\d.e-]+"', written)
 
 
 def test_the_command_takes_size_seed_and_precision(job_file, capsys):

@@ -74,6 +74,7 @@ class PlanCommand:
         parser.add_argument(
             "--pareto", metavar="FILE.png", help="draw the trade of memory against time"
         )
+        parser.add_argument("--html", metavar="FILE", help="write a page about the plan")
         add_verbose_argument(parser)
         add_json_argument(parser)
 
@@ -83,10 +84,7 @@ class PlanCommand:
         from memfit.job import BuildsTrainerError, load_job
         from memfit.prediction.importing import imported_on
 
-        if args.pareto:
-            from memfit.reports.pareto_plot import check_can_draw
-
-            check_can_draw()
+        _check_can_write(args)
         try:
             job = imported_on(load_device(args.device), load_job, args.job)
             plan = _plan(job, args, console)
@@ -135,21 +133,41 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _check_can_write(args: argparse.Namespace) -> None:
+    """Find out before a long search whether a picture or a page can be made.
+
+    Raises:
+        MissingExtraError: if a package for it is not installed.
+    """
+    if args.pareto:
+        from memfit.reports.pareto_plot import check_can_draw
+
+        check_can_draw()
+    if args.html:
+        from memfit.reports.plan_html import check_can_render
+
+        check_can_render()
+
+
 def _write_files(args: argparse.Namespace, plan: PlanningResult) -> list[str]:
-    """Write the plan and the picture that were asked for, the picture drawn before either."""
+    """Write what was asked for; picture and page are made before anything is written."""
     from memfit.files import write_atomically
 
-    content = b""
+    contents: dict[str, bytes] = {}
     if args.pareto:
         from memfit.reports.pareto_plot import pareto_figure
         from memfit.reports.plots import png_bytes
 
-        content = png_bytes(pareto_figure(plan))
+        contents[args.pareto] = png_bytes(pareto_figure(plan))
+    if args.html:
+        from memfit.reports.plan_html import plan_html
+
+        contents[args.html] = plan_html(plan, job=args.job).encode()
     if args.save:
         plan.save(args.save)
-    if args.pareto:
-        write_atomically(Path(args.pareto), content)
-    return [path for path in (args.save, args.pareto) if path]
+    for path, content in contents.items():
+        write_atomically(Path(path), content)
+    return [path for path in (args.save, args.pareto, args.html) if path]
 
 
 def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResult:

@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import NoPlanFitsError, UsageError
 
-from .command import Command, add_json_argument, json_text, write_json
+from .command import Command, add_json_argument, write_json
 from .job_arguments import (
     add_budget_arguments,
     add_depth_argument,
@@ -24,6 +23,7 @@ from .job_arguments import (
     read_ranks,
     status,
 )
+from .prediction_files import add_file_arguments, write_files
 from .question import Question
 from .script_arguments import add_script_arguments, is_script, run_script
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from memfit.job import Job, StepBuilder
     from memfit.peak_changes.moments import StepMoments
     from memfit.prediction.advice import Advice, LargestMicroBatch, PredictedJob
+    from memfit.prediction.lives import Life
     from memfit.prediction.recording import Recording, StepRecording
 
 Progress = Callable[[str], object]
@@ -83,13 +84,9 @@ class PredictCommand:
             default=_TOP,
             help=f"how many of the largest allocations to name (default {_TOP})",
         )
-        parser.add_argument(
-            "--save", metavar="FILE", help="write the prediction (JSON), for memfit compare"
-        )
         add_depth_argument(parser)
         add_verbose_argument(parser)
-        parser.add_argument("--html", metavar="FILE", help="write a page about the step")
-        parser.add_argument("--png", metavar="FILE", help="draw the memory over one step")
+        add_file_arguments(parser)
         add_json_argument(parser)
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
@@ -106,9 +103,16 @@ class PredictCommand:
             if isinstance(reason, ValuesNeededError) and question.plan is not None:
                 raise
             return run_script(args, question, console)
-        written = _write_files(args, found)
+        shown, values = found[0], [answer.to_json(args.job) for answer in found]
+        written = write_files(
+            args,
+            shown.prediction,
+            shown.lives,
+            saved=values[0],
+            advice=shown.advice,
+            job=args.job,
+        )
         if args.json:
-            values = [answer.to_json(args.job) for answer in found]
             write_json(values[0] if len(values) == 1 else values)
         else:
             _show(found, console, args)
@@ -129,6 +133,8 @@ class _Answer:
     moments: StepMoments
     advice: Sequence[Advice] = ()
     micro_batch: LargestMicroBatch | None = None
+    lives: Callable[[], Sequence[Life]] = tuple
+    """Gives the lives of its blocks, which only a page shows."""
 
     def to_json(self, source: str) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -255,6 +261,7 @@ def _answer(
 ) -> _Answer:
     """Add to a prediction what is asked of it: advice alone, micro-batches in a comparison."""
     from memfit.prediction.advice import advise, largest_holders, largest_micro_batch
+    from memfit.prediction.lives import lives_of
     from memfit.prediction.step_moments import step_moments
 
     holders = largest_holders(recording, device, question.num_holders)
@@ -264,29 +271,8 @@ def _answer(
         found = None if job is None else largest_micro_batch(job)
         return _Answer(prediction=prediction, moments=moments, micro_batch=found)
     advice = advise(recording, prediction, device, question.settings, job)
-    return _Answer(prediction=prediction, moments=moments, advice=advice)
-
-
-def _write_files(args: argparse.Namespace, answers: Sequence[_Answer]) -> list[str]:
-    """Write the files that were asked for; all are made before one is written."""
-    from memfit.files import write_atomically
-
-    contents: list[tuple[str, bytes]] = []
-    if args.save:
-        contents.append((args.save, json_text(answers[0].to_json(args.job)).encode()))
-    if args.html:
-        from memfit.reports.prediction_html import prediction_html
-
-        page = prediction_html(answers[0].prediction, answers[0].advice, job=args.job)
-        contents.append((args.html, page.encode()))
-    if args.png:
-        from memfit.reports.plots import png_bytes
-        from memfit.reports.prediction_html import prediction_picture
-
-        contents.append((args.png, png_bytes(prediction_picture(answers[0].prediction))))
-    for path, content in contents:
-        write_atomically(Path(path), content)
-    return [path for path, _ in contents]
+    lives = partial(lives_of, recording, device)
+    return _Answer(prediction=prediction, moments=moments, advice=advice, lives=lives)
 
 
 def _show(answers: Sequence[_Answer], console: Console, args: argparse.Namespace) -> None:

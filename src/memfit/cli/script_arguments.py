@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import NoPlanFitsError, UsageError
-from memfit.files import write_atomically
 
-from .command import json_text, write_json
+from .command import write_json
 from .job_arguments import status
+from .prediction_files import write_files
 from .question import Question
 
 if TYPE_CHECKING:
@@ -121,21 +121,27 @@ def run_script(args: argparse.Namespace, question: Question, console: Console) -
         for device in question.devices:
             show(f"recording {target.name} on {device.name}")
             found.append(_answer(args, target, device, question, show))
-    values = [_to_json(answer) for answer in found]
-    if args.save:
-        write_atomically(Path(args.save), json_text(values[0]))
+    shown, values = found[0], [_to_json(answer) for answer in found]
+    written = write_files(
+        args,
+        shown.prediction,
+        shown.lives,
+        saved=values[0],
+        phases=shown.phases,
+        job=shown.script,
+    )
     if args.json:
         write_json(values[0] if len(values) == 1 else values)
     else:
         for answer in found:
-            shown = (
+            text = (
                 script_text(answer, top=question.num_holders, depth=args.depth)
                 if args.verbose
                 else brief_script(answer, _next_commands(answer, args), depth=args.depth)
             )
-            console.print(shown)
-        if args.save:
-            console.print(f"Wrote {args.save}.", markup=False)
+            console.print(text)
+        for path in written:
+            console.print(f"Wrote {path}.", markup=False)
     fits = any(answer.prediction.fits is not False for answer in found)
     return 0 if fits else NoPlanFitsError.exit_code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command import Command, add_json_argument, write_json
@@ -53,6 +54,7 @@ class VerifyCommand:
             choices=_DTYPES,
             help="what to compare in; by default fp64, and fp32 for approximate plans",
         )
+        parser.add_argument("--html", metavar="FILE", help="write a page about every parameter")
         add_verbose_argument(parser)
         add_json_argument(parser)
 
@@ -61,13 +63,24 @@ class VerifyCommand:
         from memfit.job import load_job
         from memfit.reports.verification_text import brief_proof, proof_table
 
+        if args.html:
+            from memfit.reports.page import page_environment
+
+            page_environment()  # missing, that is better said before minutes of running
         plan = load_plan(args.plan)
         job = load_job(args.job)
         proof = _proof(job, plan, args, console)
+        if args.html:
+            from memfit.files import write_atomically
+            from memfit.reports.verification_html import verification_html
+
+            write_atomically(Path(args.html), verification_html(proof, job=args.job).encode())
         if args.json:
             write_json(proof.to_json())
         else:
             console.print(proof_table(proof) if args.verbose else brief_proof(proof))
+            if args.html:
+                console.print(f"Wrote {args.html}.", markup=False)
         proof.check()
         return 0
 

@@ -16,6 +16,7 @@ from memfit.figures import Timeline
 from memfit.files import write_atomically
 
 from .folder import TIMELINE_NAME
+from .one_axis import laid_along
 
 _VERSION = 1
 _MOST_POINTS = 4000
@@ -34,11 +35,14 @@ class StepTimeline:
 def write_timeline(folder: Path, timeline: StepTimeline) -> Path:
     """Write the timeline of a step into a run folder, and give the path of the file."""
     path = folder / TIMELINE_NAME
+    measured, predicted = timeline.measured, timeline.predicted
+    if predicted is not None:
+        measured = laid_along(measured, predicted)
     content = {
         "memfit_timeline": _VERSION,
         "step": timeline.step,
-        "measured": timeline_json(timeline.measured),
-        "predicted": None if timeline.predicted is None else timeline_json(timeline.predicted),
+        "measured": timeline_json(measured),
+        "predicted": None if predicted is None else timeline_json(predicted),
     }
     write_atomically(path, json.dumps(content) + "\n")
     return path
@@ -99,12 +103,14 @@ def downsample(timeline: Timeline, max_points: int) -> Timeline:
         while position < len(kept) - 1 and kept[position] < event:
             position += 1
         phases.append((position, name))
+    places = timeline.axis()
     return Timeline(
         allocated_bytes=[timeline.allocated_bytes[event] for event in kept],
         by_category={
             name: [values[event] for event in kept] for name, values in timeline.by_category.items()
         },
         phases=phases,
+        places=[places[event] for event in kept],
     )
 
 
@@ -116,6 +122,7 @@ def timeline_json(timeline: Timeline) -> dict[str, Any]:
         "allocated_bytes": list(thinned.allocated_bytes),
         "by_category": parts,
         "phases": [[event, str(name)] for event, name in thinned.phases],
+        "places": list(thinned.places),
     }
 
 
@@ -123,8 +130,9 @@ def timeline_from_json(content: Mapping[str, Any]) -> Timeline:
     """Read what `timeline_json` gives."""
     totals = [int(value) for value in content["allocated_bytes"]]
     parts = {str(name): list(map(int, part)) for name, part in content["by_category"].items()}
-    if any(len(part) != len(totals) for part in parts.values()):
-        msg = "its categories are not as long as its total"
+    places = [float(place) for place in content.get("places") or ()]
+    if any(len(part) != len(totals) for part in (*parts.values(), places or totals)):
+        msg = "its categories or places are not as long as its total"
         raise ValueError(msg)
     phases = [(int(event), str(name)) for event, name in content["phases"]]
-    return Timeline(allocated_bytes=totals, by_category=parts, phases=phases)
+    return Timeline(allocated_bytes=totals, by_category=parts, phases=phases, places=places or ())

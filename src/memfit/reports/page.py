@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from memfit.errors import MissingExtraError
 from memfit.units import format_bytes, format_seconds
 
+from .charts.embedding import visible
 from .plots import CATEGORY_COLOURS, OTHER_COLOUR
-from .wording import largest_first, module_name, percent, plan_name, signed_error
+from .wording import brief_plan, largest_first, module_name, percent, plan_name, signed_error
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -63,6 +64,7 @@ def page_environment() -> Environment:
         loader=PackageLoader("memfit.reports"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -70,17 +72,23 @@ def page_environment() -> Environment:
         bytes=format_bytes,
         seconds=format_seconds,
         plan=plan_name,
+        brief=brief_plan,
         module=module_name,
         prose=_prose,
     )
     return environment
 
 
+def _shown(value: object) -> object:
+    """Let no plain text into a page that cannot be seen; what is marked up already is ours."""
+    return visible(value) if type(value) is str else value
+
+
 def _prose(text: str) -> Markup:
     """Set what a sentence quotes in backticks as code."""
     from markupsafe import Markup, escape
 
-    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(visible(text)))))
 
 
 def peak_parts(

@@ -8,13 +8,13 @@ a light and a dark page.
 from __future__ import annotations
 
 import io
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import MissingExtraError
 from memfit.figures import Timeline
+from memfit.journal.one_axis import laid_along
 from memfit.trace.events import Category
 from memfit.units import GIB, KIB, MIB, format_bytes
 
@@ -94,12 +94,13 @@ def timeline_figure(
     budget_bytes: int | None = None,
     title: str = "",
     names: tuple[str, str] = ("predicted", "measured"),
+    shares_axis: bool = True,
     max_points: int = 4000,
 ) -> Figure:
     """Draw allocated bytes over one step, stacked by category, two timelines side by side.
 
-    Each panel also shows the total of the other one. The horizontal axis is the event number as a
-    percentage of the step, not time.
+    Each panel also shows the total of the other one. Both have one horizontal axis, which counts
+    the allocations and frees of the step; it is not time.
 
     Args:
         predicted: the left panel; None leaves it out.
@@ -107,11 +108,14 @@ def timeline_figure(
         budget_bytes: drawn as a dashed line where it is near enough to be seen.
         title: the heading of the figure.
         names: what the two panels are called.
+        shares_axis: both are of the same step, so that what is equal lies on each other.
         max_points: longer timelines are thinned to this, keeping their maxima.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
+    if predicted is not None and measured is not None and shares_axis:
+        measured = laid_along(measured, predicted)
     pairs = [
         (name, downsample(timeline, max_points))
         for name, timeline in zip(names, (predicted, measured), strict=True)
@@ -121,11 +125,12 @@ def timeline_figure(
     if title:
         figure.suptitle(title, x=0.004, ha="left", fontsize=11.5, fontweight="bold", color=INK)
     if not pairs:
-        return _say_empty(figure, "No timeline was recorded.")
+        return say_empty(figure, "No timeline was recorded.")
     top = max(max(timeline.allocated_bytes) for _, timeline in pairs) or 1
     shown_budget = budget_bytes if budget_bytes and budget_bytes <= BUDGET_IN_VIEW * top else None
-    axes = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
+    axes = figure.subplots(1, len(pairs), sharex=True, sharey=True, squeeze=False)[0]
     unit_bytes = scale_bytes(axes[0], "allocated", max(top, shown_budget or 0), _HEADROOM)
+    axes[0].set_xlim(0, max(1, *(timeline.axis()[-1] for _, timeline in pairs)))
     for index, (name, timeline) in enumerate(pairs):
         style_axes(axes[index])
         _draw_panel(axes[index], timeline, name=name, unit_bytes=unit_bytes)
@@ -139,7 +144,7 @@ def timeline_figure(
     return figure
 
 
-def _say_empty(figure: Figure, sentence: str) -> Figure:
+def say_empty(figure: Figure, sentence: str) -> Figure:
     """Say that there is nothing to draw instead of drawing an empty panel."""
     figure.text(0.5, 0.5, sentence, ha="center", color=MUTED, fontsize=11)
     return figure
@@ -163,6 +168,14 @@ def style_axes(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def count_along(axes: Axes, name: str) -> None:
+    """Have the horizontal axis count something: whole numbers alone, in groups of three digits."""
+    axes.set_xlabel(name, color=MUTED, fontsize=9)
+    locator: Any = axes.xaxis.get_major_locator()
+    locator.set_params(integer=True, min_n_ticks=1)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
 def scale_bytes(axes: Axes, name: str, top: float, headroom: float) -> int:
     """Have the vertical axis show bytes from zero, and return the bytes of its unit."""
     unit_bytes, unit = axis_unit(int(top))
@@ -171,13 +184,7 @@ def scale_bytes(axes: Axes, name: str, top: float, headroom: float) -> int:
     return unit_bytes
 
 
-def _progress(timeline: Timeline) -> list[float]:
-    """Return the place of every point in the step, in percent."""
-    last = max(1, len(timeline.allocated_bytes) - 1)
-    return [100 * index / last for index in range(len(timeline.allocated_bytes))]
-
-
-def _ordered_categories(timeline: Timeline) -> list[str]:
+def ordered_categories(timeline: Timeline) -> list[str]:
     """List the categories that hold anything: the lasting ones below, unknown ones on top."""
     known = [name for name in CATEGORY_COLOURS if name in timeline.by_category]
     names = known + sorted(set(timeline.by_category) - set(known))
@@ -186,12 +193,12 @@ def _ordered_categories(timeline: Timeline) -> list[str]:
 
 def _draw_panel(axes: Axes, timeline: Timeline, *, name: str, unit_bytes: int) -> None:
     """Draw one stacked timeline with its phases."""
-    progress = _progress(timeline)
-    names = _ordered_categories(timeline)
+    places = timeline.axis()
+    names = ordered_categories(timeline)
     if names:
-        step = "post" if len(progress) <= _MAX_STEP_POINTS else None
+        step = "post" if len(places) <= _MAX_STEP_POINTS else None
         axes.stackplot(
-            progress,
+            places,
             [[value / unit_bytes for value in timeline.by_category[key]] for key in names],
             colors=[CATEGORY_COLOURS.get(key, OTHER_COLOUR) for key in names],
             linewidth=0,
@@ -199,9 +206,7 @@ def _draw_panel(axes: Axes, timeline: Timeline, *, name: str, unit_bytes: int) -
             step=step,
         )
     _draw_phases(axes, phase_spans(timeline))
-    axes.set_xlim(0, 100)
-    axes.set_xticks([0, 25, 50, 75, 100])
-    axes.set_xlabel("progress of the step (% of its events)", color=MUTED, fontsize=9)
+    count_along(axes, "allocations and frees")
     axes.set_title(name, loc="left", color=INK, fontsize=10, pad=8)
 
 
@@ -210,7 +215,8 @@ def _draw_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
     for span in spans:
         shade = _SHADE.get(span.name, _SHADE["setup"])
         axes.axvspan(span.start, span.end, color=shade, linewidth=0, zorder=0)
-    for span in labelled_spans(spans, _PERCENT_PER_LETTER):
+    per_letter = _PERCENT_PER_LETTER / 100 * axes.get_xlim()[1]
+    for span in labelled_spans(spans, per_letter):
         if span.start > 0:
             axes.axvline(span.start, color=MUTED, linewidth=0.6, alpha=0.6, zorder=3)
         axes.text(
@@ -230,8 +236,8 @@ def _mark_peak(
 ) -> None:
     """Put a dot and the bytes at the highest point, clear of the budget's line."""
     peak_bytes = max(timeline.allocated_bytes)
-    place = _progress(timeline)[list(timeline.allocated_bytes).index(peak_bytes)]
-    height = axes.get_ylim()[1]
+    place = timeline.axis()[list(timeline.allocated_bytes).index(peak_bytes)]
+    height, width = axes.get_ylim()[1], axes.get_xlim()[1]
     peak, budget = peak_bytes / unit_bytes, (budget_bytes or 0) / unit_bytes
     label_at = peak + 0.03 * height
     is_in_the_way = budget_bytes is not None and peak <= budget <= label_at + 0.07 * height
@@ -252,7 +258,7 @@ def _mark_peak(
         place,
         label_at,
         f"peak {format_bytes(peak_bytes)}",
-        ha="left" if place < 22 else "right" if place > 78 else "center",
+        ha="left" if place < 0.22 * width else "right" if place > 0.78 * width else "center",
         va="bottom",
         fontsize=9,
         fontweight="bold",
@@ -265,14 +271,14 @@ def _mark_peak(
 def _draw_other(axes: Axes, other: Timeline, *, name: str, unit_bytes: int) -> None:
     """Draw the total of the other timeline as a line; a long one by its upper edge."""
     events = highest_events(other.allocated_bytes, _OTHER_POINTS)
-    progress = _progress(other)
+    places = other.axis()
     axes.plot(
-        [progress[event] for event in events],
+        [places[event] for event in events],
         [other.allocated_bytes[event] / unit_bytes for event in events],
         color=INK,
         linewidth=1.2,
         zorder=4,
-        drawstyle="steps-post" if len(events) == len(progress) else "default",
+        drawstyle="steps-post" if len(events) == len(places) else "default",
     )
     axes.set_title(f"line: total {name}", loc="right", color=MUTED, fontsize=8.5, pad=8)
 
@@ -287,7 +293,7 @@ def _draw_legend(
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    found = {name for timeline in timelines for name in _ordered_categories(timeline)}
+    found = {name for timeline in timelines for name in ordered_categories(timeline)}
     ordered = [*CATEGORY_COLOURS, *sorted(found - set(CATEGORY_COLOURS))]
     handles: list[Any] = [
         Patch(color=CATEGORY_COLOURS.get(name, OTHER_COLOUR), label=name, linewidth=0)
@@ -318,48 +324,6 @@ def draw_legend(figure: Figure, handles: Sequence[Any], *, handle_length: float)
         handlelength=handle_length,
         columnspacing=2.0,
     )
-
-
-def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the loss and the first validation metric over epochs or steps, one panel each.
-
-    Raises:
-        MissingExtraError: if matplotlib is not installed.
-    """
-    names = plotted_metrics(metrics)
-    figure = new_figure(10.0, 2.7)
-    if not names:
-        return _say_empty(figure, "No metrics were recorded.")
-    unit = "step" if "step" in metrics[0] else "epoch"
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for axes, name, colour in zip(panels, names, (RED, BLUE), strict=False):
-        points = [
-            (row.get(unit, number), row[name])
-            for number, row in enumerate(metrics, start=1)
-            if _is_finite(row.get(name))
-        ]
-        style_axes(axes)
-        epochs, values = [point[0] for point in points], [point[1] for point in points]
-        marker = "o" if len(points) <= 30 else ""
-        axes.plot(epochs, values, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
-        axes.set_title(name.replace("_", " "), loc="left", color=INK, fontsize=10, pad=8)
-        axes.set_xlabel(unit, color=MUTED, fontsize=9)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.margins(x=0.03, y=0.12)
-    return figure
-
-
-def plotted_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Choose what to draw of the epochs: the loss, and the validation MRR or what stands for it."""
-    found = [name for row in metrics for name, value in row.items() if _is_finite(value)]
-    valid = [name for name in found if name.startswith("valid_") and not name.endswith("_bytes")]
-    preferred = "valid_mrr" if "valid_mrr" in valid else next(iter(valid), None)
-    return [name for name in ("loss", preferred) if name is not None and name in found]
-
-
-def _is_finite(value: object) -> bool:
-    """Return whether a metric is a number that can be drawn."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def png_bytes(figure: Figure) -> bytes:

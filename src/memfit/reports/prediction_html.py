@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from memfit.figures import Certainty, Prediction
 from memfit.prediction.advice import Advice
+from memfit.prediction.lives import Life
 from memfit.units import format_bytes, format_seconds
 
+from .charts.embedding import charts_of
+from .charts.step_chart import step_chart
 from .page import INLINE_POINTS, TONES, TOP_MODULES, Headline, page_environment, peak_parts
 from .plots import svg_text, timeline_figure
 from .wording import (
@@ -23,6 +26,8 @@ from .wording import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from memfit.script.prediction import PhasePeak
+
 
 def prediction_picture(prediction: Prediction, *, max_points: int = 4000) -> Figure:
     """Draw the memory of one predicted step by category.
@@ -30,32 +35,49 @@ def prediction_picture(prediction: Prediction, *, max_points: int = 4000) -> Fig
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    budget_bytes = prediction.budget_bytes if prediction.budget_of == "allocated" else None
     return timeline_figure(
         prediction.timeline,
         None,
-        budget_bytes=budget_bytes,
+        budget_bytes=_allocated_budget(prediction),
         title=f"One step on {place_words(prediction)}, predicted",
         names=("allocated bytes by category", ""),
         max_points=max_points,
     )
 
 
-def prediction_html(prediction: Prediction, advice: Sequence[Advice], *, job: str) -> str:
+def prediction_html(
+    prediction: Prediction,
+    advice: Sequence[Advice],
+    *,
+    job: str,
+    lives: Sequence[Life] = (),
+    phases: Sequence[PhasePeak] = (),
+) -> str:
     """Render a prediction as one self-contained page.
 
     Args:
         prediction: what is shown.
         advice: what would change it.
         job: how the step was named: ``FILE.py:name``.
+        lives: which blocks live when; without them no moment tells who holds its bytes.
+        phases: of a script's run.
 
     Raises:
         MissingExtraError: if matplotlib or jinja2 is not installed.
     """
     template = page_environment().get_template("prediction.html.j2")
     peak_bytes = prediction.peak_allocated_bytes
+    chart = step_chart(
+        prediction.timeline,
+        names=("allocated", ""),
+        budget_bytes=_allocated_budget(prediction),
+        lives=lives,
+    )
     return template.render(
         prediction=prediction,
+        charts=charts_of({"step": chart}),
+        phases=phases,
+        has_lives=chart is not None and bool(lives),
         job=job,
         tone="" if is_uncertain(prediction) else TONES[prediction.fits],
         verdict=fits_sentence(prediction, prediction.budget_bytes),
@@ -67,6 +89,11 @@ def prediction_html(prediction: Prediction, advice: Sequence[Advice], *, job: st
         categories=peak_parts(prediction.by_category, peak_bytes),
         modules=peak_parts(prediction.by_module, peak_bytes, limit=TOP_MODULES),
     )
+
+
+def _allocated_budget(prediction: Prediction) -> int | None:
+    """Return the budget where it bounds what a timeline shows."""
+    return prediction.budget_bytes if prediction.budget_of == "allocated" else None
 
 
 def _cards(prediction: Prediction) -> list[Headline]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ _E_co = TypeVar("_E_co", bound=Event, covariant=True)
 _P = TypeVar("_P", OutOfMemoryEvent, PlanClimbedEvent)
 _T = TypeVar("_T")
 _MOST_NAMED = 3
+_LONGEST_TITLE = 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,7 @@ class RunReport:
         """Name the run."""
         if self.training is not None:
             return self.training.title
-        return self.facts.title if self.facts else self.folder.resolve().name
+        return _title_of(self.facts) if self.facts else self.folder.resolve().name
 
     @property
     def highest_rank(self) -> RankSummary:
@@ -183,6 +185,21 @@ class RunReport:
         }
 
 
+def _title_of(facts: RunFacts) -> str:
+    """Name a run by its script with the words after it, where only the script's name was noted.
+
+    A script's name alone is `train` in most folders.
+    """
+    words = facts.command.split()
+    for index, word in enumerate(words):
+        path = Path(word)
+        if facts.title in (path.name, path.stem, word.rpartition(".")[2]):
+            name = path.parent.name if path.stem == "__main__" else path.name
+            title = " ".join((name, *words[index + 1 :]))
+            return textwrap.shorten(title, _LONGEST_TITLE, placeholder=" ...")
+    return facts.title
+
+
 def read_report(folder: Path) -> RunReport:
     """Read a run folder, also of a run that is going on or was killed.
 
@@ -221,7 +238,7 @@ def read_report(folder: Path) -> RunReport:
         out_of_memory=out_of_memory,
         climbs=_once(_of_kind(PlanClimbedEvent, told)),
         drifts=_of_kind(DriftEvent, told),
-        leaks=_of_kind(LeakEvent, leaks),
+        leaks=tuple(sorted(_of_kind(LeakEvent, leaks), key=_worst_first)),
         plan=_readable(_known_plan, folder, notes),
         timeline=_readable(read_timeline, folder, notes),
         training=training,
@@ -251,8 +268,12 @@ def _leaks(journal: Journal) -> Sequence[LeakEvent]:
     """List what was found to leak, the latest word on each holder."""
     found = [event for event in journal.events if isinstance(event, LeakEvent)]
     found += journal.ending.leaks if journal.ending else ()
-    latest = {(leak.place, leak.kind, leak.holder): leak for leak in found}
-    return sorted(latest.values(), key=lambda leak: -leak.total_growth_bytes)
+    return list({(leak.place, leak.kind, leak.holder): leak for leak in found}.values())
+
+
+def _worst_first(told: Told[LeakEvent]) -> tuple[float, int]:
+    """Order leaks by their growth per step; what one that was found early has in all is little."""
+    return -told.event.growth_bytes_per_step, -told.event.total_growth_bytes
 
 
 def _of_kind(kind: type[_E], told: Mapping[int, Iterable[Event]]) -> tuple[Told[_E], ...]:

@@ -9,17 +9,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.files import write_atomically
+from memfit.journal.one_axis import laid_along
 from memfit.journal.sentences import drift_sentence
 from memfit.units import format_bytes
 
+from .charts.embedding import charts_of
+from .charts.frontier_chart import frontier_chart
+from .charts.run_charts import metrics_chart, ranks_chart, run_chart
+from .charts.step_chart import step_chart
 from .page import INLINE_POINTS, TOP_MODULES, page_environment, peak_parts
+from .plan_points import plan_points
 from .plan_rows import considered_rows
-from .plots import metrics_figure, plotted_metrics, png_bytes, svg_text
+from .plots import png_bytes, svg_text
 from .run_contents import RunReport
-from .run_plots import has_memory, plan_figure, ranks_figure, run_figure, step_figure
+from .run_plots import (
+    allocated_budget,
+    has_memory,
+    metrics_figure,
+    plan_figure,
+    plotted_metrics,
+    ranks_figure,
+    run_figure,
+    step_figure,
+    step_of_run,
+)
 from .run_wording import budget_verdict, headline_cards, rank_row, verdict
 from .training import Training
-from .wording import explanation_lines, flat_values, format_value
+from .wording import FIGURE_NAMES, explanation_lines, flat_values, format_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +78,9 @@ def run_html(report: RunReport) -> str:
         verdict=verdict(report),
         cards=headline_cards(report),
         pictures=pictures,
-        step_pictures=[pictures[name] for name in ("plan-step", "timeline") if name in pictures],
+        steps=[name for name in ("plan-step", "timeline") if name in pictures],
+        step_title=shown_step.title if (shown_step := step_of_run(report)) else "",
+        charts=charts_of(charts_of_run(report)),
         has_ranks=len(report.ranks) > 1,
         drifts=_drifts(report),
         changes=report.plan_changes(),
@@ -101,6 +119,43 @@ def _figures(report: RunReport, *, max_points: int = 4000) -> dict[str, Figure |
         "timeline": step_figure(report, max_points=max_points),
         "run-ranks": ranks_figure(report),
     }
+
+
+def charts_of_run(report: RunReport) -> dict[str, dict[str, Any] | None]:
+    """Gather the data of the charts that take the place of the pictures, by the same names."""
+    training = report.training
+    charts: dict[str, dict[str, Any] | None] = {
+        "run-peaks": run_chart(report),
+        "metrics": metrics_chart(report.metrics, plotted_metrics(report.metrics)),
+        "run-ranks": ranks_chart(report),
+        "timeline": None,
+        "plan-step": None,
+    }
+    step = step_of_run(report)
+    if step is not None:
+        predicted, measured = step.predicted, step.measured
+        if predicted is not None and measured is not None:
+            measured = laid_along(measured, predicted)
+        charts["timeline"] = step_chart(
+            measured or predicted,
+            predicted if measured else None,
+            names=("measured", "predicted") if measured else ("predicted", ""),
+            budget_bytes=step.budget_bytes,
+        )
+    if training is not None:
+        charts["frontier"] = frontier_chart(
+            plan_points(training.considered),
+            budget_bytes=training.budget_bytes,
+            figure_name=FIGURE_NAMES[training.planned.budget_of],
+        )
+    if training is not None and training.planned.strategies:
+        charts["plan-step"] = step_chart(
+            training.planned.timeline,
+            training.plain.timeline,
+            names=("planned", "plain"),
+            budget_bytes=allocated_budget(training),
+        )
+    return charts
 
 
 def _facts(report: RunReport) -> list[tuple[str, str]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memfit.figures import Timeline
 from memfit.journal.records import StepRecord
 from memfit.journal.timeline import kept_events
 
@@ -22,8 +24,10 @@ from .plots import (
     RED,
     YELLOW,
     budget_label,
+    count_along,
     draw_legend,
     new_figure,
+    say_empty,
     scale_bytes,
     style_axes,
     timeline_figure,
@@ -87,10 +91,7 @@ def run_figure(report: RunReport, *, max_points: int = 4000) -> Figure:
     for axes in panels:
         _draw_events(axes, report, rank, with_labels=axes is panels[0])
         axes.set_xlim(*_step_range(report, rank))
-    panels[-1].set_xlabel("step", color=MUTED, fontsize=9)
-    locator: Any = panels[-1].xaxis.get_major_locator()
-    locator.set_params(integer=True)
-    panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    count_along(panels[-1], "step")
     _legend(figure, panels)
     return figure
 
@@ -222,44 +223,78 @@ def plan_figure(training: Training, *, max_points: int = 4000) -> Figure | None:
     return timeline_figure(
         training.plain.timeline,
         training.planned.timeline,
-        budget_bytes=_allocated_budget(training),
+        budget_bytes=allocated_budget(training),
         title="What the plan changes, predicted",
         names=("plain", "planned"),
+        shares_axis=False,
         max_points=max_points,
     )
 
 
-def _allocated_budget(training: Training) -> int | None:
+def allocated_budget(training: Training) -> int | None:
     """Return the budget where it bounds what a timeline shows."""
     return training.budget_bytes if training.planned.budget_of == "allocated" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownStep:
+    """One step, as it was predicted and as it was measured."""
+
+    title: str
+    predicted: Timeline | None
+    measured: Timeline | None
+    budget_bytes: int | None
+
+
+def step_of_run(report: RunReport) -> ShownStep | None:
+    """Return the step that is shown of a run; None where no timeline was kept.
+
+    A step of the run itself comes before the one that was measured apart from training.
+    """
+    if report.timeline is not None:
+        return ShownStep(
+            title=f"Step {report.timeline.step:,} by category",
+            predicted=report.timeline.predicted,
+            measured=report.timeline.measured,
+            budget_bytes=report.budget_bytes,
+        )
+    training = report.training
+    if training is None or training.measured is None:
+        return None
+    return ShownStep(
+        title="The planned step, predicted and measured",
+        predicted=training.planned.timeline,
+        measured=training.measured.timeline,
+        budget_bytes=allocated_budget(training),
+    )
 
 
 def step_figure(report: RunReport, *, max_points: int = 4000) -> Figure | None:
     """Draw the timeline of one step by category; None where there is none.
 
-    A step of the run itself comes before the one that was measured apart from training.
-
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    if report.timeline is None:
-        training = report.training
-        if training is None or training.measured is None:
-            return None
-        return timeline_figure(
-            training.planned.timeline,
-            training.measured.timeline,
-            budget_bytes=_allocated_budget(training),
-            title="The planned step, predicted and measured",
-            max_points=max_points,
-        )
+    step = step_of_run(report)
+    if step is None:
+        return None
     return timeline_figure(
-        report.timeline.predicted,
-        report.timeline.measured,
-        budget_bytes=report.budget_bytes,
-        title=f"Step {report.timeline.step:,} by category",
+        step.predicted,
+        step.measured,
+        budget_bytes=step.budget_bytes,
+        title=step.title,
         max_points=max_points,
     )
+
+
+def peaks_of_ranks(report: RunReport) -> list[tuple[str, str, list[int | None]]]:
+    """Return the name, the colour and the values of what is known of several ranks."""
+    kinds = [
+        ("peak allocated", BLUE, [rank.peak_allocated_bytes for rank in report.ranks]),
+        ("peak reserved", CYAN, [rank.peak_reserved_bytes for rank in report.ranks]),
+        ("host", YELLOW, [rank.host_peak_bytes for rank in report.ranks]),
+    ]
+    return [kind for kind in kinds if any(kind[2])] if len(report.ranks) > 1 else []
 
 
 def ranks_figure(report: RunReport) -> Figure | None:
@@ -268,13 +303,8 @@ def ranks_figure(report: RunReport) -> Figure | None:
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    kinds = [
-        ("peak allocated", BLUE, [rank.peak_allocated_bytes for rank in report.ranks]),
-        ("peak reserved", CYAN, [rank.peak_reserved_bytes for rank in report.ranks]),
-        ("host", YELLOW, [rank.host_peak_bytes for rank in report.ranks]),
-    ]
-    known = [(label, colour, values) for label, colour, values in kinds if any(values)]
-    if len(report.ranks) == 1 or not known:
+    known = peaks_of_ranks(report)
+    if not known:
         return None
     figure = new_figure(10.0, 3.2)
     panels = [[kind for kind in known if kind[0] != "host"], [k for k in known if k[0] == "host"]]
@@ -311,3 +341,44 @@ def _draw_bars(
     every = max(1, len(ranks) // 16)
     shown = list(range(0, len(ranks), every))
     axes.set_xticks(shown, [str(ranks[index].rank) for index in shown])
+
+
+def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the loss and the first validation metric over epochs or steps, one panel each.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    names = plotted_metrics(metrics)
+    figure = new_figure(10.0, 2.7)
+    if not names:
+        return say_empty(figure, "No metrics were recorded.")
+    unit = "step" if "step" in metrics[0] else "epoch"
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name, colour in zip(panels, names, (RED, BLUE), strict=False):
+        points = [
+            (row.get(unit, number), row[name])
+            for number, row in enumerate(metrics, start=1)
+            if _is_finite(row.get(name))
+        ]
+        style_axes(axes)
+        epochs, values = [point[0] for point in points], [point[1] for point in points]
+        marker = "o" if len(points) <= 30 else ""
+        axes.plot(epochs, values, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
+        axes.set_title(name.replace("_", " "), loc="left", color=INK, fontsize=10, pad=8)
+        count_along(axes, unit)
+        axes.margins(x=0.03, y=0.12)
+    return figure
+
+
+def plotted_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Choose what to draw of the epochs: the loss, and the validation MRR or what stands for it."""
+    found = [name for row in metrics for name, value in row.items() if _is_finite(value)]
+    valid = [name for name in found if name.startswith("valid_") and not name.endswith("_bytes")]
+    preferred = "valid_mrr" if "valid_mrr" in valid else next(iter(valid), None)
+    return [name for name in ("loss", preferred) if name is not None and name in found]
+
+
+def _is_finite(value: object) -> bool:
+    """Return whether a metric is a number that can be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -29,6 +29,11 @@ STATE_WORDS = {
     State.GONE: "Ended without a word",
     State.UNKNOWN: "No ending yet",
 }
+_WHERE_MEMORY_ENDED = {
+    Reason.OUT_OF_MEMORY.value: "",
+    Reason.BUDGET_EXCEEDED.value: " at the enforced budget",
+    Reason.HOST_OUT_OF_MEMORY_KILLER.value: " on the host",
+}
 _WHEN_GONE = (
     "Something killed it, or the machine went down. Look for the out-of-memory killer in the "
     "system's log; `memfit run` watches for it."
@@ -52,12 +57,20 @@ def verdict(report: RunReport) -> Verdict:
     if report.ending is None:
         return _open_verdict(report)
     return Verdict(
-        words=REASON_WORDS[report.ending.reason],
+        words=_ended_words(report.ending, num_leaks=len(report.leaks)),
         sentence=report.ending.sentence,
         remedy=report.ending.remedy,
         evidence=report.ending.evidence,
         tone=_tone(report.ending, num_leaks=len(report.leaks)),
     )
+
+
+def _ended_words(ending: Ending, *, num_leaks: int) -> str:
+    """Write how a run ended; one that came to its end while something leaked is not just done."""
+    words = REASON_WORDS[ending.reason]
+    if ending.reason is not Reason.DONE or not num_leaks:
+        return words
+    return f"{words}, but {num_leaks:,} {'leak was' if num_leaks == 1 else 'leaks were'} found"
 
 
 def _tone(ending: Ending, *, num_leaks: int) -> str:
@@ -184,18 +197,19 @@ def _steps_card(report: RunReport) -> Headline:
 
 def _out_of_memory_card(report: RunReport) -> Headline:
     count = len(report.out_of_memory)
-    is_end = report.ending is not None and report.ending.reason is Reason.OUT_OF_MEMORY
+    where = None if report.ending is None else _WHERE_MEMORY_ENDED.get(report.ending.ended_by)
     notes = ["each time run again"] if count else []
     if report.climbs:
         notes.append(f"a larger plan tried again {_times(len(report.climbs))}")
-    if is_end and count:
-        notes.append("once more, which ended the run")
-    value = _times(count) if count else "ended the run" if is_end else "never"
+    if where is not None and count:
+        notes.append(f"once more{where}, which ended the run")
+    elif where:
+        notes.append(where.strip())
     return Headline(
         label="Out of memory",
-        value=value,
+        value=_times(count) if count else "never" if where is None else "ended the run",
         notes=tuple(notes),
-        tone="bad" if is_end else "warn" if count else "",
+        tone="warn" if count and where is None else "" if where is None else "bad",
     )
 
 
@@ -207,11 +221,11 @@ def _leaks_card(report: RunReport) -> Headline:
     if not report.leaks:
         is_off = report.facts is not None and report.facts.finds_leaks is False
         return Headline(label="Leaks", value="not looked for" if is_off else "none found", notes=())
-    largest = max(report.leaks, key=lambda told: told.event.total_growth_bytes).event
+    worst = report.leaks[0].event
     return Headline(
         label="Leaks",
         value=f"{len(report.leaks):,} found",
-        notes=(largest.holder, f"{format_bytes(largest.total_growth_bytes)} in all"),
+        notes=(worst.holder, f"{format_bytes(worst.total_growth_bytes)} in all"),
         tone="bad" if report.ending and report.ending.reason is Reason.LEAK else "warn",
     )
 

@@ -12,7 +12,7 @@ from memfit.journal.timeline import kept_events as kept_events
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpan:
-    """A phase of the step, from ``start`` to ``end`` in percent of its events."""
+    """A phase of the step, from the event ``start`` to the event ``end``."""
 
     start: float
     end: float
@@ -20,13 +20,14 @@ class PhaseSpan:
 
 
 def phase_spans(timeline: Timeline) -> list[PhaseSpan]:
-    """Return each phase its span in percent; neighbours of one name are joined."""
-    last = max(1, len(timeline.allocated_bytes) - 1)
+    """Return each phase its span among the events; neighbours of one name are joined."""
+    axis = timeline.axis()
+    last = max(0, len(axis) - 1)
     starts: list[tuple[float, str]] = []
     for event, name in timeline.phases:
         if not starts or starts[-1][1] != name:
-            starts.append((100 * min(event, last) / last, name))
-    ends = [start for start, _ in starts[1:]] + [100.0]
+            starts.append((float(axis[min(event, last)]), name))
+    ends = [start for start, _ in starts[1:]] + [float(axis[last])]
     return [
         PhaseSpan(start=start, end=end, name=name)
         for (start, name), end in zip(starts, ends, strict=True)
@@ -50,14 +51,14 @@ def highest_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]
     return sorted(highest | {0, count - 1})
 
 
-def labelled_spans(spans: Sequence[PhaseSpan], percent_per_letter: float) -> list[PhaseSpan]:
+def labelled_spans(spans: Sequence[PhaseSpan], events_per_letter: float) -> list[PhaseSpan]:
     """Name the phases that have room for a name.
 
     Where the phases of micro-batches are too narrow for theirs, one name stands for all of them.
     """
 
     def has_room(span: PhaseSpan) -> bool:
-        return len(span.name) * percent_per_letter <= span.end - span.start
+        return len(span.name) * events_per_letter <= span.end - span.start
 
     repeated = [span for span in spans if span.name in ("forward", "backward")]
     # A loop may go on after the update, with the forward of the next step.

@@ -26,6 +26,7 @@ FIGURE_NAMES = {
     "process": "process",
 }
 
+_BRIEF_WIDTH = 160
 _MOST_ALIKE = 2
 _MOST_ANSWERS = 12
 _LONG_LIST = re.compile(r"(?P<setting>\w+=|)(?P<words>[^=,()]+ [^=,()]+)")
@@ -41,6 +42,11 @@ def plan_name(strategies: Sequence[str], *, width: int | None = None) -> str:
     if width is None or len(name) <= width:
         return name
     return "\n+ ".join(_broken(label, width) for label in _brief_labels(strategies))
+
+
+def brief_plan(strategies: Sequence[str]) -> str:
+    """Join the strategies of a plan in one line, long lists of blocks and results counted."""
+    return " ".join(plan_name(strategies, width=_BRIEF_WIDTH).split())
 
 
 def instead_of(strategies: Sequence[str], before: Sequence[str]) -> str:

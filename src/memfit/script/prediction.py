@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from memfit.allocator.replay import simulate_events
@@ -13,6 +14,7 @@ from memfit.devices.spec import CUDA, Device
 from memfit.figures import BOUNDED_FIGURES, Answer, Prediction
 from memfit.peak_changes.moments import StepMoments
 from memfit.prediction.budget import MemoryBudget
+from memfit.prediction.lives import Life, lives_of
 from memfit.prediction.predict import evaluate_steps
 from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import StepRecording
@@ -59,6 +61,8 @@ class ScriptPrediction:
     values that nobody knows."""
     data: DataPrediction | None = None
     """The whole of its training data; None where that was not asked for."""
+    lives: Callable[[], Sequence[Life]] = tuple
+    """Gives the lives of the steady step's blocks."""
 
     @property
     def worst(self) -> PhasePeak:
@@ -127,6 +131,7 @@ def predict_recorded_script(
         diverted_bytes=sum(each.num_bytes for each in found.diverted),
         skewed=uneven,
         data=_over_data(scanned, device, settings, context_bytes),
+        lives=partial(lives_of, steady, device),
     )
     notes = (*prediction.notes, *_notes(answer, found))
     fits = _fits(answer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from memfit.strategies.base import Numerics
@@ -44,6 +45,11 @@ class Verification:
     loss holds on to."""
     effects: tuple[str, ...] = ()
     """What else the plan leaves otherwise, a sentence each, such as a count of calls."""
+    gradient_errors: Mapping[str, float] = field(default_factory=dict)
+    """Of each parameter's gradient; where random draws decide, with deterministic ones. Pages show
+    them, JSON does not."""
+    parameter_errors: Mapping[str, float] = field(default_factory=dict)
+    """Of each parameter after two steps, likewise."""
     is_proof: bool = True
     """Whether everything that a step does took part, in a precision that tells rounding from error;
     the notes say what did not."""
@@ -69,10 +75,11 @@ class Verification:
         return self.largest_error if self.deterministic_error is None else self.deterministic_error
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values; an error that is no number is None."""
+        """Return it as plain values, without each parameter; an error that is no number is None."""
         values = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
+            if name not in ("gradient_errors", "parameter_errors")
         }
         largest = self.largest_error if math.isfinite(self.largest_error) else None
         return {**values, "largest_error": largest, "keeps_promise": self.keeps_promise}

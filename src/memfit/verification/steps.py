@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,6 +59,9 @@ class Errors:
     """What is furthest off of all."""
     whole_gradient: float
     """The error of all gradients as one vector."""
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    """By parameter."""
+    parameters: Mapping[str, float] = field(default_factory=dict)
     effect: float = 0.0
     """Of the tensors and numbers that are reached otherwise: optimizer states, attributes,
     closures."""
@@ -156,9 +159,9 @@ def compare(
     gap = float((found.loss.double() - expected.loss.double()).abs())
     loss = as_error(gap, max(float(expected.loss.double().abs()), SMALLEST))
     errors = {"loss": loss}
-    largest = {}
+    largest, by_name = {}, {}
     for kind, (found_tensors, expected_tensors) in _kinds(found, expected).items():
-        of_kind = relative_errors(found_tensors, expected_tensors)
+        by_name[kind] = of_kind = relative_errors(found_tensors, expected_tensors)
         name = max(of_kind, key=lambda each: of_kind[each], default="")
         largest[kind] = (of_kind.get(name, 0.0), name)
         errors[f"{kind} {name}"] = largest[kind][0]
@@ -173,6 +176,8 @@ def compare(
             math.hypot(*gaps(found.gradients, expected.gradients).values()),
             max(math.hypot(*norms_of(expected.gradients).values()), SMALLEST),
         ),
+        gradients=by_name["gradient of"],
+        parameters=by_name["parameter"],
         effect=largest["effect on"][0],
         effects=tuple(differing_values(found.left, expected.left)),
         draws=tuple(differing_draws(found.left, expected.left)),

@@ -174,6 +174,8 @@ class Verifier:
             strategies=plan.labels(),
             deterministic_error=None if deterministic is None else deterministic.largest,
             slope_error=slope,
+            gradient_errors=(deterministic or errors).gradients,
+            parameter_errors=(deterministic or errors).parameters,
             is_proof=is_shown,
             notes=(*remarks.lacking, *notes),
         )

@@ -94,7 +94,10 @@ def test_what_a_bounded_search_left_out_is_no_faster_than_it_says(seed, budget):
     if chosen is None:
         return
     fastest = world.fastest_seconds(budget)
-    known = [chosen.prediction.step_seconds / 1.05, *(r.seconds for r in search.tree.refinements())]
+    known = [
+        chosen.prediction.step_seconds / 1.05,
+        *(r.seconds for _, r in search.tree.refinements()),
+    ]
     left = search.least_seconds_left
     assert fastest >= min(known if left is None else [*known, left]) * (1 - 1e-9)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +39,9 @@ def imported_on(device: Device, load: Callable[[str], Found], reference: str) ->
     card = card_of(device)
     if device.kind != CUDA or card is None or torch.cuda.is_available():
         return load(reference)
+    # torch.compile sorts torch's functions when it is imported, so it has to see the real ones.
+    # Recording imports it in any case.
+    import_module("torch._dynamo")
     try:
         with ExitStack() as stack:
             for replacement in runtime(card):

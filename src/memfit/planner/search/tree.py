@@ -76,7 +76,7 @@ class SearchTree:
         for added in set(node.strategies) - set(node.parent.strategies) - set(self._time_ratios):
             # The others were added before, so what each of them costs is known.
             ratio = mine.prediction.step_seconds / self.expected_seconds(node)
-            self._time_ratios[added] = ratio
+            self._time_ratios[added] = ratio * self._space.slowdowns.get(added, 1.0)
             self._savings_bytes[added] = before.floor_bytes - mine.floor_bytes
         if mine.prediction.fits:
             least_fraction = 0.0
@@ -95,12 +95,13 @@ class SearchTree:
         return bool(added) and added <= self._with_little
 
     def expected_seconds(self, node: SearchNode) -> float:
-        """Multiply the root's time by what each further member was seen to cost."""
+        """Multiply the root's time by what each further member was seen or is known to cost."""
         root = node.root
         seconds = self._recordings.of(root.strategies).prediction.step_seconds
         for member in node.strategies:
             if member not in root.strategies:
-                seconds *= self._time_ratios.get(member, 1.0)
+                known = self._space.slowdowns.get(member, 1.0)
+                seconds *= self._time_ratios.get(member, known)
         return seconds
 
     def expected_floor_bytes(self, node: SearchNode) -> int:

@@ -250,6 +250,23 @@ class ConsideredPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSoFar:
+    """The fastest plan that fits of those recorded so far, while planning goes on."""
+
+    strategies: tuple[str, ...]
+    peak_bytes: int
+    """The peak that the budget bounds."""
+    step_seconds: float
+    plain_step_seconds: float
+    """The estimated time of the step as it is, or with what is required alone."""
+    num_recorded: int
+    num_left: int
+    """How many combinations are waiting that may be faster, by their estimates."""
+    elapsed_seconds: float
+    """Since planning began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPoint:
     """One trade of memory against time: the peak that the budget bounds, and the step's seconds."""
 

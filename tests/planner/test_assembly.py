@@ -172,7 +172,7 @@ def test_what_is_allowed_or_forbidden_is_not_tried_again(transformer):
 def test_where_recording_takes_long_approximations_are_left_out_and_a_note_says_so(
     transformer, monkeypatch
 ):
-    monkeypatch.setattr(assembly, "_MOST_RECORD_SECONDS", 0.0)
+    monkeypatch.setattr(assembly, "_MOST_OPERATORS", 0)
     plan = memfit.plan(transformer)
     assert plan.approximations == ()
     assert "What approximations would buy was not recorded" in plan.notes[0]

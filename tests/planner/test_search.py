@@ -172,8 +172,11 @@ def space_of(*, must_split: bool = False, splits=SPLITS, fixed=FIXED) -> SearchS
     return SearchSpace(options=fixed, splits=splits, must_split=must_split, refused=())
 
 
-def search_of(world: World, budget_bytes: int, **wanted) -> Search:
-    return Search(world.evaluator(budget_bytes), space_of(**wanted))
+def search_of(
+    world: World, budget_bytes: int, *, patience=None, on_better=None, **wanted
+) -> Search:
+    evaluator, space = world.evaluator(budget_bytes), space_of(**wanted)
+    return Search(evaluator, space, patience=patience, on_better=on_better)
 
 
 SEEDS = st.integers(0, 10**6)
@@ -492,7 +495,7 @@ def test_what_is_below_a_peak_keeps_to_the_other_budgets_as_well():
     world = Elsewhere(seed=1)
     search = search_of(world, world.peak_bytes((CHUNKED,)), splits=())
     best = search.run()
-    smallest_bytes = min(r.peak_bytes for r in search.tree.refinements())
+    smallest_bytes = min(r.peak_bytes for _, r in search.tree.refinements())
     below = Ladder(search).fastest_below(int(1.02 * smallest_bytes))
     assert best.prediction.fits
     assert below is None or below.prediction.fits

@@ -94,7 +94,10 @@ def test_what_a_bounded_search_left_out_is_no_faster_than_it_says(seed, budget):
     if chosen is None:
         return
     fastest = world.fastest_seconds(budget)
-    known = [chosen.prediction.step_seconds / 1.05, *(r.seconds for r in search.tree.refinements())]
+    known = [
+        chosen.prediction.step_seconds / 1.05,
+        *(r.seconds for _, r in search.tree.refinements()),
+    ]
     left = search.least_seconds_left
     assert fastest >= min(known if left is None else [*known, left]) * (1 - 1e-9)
 
@@ -102,3 +105,13 @@ def test_what_a_bounded_search_left_out_is_no_faster_than_it_says(seed, budget):
 def test_an_unbounded_search_leaves_nothing_out():
     _, search, _ = ready()
     assert search.least_seconds_left is None
+
+
+def test_what_is_known_to_be_slow_is_not_recorded_before_what_may_be_faster():
+    world = World(seed=3, errors=False)
+    budget_bytes = int(0.8 * world.estimated_bytes(()))
+    slow = dict.fromkeys(SPLITS, 10.0)
+    space = SearchSpace(options=FIXED, splits=SPLITS, must_split=False, refused=(), slowdowns=slow)
+    found = Search(world.evaluator(budget_bytes), space).run()
+    assert found.prediction.fits
+    assert not any(world.is_split(strategies) for strategies in world.short)

@@ -17,8 +17,8 @@ from .job_arguments import (
     add_rank_numbers,
     add_verbose_argument,
     read_rank_numbers,
-    status,
 )
+from .planning_progress import planning_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ASKED = (
     *("device", "budget", "budget_of", "host_memory", "disk"),
-    *("allow", "require", "forbid", "measure", "thorough", "prove"),
+    *("allow", "require", "forbid", "measure", "thorough", "prove", "seconds"),
 )
 """What `memfit.plan` is given by the same names."""
 _BESIDE_A_CARD = (
@@ -126,6 +126,13 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
         help="search large models as far as small ones, which takes minutes",
     )
     parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="N",
+        help="take the fastest plan that is found within so many seconds, or the first that is "
+        "found after them; Ctrl-C takes the fastest so far as well",
+    )
+    parser.add_argument(
         "--prove",
         action=argparse.BooleanOptionalAction,
         help="try on a real batch, here, whether micro-batches keep the results where that could "
@@ -176,8 +183,8 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResul
 
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
     wanted |= read_rank_numbers(args)
-    with status(console, "recording the step as it is", quiet=args.json) as show:
-        return plan(job, **wanted, progress=lambda text: show(f"recording: {text}"))
+    with planning_progress(console, "recording the step as it is", quiet=args.json) as seen:
+        return plan(job, **wanted, progress=seen.recording, on_better=seen.better)
 
 
 def _plan_of_trainer(
@@ -197,8 +204,8 @@ def _plan_of_trainer(
         )
         raise UsageError(msg)
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
-    with status(console, "beginning the trainer's training", quiet=args.json) as show:
-        wanted["progress"] = lambda text: show(f"recording: {text}")
+    with planning_progress(console, "beginning the training", quiet=args.json) as seen:
+        wanted |= {"progress": seen.recording, "on_better": seen.better}
         if isinstance(found.trainer, tuple):
             from memfit.integrations.lightning import plan as plan_fit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from memfit.allocator.simulate import peak_bytes
@@ -18,7 +18,8 @@ from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.candidates import Evaluator
 from memfit.planner.search.evaluation import JobEvaluator, Progress
 from memfit.planner.search.options import SearchSpace, calls_blocks_again, search_space
-from memfit.planner.search.search import Search
+from memfit.planner.search.patience import Patience
+from memfit.planner.search.search import OnBetter, Search
 from memfit.planner.trial import BatchTrial
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate, with_other_spread
@@ -50,6 +51,8 @@ class Wanted:
     thorough: bool = False
     prove: bool | None = None
     progress: Progress | None = None
+    on_better: OnBetter | None = None
+    patience: Patience = field(default_factory=Patience)
 
 
 def plan_here(
@@ -89,18 +92,19 @@ def plan_here(
     if space.must_split and space.split_checks is not None:
         space.split_checks.check_any()
     recordings = Evaluator(evaluator.in_short, evaluator.in_full)
-    search = _search(recordings, space, plain, is_thorough=wanted.thorough)
+    search = _search(recordings, space, plain, wanted)
     best = search.run()
     if best is None:
         raise _no_plan_fits(search, bounds.num_bytes or 0)
-    if wanted.measure:
+    is_measured = wanted.measure and not search.is_over
+    if is_measured:
         best = fastest_measured(job, device, best, search)
     finished = FinishedSearch(
         device=device,
         plain=plain,
         evaluate=recordings,
         search=search,
-        is_measured=wanted.measure,
+        is_measured=is_measured,
     )
     return _reaching_both_spreads(finished.result(best), evaluator)
 
@@ -146,15 +150,20 @@ def trial_of(
     return trial if prove or trial.is_quick else None
 
 
-def _search(
-    evaluate: Evaluator, space: SearchSpace, plain: Recording, *, is_thorough: bool
-) -> Search:
-    if is_thorough:
-        return Search(evaluate, space, slack=_SLACK)
-    if plain.is_long:
-        bounds = {"slack": _SLACK_OF_LONG_STEPS, "most_operators": _MOST_OPERATORS_OF_LONG_STEPS}
-        return Search(evaluate, space, **bounds)
-    return Search(evaluate, space, slack=_SLACK, most_operators=_MOST_OPERATORS)
+def _search(evaluate: Evaluator, space: SearchSpace, plain: Recording, wanted: Wanted) -> Search:
+    slack, most_operators = _SLACK, float(_MOST_OPERATORS)
+    if wanted.thorough:
+        most_operators = float("inf")
+    elif plain.is_long:
+        slack, most_operators = _SLACK_OF_LONG_STEPS, float(_MOST_OPERATORS_OF_LONG_STEPS)
+    return Search(
+        evaluate,
+        space,
+        slack=slack,
+        most_operators=most_operators,
+        patience=wanted.patience,
+        on_better=wanted.on_better,
+    )
 
 
 def _no_plan_fits(search: Search, budget_bytes: int) -> NoPlanFitsError:

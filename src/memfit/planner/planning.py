@@ -13,6 +13,8 @@ from memfit.planner.one_placement import Wanted, plan_here
 from memfit.planner.over_ranks import plan_over_ranks
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.evaluation import Progress
+from memfit.planner.search.patience import Patience
+from memfit.planner.search.search import OnBetter
 from memfit.prediction.budget import MemoryBudget, read_budget
 
 _YOUNG_OBJECTS = 200_000
@@ -47,6 +49,8 @@ def plan(
     thorough: bool = False,
     prove: bool | None = None,
     progress: Progress | None = None,
+    seconds: float | None = None,
+    on_better: OnBetter | None = None,
     ranks: int | Sequence[int] | None = None,
     devices_per_node: int | None = None,
 ) -> PlanningResult:
@@ -74,6 +78,10 @@ def plan(
         prove: whether pieces whose samples could not be followed are tried on a real batch, on the
             CPU: gradients against those of other pieces. None does so where it takes seconds.
         progress: told of every plan that is about to be recorded.
+        seconds: how long to look; then the fastest plan so far is taken, or the next that fits
+            where there is none yet. None means until nothing estimated is faster.
+        on_better: told of every plan that fits and is faster than those before it, as a
+            ``memfit.figures.PlanSoFar``.
         ranks: how many share the model and the effective batch, each on such a device with such a
             budget; of several numbers the cheapest that fits is taken. None leaves that to the job.
         devices_per_node: how many ranks share a machine; None means as many as there are, up to 8.
@@ -83,6 +91,8 @@ def plan(
         UsageError: if the budget or a name makes no sense.
         StrategyError: if a required strategy cannot apply.
         DeviceUnavailableError: if plans are to be measured on a device that is not here.
+        KeyboardInterrupt: if it is interrupted before any plan that fits was recorded; later, the
+            fastest so far is returned, and a note says so.
     """
     spec = load_device(device)
     wanted = Wanted(
@@ -99,6 +109,8 @@ def plan(
         thorough=thorough,
         prove=prove,
         progress=progress,
+        on_better=on_better,
+        patience=Patience(seconds),
     )
     if measure:
         check_is_here(spec)

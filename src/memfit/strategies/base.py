@@ -109,6 +109,13 @@ class Strategy(abc.ABC):
         """Say in a sentence why the strategy cannot apply to this job; None if it can."""
         return None
 
+    def least_slowdown(self, facts: JobFacts) -> float:
+        """Return how many times as long a step takes at least, where that is known beforehand.
+
+        It orders the planner's search until a step has been recorded so.
+        """
+        return 1.0
+
     @abc.abstractmethod
     def apply(self, session: Session) -> Undo:
         """Change the session, and return what puts it back. Serves virtual and real runs alike."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -11,7 +11,7 @@ from memfit.allocator.simulate import AllocatorRules
 from memfit.planner.recompute.chain import Chain, ChainBlock, Option
 from memfit.planner.recompute.forward_backward import ForwardBackward, highest_forward_backward
 from memfit.planner.recompute.knapsack import Item, Trade, frontier, spread
-from memfit.trace.events import ModuleCall, Operation, Trace
+from memfit.trace.events import ModuleCall, Operation, Phase, Trace
 
 Seconds = Callable[[Operation], float]
 
@@ -28,6 +28,7 @@ def chain_of(
     rules: AllocatorRules,
     seconds_of: Seconds,
     link_bytes_per_second: float | None = None,
+    as_it_is: Trace | None = None,
 ) -> Chain:
     """Return the chain of blocks of a step that stores everything.
 
@@ -37,6 +38,9 @@ def chain_of(
         seconds_of: the time of an operator.
         link_bytes_per_second: how fast a block's inputs can be moved away and back; None if they
             cannot.
+        as_it_is: the same step without any strategy. Modules that leave out what they do there
+            are no blocks: a head whose logits are made in chunks after it would make them all at
+            once if it were run again.
 
     Totals are of the highest micro-batch; the seconds of recomputation are of all of them. Does not
     account for what a block's choice changes in another block, such as the order of frees; a plan
@@ -45,7 +49,31 @@ def chain_of(
     step = highest_forward_backward(trace, rules)
     if step is None:
         return Chain(blocks=(), elsewhere_bytes=0)
-    return _ChainBuilder(step, seconds_of, link_bytes_per_second).chain()
+    builder = _ChainBuilder(step, seconds_of, link_bytes_per_second)
+    return builder.chain(frozenset() if as_it_is is None else put_off(trace, as_it_is))
+
+
+def put_off(trace: Trace, as_it_is: Trace) -> frozenset[str]:
+    """Name the modules of which a part does none of its arithmetic in a step, but did before."""
+    before, now = _forward_flops(as_it_is), _forward_flops(trace)
+    gone = [name for name, flops in before.items() if flops and not now.get(name)]
+    return frozenset(each for name in gone for each in ("", *_lineage(name)))
+
+
+def _lineage(name: str) -> Iterator[str]:
+    """Yield a module's name, and those of all that it is a part of."""
+    parts = name.split(".")
+    yield from (".".join(parts[:number]) for number in range(1, len(parts) + 1))
+
+
+def _forward_flops(trace: Trace) -> dict[str, int]:
+    """Add up the floating-point operations of the first forward of every module."""
+    found: dict[str, int] = {}
+    for call in trace.calls:
+        if call.phase is Phase.FORWARD and call.module not in found:
+            operations = trace.operations[call.first_operation : call.last_operation]
+            found[call.module] = sum(operation.num_flops for operation in operations)
+    return found
 
 
 @dataclass(slots=True)
@@ -83,9 +111,9 @@ class _ChainBuilder:
         self._last_read = step.last_reads()
         self._known: dict[tuple[Item, ...], list[Trade]] = {}
 
-    def chain(self) -> Chain:
-        """Build the chain."""
-        windows = self._windows(self._parts())
+    def chain(self, left_out: frozenset[str]) -> Chain:
+        """Build the chain of all modules but some."""
+        windows = self._windows(self._parts(left_out))
         saved = 0
         blocks = []
         for window, later in zip_longest(windows, windows[1:]):
@@ -93,14 +121,14 @@ class _ChainBuilder:
             saved += window.part.inner_bytes
         return Chain(blocks=tuple(blocks), elsewhere_bytes=self._elsewhere(windows))
 
-    def _parts(self) -> list[_Part]:
+    def _parts(self, left_out: frozenset[str]) -> list[_Part]:
         """Choose the modules that are the blocks, in the order of forward."""
         called = [call for call in self._step.forward_calls() if call.module]
         counts = Counter(call.module for call in called)
         roots: list[_Part] = []
         open_parts: list[_Part] = []
         for call in called:
-            if counts[call.module] > 1:
+            if counts[call.module] > 1 or call.module in left_out:
                 continue
             inner = self._inner(call)
             part = _Part(call.module, call, inner, self._step.num_bytes(inner))

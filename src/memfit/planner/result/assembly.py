@@ -17,8 +17,9 @@ from memfit.planner.result.explanation import (
 )
 from memfit.planner.result.ladder import Ladder
 from memfit.planner.result.planning_result import PlanningResult
-from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
+from memfit.planner.search.candidates import Candidate, Evaluator, Strategies
 from memfit.planner.search.search import Search
+from memfit.planner.search.tree import SearchTree
 from memfit.prediction.predict import effect_notes
 from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording
@@ -32,8 +33,8 @@ _BEYOND = 1.05
 by this factor in both figures; about so far off estimated times have been seen."""
 _WORTH_A_NOTE = 0.01
 """The share of a step's time that what was not recorded has to promise before a note says so."""
-_MOST_RECORD_SECONDS = 3.0
-"""Where recording a step takes longer, approximations that nobody asked for are not recorded."""
+_MOST_OPERATORS = 2500
+"""Where recording a step takes seconds, approximations that nobody asked for are not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class FinishedSearch:
         return PlanningResult(
             **self._plan_fields(best),
             ladder=tuple(Plan(**self._plan_fields(rung)) for rung in rungs),
-            pareto=pareto(_points(tried, search.tree.refinements(), best)),
+            pareto=pareto(_points(tried, search.tree, best)),
             considered=considered_plans(search.recordings.tried.values(), best),
             approximations=approximated,
             remedies=remedies(held, removed, best.strategies, refused),
@@ -94,6 +95,8 @@ class FinishedSearch:
 
     def _left_out(self, best: Candidate) -> list[str]:
         """Return how much faster what was not recorded could be."""
+        if self.search.is_over:
+            return [self._ended_early()]
         left_seconds, seconds = self.search.least_seconds_left, best.prediction.step_seconds
         if left_seconds is None or left_seconds >= seconds * (1 - _WORTH_A_NOTE):
             return []
@@ -104,15 +107,27 @@ class FinishedSearch:
         )
         return [note]
 
+    def _ended_early(self) -> str:
+        """Say that the search did not come to its end, and what it left."""
+        search = self.search
+        after = format_seconds(search.patience.elapsed_seconds)
+        num_recorded, num_left = len(search.recordings.tried), search.num_left
+        ended = "was interrupted" if search.patience.is_interrupted else "ended"
+        return (
+            f"Planning {ended} after {after}: this is the fastest of {num_recorded} plans that "
+            f"were recorded. {num_left} more may be faster, by their estimates, and smaller plans "
+            "to fall back on were not looked for."
+        )
+
     def _approximations(self, best: Candidate) -> tuple[tuple[Approximation, ...], list[str]]:
         """Record what approximations would buy where that is quick; return notes as well."""
-        if self.is_measured or not not_allowed(self.search.space):
+        if self.is_measured or self.search.is_over or not not_allowed(self.search.space):
             return (), []
-        seconds = max(self.plain.record_seconds, best.prediction.record_seconds)
-        if seconds > _MOST_RECORD_SECONDS:
+        num_operators = max(len(self.plain.steady.operations), best.num_operators)
+        if num_operators > _MOST_OPERATORS:
             note = (
                 "What approximations would buy was not recorded, because recording a step takes "
-                f"{format_seconds(seconds)}. Plan with --allow NAME to see."
+                f"{format_seconds(self.plain.record_seconds)}. Plan with --allow NAME to see."
             )
             return (), [note]
         space, facts = self.search.space, self.plain.facts
@@ -157,7 +172,7 @@ def _is_near_or_beaten(estimate: ParetoPoint, recorded: ParetoPoint) -> bool:
 
 
 def _points(
-    tried: Mapping[Strategies, Candidate], refinements: Iterable[Refinement], best: Candidate
+    tried: Mapping[Strategies, Candidate], tree: SearchTree, best: Candidate
 ) -> Iterator[ParetoPoint]:
     """Yield everything that was recorded, and every refinement that was only estimated."""
     for strategies, candidate in tried.items():
@@ -168,11 +183,11 @@ def _points(
             is_recorded=True,
             is_chosen=strategies == best.strategies,
         )
-    for refinement in refinements:
+    for node, refinement in tree.refinements():
         if refinement.strategies not in tried:
             yield ParetoPoint(
                 strategies=tuple(strategy.label() for strategy in refinement.strategies),
-                peak_bytes=refinement.peak_bytes,
+                peak_bytes=node.expected_bytes(refinement),
                 step_seconds=refinement.seconds,
                 is_recorded=False,
                 is_chosen=False,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from memfit.planner.search.candidates import Candidate, Strategies
+from memfit.planner.search.candidates import Candidate, Refinement, Strategies
 from memfit.planner.search.search import Search
 from memfit.planner.search.tree import SearchNode
 
@@ -18,6 +19,20 @@ _MOST_RECORDINGS = 12
 """So many combinations that the search had no reason to look at are recorded for the ladder."""
 _MOST_RECORDINGS_ONCE_SPENT = 3
 """The same where the search has spent its effort."""
+_MOST_WRONG = 3
+"""So many estimates that turned out wrong are enough for one rung."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A combination, with what it takes as recorded or as estimated."""
+
+    strategies: Strategies
+    peak_bytes: int
+    seconds: float
+    node: SearchNode | None = None
+    """What it refines, where it is estimated."""
+    refinement: Refinement | None = None
 
 
 class Ladder:
@@ -48,26 +63,57 @@ class Ladder:
     def fastest_below(self, most_bytes: int) -> Candidate | None:
         """Return the fastest of what is known to stay below a peak, recorded; None if nothing does.
 
-        Does not look for combinations that the search had no reason to try.
+        Does not look for combinations that the search had no reason to try. After a few estimates
+        that were wrong, only what is recorded already counts.
         """
+        num_wrong = 0
+        missed: set[Strategies] = set()
+        while True:
+            known = self._recorded_below(most_bytes)
+            if num_wrong < _MOST_WRONG and not self._search.is_over:
+                known += self._estimated_below(most_bytes)
+            left = [entry for entry in known if entry.strategies not in missed]
+            if not left:
+                return None
+            first = min(left, key=lambda entry: (entry.seconds, entry.peak_bytes))
+            candidate = self._fitting(first.strategies, in_full=True)
+            if candidate is not None and candidate.peak_bytes <= most_bytes:
+                return candidate
+            missed.add(first.strategies)
+            if first.node is not None:
+                num_wrong += 1
+                self._learn(first)
+
+    def _learn(self, known: _Known) -> None:
+        """Have the node of an estimate expect of others what recording this one has shown."""
+        recorded = self._search.recordings.tried.get(known.strategies)
+        if known.node is not None and known.refinement is not None and recorded is not None:
+            known.node.learn(known.refinement, recorded)
+
+    def _recorded_below(self, most_bytes: int) -> list[_Known]:
         search = self._search
-        known = [
-            (candidate.prediction.step_seconds, candidate.peak_bytes, strategies)
+        return [
+            _Known(strategies, candidate.peak_bytes, candidate.prediction.step_seconds)
             for strategies, candidate in search.recordings.tried.items()
+            if candidate.peak_bytes <= most_bytes and search.space.allows(strategies)
+            if candidate.is_exact or not search.is_over
         ]
-        known += [(r.seconds, r.peak_bytes, r.strategies) for r in search.tree.refinements()]
-        known.sort(key=lambda entry: entry[:2])
-        for _, expected_bytes, strategies in known:
-            if expected_bytes <= most_bytes and search.space.allows(strategies):
-                candidate = self._fitting(strategies, in_full=True)
-                if candidate is not None and candidate.peak_bytes <= most_bytes:
-                    return candidate
-        return None
+
+    def _estimated_below(self, most_bytes: int) -> list[_Known]:
+        search = self._search
+        return [
+            _Known(each.strategies, node.expected_bytes(each), each.seconds, node, each)
+            for node, each in search.tree.refinements()
+            if each.strategies not in search.recordings.tried
+            and node.expected_bytes(each) <= most_bytes
+            and search.space.allows(each.strategies)
+        ]
 
     def _a_little_below(self, best: Candidate) -> Candidate | None:
         """Return something smaller than the chosen plan, known or looked for."""
         most_bytes = int(_ENOUGH * best.peak_bytes)
-        return self.fastest_below(most_bytes) or self._stepped_down(best, most_bytes)
+        found = self.fastest_below(most_bytes)
+        return found if found or self._search.is_over else self._stepped_down(best, most_bytes)
 
     def _stepped_down(self, start: Candidate, most_bytes: int) -> Candidate | None:
         """Go down by one halving or one strategy at a time until below a peak."""

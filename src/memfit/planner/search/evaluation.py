@@ -277,6 +277,7 @@ class JobEvaluator:
             rules_of(self.device),
             self.times.seconds,
             link if may_offload and offload not in names else None,
+            self.plain.steady,
         )
         return replace(found, refinements=_refinements(chain, strategies, prediction, repeats))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memfit.errors import StrategyError, UsageError
@@ -35,6 +35,8 @@ class SearchSpace:
     """Strategies left out."""
     may_recompute: bool = True
     """Whether blocks may be checkpointed, as the recorded step suggests."""
+    slowdowns: Mapping[Strategy, float] = field(default_factory=dict, compare=False)
+    """How many times as long a step takes at least with a strategy, where that is known."""
     split_checks: SplitChecks | None = field(default=None, compare=False)
     """Says which of the splits keep the results; None takes all of them."""
 
@@ -135,6 +137,7 @@ def search_space(
         must_split=must_split,
         refused=tuple(refused),
         may_recompute=ActivationCheckpointing.name not in forbid,
+        slowdowns={split: split.least_slowdown(facts) for split in splits},
         split_checks=SplitChecks(splits, facts, unproved, trial),
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from memfit.errors import StrategyError
 from memfit.planner.search.candidates import Candidate, Evaluator, Strategies
+from memfit.planner.search.patience import Patience
 
 _MOST_EFFORT = 2
 """As a multiple of the bound, what is given up on, though nothing that fits was found."""
@@ -15,12 +17,21 @@ class Recordings:
     """Record combinations, each once, and remember what that gave.
 
     ``most_operators`` bounds the effort: operators in everything that was recorded, which is what
-    planning spends its time on.
+    planning spends its time on, and ``patience`` its time. ``noticed`` is told of what was
+    recorded.
     """
 
-    def __init__(self, evaluate: Evaluator, most_operators: float = float("inf")) -> None:
+    def __init__(
+        self,
+        evaluate: Evaluator,
+        most_operators: float = float("inf"),
+        patience: Patience | None = None,
+        noticed: Callable[[Candidate], None] | None = None,
+    ) -> None:
         self._evaluate = evaluate
         self._most_operators = most_operators
+        self._patience = patience or Patience()
+        self._noticed = noticed
         self._num_operators = 0
         self.tried: dict[Strategies, Candidate] = {}
         """Every combination that was recorded, in that order."""
@@ -29,8 +40,8 @@ class Recordings:
 
     @property
     def is_spent(self) -> bool:
-        """Return whether the effort was spent."""
-        return self._num_operators >= self._most_operators
+        """Return whether the effort was spent, or the time is over."""
+        return self._num_operators >= self._most_operators or self._patience.is_over
 
     @property
     def is_given_up(self) -> bool:
@@ -71,3 +82,5 @@ class Recordings:
     def _keep(self, candidate: Candidate) -> None:
         self.tried[candidate.strategies] = candidate
         self._num_operators += candidate.num_operators
+        if self._noticed is not None:
+            self._noticed(candidate)

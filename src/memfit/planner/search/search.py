@@ -15,12 +15,14 @@ fits, those first that may become smallest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.search.descent import smallest
 from memfit.planner.search.neighbours import TOLERANCE, Neighbours
 from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.patience import Patience
 from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.relaxation import relaxed
@@ -28,6 +30,8 @@ from memfit.planner.search.starting_points import starting_points
 from memfit.planner.search.tree import SearchNode, SearchTree
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.trace.events import Category, Phase
+
+OnBetter = Callable[[PlanSoFar], None]
 
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
@@ -55,12 +59,18 @@ class Search:
         *,
         slack: float = 0.0,
         most_operators: float = float("inf"),
+        patience: Patience | None = None,
+        on_better: OnBetter | None = None,
     ) -> None:
         self.space = space
-        self.recordings = Recordings(evaluate, most_operators)
+        self.patience = patience or Patience()
+        self.recordings = Recordings(evaluate, most_operators, self.patience, self._notice)
+        self.best_so_far: Candidate | None = None
+        """The fastest of what was recorded in full and fits."""
         self.neighbours = Neighbours(space, self.recordings.refused)
         self.tree = SearchTree(self.recordings, space)
         self._slack = slack
+        self._on_better = on_better
         self._queue = SearchQueue()
         self._seen: set[Strategies] = set()
 
@@ -71,8 +81,28 @@ class Search:
             return None
         return min((e.seconds for e in self._queue.entries if e.is_node), default=None)
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether the best so far has to do."""
+        return self.patience.is_over
+
     def run(self) -> Candidate | None:
-        """Return the fastest candidate that fits; None if none does."""
+        """Return the fastest candidate that fits; None if none does.
+
+        When the time is over, or the user interrupts it, that is the best so far.
+
+        Raises:
+            KeyboardInterrupt: if it is interrupted before anything that fits was recorded.
+        """
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            if self.best_so_far is None:
+                raise
+            self.patience.interrupt()
+            return self.best_so_far
+
+    def _run(self) -> Candidate | None:
         for root in starting_points(self.recordings, self.space):
             node = SearchNode(root, 0, None)
             self._add(node, 0.0)
@@ -81,7 +111,39 @@ class Search:
         if found is None:
             reached = self.smallest()
             found = reached if reached.prediction.fits else None
-        return found and relaxed(found, self.recordings, self.neighbours)
+        if found is None or self.is_over:
+            return found
+        return relaxed(found, self.recordings, self.neighbours)
+
+    @property
+    def num_left(self) -> int:
+        """Count what waits that may be faster than the best so far, by its estimates."""
+        best = self.best_so_far
+        most_seconds = float("inf") if best is None else best.prediction.step_seconds
+        return sum(each.seconds < most_seconds for each in self._queue.entries)
+
+    def _notice(self, candidate: Candidate) -> None:
+        """Keep a recorded candidate that is the best so far."""
+        fits = candidate.is_exact and candidate.prediction.fits
+        if not fits or not self.space.allows(candidate.strategies):
+            return
+        if self.best_so_far is not None and self.best_so_far.cost <= candidate.cost:
+            return
+        self.best_so_far = candidate
+        if self._on_better is not None:
+            self._on_better(self._described(candidate))
+
+    def _described(self, candidate: Candidate) -> PlanSoFar:
+        first = next(iter(self.recordings.tried.values()))
+        return PlanSoFar(
+            strategies=tuple(strategy.label() for strategy in candidate.strategies),
+            peak_bytes=candidate.peak_bytes,
+            step_seconds=candidate.prediction.step_seconds,
+            plain_step_seconds=first.prediction.step_seconds,
+            num_recorded=len(self.recordings.tried),
+            num_left=self.num_left,
+            elapsed_seconds=self.patience.elapsed_seconds,
+        )
 
     def further(self, found: Sequence[Candidate], most_seconds: float) -> Candidate | None:
         """Go on after ``run`` and give one more that fits, up to a time; None if there is none.
@@ -106,6 +168,8 @@ class Search:
     def _first_that_fits(self, most_seconds: float = float("inf")) -> Candidate | None:
         """Take entries from the queue until a candidate is the fastest of all that is left."""
         while self._queue.entries and self._queue.entries[0].seconds <= most_seconds:
+            if self.is_over and self.best_so_far is not None:
+                return self.best_so_far
             entry = self._next()
             if entry.candidate is not None:
                 confirmed = self._confirmed(entry)
@@ -176,7 +240,7 @@ class Search:
         candidate = self.recordings.attempt(refinement.strategies)
         if candidate is None:
             return
-        node.correction_bytes = candidate.peak_bytes - refinement.peak_bytes
+        node.learn(refinement, candidate)
         if candidate.prediction.fits:
             self._queue.push_candidate(node, candidate)
         skipped, node.skipped = node.skipped, []
@@ -196,7 +260,7 @@ class Search:
         if self.recordings.is_spent:
             most_bytes *= 1 - TOLERANCE  # nothing over the budget is tried any more
         if node.correction_bytes is not None:
-            return refinement.peak_bytes + node.correction_bytes <= most_bytes
+            return node.expected_bytes(refinement) <= most_bytes
         if refinement is whole.refinements[-1]:
             most_bytes *= 1 + _LARGEST_ERROR
         return refinement.peak_bytes <= most_bytes

@@ -26,6 +26,14 @@ class SearchNode:
     skipped: list[Refinement] = field(default_factory=list)
     """Refinements that were not recorded, because they were estimated to be too large."""
 
+    def learn(self, refinement: Refinement, candidate: Candidate) -> None:
+        """Note by how much a refinement's estimate was off, once it is recorded."""
+        self.correction_bytes = candidate.peak_bytes - refinement.peak_bytes
+
+    def expected_bytes(self, refinement: Refinement) -> int:
+        """Estimate a refinement's peak, by what others of the node have shown."""
+        return refinement.peak_bytes + (self.correction_bytes or 0)
+
     @property
     def root(self) -> SearchNode:
         """Return the node that it comes from, one strategy or halving at a time."""
@@ -43,11 +51,11 @@ class SearchTree:
         self._savings_bytes: dict[Strategy, int] = {}
         self._with_little: set[Strategy] = set()
 
-    def refinements(self) -> Iterator[Refinement]:
-        """Yield every refinement that was estimated, recorded or not."""
+    def refinements(self) -> Iterator[tuple[SearchNode, Refinement]]:
+        """Yield every refinement that was estimated, recorded or not, with its node."""
         for node in self.nodes:
             if node.candidate is not None:
-                yield from node.candidate.refinements
+                yield from ((node, refinement) for refinement in node.candidate.refinements)
 
     def open(self, node: SearchNode, least_fraction: float = 0.0) -> bool:
         """Record a node; False if it cannot be smaller than the node it came from.
@@ -68,7 +76,7 @@ class SearchTree:
         for added in set(node.strategies) - set(node.parent.strategies) - set(self._time_ratios):
             # The others were added before, so what each of them costs is known.
             ratio = mine.prediction.step_seconds / self.expected_seconds(node)
-            self._time_ratios[added] = ratio
+            self._time_ratios[added] = ratio * self._space.slowdowns.get(added, 1.0)
             self._savings_bytes[added] = before.floor_bytes - mine.floor_bytes
         if mine.prediction.fits:
             least_fraction = 0.0
@@ -87,12 +95,13 @@ class SearchTree:
         return bool(added) and added <= self._with_little
 
     def expected_seconds(self, node: SearchNode) -> float:
-        """Multiply the root's time by what each further member was seen to cost."""
+        """Multiply the root's time by what each further member was seen or is known to cost."""
         root = node.root
         seconds = self._recordings.of(root.strategies).prediction.step_seconds
         for member in node.strategies:
             if member not in root.strategies:
-                seconds *= self._time_ratios.get(member, 1.0)
+                known = self._space.slowdowns.get(member, 1.0)
+                seconds *= self._time_ratios.get(member, known)
         return seconds
 
     def expected_floor_bytes(self, node: SearchNode) -> int:

@@ -1,0 +1,122 @@
+"""How long ``memfit plan`` takes as a whole command, from the shell to the saved plan.
+
+Run: python benchmarks/bench_plan_command.py [--beside ../other-checkout] [--jobs NAME ...]
+
+Five ordinary trainings are planned for a card of 12 GiB, each once and then with another budget,
+and a decoder of 8 billion parameters for the memory of an H200 and for 66 GiB. Every command is a
+process of its own; the first plan that fits is the first one that it tells of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from results_file import save_result
+
+NAME = "plan_command"
+_HERE = Path(__file__).resolve().parent
+_CARD = ("--device", "rtx-3060-12gb")
+_FIRST = re.compile(r"a plan that fits")
+_COMMANDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
+    "nanogpt": ("plan_command/nanogpt.py", (_CARD, (*_CARD, "--budget", "6GiB"))),
+    "bert": ("plan_command/bert.py", (_CARD, (*_CARD, "--budget", "8GiB"))),
+    "resnet50": ("plan_command/resnet50.py", (_CARD, (*_CARD, "--budget", "8GiB"))),
+    "lora": ("plan_command/lora.py", (_CARD, (*_CARD, "--budget", "8GiB"))),
+    "unet": ("plan_command/unet.py", (_CARD, (*_CARD, "--budget", "8GiB"))),
+    "8b": ("large_llama.py", (("--device", "h200"), ("--device", "h200", "--budget", "66GiB"))),
+}
+
+
+def main() -> None:
+    """Plan everything under one or two checkouts, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--beside", type=Path, help="another checkout")
+    parser.add_argument("--jobs", nargs="*", choices=_COMMANDS, default=list(_COMMANDS))
+    parser.add_argument("--seconds", type=float, default=900, help="after which one is given up")
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.jobs:
+        file, questions = _COMMANDS[name]
+        for words in questions:
+            row: dict[str, Any] = {"job": name, "asked": " ".join(words)}
+            row |= _timed(file, words, _HERE.parent, arguments.seconds)
+            if arguments.beside:
+                other = _timed(file, words, arguments.beside, arguments.seconds)
+                row |= {f"other_{key}": value for key, value in other.items()}
+            rows.append(row)
+            print(row, flush=True)
+    if set(arguments.jobs) == set(_COMMANDS):
+        save_result(NAME, {"rows": rows})
+
+
+def _timed(file: str, words: tuple[str, ...], checkout: Path, most: float) -> dict[str, Any]:
+    """Plan once; return the seconds, those until the first plan that fits, and what it chose."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(folder, "plan.yaml")
+        command = [sys.executable, "-m", "memfit", "plan", f"{_HERE / file}:job", *words]
+        command += ["--save", str(plan)]
+        environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        begun = time.perf_counter()
+        first = None
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running:
+            assert running.stderr is not None, "it is a pipe"
+            for line in running.stderr:
+                if first is None and _FIRST.search(line):
+                    first = time.perf_counter() - begun
+                if time.perf_counter() - begun > most:
+                    running.kill()
+        seconds = time.perf_counter() - begun
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "exit_code": running.returncode,
+            "seconds": seconds,
+            "first_plan_seconds": first,
+            "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            **_chosen(plan),
+        }
+
+
+def _chosen(plan: Path) -> dict[str, Any]:
+    """Read what was chosen."""
+    if not plan.is_file():
+        return {}
+    found = _READ.format(path=json.dumps(str(plan)))
+    shown = subprocess.run(
+        [sys.executable, "-c", found], capture_output=True, text=True, check=True
+    )
+    return json.loads(shown.stdout)
+
+
+_READ = """
+import json
+from memfit.strategies.plan import Plan
+plan = Plan.load({path})
+found = plan.prediction
+print(json.dumps({{
+    "strategies": plan.labels(),
+    "process_bytes": found.process_bytes,
+    "step_seconds": found.step_seconds,
+}}))
+"""
+
+
+if __name__ == "__main__":
+    main()

@@ -100,6 +100,7 @@ def words_of(command: str, folder: Path) -> list[str]:
     return {
         "predict": ["predict", job],
         "predict of a script": ["predict", str(folder / "train.py"), "--device", "t4"],
+        "compare": ["compare", job, job],
         "plan": ["plan", job],
         "plan over ranks": ["plan", job, "--ranks", "1,2"],
         "apply": ["apply", str(folder / "micro.yaml"), str(folder / "arguments.yaml"), "--yes"],

@@ -143,10 +143,10 @@ def large_graph(figures: Figures) -> Iterator[str]:
         f"that: the process took {format_bytes(train['host_bytes'])}."
     )
     if figures.get("trace"):
-        yield _traced(figures["trace"])
+        yield _traced(figures["trace"], figures["trace_peak"])
 
 
-def _traced(trace: Figures) -> str:
+def _traced(trace: Figures, peak: Figures) -> str:
     """Say what a hundredth of the training triples took to be traced."""
     return (
         f"Traced: {trace['num_test']} test triples against {trace['num_train']:,} training "
@@ -154,23 +154,12 @@ def _traced(trace: Figures) -> str:
         f"{trace['train_chunk']} rows at a time, inside {format_bytes(trace['budget_bytes'])}; "
         "killed and continued. Peak predicted "
         f"{format_bytes(trace['predicted_peak_bytes'])}, measured "
-        f"{format_bytes(trace['measured_peak_bytes'])} ({trace['error_fraction']:+.2%}); "
-        f"{_again(trace)}It was "
+        f"{format_bytes(trace['measured_peak_bytes'])} ({trace['error_fraction']:+.2%}), of which "
+        f"{format_bytes(trace['measured_peak_bytes'] - peak['measured_peak_bytes'])} are the "
+        "triples themselves, made while it was watched. Made before, as data are, the same "
+        f"tracing's proof and first steps take {format_bytes(peak['measured_peak_bytes'])} "
+        f"({peak['error_fraction']:+.2%}). It was "
         f"predicted to take at most {format_seconds(trace['predicted_seconds'])}; after the kill "
         f"it took {format_seconds(trace['whole_process_seconds_after_kill'])}, other programs "
         f"running beside it. The proof on a few triples: {trace['proof_error']:.0e}."
-    )
-
-
-def _again(trace: Figures) -> str:
-    """Say what was measured amiss, where it was, and what was measured after that."""
-    if "again" not in trace:
-        return ""
-    again = trace["again"]
-    return (
-        f"that counts the file of weights and states, {format_bytes(trace['mapped_file_bytes'])}, "
-        "while it was mapped, which is not allocated memory. Measured without it, with the first "
-        f"{again['num_train']} triples: {format_bytes(again['measured_peak_bytes'])} of "
-        f"{format_bytes(again['predicted_peak_bytes'])} predicted "
-        f"({again['predicted_peak_bytes'] / again['measured_peak_bytes'] - 1:+.3%}). "
     )

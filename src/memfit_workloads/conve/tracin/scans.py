@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -146,8 +146,9 @@ class Scans:
                 for place in order
             ]
             return Findings(about=self._how(found), by_test=(), own=own)
+        scan = self._pair_scan(folder)
         with self.peaks.watching(listener) as watching:
-            scores = self._pair_scan(folder, watching).scores()
+            scores = replace(scan, listener=watching).scores()
         extremes = [self._extremes(scores, place) for place in range(len(self.question.test_rows))]
         places = sorted({place for each in extremes for place in each})
         inner = None if folder is None else folder / "self"
@@ -272,26 +273,22 @@ class Scans:
         )
         return SameRows.of(triples, self.known if is_row_alone else None)
 
-    def _pair_scan(
-        self, folder: Path | None = None, listener: Listener | None = None
-    ) -> influence.Scan:
-        """Return the scan of test triples against training triples."""
+    def _pair_scan(self, folder: Path | None = None) -> influence.Scan:
+        """Return the scan of test triples against training triples.
+
+        What it is asked about is data, which is there before the peak is watched.
+        """
         return influence.Scan(
             train=self._samples(self.question.train[self.groups.first]),
             test=self._samples(self.question.test),
             top_k=self.settings.top_k,
             folder=folder,
-            listener=listener,
             **self._given(),
         )
 
-    def _own_scan(
-        self, triples: Tensor, folder: Path | None = None, listener: Listener | None = None
-    ) -> influence.Scan:
+    def _own_scan(self, triples: Tensor, folder: Path | None = None) -> influence.Scan:
         """Return the scan of triples (n, 3), each with itself."""
-        return influence.Scan(
-            train=self._samples(triples), folder=folder, listener=listener, **self._given()
-        )
+        return influence.Scan(train=self._samples(triples), folder=folder, **self._given())
 
     def _own_scores(
         self, rows: Tensor, folder: Path | None, listener: Listener
@@ -299,9 +296,9 @@ class Scans:
         """Scan training triples, lines (n,), each with itself, and return a score for each."""
         triples = self.question.graph.train[rows]
         groups = self._groups_of(triples)
+        scan = self._own_scan(triples[groups.first], folder)
         with self.peaks.watching(listener) as watching:
-            scan = self._own_scan(triples[groups.first], folder, watching)
-            found = scan.self_influence()
+            found = replace(scan, listener=watching).self_influence()
         return found, found.scores[groups.group_of.numpy()]
 
     def _samples(self, triples: Tensor) -> influence.Samples:

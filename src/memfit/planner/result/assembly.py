@@ -33,7 +33,7 @@ _BEYOND = 1.05
 by this factor in both figures; about so far off estimated times have been seen."""
 _WORTH_A_NOTE = 0.01
 """The share of a step's time that what was not recorded has to promise before a note says so."""
-_MOST_OPERATORS = 2500
+_MOST_OPERATORS = 500
 """Where recording a step takes seconds, approximations that nobody asked for are not recorded."""
 
 

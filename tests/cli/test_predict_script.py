@@ -81,7 +81,7 @@ def test_a_script_is_predicted_unchanged_and_leaves_nothing(folder):
 
 
 def test_a_module_is_named_as_python_names_it_and_a_budget_is_judged(folder):
-    words = ["predict", "-m", "train", "--budget", "1MiB", "--html", "step.html"]
+    words = ["predict", "-m", "train", "--budget", "1MiB", "--verbose", "--html", "step.html"]
     done = _memfit(folder, *words, "--", "--steps", "4")
 
     assert done.returncode == 3, done.stderr

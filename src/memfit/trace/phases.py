@@ -20,6 +20,8 @@ from memfit.trace.owners import Owned
 from memfit.trace.recorder import Recorder
 
 _COPIES = ("_to_copy", "copy_")
+_SHARDED = "FSDPModule"
+"""What ``fully_shard`` makes of a module's class; its own import takes a second."""
 
 
 class StepFollower:
@@ -58,7 +60,9 @@ class StepFollower:
         for model in self._recorder.modules.models():
             for name, buffer in model.named_buffers():
                 yield Owned(buffer, Category.BUFFERS, name.rpartition(".")[0])
-            for name, parameter in model.named_parameters():
+            # What FSDP2 has gathered for a forward stands in the place of the optimizer's shards.
+            parameters = () if _exchanges_shards(model) else model.named_parameters()
+            for name, parameter in parameters:
                 yield from Owned.with_gradient(parameter, name.rpartition(".")[0])
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
@@ -114,3 +118,9 @@ class StepFollower:
         if recorder.modules.depth == 1:
             for tensor in tensors_in(inputs):
                 recorder.call_batch(tensor)
+
+
+def _exchanges_shards(model: torch.nn.Module) -> bool:
+    """Return whether FSDP2 shards some of a model."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    return any(kind.__name__ == _SHARDED for kind in kinds)

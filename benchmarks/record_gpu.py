@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from recording.matrix import Entry, all_entries, possible_entries, snapshot_names
+from recording.matrix import Entry, all_entries, possible_entries, snapshot_names, varied
 from recording.processes import ChildProcess, Job
 from recording.rowfile import RowFile, card_slug, row_id
 from recording.runner import ProbeError, Recording, Settings, probe_card
@@ -34,7 +34,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Record what is missing; gives 0 when nothing is left, 1 on an error, 130 on Ctrl-C."""
     args = _parser().parse_args(words)
     started = time.monotonic()
-    entries = [each for each in possible_entries(all_entries()) if _is_asked(each, args.only)]
+    possible = varied(possible_entries(all_entries()))
+    entries = [each for each in possible if _is_asked(each, args.only)]
     if args.list:
         print("\n".join(entry.name for entry in entries))
         return 0
@@ -70,7 +71,8 @@ def _record(
     rows = RowFile(args.out or _usual_path(probe["device"], is_card=is_card))
     done = rows.names() if args.retry_failed else rows.names() | rows.failed_names()
     left = [entry for entry in entries if row_id(probe["device"], entry) not in done]
-    settings = _with_snapshots(settings, left, args.snapshots if is_card else 0, probe["device"])
+    snapshots = snapshot_names(tuple(left), args.snapshots if is_card else 0)
+    settings = _with_snapshots(settings, snapshots, args.snapshot_folder, probe["device"])
     with _Progress(len(left)) as report:
         recording = Recording(rows, launch, probe, settings, report=report)
         outcome = recording.run(left)
@@ -90,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="NAME", help="entries of this name; * stands for any")
     parser.add_argument("--list", action="store_true", help="list the entries and stop")
     parser.add_argument("--snapshots", type=int, default=6, help="memory snapshots to keep")
+    parser.add_argument(
+        "--snapshot-folder", type=Path, default=ACCURACY / "snapshots", help="where they are kept"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--preparing", type=int, default=4, help="entries that get ready at once")
     parser.add_argument("--revision", help="commit to write into rows; by default git's")
@@ -113,10 +118,8 @@ def _launcher(folder: Path) -> Callable[[Job], ChildProcess]:
 
 
 def _with_snapshots(
-    settings: Settings, entries: Sequence[Entry], num_snapshots: int, device: str
+    settings: Settings, names: Collection[str], folder: Path, device: str
 ) -> Settings:
-    names = snapshot_names(tuple(entries), num_snapshots)
-    folder = ACCURACY / "snapshots"
     paths = {name: folder / f"{card_slug(device)}-{name}.pickle.gz" for name in names}
     return replace(settings, snapshots=paths)
 

@@ -192,6 +192,17 @@ def possible_entries(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     return tuple(entry for entry in entries if _is_installed(entry.about.library))
 
 
+def varied(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Take one entry of each workload, then the next of each: a cut leaves all of them covered."""
+    place: dict[str, int] = {}
+    turns = []
+    for entry in entries:
+        turns.append(place.get(entry.workload, 0))
+        place[entry.workload] = turns[-1] + 1
+    order = sorted(range(len(entries)), key=lambda index: (turns[index], index))
+    return tuple(entries[index] for index in order)
+
+
 def snapshot_names(entries: tuple[Entry, ...], num_snapshots: int) -> frozenset[str]:
     """Choose the entries of which a memory snapshot is kept; their traces are short."""
     names = {entry.name for entry in entries}

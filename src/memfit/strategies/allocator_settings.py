@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class AllocatorConf(Strategy):
         Raises:
             StrategyError: if it is too late, or torch does not take the text.
         """
-        before = "" if session.is_virtual else torch._C._accelerator_getAllocatorSettings()
+        before = "" if session.is_virtual else _settings_now()
         if session.is_virtual or before == self.conf:
             return lambda: None
         if (other_bytes := _other_bytes(session.model)) > _TOLERATED_BYTES:
@@ -141,3 +142,12 @@ def _other_bytes(model: torch.nn.Module) -> int:
     }
     own = sum(-(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES for num_bytes in storages.values())
     return torch.cuda.memory_allocated() - own
+
+
+def _settings_now() -> str:
+    """Read what the allocator is told; torch 2.11 only has what the environment said."""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if read is not None:
+        return str(read())
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return next(filter(None, (os.environ.get(name) for name in names)), "")

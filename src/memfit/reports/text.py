@@ -19,7 +19,6 @@ from memfit.units import format_bytes, format_seconds
 from .brief_text import fact_table, next_section, plan_rows
 from .plan_text import plan_report as plan_report
 from .plan_text import plan_table as plan_table
-from .prediction_text import comparison_table as comparison_table
 from .prediction_text import prediction_table as prediction_table
 from .terminal import INDENT, amount, at_page_width, dashed, grid, section
 from .wording import largest_first, plan_name, signed_error

@@ -87,7 +87,7 @@ def test_a_measurement_alone_compares_the_peak_it_carries() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_no_line_is_wider_than_80_columns(width: int) -> None:
+def test_no_line_is_wider_than_the_terminal_or_120_columns(width: int) -> None:
     long_name = "encoder.layers." + "very_long_submodule_name." * 4 + "weight"
     long_plan = tuple(f"checkpoint({long_name[:30]}{number})" for number in range(4))
     wide = replace(
@@ -283,3 +283,19 @@ def test_a_picture_is_a_png(plots: ModuleType) -> None:
     content = plots.png_bytes(plots.timeline_figure(PLANNED.timeline, None, title=""))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert content.endswith(b"IEND\xaeB`\x82")
+
+
+def test_a_wider_terminal_has_more_of_a_name_and_of_a_source() -> None:
+    name, source = "encoder." + "layer." * 9 + "weight", "read from " + "a datasheet " * 4
+    found = replace(
+        PLANNED,
+        by_module={name: MIB},
+        largest=(Holder(num_bytes=MIB, category="gradients", module=name, operator="mm"),),
+        terms=(Term(name="context", num_bytes=1, certainty=Certainty.TABLE, source=source),),
+    )
+
+    usual, wide = (rendered(text.prediction_table(found), width) for width in (80, 120))
+    assert name not in usual
+    assert wide.count(name) == 2
+    assert source.strip() in wide
+    assert max(map(len, rendered(text.prediction_table(found), 200).splitlines())) <= 120

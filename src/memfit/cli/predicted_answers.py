@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .device_by_device import FoundAnswers, for_each_device
 from .job_arguments import status
+from .prediction_files import own_device
 from .question import Question
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Answer:
         beside = {"largest_micro_batch_size": None, "largest_micro_batch_reason": ""}
         fields = {
             **self.prediction.to_json(),
+            **own_device(self.prediction),
             "verdict": verdict(self.prediction),
             "advice": [{**asdict(entry), "text": advice_sentence(entry)} for entry in self.advice],
             **(beside if self.card is None else self.card.to_json()),

@@ -15,7 +15,7 @@ from .card_comparison import show_cards
 from .command import write_json
 from .device_by_device import for_each_device
 from .job_arguments import status
-from .prediction_files import write_files
+from .prediction_files import own_device, write_files
 from .question import Question
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ def _to_json(answer: ScriptPrediction) -> dict[str, Any]:
     from memfit.peak_changes.saved import prediction_document
     from memfit.reports.wording import verdict
 
-    fields = {**answer.to_json(), "verdict": verdict(answer.prediction), "advice": []}
+    own = own_device(answer.prediction)
+    fields = {**answer.to_json(), **own, "verdict": verdict(answer.prediction), "advice": []}
     return prediction_document(answer.script, fields, answer.moments)
 
 

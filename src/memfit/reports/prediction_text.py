@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -17,6 +18,8 @@ from .brief_text import module_table
 from .terminal import (
     INDENT,
     Bar,
+    Fitted,
+    Name,
     amount,
     at_page_width,
     certainty_mark,
@@ -44,6 +47,7 @@ from .wording import (
 _NAME_WIDTH = 30
 _WHERE_WIDTH = 44
 _PLAN_WIDTH = 61
+_SOURCE_WIDTH = 29
 _TOP = 10
 _VERDICT_STYLES = {"yes": "green", "no": "bold red", "uncertain": "bold yellow", "-": "dim"}
 
@@ -181,7 +185,7 @@ def _parts_table(parts: Sequence[tuple[str, int]], whole_bytes: int) -> Table:
     table = grid(word(), amount(), amount(), word())
     for name, num_bytes in parts:
         table.add_row(
-            Text(shorten(name, _NAME_WIDTH)),
+            Name(name, _NAME_WIDTH),
             format_bytes(num_bytes),
             percent(num_bytes, whole_bytes),
             Bar(min(1.0, num_bytes / whole_bytes) if whole_bytes else 0.0),
@@ -193,23 +197,29 @@ def _holders(holders: Sequence[Holder], top: int) -> Table:
     """Show the largest blocks that live at the peak, and below each where it comes from."""
     table = grid(amount("bytes"), word("category"), word("module, operator, phase and line"))
     for holder in sorted(holders, key=lambda holder: -holder.num_bytes)[:top]:
-        where = Text(_block_name(holder))
-        if origin := _origin(holder):
-            where.append(f"\n{origin}", style="dim")
+        where = Fitted(partial(_where, holder), _WHERE_WIDTH)
         table.add_row(format_bytes(holder.num_bytes), Text(holder.category), where)
     return table
 
 
-def _block_name(holder: Holder) -> str:
+def _where(holder: Holder, width: int) -> Text:
+    """Write where a block comes from."""
+    where = Text(_block_name(holder, width))
+    if origin := _origin(holder, width):
+        where.append(f"\n{origin}", style="dim")
+    return where
+
+
+def _block_name(holder: Holder, width: int) -> str:
     """Write module and operator of a block; the module gives way where both are long."""
-    operator = shorten(holder.operator, _WHERE_WIDTH // 2)
-    room = _WHERE_WIDTH - len(operator) - 2
+    operator = shorten(holder.operator, width // 2)
+    room = width - len(operator) - 2
     return ", ".join(part for part in (shorten(module_name(holder.module), room), operator) if part)
 
 
-def _origin(holder: Holder) -> str:
+def _origin(holder: Holder, width: int) -> str:
     """Write phase and line of a block."""
-    room = _WHERE_WIDTH - len(holder.phase) - 2
+    room = width - len(holder.phase) - 2
     return ", ".join(part for part in (holder.phase, shorten(holder.source_line, room)) if part)
 
 
@@ -221,11 +231,12 @@ def _terms(terms: Sequence[Term]) -> Table:
             Text(term.name),
             format_bytes(term.num_bytes),
             certainty_mark(term.certainty),
-            Text(_cut(term.source, 29), style="dim"),
+            Fitted(partial(_cut, term.source), _SOURCE_WIDTH),
         )
     return table
 
 
-def _cut(sentence: str, width: int) -> str:
+def _cut(sentence: str, width: int) -> Text:
     """Cut the end off a sentence that is wider than ``width`` characters; the page has it whole."""
-    return sentence if len(sentence) <= width else f"{sentence[: width - 3].rstrip()}..."
+    is_whole = len(sentence) <= width
+    return Text(sentence if is_whole else f"{sentence[: width - 3].rstrip()}...", style="dim")

@@ -1,4 +1,4 @@
-"""Reports for a terminal: rich renderables that fit 80 columns, with or without colour.
+"""Reports for a terminal: rich renderables that fit 80 columns and use up to 120.
 
 No renderable prints; the caller gives it to its own console. Those of a prediction and of a
 plan have files of their own and are named here, so that a command finds all in one place.

@@ -120,5 +120,9 @@ def test_the_page_has_a_row_and_a_point_for_each_device() -> None:
     assert [point["kind"] for point in chart["points"]] == ["yes", "yes", "no"]
     assert [point["bytes"] for point in chart["points"]] == [80 * GIB, 24 * GIB, 8 * GIB]
     assert chart["mark"]["bytes"] == NEEDED
+    many = [card(f"d{n}", 20, 1.0 + n) for n in range(30)]
+    crowded = cards_chart([FAST, *many, SMALL])
+    assert crowded is not None
+    assert [point["label"] for point in crowded["points"] if point["label"]] == ["fast", "d0"]
     assert cards_chart([FAST]) is None
     assert "data-chart" not in cards_html([FAST], job="j").partition("<script")[0]

@@ -37,6 +37,8 @@ _CARDS = (
     {"kind": "uncertain", "name": "uncertain", "size": 11, "colour": "--guess"},
     {"kind": "no", "name": "does not fit", "size": 10, "colour": "--bad", "hollow": True},
 )
+_MOST_LABELS = 24
+"""Of more devices only those that nothing beats have their names in the picture."""
 _KNOWN = {True: "recorded", False: "estimated, not recorded"}
 
 
@@ -84,6 +86,7 @@ def cards_chart(cards: Sequence[ComparedCard]) -> dict[str, Any] | None:
     if len(cards) < 2:
         return None
     needed = sorted(each.needed_bytes for each in cards)[len(cards) // 2]
+    has_room = len(cards) <= _MOST_LABELS
     return {
         "mark": {"bytes": needed, "label": f"needs {format_bytes(needed)}"},
         "figure_name": "memory of the device",
@@ -96,7 +99,9 @@ def cards_chart(cards: Sequence[ComparedCard]) -> dict[str, Any] | None:
                 "kind": verdict(each.prediction),
                 "bytes": each.memory_bytes,
                 "seconds": each.prediction.step_seconds,
-                "label": visible(each.prediction.device),
+                "label": visible(each.prediction.device)
+                if has_room or _is_best(each, cards)
+                else "",
                 "name": visible(f"{each.prediction.device}: {each.title}"),
                 "reason": f"needs {format_bytes(each.needed_bytes)}",
                 "known": f"speeds: {each.seconds_certainty.value}",
@@ -104,6 +109,18 @@ def cards_chart(cards: Sequence[ComparedCard]) -> dict[str, Any] | None:
             for index, each in enumerate(cards)
         ],
     }
+
+
+def _is_best(card: ComparedCard, cards: Sequence[ComparedCard]) -> bool:
+    """Return whether no device with as little memory, on which the step fits, is as fast."""
+    if card.prediction.fits is False:
+        return False
+    return not any(
+        other.memory_bytes <= card.memory_bytes
+        and other.prediction.step_seconds <= card.prediction.step_seconds
+        for other in cards
+        if other is not card and other.prediction.fits is not False
+    )
 
 
 def _label(point: PlanPoint, chosen: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ Memfit.kind("frontier", ({ chart, content }) => {
   // Points keep clear of the edges, where they have their labels.
   function wide(values) {
     if (scaleType === "log") {
-      return { min: 0.8 * Math.min(...values), max: 1.25 * Math.max(...values), axisLabel: { formatter: (value) => Memfit.grouped(Number(value.toPrecision(2))), showMinLabel: false, showMaxLabel: false } };
+      return { min: 0.8 * Math.min(...values), max: 1.25 * Math.max(...values), axisLabel: { formatter: (value) => Memfit.grouped(Number(value.toPrecision(3))), showMinLabel: false, showMaxLabel: false } };
     }
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const margin = 0.09 * (high - low) || 0.1 * high || 1;

@@ -1,10 +1,11 @@
 """How large pages are: of a job of three modules, and of one of two thousand.
 
-Run: python benchmarks/bench_pages.py
+Run: python benchmarks/bench_pages.py [--keep FOLDER]
 """
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _JOBS = Path(page_jobs.__file__)
 _NUM_STEPS = {"small": 200, "large": 3}
 _SEARCHED = "small"
 """Of the large job one plan is proved: searching, and trying every strategy, takes minutes."""
+_CARDS = "t4,l4,a100-40gb,h100-80gb"
 _PLAN = """memfit_plan: 1
 strategies:
 - name: micro-batching
@@ -28,9 +30,13 @@ strategies:
 
 
 def main() -> None:
-    """Write each page, and note its size."""
+    """Write each page, and note its size; the pages may be kept to be looked at."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="where the pages stay")
+    kept = parser.parse_args().keep
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row for name in ("small", "large") for row in _rows(name, Path(folder) / name)]
+        place = kept or Path(folder)
+        rows = [row for name in ("small", "large") for row in _rows(name, place / name)]
     save_result("pages", {"scripts_kilobytes": _scripts_kilobytes(), "rows": rows})
 
 
@@ -41,6 +47,8 @@ def _rows(name: str, folder: Path) -> list[dict[str, object]]:
         "prediction": ["predict", job],
         "plan": ["plan", job, "--budget", "1MiB"],
         "proof": ["verify", job, "--batch-size", "8"],
+        "cards": ["predict", job, "--device", _CARDS],
+        "comparison": ["compare", f"{_JOBS}:small", job, "--tolerance", "1TiB"],
     }
     if name != _SEARCHED:
         del pages["plan"]

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.devices.placement import Placement
-from memfit.prediction.peak_range import PeakRange
-from memfit.prediction.process_memory import (
+from memfit.prediction.card_replays import (
     peaks_alone,
     replayed_peaks,
     smallest_reserved_bytes,
 )
+from memfit.prediction.peak_range import PeakRange
 from memfit.prediction.recording import StepRecording, record_steps
 from memfit.virtual.process_group import one_rank_of
 

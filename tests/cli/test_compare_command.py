@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from memfit import devices
 from memfit.cli import predicted_aside
 from memfit.cli.main import main
 
@@ -307,6 +308,32 @@ def test_a_job_is_predicted_on_the_device_of_the_other_side(memfit, versions, as
     assert words[-3:] == ["--", "--lr", "3"]
 
 
+def test_a_device_of_ones_own_is_compared_without_its_file(
+    memfit, versions, tmp_path, monkeypatch
+) -> None:
+    own = tmp_path / "own.toml"
+    text = (Path(devices.__file__).parent / "data" / "t4.toml").read_text("utf-8")
+    own.write_text(text, "utf-8")
+    job, saved = f"{versions / 'base' / 'net.py'}:job", tmp_path / "saved.json"
+    assert memfit("predict", job, "--device", str(own), "--save", str(saved))[0] == 0
+    own.unlink()
+    seen: list[str] = []
+
+    def predicted_elsewhere(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        (option,) = (word for word in words if word.startswith("--device="))
+        seen.append(Path(option.partition("=")[2]).read_text("utf-8"))
+        target = Path(words[words.index("--save") + 1])
+        content = json.loads(saved.read_text("utf-8"))
+        target.write_text(json.dumps({**content, "device": option.partition("=")[2]}))
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(predicted_aside.subprocess, "run", predicted_elsewhere)
+    exit_code, out, _ = memfit("compare", str(saved), job)
+
+    assert (exit_code, seen) == (0, [text])
+    assert "Other devices" not in out
+
+
 def test_a_job_that_cannot_be_predicted_is_told_in_a_line(memfit, versions, asked) -> None:
     exit_code, _, errors = memfit("compare", str(versions / "base-cpu.json"), "net.py:x")
 
@@ -321,4 +348,4 @@ def test_several_devices_are_not_saved_in_one_file(memfit, versions) -> None:
     )
 
     assert exit_code == 2
-    assert "--save, --html and --png are for one device" in errors
+    assert "--save and --png are for one device" in errors

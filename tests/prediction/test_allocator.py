@@ -17,7 +17,7 @@ from memfit.allocator.simulate import (
     phase_starts,
     replay,
 )
-from memfit.prediction.predict import timeline_of
+from memfit.prediction.card_replays import timeline_of
 from memfit.trace.events import Allocation, Category, Phase, Trace
 
 RULES = {"cpu": CPU_RULES, "cuda": CUDA_RULES}

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from memfit.allocator.simulate import CUDA_RULES
 from memfit.devices.catalogue import load_device
+from memfit.prediction.card_replays import timeline_of
 from memfit.prediction.lives import lives_of
-from memfit.prediction.predict import timeline_of
 from memfit.trace.events import Allocation, Category, Phase, Trace
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.figures import Certainty, Interval
+from memfit.prediction.card_replays import replayed_peaks
 from memfit.prediction.peak_range import PeakRange
-from memfit.prediction.process_memory import replayed_peaks
 from memfit.prediction.recording import StepRecording
 from memfit.trace.events import Allocation, Category, Extra, Phase, StepMark, Trace
 from memfit.units import MIB

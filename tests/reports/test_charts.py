@@ -15,6 +15,7 @@ from tests.reports.step_samples import PLANNED
 from tests.reports.test_run_page import needs_browser, opened
 
 from memfit.figures import Timeline
+from memfit.prediction.advice import Advice, Topic
 from memfit.prediction.lives import Life
 from memfit.reports.charts import embedding
 from memfit.reports.charts.embedding import charts_of, visible
@@ -195,3 +196,17 @@ def test_the_moment_that_is_chosen_says_who_holds_its_bytes(tmp_path) -> None:
     assert "saved activations" not in at_start
     assert "Event 1, forward, 300.0 MiB allocated" in then
     assert visible(EVIL).splitlines()[0][:20] in then
+
+
+def test_modules_that_are_alike_are_one_row_of_the_page() -> None:
+    by_module = {f"blocks.{number}.{name}": MIB for number in range(400) for name in ("up", "down")}
+    page = prediction_html(replace(PLANNED, by_module=by_module), (), job="job.py:job")
+
+    assert "blocks.*.up (400 x 1.0 MiB)" in page
+    assert "blocks.399.up" not in page.partition("<script")[0]
+
+
+def test_commands_in_advice_are_set_as_code() -> None:
+    advice = Advice(topic=Topic.SAVED_ACTIVATIONS, num_bytes=MIB, part_fraction=0.6)
+
+    assert "<code>memfit plan</code>" in prediction_html(PLANNED, [advice], job="job.py:job")

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from tests.reports.run_samples import recovered
 from tests.reports.step_samples import PLANNED
+from tests.reports.test_cards import FAST, SLOW, SMALL
 from tests.reports.test_plan_reports import PLAN
 from tests.reports.test_verification_page import BROKEN, EXACT
 
 from memfit.figures import Timeline
 from memfit.prediction.lives import Life
+from memfit.reports.cards_html import cards_html
 from memfit.reports.plan_html import plan_html
 from memfit.reports.prediction_html import prediction_html
 from memfit.reports.run_contents import read_report
@@ -69,6 +71,7 @@ def prediction_page() -> str:
 PAGES: dict[str, Callable[[Path], str]] = {
     "prediction": lambda _: prediction_page(),
     "plan": lambda _: plan_html(PLAN, job="job.py:job"),
+    "cards": lambda _: cards_html([FAST, SLOW, SMALL], job=EVIL),
     "run": lambda folder: run_html(read_report(recovered(folder))),
     "proof": lambda _: verification_html(
         Verifications(batch_size=8, verifications=(EXACT, BROKEN)), job="job.py:job"
@@ -176,7 +179,7 @@ def test_without_scripts_a_page_is_read_by_its_pictures_and_tables(opened, name)
     found = opened(name, java_script_enabled=False)
     assert found.page.locator(".canvas").count() == 0
     assert not found.page.locator(".scripted").first.is_visible()
-    assert found.page.locator("svg" if name != "proof" else "table").first.is_visible()
+    assert found.page.locator("table" if name in ("cards", "proof") else "svg").first.is_visible()
     assert found.page.locator("table").first.is_visible()
 
 
@@ -319,3 +322,14 @@ def test_a_click_on_a_heading_sorts_a_table(opened):
     assert first.inner_text() == "head.weight"
     assert table.locator("th[aria-sort=ascending]").count() == 1
     found.check()
+
+
+def test_a_click_on_a_device_opens_what_is_known_of_it(opened) -> None:
+    page = opened("cards")
+    page.page.mouse.click(*page.pixel("frontier", 24, 2))
+
+    assert page.page.locator("details.plan[open]").get_attribute("id") == "plan-1"
+    page.page.locator("table.devices th button").nth(4).click()
+    first = page.page.locator("table.devices tbody tr").first
+    assert first.locator("td").first.inner_text() == "slow"
+    page.check()

@@ -100,7 +100,7 @@ def test_every_point_of_the_chart_has_its_plan_written_below(page: str) -> None:
     ids = [point["id"] for point in data["frontier"]["points"]]
     assert re.findall(r'<details class="plan [a-z]+" id="([^"]+)"', page) == ids
     assert page.count('<details class="plan chosen"') == 1
-    assert data["frontier"]["budget"] == 150 * MIB
+    assert data["frontier"]["mark"] == {"bytes": 150 * MIB, "label": "budget 150.0 MiB"}
     assert (
         '<figure data-chart="frontier" data-content="frontier"><div class="scroll still"><svg'
         in page

@@ -86,19 +86,8 @@ def test_a_measurement_alone_compares_the_peak_it_carries() -> None:
     assert re.search(r"process\s+5\.00 GiB\s+-\s+-", output)
 
 
-def test_compared_predictions_name_what_differs() -> None:
-    by_plan = rendered(text.comparison_table([PLAIN, PLANNED]))
-    assert by_plan.startswith("Predicted steps on cpu\n  plan ")
-    assert "Fits" not in by_plan, "it is not devices that differ"
-    assert "+ checkpoint(encoder)" in by_plan
-    by_device = rendered(text.comparison_table([PLAIN, replace(PLAIN, device="a100-40gb")]))
-    assert by_device.startswith("Does not fit cpu, a100-40gb.\nPredicted steps (plain)\n  device ")
-    both = rendered(text.comparison_table([PLAIN, replace(PLANNED, device="a100-40gb")]))
-    assert re.search(r"micro-batch\(2\) .*\n.*checkpoint\(encoder\) .*\n +a100-40gb", both)
-
-
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_no_line_is_wider_than_80_columns(width: int) -> None:
+def test_no_line_is_wider_than_the_terminal_or_120_columns(width: int) -> None:
     long_name = "encoder.layers." + "very_long_submodule_name." * 4 + "weight"
     long_plan = tuple(f"checkpoint({long_name[:30]}{number})" for number in range(4))
     wide = replace(
@@ -119,7 +108,6 @@ def test_no_line_is_wider_than_80_columns(width: int) -> None:
     rows = [replace(ROWS[2], strategies=long_plan, reason="because " * 30)]
     for output in (
         rendered(text.prediction_table(wide), width),
-        rendered(text.comparison_table([PLAIN, wide, replace(wide, device="b" * 30)]), width),
         rendered(text.measurement_table(MEASURED, wide), width),
         rendered(text.plan_table(rows), width),
     ):
@@ -140,7 +128,6 @@ def test_a_guess_on_a_gpu_says_guess_wherever_the_figure_stands() -> None:
     for figure in ("peak allocated", "peak reserved", "process", "first step peak", "step time"):
         assert re.search(rf"{figure} .*guess", output)
     assert "process 4.00 GiB (a guess)" in output
-    assert "guess" in rendered(text.comparison_table([gpu]))
     assert "process 4.00 GiB (a guess)" in explanation_lines(gpu, gpu)[0]
 
 
@@ -296,3 +283,19 @@ def test_a_picture_is_a_png(plots: ModuleType) -> None:
     content = plots.png_bytes(plots.timeline_figure(PLANNED.timeline, None, title=""))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert content.endswith(b"IEND\xaeB`\x82")
+
+
+def test_a_wider_terminal_has_more_of_a_name_and_of_a_source() -> None:
+    name, source = "encoder." + "layer." * 9 + "weight", "read from " + "a datasheet " * 4
+    found = replace(
+        PLANNED,
+        by_module={name: MIB},
+        largest=(Holder(num_bytes=MIB, category="gradients", module=name, operator="mm"),),
+        terms=(Term(name="context", num_bytes=1, certainty=Certainty.TABLE, source=source),),
+    )
+
+    usual, wide = (rendered(text.prediction_table(found), width) for width in (80, 120))
+    assert name not in usual
+    assert wide.count(name) == 2
+    assert source.strip() in wide
+    assert max(map(len, rendered(text.prediction_table(found), 200).splitlines())) <= 120

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,20 +138,33 @@ def _sides(args: argparse.Namespace, console: Console) -> tuple[Side, Side]:
     words = (args.before, args.after)
     sides = [None if is_predicted_now(word) else read_side(Path(word), word) for word in words]
     _check_predicted(args, all(side is not None for side in sides))
-    device = args.device or next((side.device for side in sides if side is not None), "cpu")
+    there = next((side for side in sides if side is not None), None)
+    device = args.device or (there.device if there else "cpu")
     with (
         status(console, "predicting", quiet=args.json) as show,
         tempfile.TemporaryDirectory(prefix="memfit-compare-") as folder,
     ):
-        aside = Aside(args=args, device=device, folder=Path(folder))
+        file = _file_of_device(there, Path(folder)) if there and not args.device else None
+        aside = Aside(args=args, device=str(file or device), folder=Path(folder))
         for place, word in enumerate(words):
             if sides[place] is None:
                 show(f"predicting {word} on {device}")
-                sides[place] = read_side(aside.predict(word), word)
+                found = read_side(aside.predict(word), word)
+                # The file of the device is another one than the saved side had, of the same text.
+                sides[place] = found if file is None else replace(found, device=device)
     before, after = sides
     assert before is not None, "it was read or predicted"
     assert after is not None, "it was read or predicted"
     return before, after
+
+
+def _file_of_device(saved: Side, folder: Path) -> Path | None:
+    """Write the file of a device of the user's own as it was when a prediction was saved."""
+    if not saved.device_file:
+        return None
+    path = folder / "device.toml"
+    path.write_text(saved.device_file, "utf-8")
+    return path
 
 
 def _check_predicted(args: argparse.Namespace, is_all_read: bool) -> None:

@@ -24,7 +24,7 @@ def add_device_argument(parser: argparse.ArgumentParser, *, several: bool = Fals
     """Add ``--device``, once or several times."""
     text = "where it would run: a name from `memfit devices`, or a TOML file of your own"
     if several:
-        text += "; repeat it to compare"
+        text += "; several, a pattern such as 'rtx-40*', or all, to compare them"
         parser.add_argument("--device", metavar="NAME", action="append", help=text)
     else:
         parser.add_argument("--device", metavar="NAME", default="cpu", help=text)

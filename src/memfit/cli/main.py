@@ -31,6 +31,7 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 COMMANDS = {
     "predict": "predict the peak memory of a step without running it",
     "job": "write a memfit.Job out of a training script, and prove it",
+    "table": "predict many batch sizes, settings and plans at once",
     "plan": "find the fastest exact way to fit a budget",
     "apply": "write a plan into configuration files, reversibly",
     "undo": "put back what the last apply has replaced",
@@ -50,7 +51,7 @@ COMMANDS = {
 """The commands, each with its line in the list; each is a module of this package."""
 SHELLS = ("bash", "zsh", "fish")
 _COMPLETION = "--print-completion"
-_LOAD_A_JOB = ("measure", "plan", "predict", "verify")
+_LOAD_A_JOB = ("measure", "plan", "predict", "table", "verify")
 """Commands that run the functions of a user's file here, whatever these print."""
 
 

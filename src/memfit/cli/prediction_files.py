@@ -25,6 +25,14 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", metavar="FILE", help="draw the memory over one step")
 
 
+def own_device(prediction: Prediction) -> dict[str, str]:
+    """Return what a saved prediction needs to be compared without the file of its device."""
+    from memfit.devices.device_file import is_own_file, own_text
+
+    name = prediction.device
+    return {"device_file": own_text(name)} if is_own_file(name) else {}
+
+
 def write_files(
     args: argparse.Namespace,
     prediction: Prediction,

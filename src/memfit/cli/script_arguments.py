@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import NoPlanFitsError, UsageError
 
+from .card_comparison import show_cards
 from .command import write_json
+from .device_by_device import for_each_device
 from .job_arguments import status
-from .prediction_files import write_files
+from .prediction_files import own_device, write_files
 from .question import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console
 
     from memfit.devices.spec import Device
+    from memfit.prediction.compared_cards import ComparedCard
     from memfit.script.prediction import ScriptPrediction
-    from memfit.script.question import ScriptTarget
+    from memfit.script.question import ScriptQuestion, ScriptRecording, ScriptTarget
 
 _STEPS = 3
 _MOST_SECONDS = 300.0
@@ -116,34 +119,40 @@ def run_script(args: argparse.Namespace, question: Question, console: Console) -
         )
         raise UsageError(msg)
     target = _target(args)
-    found = []
     with status(console, f"recording {target.name}", quiet=args.json) as show:
-        for device in question.devices:
-            show(f"recording {target.name} on {device.name}")
-            found.append(_answer(args, target, device, question, show))
-    shown, values = found[0], [_to_json(answer) for answer in found]
+        recordings: list[tuple[str, ScriptRecording]] = []
+
+        def answer_on(
+            device: Device, tell: Callable[[str], object]
+        ) -> tuple[ScriptPrediction, ComparedCard]:
+            return _answer(question, recordings, _asked(args, target, device), tell)
+
+        found = for_each_device(question.devices, answer_on, show, passes_on=(UsageError,))
+    if len(question.devices) > 1:
+        cards = [(card, _to_json(each) | card.to_json()) for each, card in found.answers]
+        return show_cards(args, console, found, cards)
+    answer = found.answers[0][0]
+    saved = _to_json(answer)
     written = write_files(
         args,
-        shown.prediction,
-        shown.lives,
-        saved=values[0],
-        phases=shown.phases,
-        job=shown.script,
+        answer.prediction,
+        answer.lives,
+        saved=saved,
+        phases=answer.phases,
+        job=answer.script,
     )
     if args.json:
-        write_json(values[0] if len(values) == 1 else values)
+        write_json(saved)
     else:
-        for answer in found:
-            text = (
-                script_text(answer, top=question.num_holders, depth=args.depth)
-                if args.verbose
-                else brief_script(answer, _next_commands(answer, args), depth=args.depth)
-            )
-            console.print(text)
+        text = (
+            script_text(answer, top=question.num_holders, depth=args.depth)
+            if args.verbose
+            else brief_script(answer, _next_commands(answer, args), depth=args.depth)
+        )
+        console.print(text)
         for path in written:
             console.print(f"Wrote {path}.", markup=False)
-    fits = any(answer.prediction.fits is not False for answer in found)
-    return 0 if fits else NoPlanFitsError.exit_code
+    return 0 if answer.prediction.fits is not False else NoPlanFitsError.exit_code
 
 
 def _next_commands(answer: ScriptPrediction, args: argparse.Namespace) -> list[str]:
@@ -161,22 +170,51 @@ def _to_json(answer: ScriptPrediction) -> dict[str, Any]:
     from memfit.peak_changes.saved import prediction_document
     from memfit.reports.wording import verdict
 
-    fields = {**answer.to_json(), "verdict": verdict(answer.prediction), "advice": []}
+    own = own_device(answer.prediction)
+    fields = {**answer.to_json(), **own, "verdict": verdict(answer.prediction), "advice": []}
     return prediction_document(answer.script, fields, answer.moments)
 
 
 def _answer(
-    args: argparse.Namespace,
-    target: ScriptTarget,
-    device: Device,
     question: Question,
+    recordings: list[tuple[str, ScriptRecording]],
+    asked: ScriptQuestion,
     tell: Callable[[str], object],
-) -> ScriptPrediction:
+) -> tuple[ScriptPrediction, ComparedCard]:
+    """Find the answer for one device, from a recording for another one that would be the same."""
+    from memfit.prediction.compared_cards import compared_card
     from memfit.script.prediction import predict_recorded_script
-    from memfit.script.question import ScriptQuestion
     from memfit.script.recording import record_script
 
-    asked = ScriptQuestion(
+    device = asked.device
+    recorded_for, found = next(_alike(recordings, device), (device.name, None))
+    if found is None:
+        found = record_script(asked, tell)
+        recordings.append((device.name, found))
+    uneven = replace(asked, is_skewed=True, data_seconds=None)
+    skewed = record_script(uneven) if found.decides_sizes else None
+    answer = predict_recorded_script(
+        asked.target.title,
+        found,
+        device,
+        budget=question.budget,
+        settings=question.settings,
+        skewed=skewed,
+    )
+    card = compared_card(
+        answer.prediction,
+        found.recording,
+        device,
+        recorded_for=recorded_for,
+        needed_bytes=answer.worst_bytes,
+    )
+    return answer, card
+
+
+def _asked(args: argparse.Namespace, target: ScriptTarget, device: Device) -> ScriptQuestion:
+    from memfit.script.question import ScriptQuestion
+
+    return ScriptQuestion(
         target=target,
         device=device,
         num_steps=args.steps,
@@ -184,17 +222,17 @@ def _answer(
         allows=args.allow_outside,
         data_seconds=args.data_seconds if args.data else None,
     )
-    found = record_script(asked, tell)
-    uneven = replace(asked, is_skewed=True, data_seconds=None)
-    skewed = record_script(uneven) if found.decides_sizes else None
-    return predict_recorded_script(
-        target.title,
-        found,
-        device,
-        budget=question.budget,
-        settings=question.settings,
-        skewed=skewed,
-    )
+
+
+def _alike(
+    recordings: Sequence[tuple[str, ScriptRecording]], device: Device
+) -> Iterator[tuple[str, ScriptRecording]]:
+    """Yield what was recorded and would have gone the same way on a device."""
+    from memfit.prediction.shared_recordings import would_be_alike
+
+    for recorded_for, found in recordings:
+        if not found.decides_sizes and would_be_alike(found.recording.card, device):
+            yield recorded_for, found
 
 
 def _target(args: argparse.Namespace) -> ScriptTarget:

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 
 from memfit.cost.collectives import seconds_among_ranks
 from memfit.devices.catalogue import catalogued_device
-from memfit.devices.spec import CPU, CUDA, Device
+from memfit.devices.spec import CPU, CUDA, ROCM, Device
+from memfit.figures import Certainty
 from memfit.trace.events import Operation, Trace
 
 _SAME = 1e-6
 """Roofline times that differ by less than this share of them, squared, are one."""
+
+_NOTICEABLE_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,32 @@ def operation_seconds(operation: Operation, device: Device) -> float:
     arithmetic = operation.num_flops / place.matrix_flops_per_second(operation.dtype)
     traffic = operation.moved_bytes / place.value("memory_bandwidth_bytes_per_second")
     return max(arithmetic, traffic) + device.value("launch_seconds")
+
+
+def time_certainty(trace: Trace, device: Device) -> Certainty:
+    """Say whether the roofline times of a step rest on figures that are guesses."""
+    guessed_seconds = sum(_guessed_seconds(each, device) for each in trace.operations)
+    whole_seconds = sum(operation_seconds(each, device) for each in trace.operations)
+    is_guess = guessed_seconds > _NOTICEABLE_FRACTION * whole_seconds
+    return Certainty.GUESS if is_guess or device.platform == ROCM else Certainty.TABLE
+
+
+def _guessed_seconds(operation: Operation, device: Device) -> float:
+    """Return how much of an operator's time comes from guesses."""
+    whole_seconds = operation_seconds(operation, device)
+    if _is_beside(operation, device):
+        return whole_seconds
+    launch = device.facts["launch_seconds"]
+    bandwidth = device.facts["memory_bandwidth_bytes_per_second"]
+    matrix = device.facts.get(f"matrix_{operation.dtype}_flops_per_second")
+    rate = matrix or device.facts["matrix_float32_flops_per_second"]
+    is_arithmetic = operation.num_flops / rate.value > operation.moved_bytes / bandwidth.value
+    guessed_seconds = 0.0
+    if launch.certainty == Certainty.GUESS:
+        guessed_seconds += launch.value
+    if (rate if is_arithmetic else bandwidth).certainty == Certainty.GUESS:
+        guessed_seconds += whole_seconds - launch.value
+    return guessed_seconds
 
 
 def _is_beside(operation: Operation, device: Device) -> bool:

@@ -54,6 +54,18 @@ def read_own_device(name: str) -> Device:
     return _device_of_file(name, _stamp_of_file(name, path))
 
 
+def own_text(name: str) -> str:
+    """Return the text of a user's own file, which says all that is known of the device.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(name, f"it cannot be read: {error}") from error
+
+
 def check_own_device(name: str, text: str) -> Device:
     """Read a device from the text of a user's own file, and check what nobody else has checked.
 

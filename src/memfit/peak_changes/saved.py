@@ -39,6 +39,8 @@ class SavedPrediction:
     phases: Mapping[str, int]
     """The peak allocated in each phase of the run."""
     moments: StepMoments
+    device_file: str = ""
+    """The text of the device's file, where that is one of the user's own."""
 
 
 def prediction_document(
@@ -114,7 +116,20 @@ def _saved(content: Mapping[str, Any]) -> SavedPrediction:
             STEADY_STEP: prediction.peak_allocated_bytes,
         },
         moments=StepMoments.from_json(content),
+        device_file=_text_of_file(content.get("device_file", "")),
     )
+
+
+def _text_of_file(found: object) -> str:
+    """Take the text of a device's file, which is checked when it is used.
+
+    Raises:
+        ValueError: if it is no text.
+    """
+    if not isinstance(found, str):
+        msg = "device_file is no text"
+        raise ValueError(msg)  # noqa: TRY004 - as for everything else that is malformed
+    return found
 
 
 def _check(prediction: Prediction) -> None:

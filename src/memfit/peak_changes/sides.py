@@ -47,6 +47,8 @@ class Side:
     budget_of: str = "allocated"
     fits: bool | None = None
     torch_version: str = ""
+    device_file: str = ""
+    """The text of the device's file, where that is one of the user's own."""
 
     @property
     def peak_bytes(self) -> int:
@@ -118,6 +120,7 @@ def side_of(saved: SavedPrediction, source: str) -> Side:
         by_category=prediction.by_category,
         by_module=prediction.by_module,
         moments=saved.moments,
+        device_file=saved.device_file,
         budget_bytes=prediction.budget_bytes,
         budget_of=prediction.budget_of,
         fits=prediction.fits,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -11,23 +11,17 @@ from memfit.allocator.simulate import alive_at_peak, replay
 from memfit.devices.device_file import is_own_file
 from memfit.devices.spec import CUDA, Device
 from memfit.figures import Certainty, Holder, Prediction
-from memfit.job import Job
-from memfit.prediction.budget import MemoryBudget
-from memfit.prediction.predict import evaluate, holder_of
+from memfit.prediction.card_replays import CardReplays
+from memfit.prediction.largest_batch import PredictedJob, largest_micro_batch
+from memfit.prediction.predict import holder_of
 from memfit.prediction.process_memory import card_memory, rules_of
-from memfit.prediction.recording import Recording, StepRecording, record
-from memfit.session.batches import BatchLayout
-from memfit.strategies.micro_batching import MicroBatching
-from memfit.strategies.plan import Plan, conflict, in_catalogue_order
+from memfit.prediction.recording import StepRecording
 from memfit.trace.events import Category, Phase, Trace
 
 _LEAST_SHARE = 0.02
 """What is less than this part of the figure it belongs to is not worth a line."""
 _DOMINANT_SHARE = 0.5
 _CHEAP_SECONDS = 3.0
-_NOISE = 1.1
-"""Fragmentation bends the curve of process bytes over the micro-batch by up to a tenth."""
-_INTERPOLATIONS = 3
 
 
 class Topic(StrEnum):
@@ -59,49 +53,6 @@ class Advice:
     part_fraction: float
     subject: str = ""
     """The guessed term, or the micro-batch size that fits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargestMicroBatch:
-    """The largest micro-batch with which the step fits, or the reason why none does."""
-
-    micro_batch_size: int | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedJob:
-    """A job, how it is run, and what a recording of it gave on a device."""
-
-    job: Job
-    plan: Plan
-    layout: BatchLayout
-    device: Device
-    settings: AllocatorSettings
-    recording: Recording
-    prediction: Prediction
-
-    def with_plan(self, plan: Plan) -> Prediction:
-        """Predict the same job on the same device under another plan, with the same budget."""
-        recording = record(self.job, plan, self.layout, device=self.device)
-        return self._evaluated(self.job, recording, plan)
-
-    def with_batch_size(self, batch_size: int) -> Prediction:
-        """Predict the same step with another effective batch."""
-        job = replace(self.job, batch_size=batch_size)
-        recording = record(job, self.plan, self.layout, device=self.device)
-        return self._evaluated(job, recording, self.plan)
-
-    def _evaluated(self, job: Job, recording: Recording, plan: Plan) -> Prediction:
-        budget = MemoryBudget(num_bytes=self.prediction.budget_bytes, of=self.prediction.budget_of)
-        return evaluate(
-            job,
-            recording,
-            self.device,
-            plan,
-            budget=budget,
-            settings=self.settings,
-        )
 
 
 def advise(
@@ -147,82 +98,6 @@ def largest_holders(recording: StepRecording, device: Device, limit: int) -> tup
     )
 
 
-def largest_micro_batch(job: PredictedJob) -> LargestMicroBatch:
-    """Find the largest micro-batch with which a job fits its budget, up to its batch.
-
-    Every size that is tried is recorded as it would run. Other strategies of the plan stay.
-    """
-    own, batch_size = job.plan.splitting, job.job.batch_size
-    if own is None and job.prediction.fits is not False:
-        return LargestMicroBatch(micro_batch_size=batch_size)
-    splitting = own or MicroBatching(micro_batch_size=batch_size)
-    others = tuple(member for member in job.plan.strategies if member is not splitting)
-    obstacle = splitting.obstacle(job.recording.facts) or conflict((*others, splitting))
-    if obstacle:
-        return LargestMicroBatch(micro_batch_size=None, reason=obstacle)
-
-    def bytes_with(micro_batch_size: int) -> int:
-        member = replace(splitting, micro_batch_size=micro_batch_size)
-        plan = Plan(strategies=in_catalogue_order((*others, member)))
-        return job.with_plan(plan).bounded_bytes()
-
-    budget_bytes = job.prediction.budget_bytes or 0
-    if own and bytes_with(batch_size) <= budget_bytes:
-        return LargestMicroBatch(micro_batch_size=batch_size)
-    found = largest_fitting(batch_size, budget_bytes, bytes_with)
-    reason = "" if found else "not even one sample at a time fits"
-    return LargestMicroBatch(micro_batch_size=found, reason=reason)
-
-
-def largest_fitting(
-    too_large: int, budget_bytes: int, bytes_with: Callable[[int], int]
-) -> int | None:
-    """Find the largest number below ``too_large`` whose bytes are within a budget; None if none is.
-
-    Powers of two are tried from the largest down, since small micro-batches take longest to record.
-    Bytes are convex in the number (a maximum of sums that are linear in it), so the line through
-    two numbers bounds every smaller one from below. What lies between the last two is interpolated.
-    """
-    last: tuple[int, int] | None = None
-    size = too_large
-    while size > 1:
-        size = 1 << ((size - 1).bit_length() - 1)
-        found_bytes = bytes_with(size)
-        if found_bytes <= budget_bytes:
-            return _between((size, found_bytes), (too_large, last), budget_bytes, bytes_with)
-        if last is not None:
-            slope = (last[1] - found_bytes) / (last[0] - size)
-            if found_bytes - slope * (size - 1) > _NOISE * budget_bytes:
-                return None
-        too_large, last = size, (size, found_bytes)
-    return None
-
-
-def _between(
-    fitting: tuple[int, int],
-    above: tuple[int, tuple[int, int] | None],
-    budget_bytes: int,
-    bytes_with: Callable[[int], int],
-) -> int:
-    """Close in on the largest fitting number between one that fits and one that does not."""
-    low, low_bytes = fitting
-    high = above[0]
-    high_bytes = above[1][1] if above[1] else None
-    tried = 0
-    while high - low > 1:
-        guess = (low + high) // 2
-        if high_bytes is not None and high_bytes > low_bytes and tried < _INTERPOLATIONS:
-            guess = low + (budget_bytes - low_bytes) * (high - low) // (high_bytes - low_bytes)
-        guess = min(max(guess, low + 1), high - 1)
-        found_bytes = bytes_with(guess)
-        tried += 1
-        if found_bytes <= budget_bytes:
-            low, low_bytes = guess, found_bytes
-        else:
-            high, high_bytes = guess, found_bytes
-    return low
-
-
 def _expandable_segments(
     recording: StepRecording, prediction: Prediction, device: Device, settings: AllocatorSettings
 ) -> Advice | None:
@@ -230,7 +105,7 @@ def _expandable_segments(
     if device.platform != CUDA or settings.expandable_segments:
         return None
     growing = replace(settings, expandable_segments=True)
-    memory = card_memory(recording, device, growing, in_full=False)
+    memory = card_memory(CardReplays(recording, growing), device, in_full=False)
     saved = prediction.peak_reserved_bytes - memory.peak_reserved_bytes
     return _worth(Topic.EXPANDABLE_SEGMENTS, saved, prediction.peak_reserved_bytes)
 

@@ -13,13 +13,16 @@ import torch
 
 from memfit.devices.spec import CUDA, Device
 from memfit.errors import MemfitError
+from memfit.kernels.cuda.card import Card
 from memfit.prediction.recording import card_of
 from memfit.virtual.cuda.runtime import runtime
 
 Found = TypeVar("Found")
 
 
-def imported_on(device: Device, load: Callable[[str], Found], reference: str) -> Found:
+def imported_on(
+    device: Device, load: Callable[[str], Found], reference: str, card: Card | None = None
+) -> Found:
     """Load what a reference names, with ``torch.cuda`` answering for the device's card meanwhile.
 
     Files decide at their top whether they use a GPU, and in which precision. Where a file makes
@@ -30,13 +33,14 @@ def imported_on(device: Device, load: Callable[[str], Found], reference: str) ->
         device: for which the answer is wanted.
         load: imports the file, such as ``load_job``.
         reference: ``FILE.py:NAME``.
+        card: of the device, where the caller wants to know what the file asks of it.
 
     Raises:
         JobFileError: if the file is missing or fails while it is imported.
         JobNameError: if the file has no job of that name.
     """
     _forget_neighbours(Path(reference.partition(":")[0]))
-    card = card_of(device)
+    card = card or card_of(device)
     if device.kind != CUDA or card is None or torch.cuda.is_available():
         return load(reference)
     # It lists torch's functions by name once and for all, and must not find the card's among them.

@@ -7,22 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from memfit.allocator.settings import AllocatorSettings
-from memfit.allocator.simulate import (
-    CPU_RULES,
-    AllocatorRules,
-    num_setup_events,
-    phase_starts,
-    replay,
-)
+from memfit.allocator.simulate import CPU_RULES, replay
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.devices.placement import Placement
 from memfit.devices.spec import CUDA, Device
 from memfit.errors import MemfitError, UsageError
-from memfit.figures import BOUNDED_FIGURES, Holder, Prediction, Timeline
+from memfit.figures import BOUNDED_FIGURES, Holder, Prediction
 from memfit.job import Job
 from memfit.prediction.brief_recording import record_briefly
 from memfit.prediction.budget import MemoryBudget
+from memfit.prediction.card_replays import CardReplays, timeline_of
 from memfit.prediction.process_memory import card_memory, host_memory, platform_notes
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
 from memfit.prediction.waiting import waited_seconds
@@ -30,7 +25,7 @@ from memfit.prediction.ways import widened
 from memfit.strategies.base import Numerics
 from memfit.strategies.data_parallel import share_of
 from memfit.strategies.plan import Plan, worst_numerics
-from memfit.trace.events import Allocation, Trace, category_names
+from memfit.trace.events import Allocation
 from memfit.virtual.process_group import current_placement, one_rank_of
 
 
@@ -204,10 +199,11 @@ def evaluate_steps(
     budget: MemoryBudget | None = None,
     settings: AllocatorSettings | None = None,
     in_full: bool = False,
+    replays: CardReplays | None = None,
 ) -> Prediction:
     """Turn a recording of any code into a prediction for the device it was made for."""
     seconds = OperatorTimes(device=device).step_seconds(recording.steady)
-    step = _PricedStep(step_seconds=seconds)
+    step = _PricedStep(step_seconds=seconds, replays=replays)
     return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
 
 
@@ -222,11 +218,13 @@ def evaluate(
     times: OperatorTimes | None = None,
     in_full: bool = False,
     notes: Sequence[str] = (),
+    replays: CardReplays | None = None,
 ) -> Prediction:
     """Turn a recording into a prediction for the device it was made for.
 
     ``times`` are how long operators take, the roofline's if left out. ``in_full`` looks for the
-    smallest memory as well, which takes more replays.
+    smallest memory as well, which takes more replays. ``replays`` are those that another card has
+    with this recording.
     """
     confs = (strategy.allocator_conf for strategy in plan.strategies)
     settings = settings or AllocatorSettings.parse(next(filter(None, confs), ""))
@@ -240,6 +238,7 @@ def evaluate(
         strategies=plan.labels(),
         numerics=worst_numerics(plan.strategies, recording.facts),
         notes=notes,
+        replays=replays,
     )
     return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
 
@@ -249,6 +248,7 @@ class _PricedStep:
     """What is known of a step besides its memory on the device."""
 
     step_seconds: float
+    replays: CardReplays | None = None
     host_bytes: int = 0
     disk_bytes: int = 0
     batch_size: int | None = None
@@ -268,11 +268,12 @@ def _predicted(
 ) -> Prediction:
     """Put together what the recorded step takes on the device, and hold it against a budget."""
     if device.kind == CUDA:
-        settings = settings or AllocatorSettings()
-        memory = card_memory(recording, device, settings, in_full=in_full)
+        replays = step.replays or CardReplays(recording, settings or AllocatorSettings())
+        memory = card_memory(replays, device, in_full=in_full)
+        peak, timeline = replays.steady_peak, replays.timeline
     else:
         memory = host_memory(recording)
-    peak = replay(memory.steady, CPU_RULES)  # the sizes are those that are counted
+        peak, timeline = replay(memory.steady, CPU_RULES), timeline_of(memory.steady, CPU_RULES)
     budget = (budget or MemoryBudget()).on(device)
     assert budget.of is not None, "a device fills it in"
     placement = current_placement() or Placement()
@@ -307,25 +308,8 @@ def _predicted(
         notes=[*platform_notes(device), *recording.notes, *step.notes],
         modules_in_evaluation=tuple(recording.modules_in_evaluation),
         answers=tuple(recording.answers),
-        timeline=timeline_of(memory.steady, CPU_RULES),
+        timeline=timeline,
     )
-
-
-def timeline_of(trace: Trace, rules: AllocatorRules) -> Timeline:
-    """Return allocated bytes by category, when the step begins and after each of its events."""
-    num_before = num_setup_events(trace)
-    changes = [
-        (
-            trace.allocations[index].category.value,
-            (1 if delta >= 0 else -1) * rules.rounded(trace.allocations[index].num_bytes),
-        )
-        for index, delta in trace.deltas()
-    ]
-    at_start = dict.fromkeys(category_names(trace.allocations), 0)
-    for category, num_bytes in changes[:num_before]:
-        at_start[category] += num_bytes
-    phases = [(max(0, begin - num_before), name) for begin, name in phase_starts(trace)]
-    return Timeline.of(at_start, changes[num_before:], phases)
 
 
 def holder_of(num_bytes: int, allocation: Allocation) -> Holder:

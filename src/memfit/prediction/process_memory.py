@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from memfit.allocator.replay import AllocatorOutcome, simulate_events, smallest_capacity_bytes
-from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import (
     CPU_RULES,
     CUDA_RULES,
@@ -18,10 +15,11 @@ from memfit.allocator.simulate import (
 from memfit.devices.nccl import NcclMemory, nccl_memory
 from memfit.devices.spec import CUDA, ROCM, Device, Fact
 from memfit.figures import Certainty, Interval, Term
+from memfit.prediction.card_replays import CardReplays
 from memfit.prediction.late_frees import late_interval, stages
-from memfit.prediction.peak_range import NOTICEABLE_FRACTION, PeakRange
+from memfit.prediction.peak_range import PeakRange
 from memfit.prediction.recording import StepRecording
-from memfit.trace.events import Category, Extra, Trace, allocations_of_step, with_sizes
+from memfit.trace.events import Category, Extra, Trace
 from memfit.units import MIB
 
 _REPLAY = "replay of the recorded step, blocks rounded to 512 bytes"
@@ -31,11 +29,6 @@ _ON_ROCM = "Guess: the rule for CUDA, which stands in for ROCm"
 _INTERPRETER_BYTES = 320 * MIB
 _GUESSED_SHARE = 0.02
 """A prediction is called a guess when more than this share of it is guessed."""
-_PARTS = (0.0, 1.0)
-_GUESSED_PARTS = (0.0, 0.5, 1.0)
-"""Where scratch is large, more of it can reserve less: backward reuses what forward took."""
-_Simulation = Callable[[Sequence[int]], AllocatorOutcome]
-"""Replays a recording with other sizes of its allocations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,28 +88,21 @@ def host_memory(recording: StepRecording) -> ProcessMemory:
     return replace(memory, certainty=Certainty.TABLE, intervals={"allocated": late})
 
 
-def card_memory(
-    recording: StepRecording, device: Device, settings: AllocatorSettings, *, in_full: bool
-) -> ProcessMemory:
-    """Replay a recording through the caching allocator and add what lies outside it.
+def card_memory(replays: CardReplays, device: Device, *, in_full: bool) -> ProcessMemory:
+    """Add to what a recording takes in the caching allocator what lies outside it on a device.
 
     ``in_full`` looks for the smallest memory in which the step survives as well.
     """
-    history = recording.history
-    first, last = recording.marks[0], recording.marks[-1]
-    run = partial(_simulate, recording, settings, (first.first_event, last.first_event))
-    outcome = run(_sizes(history))
-    peak, reserved = (
-        outcome.windows[-1].peak_allocated_bytes,
-        outcome.windows[-1].peak_reserved_bytes,
-    )
+    recording = replays.recording
+    first, last = replays.outcome.windows
+    peak, reserved = last.peak_allocated_bytes, last.peak_reserved_bytes
     context = device.facts["context_bytes"]
     context_bytes = int(context.value)
     nccl = nccl_memory(device, recording.group_sizes)
     smallest = None
     if in_full:
-        least = smallest_reserved_bytes(recording, settings)
-        smallest = min(least, reserved) + context_bytes + (nccl.num_bytes if nccl else 0)
+        least = min(replays.smallest_reserved_bytes, reserved)
+        smallest = least + context_bytes + (nccl.num_bytes if nccl else 0)
     inside = (
         *_recorded_terms(recording.steady, peak),
         Term(
@@ -136,20 +122,30 @@ def card_memory(
     is_guess = guessed_bytes > _GUESSED_SHARE * sum(term.num_bytes for term in inside)
     terms = (*inside, outside, *_nccl_terms(nccl))
     is_rocm = device.platform == ROCM
+    ranges = replays.guessed_ranges if is_rocm else replays.ranges
     return ProcessMemory(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved,
-        first_step_peak_bytes=outcome.windows[0].peak_allocated_bytes,
+        first_step_peak_bytes=first.peak_allocated_bytes,
         fragmentation_fraction=1 - peak / reserved if reserved else 0.0,
         smallest_memory_bytes=smallest,
         terms=tuple(map(_on_rocm, terms)) if is_rocm else terms,
         certainty=Certainty.GUESS if is_guess or is_rocm else Certainty.TABLE,
-        intervals=_intervals(_ranges(recording, outcome, run, is_rocm=is_rocm), context, nccl),
-        steady=with_sizes(
-            recording.steady,
-            [outcome.block_bytes[index] for index in allocations_of_step(history, last)],
-        ),
+        intervals=_intervals(ranges, context, nccl),
+        steady=replays.steady,
     )
+
+
+def bounded_bytes(replays: CardReplays, device: Device, budget_of: str) -> int:
+    """Return ``allocated``, ``reserved`` or ``process`` bytes of a steady step on a card."""
+    window = replays.outcome.windows[-1]
+    if budget_of == "allocated":
+        return window.peak_allocated_bytes
+    if budget_of == "reserved":
+        return window.peak_reserved_bytes
+    nccl = nccl_memory(device, replays.recording.group_sizes)
+    beside_bytes = device.value("context_bytes") + (nccl.num_bytes if nccl else 0)
+    return window.peak_reserved_bytes + int(beside_bytes)
 
 
 def platform_notes(device: Device) -> tuple[str, ...]:
@@ -180,28 +176,6 @@ def _nccl_terms(nccl: NcclMemory | None) -> Iterator[Term]:
             certainty=nccl.certainty,
             source=nccl.source,
         )
-
-
-def _simulate(
-    recording: StepRecording,
-    settings: AllocatorSettings,
-    marks: Sequence[int],
-    sizes: Sequence[int],
-) -> AllocatorOutcome:
-    """Replay everything since before the model was built; windows begin at the marks."""
-    history = recording.history
-    return simulate_events(
-        history.events,
-        sizes,
-        streams=history.streams(),
-        settings=settings,
-        marks=marks,
-        releases=history.releases,
-    )
-
-
-def _sizes(history: Trace) -> list[int]:
-    return [allocation.num_bytes for allocation in history.allocations]
 
 
 def _recorded_terms(steady: Trace, peak_bytes: int) -> tuple[Term, ...]:
@@ -247,89 +221,3 @@ def _intervals(
         "reserved": reserved.interval("reserved"),
         "process": process.interval("process"),
     }
-
-
-def replayed_peaks(
-    recording: StepRecording, settings: AllocatorSettings, *, from_step: int = 0
-) -> tuple[PeakRange, PeakRange]:
-    """Return the allocated and the reserved peak as a program would read them at its end.
-
-    Args:
-        recording: of everything since before the model was built.
-        settings: of the allocator.
-        from_step: the step before which the program resets the peaks; 0 if it resets nothing.
-    """
-    run = _read_from(recording, settings, from_step)
-    return _ranges(recording, run(_sizes(recording.history)), run)
-
-
-def peaks_alone(
-    recording: StepRecording, settings: AllocatorSettings, *, from_step: int = 0
-) -> tuple[int, int]:
-    """Return the likely ends of ``replayed_peaks``, allocated and reserved bytes, in one replay."""
-    run = _read_from(recording, settings, from_step)
-    window = run(_sizes(recording.history)).windows[-1]
-    return window.peak_allocated_bytes, window.peak_reserved_bytes
-
-
-def _read_from(
-    recording: StepRecording, settings: AllocatorSettings, from_step: int
-) -> _Simulation:
-    """Return a replay whose last window begins where a program resets the peaks."""
-    reset_at = recording.marks[from_step].first_event if from_step else 0
-    return partial(_simulate, recording, settings, (reset_at,))
-
-
-def smallest_reserved_bytes(recording: StepRecording, settings: AllocatorSettings) -> int:
-    """Return the least reserved memory with which everything recorded survives."""
-    history = recording.history
-    return smallest_capacity_bytes(history.events, _sizes(history), settings, history.streams())
-
-
-def _ranges(
-    recording: StepRecording,
-    likely: AllocatorOutcome,
-    run: _Simulation,
-    *,
-    is_rocm: bool = False,
-) -> tuple[PeakRange, PeakRange]:
-    """Return the peaks of the last window as they are with the least and the most scratch."""
-    history = recording.history
-    outcomes = [likely]
-    is_guessed = is_rocm or _is_guessed(history, likely.windows[-1].peak_allocated_bytes)
-    if history.extras:
-        parts = _GUESSED_PARTS if is_guessed else _PARTS
-        outcomes += [run(_sizes_with(history, part)) for part in parts]
-    windows = [outcome.windows[-1] for outcome in outcomes]
-    allocated = [window.peak_allocated_bytes for window in windows]
-    return (
-        _range(allocated, is_guessed=is_guessed),
-        _range([window.peak_reserved_bytes for window in windows], is_guessed=is_guessed),
-    )
-
-
-def _range(values: Sequence[int], *, is_guessed: bool) -> PeakRange:
-    return PeakRange(
-        likely_bytes=values[0],
-        low_bytes=min(values),
-        high_bytes=max(values),
-        is_guessed=is_guessed,
-    )
-
-
-def _is_guessed(history: Trace, peak_bytes: int) -> bool:
-    """Return whether a kernel's guessed scratch may be a noticeable part of a peak."""
-    return any(
-        extra.certainty == Certainty.GUESS
-        and extra.high_bytes - extra.low_bytes > NOTICEABLE_FRACTION * peak_bytes
-        for extra in history.extras
-    )
-
-
-def _sizes_with(history: Trace, part: float) -> list[int]:
-    """Return the sizes with all unknown scratch at a part of the way from its least to its most."""
-    sizes = _sizes(history)
-    for extra in history.extras:
-        spread_bytes = extra.high_bytes - extra.low_bytes
-        sizes[extra.allocation] = extra.low_bytes + int(part * spread_bytes)
-    return sizes

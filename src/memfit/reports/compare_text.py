@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -26,7 +27,7 @@ from .compare_wording import (
     what_words,
     where_words,
 )
-from .terminal import amount, at_page_width, dashed, folded, grid, section, word
+from .terminal import Fitted, amount, at_page_width, dashed, folded, grid, section, word
 from .wording import module_name, shorten
 
 _STYLES = {"good": "green", "bad": "bold red", "": ""}
@@ -94,13 +95,17 @@ def _table(rows: Sequence[PartChange], top: int, *, folds: bool = False) -> Tabl
     for row in [*rows[:top], *([] if rest is None else [rest])]:
         count = f" ({row.num_members} modules)" if row.num_members > 1 else ""
         table.add_row(
-            Text(f"{shorten(module_name(row.name), _NAME_WIDTH)}{count}"),
+            Fitted(partial(_counted, module_name(row.name), count), _NAME_WIDTH),
             format_bytes(row.before_bytes),
             format_bytes(row.after_bytes),
             _signed(row.change_bytes),
             Text(change_words(row.before_bytes, row.after_bytes), style="dim"),
         )
     return table
+
+
+def _counted(name: str, count: str, width: int) -> Text:
+    return Text(f"{shorten(name, width)}{count}")
 
 
 def _signed(num_bytes: int) -> Text:

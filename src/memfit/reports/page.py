@@ -15,6 +15,7 @@ from memfit.units import format_bytes, format_seconds
 
 from .charts.embedding import visible
 from .plots import CATEGORY_COLOURS, OTHER_COLOUR
+from .rollup import rolled_up, unfolded
 from .wording import brief_plan, largest_first, module_name, percent, plan_name, signed_error
 
 if TYPE_CHECKING:
@@ -134,6 +135,18 @@ def peak_parts(
             )
         )
     return parts
+
+
+def module_parts(by_module: Mapping[str, int], whole_bytes: int) -> list[PeakPart]:
+    """List the modules of one peak, alike ones in one row, the largest unfolded."""
+    groups = unfolded(rolled_up(by_module), TOP_MODULES)
+    rows = {
+        f"{module_name(group.name)} ({group.each})" if group.each else module_name(group.name): (
+            group.total_bytes
+        )
+        for group in groups
+    }
+    return peak_parts(rows, whole_bytes)
 
 
 def _change(before_bytes: int, after_bytes: int) -> str:

@@ -11,7 +11,7 @@ from memfit.units import format_bytes, format_seconds
 from .charts.embedding import charts_of
 from .charts.frontier_chart import frontier_chart
 from .charts.step_chart import step_chart
-from .page import INLINE_POINTS, TONES, TOP_MODULES, Headline, page_environment, peak_parts
+from .page import INLINE_POINTS, TONES, Headline, module_parts, page_environment, peak_parts
 from .pareto_plot import pareto_figure
 from .plan_points import plan_points
 from .plan_rows import (
@@ -80,7 +80,7 @@ def plan_html(plan: PlanningResult, *, job: str) -> str:
         remedies=remedy_rows(plan),
         refusals=refusals(plan),
         categories=peak_parts(prediction.by_category, peak_bytes),
-        modules=peak_parts(prediction.by_module, peak_bytes, limit=TOP_MODULES),
+        modules=module_parts(prediction.by_module, peak_bytes),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -33,6 +34,7 @@ from .prediction_text import prediction_table
 from .terminal import (
     INDENT,
     Bar,
+    Fitted,
     amount,
     at_page_width,
     dashed,
@@ -100,12 +102,7 @@ def placement_table(placements: Sequence[ConsideredPlacement]) -> RenderableType
             "" if row.step_seconds is None else format_seconds(row.step_seconds),
             "" if row.device_seconds is None else format_seconds(row.device_seconds),
             yes_or_no(row.fits),
-            Text(
-                plan_name(row.strategies, width=_NAME_WIDTH)
-                if row.fits
-                else f"{row.parallel or 'none'}: {row.reason}",
-                style="bold" if row.chosen else "",
-            ),
+            Fitted(partial(_placed, row), _NAME_WIDTH),
         )
     title = "Placements considered (> chosen: the least ranks x step); peaks are of one rank"
     return at_page_width(Text(title, style="bold"), table)
@@ -121,7 +118,7 @@ def plan_table(considered: Sequence[ConsideredPlan]) -> RenderableType:
             format_bytes(row.peak_bytes),
             format_seconds(row.step_seconds),
             yes_or_no(row.fits),
-            _named(row),
+            Fitted(partial(_named, row), _NAME_WIDTH),
         )
     parts: list[RenderableType] = [Text("Plans considered (> chosen)", style="bold"), table]
     if chosen.num_more:
@@ -129,9 +126,16 @@ def plan_table(considered: Sequence[ConsideredPlan]) -> RenderableType:
     return at_page_width(*parts)
 
 
-def _named(row: ConsideredPlan) -> Text:
+def _placed(row: ConsideredPlacement, width: int) -> Text:
+    """Name a plan for ranks, or say why there is none."""
+    name = plan_name(row.strategies, width=width)
+    said = name if row.fits else f"{row.parallel or 'none'}: {row.reason}"
+    return Text(said, style="bold" if row.chosen else "")
+
+
+def _named(row: ConsideredPlan, width: int) -> Text:
     """Name a plan; below it what became of it, and its numerics where they are not exact."""
-    name = Text(plan_name(row.strategies, width=_NAME_WIDTH), style="bold" if row.chosen else "")
+    name = Text(plan_name(row.strategies, width=width), style="bold" if row.chosen else "")
     numerics = "" if row.numerics == "exact" else row.numerics
     if note := ", ".join(part for part in (row.reason, numerics) if part):
         name.append(f"\n{note}", style="not bold dim")
@@ -195,9 +199,13 @@ def _ladder_table(plan: PlanningResult) -> Table:
             format_bytes(prediction.bounded_bytes()),
             format_seconds(prediction.step_seconds),
             change(prediction.step_seconds, chosen_seconds),
-            Text(plan_name(rung.labels(), width=_NAME_WIDTH)),
+            Fitted(partial(_rung, rung.labels()), _NAME_WIDTH),
         )
     return table
+
+
+def _rung(labels: Sequence[str], width: int) -> Text:
+    return Text(plan_name(labels, width=width))
 
 
 def _approximation_table(plan: PlanningResult) -> Table:

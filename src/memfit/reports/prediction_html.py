@@ -12,7 +12,7 @@ from memfit.units import format_bytes, format_seconds
 
 from .charts.embedding import charts_of
 from .charts.step_chart import step_chart
-from .page import INLINE_POINTS, TONES, TOP_MODULES, Headline, page_environment, peak_parts
+from .page import INLINE_POINTS, TONES, Headline, module_parts, page_environment, peak_parts
 from .plots import svg_text, timeline_figure
 from .wording import (
     advice_sentence,
@@ -87,7 +87,7 @@ def prediction_html(
         ),
         advice=[advice_sentence(entry) for entry in advice],
         categories=peak_parts(prediction.by_category, peak_bytes),
-        modules=peak_parts(prediction.by_module, peak_bytes, limit=TOP_MODULES),
+        modules=module_parts(prediction.by_module, peak_bytes),
     )
 
 

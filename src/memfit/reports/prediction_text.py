@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,19 +11,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from memfit.figures import Certainty, Holder, Prediction, Term
-from memfit.prediction.advice import Advice, LargestMicroBatch
+from memfit.prediction.advice import Advice
 from memfit.units import format_bytes, format_seconds
 
 from .brief_text import module_table
 from .terminal import (
     INDENT,
-    PLAN_WIDTH,
     Bar,
+    Fitted,
+    Name,
     amount,
     at_page_width,
     certainty_mark,
     dashed,
-    folded,
     grid,
     section,
     word,
@@ -30,7 +31,6 @@ from .terminal import (
 from .wording import (
     advice_sentence,
     answer_sentences,
-    bounded_certainty,
     fits_sentence,
     interval_words,
     is_uncertain,
@@ -42,12 +42,12 @@ from .wording import (
     plan_name,
     process_certainty,
     shorten,
-    verdict,
 )
 
 _NAME_WIDTH = 30
 _WHERE_WIDTH = 44
 _PLAN_WIDTH = 61
+_SOURCE_WIDTH = 29
 _TOP = 10
 _VERDICT_STYLES = {"yes": "green", "no": "bold red", "uncertain": "bold yellow", "-": "dim"}
 
@@ -185,7 +185,7 @@ def _parts_table(parts: Sequence[tuple[str, int]], whole_bytes: int) -> Table:
     table = grid(word(), amount(), amount(), word())
     for name, num_bytes in parts:
         table.add_row(
-            Text(shorten(name, _NAME_WIDTH)),
+            Name(name, _NAME_WIDTH),
             format_bytes(num_bytes),
             percent(num_bytes, whole_bytes),
             Bar(min(1.0, num_bytes / whole_bytes) if whole_bytes else 0.0),
@@ -197,23 +197,29 @@ def _holders(holders: Sequence[Holder], top: int) -> Table:
     """Show the largest blocks that live at the peak, and below each where it comes from."""
     table = grid(amount("bytes"), word("category"), word("module, operator, phase and line"))
     for holder in sorted(holders, key=lambda holder: -holder.num_bytes)[:top]:
-        where = Text(_block_name(holder))
-        if origin := _origin(holder):
-            where.append(f"\n{origin}", style="dim")
+        where = Fitted(partial(_where, holder), _WHERE_WIDTH)
         table.add_row(format_bytes(holder.num_bytes), Text(holder.category), where)
     return table
 
 
-def _block_name(holder: Holder) -> str:
+def _where(holder: Holder, width: int) -> Text:
+    """Write where a block comes from."""
+    where = Text(_block_name(holder, width))
+    if origin := _origin(holder, width):
+        where.append(f"\n{origin}", style="dim")
+    return where
+
+
+def _block_name(holder: Holder, width: int) -> str:
     """Write module and operator of a block; the module gives way where both are long."""
-    operator = shorten(holder.operator, _WHERE_WIDTH // 2)
-    room = _WHERE_WIDTH - len(operator) - 2
+    operator = shorten(holder.operator, width // 2)
+    room = width - len(operator) - 2
     return ", ".join(part for part in (shorten(module_name(holder.module), room), operator) if part)
 
 
-def _origin(holder: Holder) -> str:
+def _origin(holder: Holder, width: int) -> str:
     """Write phase and line of a block."""
-    room = _WHERE_WIDTH - len(holder.phase) - 2
+    room = width - len(holder.phase) - 2
     return ", ".join(part for part in (holder.phase, shorten(holder.source_line, room)) if part)
 
 
@@ -225,107 +231,12 @@ def _terms(terms: Sequence[Term]) -> Table:
             Text(term.name),
             format_bytes(term.num_bytes),
             certainty_mark(term.certainty),
-            Text(_cut(term.source, 29), style="dim"),
+            Fitted(partial(_cut, term.source), _SOURCE_WIDTH),
         )
     return table
 
 
-def _cut(sentence: str, width: int) -> str:
+def _cut(sentence: str, width: int) -> Text:
     """Cut the end off a sentence that is wider than ``width`` characters; the page has it whole."""
-    return sentence if len(sentence) <= width else f"{sentence[: width - 3].rstrip()}..."
-
-
-def comparison_table(
-    predictions: Sequence[Prediction], micro_batches: Sequence[LargestMicroBatch] = ()
-) -> RenderableType:
-    """Show predictions side by side: several devices, several plans, or both.
-
-    What all of them share stands in the heading instead of a column. ``micro_batches`` are those
-    of the predictions, in the same order.
-    """
-    devices = {prediction.device for prediction in predictions}
-    plans = {plan_name(prediction.strategies) for prediction in predictions}
-    heading = "Predicted steps"
-    if len(devices) == 1:
-        heading += f" on {next(iter(devices))}"
-    if len(plans) == 1 and predictions[0].batch_size is not None:
-        heading += f" ({next(iter(plans))})"
-    table = grid(
-        folded("device" if len(plans) == 1 else "plan"),
-        *map(amount, ("allocated", "reserved", "process")),
-        word("fits"),
-        *map(amount, ("step", "batch") if micro_batches else ("step",)),
-    )
-    for number, prediction in enumerate(predictions):
-        name = Text(
-            prediction.device
-            if len(plans) == 1
-            else plan_name(prediction.strategies, width=PLAN_WIDTH)
-        )
-        if len(plans) > 1 and len(devices) > 1:
-            name.append(f"\n{prediction.device}", style="dim")
-        if len(devices) > 1 and prediction.budget_bytes is not None:
-            name.append(f"\n{format_bytes(prediction.budget_bytes)}", style="dim")
-        batch = [_batch_cell(micro_batches[number])] if micro_batches else []
-        table.add_row(name, *_comparison_cells(prediction), *batch)
-    notes = Text("\n".join(_comparison_notes(predictions, micro_batches)), style="dim")
-    parts: list[RenderableType] = [Text(heading, style="bold"), Padding(table, INDENT), notes]
-    if found := _verdict_of_several(predictions):
-        parts.insert(0, Text(found, style="bold"))
-    return at_page_width(*parts)
-
-
-def _verdict_of_several(predictions: Sequence[Prediction]) -> str:
-    """Say on which devices a step fits; empty where it is not devices that differ."""
-    names = {
-        word: [each.device for each in predictions if verdict(each) == word]
-        for word in ("yes", "uncertain", "no")
-    }
-    if len({each.device for each in predictions}) < len(predictions) or not any(names.values()):
-        return ""
-    ways = (("yes", "Fits {}."), ("uncertain", "Uncertain on {}."), ("no", "Does not fit {}."))
-    return " ".join(form.format(", ".join(names[word])) for word, form in ways if names[word])
-
-
-def _comparison_cells(prediction: Prediction) -> list[RenderableType]:
-    """Return the figures of one prediction in the order of the comparison's columns."""
-    fits = verdict(prediction)
-    return [
-        _with_interval(prediction, "allocated"),
-        _with_interval(prediction, "reserved"),
-        _with_interval(prediction, "process"),
-        Text.assemble(
-            (fits, _VERDICT_STYLES[fits]), "\n", certainty_mark(bounded_certainty(prediction))
-        ),
-        format_seconds(prediction.step_seconds),
-    ]
-
-
-def _with_interval(prediction: Prediction, figure: str) -> Text:
-    """Write a figure, and below it the numbers of its interval."""
-    interval = interval_words(prediction.intervals.get(figure))
-    numbers = interval.rpartition(" ")[0].replace(" to ", "-") if interval else ""
-    cell = Text(format_bytes(prediction.bounded_bytes(figure)))
-    return cell.append(f"\n{numbers}", style="dim") if numbers else cell
-
-
-def _batch_cell(found: LargestMicroBatch) -> str:
-    return "-" if found.micro_batch_size is None else f"{found.micro_batch_size:,}"
-
-
-def _comparison_notes(
-    predictions: Sequence[Prediction], micro_batches: Sequence[LargestMicroBatch]
-) -> list[str]:
-    """Explain the table: the column of micro-batches, and why a device has none."""
-    notes = []
-    if len({prediction.device for prediction in predictions}) > 1:
-        notes.append("Below each device: its budget. Below each figure: its interval.")
-    if micro_batches:
-        notes.append("batch: the largest micro-batch that fits, up to the job's batch.")
-    named: dict[str, list[str]] = {}
-    for prediction, found in zip(predictions, micro_batches, strict=False):
-        if found.reason:
-            named.setdefault(found.reason.rstrip("."), []).append(prediction.device)
-    notes += [f"{', '.join(devices)}: {reason}." for reason, devices in named.items()]
-    own = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
-    return [*notes, *(f"{note}." for note in own)]
+    is_whole = len(sentence) <= width
+    return Text(sentence if is_whole else f"{sentence[: width - 3].rstrip()}...", style="dim")

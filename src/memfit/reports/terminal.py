@@ -6,7 +6,7 @@ No renderable prints; the caller gives it to its own console. Names from outside
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -18,7 +18,9 @@ from rich.text import Text
 
 from memfit.figures import Certainty
 
-WIDTH = 80
+WIDTH = 120
+"""As wide as a report becomes: longer lines are not read well."""
+_USUAL_WIDTH = 80
 PLAN_WIDTH = 28
 INDENT = (0, 0, 0, 2)
 _BAR_WIDTH = 22
@@ -50,19 +52,44 @@ class Name:
 
     text: str
     most: int
+    """Characters on a terminal of 80; a wider one has room for as many more."""
     level: int = 0
     """How far it is indented, in steps of two."""
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> CellMeasurement:
         """Ask for the whole name up to its most, and take less on a narrow terminal."""
-        width = min(self.most, 2 * self.level + len(self.text))
+        width = min(self.most + _more_room(console), 2 * self.level + len(self.text))
         return CellMeasurement(min(_LEAST_NAME_WIDTH, width), width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Write the name, or both its ends."""
         indent = "  " * self.level
-        room = min(self.most, options.max_width) - len(indent)
+        room = min(self.most + _more_room(console), options.max_width) - len(indent)
         yield Text(indent + shorten(self.text, max(4, room)), no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Words that are written for the width that there is."""
+
+    write: Callable[[int], Text]
+    """Writes them within so many characters."""
+    width: int
+    """On a terminal of 80; a wider one has room for as many more."""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> CellMeasurement:
+        """Ask for what the words take."""
+        text = self.write(self.width + _more_room(console))
+        return CellMeasurement.get(console, options, text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Write them, and leave a narrower terminal to fold them."""
+        yield self.write(self.width + _more_room(console))
+
+
+def _more_room(console: Console) -> int:
+    """Return how many columns a report has beyond the usual ones."""
+    return max(0, min(console.width, WIDTH) - _USUAL_WIDTH)
 
 
 def grid(*columns: Column) -> Table:
@@ -118,7 +145,7 @@ def section(title: str, body: RenderableType) -> RenderableType:
 
 
 def at_page_width(*parts: RenderableType) -> RenderableType:
-    """Hold a report to the width of a page on wider terminals."""
+    """Hold a report to the width of a page on terminals that are wider still."""
     return Constrain(Group(*parts), width=WIDTH)
 
 

@@ -1,4 +1,4 @@
-"""Reports for a terminal: rich renderables that fit 80 columns, with or without colour.
+"""Reports for a terminal: rich renderables that fit 80 columns and use up to 120.
 
 No renderable prints; the caller gives it to its own console. Those of a prediction and of a
 plan have files of their own and are named here, so that a command finds all in one place.
@@ -19,7 +19,6 @@ from memfit.units import format_bytes, format_seconds
 from .brief_text import fact_table, next_section, plan_rows
 from .plan_text import plan_report as plan_report
 from .plan_text import plan_table as plan_table
-from .prediction_text import comparison_table as comparison_table
 from .prediction_text import prediction_table as prediction_table
 from .terminal import INDENT, amount, at_page_width, dashed, grid, section
 from .wording import largest_first, plan_name, signed_error

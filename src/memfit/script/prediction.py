@@ -70,6 +70,15 @@ class ScriptPrediction:
         name = BOUNDED_FIGURES[self.prediction.budget_of]
         return max(self.phases, key=lambda phase: int(getattr(phase, name)))
 
+    @property
+    def worst_bytes(self) -> int:
+        """Return the bounded figure of that phase, and of the largest batch of the data."""
+        figure = BOUNDED_FIGURES[self.prediction.budget_of]
+        worst_bytes: int = getattr(self.worst, figure)
+        if self.data is not None and self.data.largest is not None:
+            worst_bytes = max(worst_bytes, getattr(self.data.largest, figure))
+        return worst_bytes
+
     def to_json(self) -> dict[str, Any]:
         """Return the steady step's fields, and beside them what is known of the script."""
         return {

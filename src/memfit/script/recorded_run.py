@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import RecordingError
+from memfit.kernels.cuda.card import Card
 from memfit.prediction.recording import StepRecording, card_of, recording_on
 from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault
 from memfit.script.compiled_files import compiled_files
@@ -69,7 +70,7 @@ def record_run(
     with (
         code_at_fault(card),
         clear_refusals(),
-        _recording(question, assumptions, overlay, place) as seen,
+        _recording(question, card, assumptions, overlay, place) as seen,
         ExitStack() as stack,
         outside,
     ):
@@ -132,11 +133,14 @@ class _DataReader:
 
 @contextmanager
 def _recording(
-    question: ScriptQuestion, assumptions: Assumptions, overlay: Overlay, place: Workplace
+    question: ScriptQuestion,
+    card: Card | None,
+    assumptions: Assumptions,
+    overlay: Overlay,
+    place: Workplace,
 ) -> Iterator[_Seen]:
     """Record everything inside, with loaders, saved objects and files replaced."""
     host = HostMeter()
-    card = card_of(question.device)
     with ExitStack() as stack:
         recorder, made = stack.enter_context(
             recording_on(card, make_mode=with_values(assumptions), beside=host.meet)

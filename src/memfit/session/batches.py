@@ -186,6 +186,18 @@ def shapes_of(job: Job, batch_size: int) -> Any:
         raise _batch_failed(error, batch_size) from error
 
 
+def is_made_without_values(job: Job) -> bool:
+    """Return whether batches can be made of shapes alone, so that large ones take no memory."""
+    try:
+        with left_alone(job, copies_content=False), virtual_tensors():
+            job.batch(job.batch_size)
+    except RecordingError:
+        return False
+    except Exception as error:
+        raise _batch_failed(error, job.batch_size) from error
+    return True
+
+
 def real_batch(job: Job, batch_size: int) -> Any:
     """Build a real batch.
 

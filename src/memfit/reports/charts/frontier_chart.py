@@ -1,16 +1,44 @@
-"""The data of the chart of memory against time: every plan a point that opens what it is."""
+"""The data of charts of memory against time: a plan or a device is a point to open."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from memfit.prediction.compared_cards import ComparedCard
 from memfit.reports.plan_points import PlanPoint, PointKind
-from memfit.reports.wording import instead_of
+from memfit.reports.wording import instead_of, verdict
 from memfit.units import format_bytes, format_seconds
 
 from .embedding import visible
 
+_PLANS = (
+    {"kind": "recorded", "name": "recorded", "size": 11, "colour": "--bar-planned"},
+    {
+        "kind": "estimated",
+        "name": "estimated",
+        "size": 10,
+        "colour": "--bar-planned",
+        "hollow": True,
+    },
+    {
+        "kind": "plain",
+        "name": "plain step",
+        "size": 12,
+        "colour": "--muted",
+        "symbol": "rect",
+        "z": 5,
+    },
+    {"kind": "chosen", "name": "chosen", "size": 16, "colour": "--bad", "z": 6},
+)
+"""How the points of each kind look, in the order of the legend."""
+_CARDS = (
+    {"kind": "yes", "name": "fits", "size": 11, "colour": "--good"},
+    {"kind": "uncertain", "name": "uncertain", "size": 11, "colour": "--guess"},
+    {"kind": "no", "name": "does not fit", "size": 10, "colour": "--bad", "hollow": True},
+)
+_MOST_LABELS = 24
+"""Of more devices only those that nothing beats have their names in the picture."""
 _KNOWN = {True: "recorded", False: "estimated, not recorded"}
 
 
@@ -28,8 +56,12 @@ def frontier_chart(
         return None
     chosen = next((each.strategies for each in points if each.kind is PointKind.CHOSEN), ())
     return {
-        "budget": budget_bytes,
+        "mark": {"bytes": budget_bytes, "label": f"budget {format_bytes(budget_bytes)}"}
+        if budget_bytes
+        else None,
         "figure_name": figure_name,
+        "line": {"name": "fastest recorded for each budget", "without": PointKind.ESTIMATED.value},
+        "kinds": _PLANS,
         "points": [
             {
                 "id": f"plan-{index}",
@@ -44,6 +76,51 @@ def frontier_chart(
             for index, point in enumerate(points)
         ],
     }
+
+
+def cards_chart(cards: Sequence[ComparedCard]) -> dict[str, Any] | None:
+    """Return what a chart of devices is drawn from; None where there are no two to compare.
+
+    The device at index ``i`` is written about in the element ``plan-i``.
+    """
+    if len(cards) < 2:
+        return None
+    needed = sorted(each.needed_bytes for each in cards)[len(cards) // 2]
+    has_room = len(cards) <= _MOST_LABELS
+    return {
+        "mark": {"bytes": needed, "label": f"needs {format_bytes(needed)}"},
+        "figure_name": "memory of the device",
+        "line": {"name": "fastest for each memory", "without": "no"},
+        "kinds": _CARDS,
+        "scale": "log",
+        "points": [
+            {
+                "id": f"plan-{index}",
+                "kind": verdict(each.prediction),
+                "bytes": each.memory_bytes,
+                "seconds": each.prediction.step_seconds,
+                "label": visible(each.prediction.device)
+                if has_room or _is_best(each, cards)
+                else "",
+                "name": visible(f"{each.prediction.device}: {each.title}"),
+                "reason": f"needs {format_bytes(each.needed_bytes)}",
+                "known": f"speeds: {each.seconds_certainty.value}",
+            }
+            for index, each in enumerate(cards)
+        ],
+    }
+
+
+def _is_best(card: ComparedCard, cards: Sequence[ComparedCard]) -> bool:
+    """Return whether no device with as little memory, on which the step fits, is as fast."""
+    if card.prediction.fits is False:
+        return False
+    return not any(
+        other.memory_bytes <= card.memory_bytes
+        and other.prediction.step_seconds <= card.prediction.step_seconds
+        for other in cards
+        if other is not card and other.prediction.fits is not False
+    )
 
 
 def _label(point: PlanPoint, chosen: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -108,6 +107,8 @@ def _answers(card: Card) -> dict[str, Any]:
     answers: dict[str, Any] = dict.fromkeys(_NOTHING_TO_DO, _always(None))
     answers.update(dict.fromkeys(_NO_BYTES, _always(0)))
     is_ampere = card.capability[0] >= _AMPERE
+    properties = _Properties(card)
+    # A card notes what it is asked, so nothing is asked of it here.
     answers.update(
         is_available=_always(True),
         is_initialized=_always(True),
@@ -119,10 +120,10 @@ def _answers(card: Card) -> dict[str, Any]:
         current_blas_handle=_always(0),
         initial_seed=_always(0),
         set_device=_use_only_the_card,
-        get_device_name=_always(card.title),
+        get_device_name=lambda *_args, **_kwargs: card.title,
         get_device_capability=_always(card.capability),
-        get_device_properties=_always(_properties(card)),
-        mem_get_info=_always((card.memory_bytes, card.memory_bytes)),
+        get_device_properties=_always(properties),
+        mem_get_info=lambda *_args, **_kwargs: (card.memory_bytes, card.memory_bytes),
         memory_stats=lambda *_args, **_kwargs: defaultdict(int),
         memory_stats_as_nested_dict=lambda *_args, **_kwargs: {},
         memory_snapshot=lambda *_args, **_kwargs: [],
@@ -136,19 +137,22 @@ def _answers(card: Card) -> dict[str, Any]:
     return answers
 
 
-def _properties(card: Card) -> SimpleNamespace:
-    return SimpleNamespace(
-        name=card.title,
-        total_memory=card.memory_bytes,
-        major=card.capability[0],
-        minor=card.capability[1],
-        multi_processor_count=card.likely_multiprocessors,
-        max_threads_per_multi_processor=card.threads_per_multiprocessor,
-        max_threads_per_block=_THREADS_PER_BLOCK,
-        warp_size=_THREADS_PER_WARP,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-    )
+class _Properties:
+    """Stand in for a device's properties; each is asked of the card when it is looked at."""
+
+    warp_size = _THREADS_PER_WARP
+    max_threads_per_block = _THREADS_PER_BLOCK
+    is_integrated = 0
+    is_multi_gpu_board = 0
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self.major, self.minor = card.capability
+
+    name = property(lambda self: self._card.title)
+    total_memory = property(lambda self: self._card.memory_bytes)
+    multi_processor_count = property(lambda self: self._card.likely_multiprocessors)
+    max_threads_per_multi_processor = property(lambda self: self._card.threads_per_multiprocessor)
 
 
 class _Guard(Inert):

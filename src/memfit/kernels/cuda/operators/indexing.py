@@ -6,6 +6,7 @@ What torch asks for itself is read off its source; what cub asks for inside come
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,8 +75,11 @@ def _embedding_backward(
 def _may_use_atomics(num_segments: int, num_parts: int, width: int, card: Card) -> bool:
     padded = round_up(width, _WARP)
     grid = ceil_div(num_segments * padded, min(padded, _MAX_BLOCK))
-    enough = card.likely_multiprocessors * _ATOMIC_BLOCKS_PER_MULTIPROCESSOR
-    return grid < enough and num_parts > 4 * grid
+    return num_parts > 4 * grid and card.by_multiprocessors(partial(_has_room_for, grid))
+
+
+def _has_room_for(grid: int, num_multiprocessors: int) -> bool:
+    return grid < num_multiprocessors * _ATOMIC_BLOCKS_PER_MULTIPROCESSOR
 
 
 def _index_put(

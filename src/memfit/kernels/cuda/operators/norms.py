@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -58,21 +59,25 @@ def _layer_norm_backward(
     across = ceil_div(columns, _NORM_BLOCK_WIDTH)
     parts = min(_MAX_NORM_GRID // max(1, across), ceil_div(rows, _ROWS_PER_NORM_BLOCK))
     num_sums = len(output_mask) - 1
-    partial = parts * columns * weight.element_size()
+    sum_bytes = parts * columns * weight.element_size()
     table = torch.empty((parts, columns), dtype=weight.dtype, device="meta")
     summed = (num_bytes(weight), *reduction_blocks(table, [0], card))
-    blocks = (*copies, *(partial,) * num_sums, *summed)
-    if columns // _NORM_BLOCK_WIDTH >= card.likely_multiprocessors // 2:
+    blocks = (*copies, *(sum_bytes,) * num_sums, *summed)
+    if card.by_multiprocessors(partial(_fills_half, columns // _NORM_BLOCK_WIDTH)):
         blocks = copies
-    if card.num_multiprocessors is not None:
+    if card.knows_multiprocessors:
         return Scratch.exact(_LAYER_NORM, blocks)
     return Scratch.between(
         _LAYER_NORM,
         blocks,
         low_bytes=sum(copies),
-        high_bytes=sum(copies) + num_sums * partial + sum(summed),
+        high_bytes=sum(copies) + num_sums * sum_bytes + sum(summed),
         certainty=Certainty.GUESS,
     )
+
+
+def _fills_half(num_blocks: int, num_multiprocessors: int) -> bool:
+    return num_blocks >= num_multiprocessors // 2
 
 
 def _rms_norm(

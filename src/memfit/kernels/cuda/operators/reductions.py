@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -85,7 +86,7 @@ def _reduction(
     """
     dims = [dim] if isinstance(dim, int) else dim
     blocks = reduction_blocks(self, dims or None, card)
-    if card.num_multiprocessors is not None and fits_32_bit(self):
+    if card.knows_multiprocessors and fits_32_bit(self):
         return Scratch.exact(_SOURCE, blocks)
     return Scratch.between(
         _SOURCE, blocks, low_bytes=0, high_bytes=2 * sum(blocks), certainty=Certainty.GUESS
@@ -122,7 +123,8 @@ def reduction_blocks(
         return ()  # every warp has an output of its own, so no two blocks share one
     values = ceil_div(work.inputs_per_output, step_input * height)
     grid = ceil_div(work.num_outputs // vector, step_output)
-    shares = _shares(values, grid, _resident_blocks(card, width * height))
+    per_multiprocessor = card.threads_per_multiprocessor // (width * height)
+    shares = card.by_multiprocessors(partial(_shares_on, values, grid, per_multiprocessor))
     if shares == 1:
         return ()
     staged = work.num_outputs * shares
@@ -168,9 +170,8 @@ def _block(work: _Work, vector: int) -> tuple[int, int]:
     return min(widest, threads // height), height
 
 
-def _resident_blocks(card: Card, num_threads: int) -> int:
-    per_multiprocessor = card.threads_per_multiprocessor // num_threads
-    return card.likely_multiprocessors * per_multiprocessor
+def _shares_on(values: int, grid: int, per_multiprocessor: int, num_multiprocessors: int) -> int:
+    return _shares(values, grid, num_multiprocessors * per_multiprocessor)
 
 
 def _shares(values: int, grid: int, resident: int) -> int:

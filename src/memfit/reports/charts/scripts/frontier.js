@@ -1,19 +1,21 @@
 "use strict";
 
-// Memory against time: each plan a point, which opens what is written about it below.
+// Memory against time: each plan or device a point, which opens what is written about it below.
 Memfit.kind("frontier", ({ chart, content }) => {
-  const { points, budget, figure_name: figureName } = content;
+  const { points, mark, line: stairs, kinds, figure_name: figureName } = content;
+  const scaleType = content.scale || "value";
   const top = points.reduce((most, { bytes }) => Math.max(most, bytes), 1);
   const longest = points.reduce((most, { seconds }) => Math.max(most, seconds), 0);
   const unit = Memfit.unitOf(top);
   const [scale, timeName] = longest >= 1 ? [1, "s"] : longest >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
   const place = ({ bytes, seconds }) => [bytes / unit.size, seconds * scale];
 
-  function marks(name, kind, style) {
+  function marks({ kind, name, colour, hollow, size, symbol, z }) {
+    const item = hollow ? { color: Memfit.colour("--surface"), borderColor: Memfit.colour(colour), borderWidth: 1.5 } : { color: Memfit.colour(colour) };
     const labels = { show: true, silent: true, position: "top", color: Memfit.colour("--ink"), fontSize: 12, minMargin: 8,
       formatter: ({ data }) => data.label, width: 190, overflow: "truncate" };
     return {
-      name, type: "scatter", symbolSize: style.size, symbol: style.symbol || "circle", itemStyle: style.item, z: style.z || 4,
+      name, type: "scatter", symbolSize: size, symbol: symbol || "circle", itemStyle: item, z: z || 4,
       data: points.filter((point) => point.kind === kind).map((point) => (
         { value: place(point), id: point.id, label: point.label, point })),
       label: labels, labelLayout: inside, cursor: "pointer", emphasis: { disabled: true }, clip: false,
@@ -26,13 +28,16 @@ Memfit.kind("frontier", ({ chart, content }) => {
 
   // Points keep clear of the edges, where they have their labels.
   function wide(values) {
+    if (scaleType === "log") {
+      return { min: 0.8 * Math.min(...values), max: 1.25 * Math.max(...values), axisLabel: { formatter: (value) => Memfit.grouped(Number(value.toPrecision(3))), showMinLabel: false, showMaxLabel: false } };
+    }
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const margin = 0.09 * (high - low) || 0.1 * high || 1;
     return { min: Math.max(0, low - margin), max: high + margin, axisLabel: { showMinLabel: false, showMaxLabel: false } };
   }
 
   function staircase() {
-    const ordered = points.filter(({ kind }) => kind !== "estimated").map(place).sort((one, two) => one[0] - two[0] || one[1] - two[1]);
+    const ordered = points.filter(({ kind }) => kind !== stairs.without).map(place).sort((one, two) => one[0] - two[0] || one[1] - two[1]);
     let best = Infinity;
     return ordered.map(([bytes, seconds]) => { best = Math.min(best, seconds); return [bytes, best]; });
   }
@@ -46,28 +51,23 @@ Memfit.kind("frontier", ({ chart, content }) => {
 
   function option() {
     const blue = Memfit.colour("--bar-planned");
-    const isNear = budget && budget <= 1.6 * top;
-    const line = { name: "fastest recorded for each budget", type: "line", step: "end", symbol: "none", silent: true, color: blue,
+    const isNear = mark && mark.bytes <= 1.6 * top;
+    const line = { name: stairs.name, type: "line", step: "end", symbol: "none", silent: true, color: blue,
       lineStyle: { width: 1.2, opacity: 0.5 }, data: staircase(), emphasis: { disabled: true } };
     if (isNear) {
-      line.markLine = { symbol: "none", silent: true, data: [{ xAxis: budget / unit.size }],
+      line.markLine = { symbol: "none", silent: true, data: [{ xAxis: mark.bytes / unit.size }],
         lineStyle: { color: Memfit.colour("--ink"), type: "dashed" },
-        label: { formatter: `budget ${Memfit.bytes(budget)}`, color: Memfit.colour("--ink"), position: "end" } };
+        label: { formatter: mark.label, color: Memfit.colour("--ink"), position: "end" } };
     }
     return {
       grid: { left: 66, right: 26, top: 48, bottom: 108 },
       legend: Memfit.legend(),
       tooltip: Memfit.tooltip({ trigger: "item", formatter: describe }),
-      xAxis: Memfit.axis({ type: "value", name: `${figureName} (${unit.name})`, nameLocation: "middle", nameGap: 26, ...wide(points.map(({ bytes }) => bytes / unit.size).concat(isNear ? [budget / unit.size] : [])) }),
-      yAxis: Memfit.axis({ type: "value", name: `step (${timeName})`, nameGap: 22, ...wide(points.map(({ seconds }) => seconds * scale)),
+      xAxis: Memfit.axis({ type: scaleType, logBase: 2, name: `${figureName} (${unit.name})`, nameLocation: "middle", nameGap: 26, ...wide(points.map(({ bytes }) => bytes / unit.size).concat(isNear ? [mark.bytes / unit.size] : [])) }),
+      yAxis: Memfit.axis({ type: scaleType, name: `step (${timeName})`, nameGap: 22, ...wide(points.map(({ seconds }) => seconds * scale)),
         nameTextStyle: { align: "left", color: Memfit.colour("--muted") } }),
       dataZoom: Memfit.zoom(),
-      series: [line,
-        marks("recorded", "recorded", { size: 11, item: { color: blue } }),
-        marks("estimated", "estimated", { size: 10, item: { color: Memfit.colour("--surface"), borderColor: blue, borderWidth: 1.5 } }),
-        marks("plain step", "plain", { size: 12, symbol: "rect", item: { color: Memfit.colour("--muted") }, z: 5 }),
-        marks("chosen", "chosen", { size: 16, item: { color: Memfit.colour("--bad") }, z: 6 })]
-        .filter(({ data }) => data.length),
+      series: [line, ...kinds.map(marks).filter(({ data }) => data.length)],
     };
   }
 

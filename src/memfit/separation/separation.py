@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.effects import Effects
@@ -37,6 +37,17 @@ _MANY_CALLS = 5000
 """Steps of more operators are looked at in the sizes that are asked for alone."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was found out about a job's step, without the recordings that it was found from."""
+
+    judged: Mapping[tuple[int, bool], Separability]
+    settled: Mapping[tuple[int, bool], Separability]
+    of_rows: Mapping[str, Separability]
+    representations: tuple[str, ...] | None
+    effects: Effects | None = None
+
+
 class Separation:
     """Say for each micro-batch size whether pieces of the batch keep the results; found once.
 
@@ -60,6 +71,7 @@ class Separation:
         self._inside = inside
         self._recordings: dict[int, RecordedStep | MemfitError] = {}
         self._followed: dict[tuple[int, bool], Separability] = {}
+        self._judged_sizes: dict[tuple[int, bool], Separability] = {}
         self._settled: dict[tuple[int, bool], Separability] = {}
         self._others: dict[int, Separation] = {}
         self._is_disguised: bool | None = None
@@ -75,8 +87,33 @@ class Separation:
             given_statistics: whether batch normalisation takes its statistics as given, as
                 batchnorm-replay has it.
         """
-        settled = self._settled.get((micro_batch_size, given_statistics))
-        return settled or self._found(micro_batch_size, given_statistics)
+        key = micro_batch_size, given_statistics
+        if (settled := self._settled.get(key)) is not None:
+            return settled
+        if self._inside is not nullcontext:
+            self._recordings.clear()  # what lives may be other objects than when it was recorded
+            return self._found(micro_batch_size, given_statistics)
+        if key not in self._judged_sizes:
+            self._judged_sizes[key] = self._found(micro_batch_size, given_statistics)
+        return self._judged_sizes[key]
+
+    def findings(self) -> Findings:
+        """Return what has been found out so far."""
+        return Findings(
+            judged=self._judged_sizes,
+            settled=self._settled,
+            of_rows=self._of_rows,
+            representations=self._representations,
+            effects=self._effects,
+        )
+
+    def learn(self, found: Findings) -> None:
+        """Take over what a copy of this one has found out."""
+        self._judged_sizes |= found.judged
+        self._settled |= found.settled
+        self._of_rows |= found.of_rows
+        self._representations = self._representations or found.representations
+        self._effects = self._effects or found.effects
 
     def settle(
         self, micro_batch_size: int, found: Separability, *, given_statistics: bool = False
@@ -115,8 +152,6 @@ class Separation:
         whole = self.job.batch_size
         if micro_batch_size >= whole:
             return PROVED
-        if self._inside is not nullcontext:
-            self._recordings.clear()  # what lives may be other objects than when it was recorded
         if isinstance(self._recording(whole), MemfitError):
             return not_known(_not_recorded(self._recording(whole)))
         small = None if self._is_long() else self._small_size()

@@ -32,10 +32,6 @@ _ASKED = (
     *("allow", "require", "forbid", "measure", "thorough", "prove", "seconds"),
 )
 """What `memfit.plan` is given by the same names."""
-_BESIDE_A_CARD = (
-    *("allocator-settings", "activation-offload", "optimizer-offload"),
-    *("frozen-offload", "host-modules"),
-)
 _RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
 
 
@@ -268,8 +264,7 @@ def _next_commands(plan: PlanningResult, args: argparse.Namespace) -> list[str]:
     if args.save is None:
         return ["`--save plan.yaml` keeps the plan, for training, `measure` and `verify`."]
     words = f"{args.job} --plan {args.save}"
-    # What acts beside a card alone is refused where there is none.
-    needs_card = any(each.name in _BESIDE_A_CARD for each in plan.strategies)
+    needs_card = any(each.needs_card for each in plan.strategies)
     commands = (
         []
         if needs_card or plan.parallel is not None

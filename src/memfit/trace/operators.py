@@ -121,4 +121,3 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
             elif isinstance(value, (tuple, list)):
                 found += tensors_in(value)
     return found
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -20,18 +21,19 @@ Found = TypeVar("Found")
 
 _MOST_PROCESSES = 4
 """More have little to do: few plans are sure to be wanted at a time."""
-_MOST_SECONDS = 300.0
-"""What takes longer is given up, and done in this process."""
+_USUAL_SECONDS = 300.0
+_DIE_WITH_PARENT = 1
+"""``PR_SET_PDEATHSIG`` in linux/prctl.h."""
 
 
 def usable_processes() -> int:
     """Return how many processes plans may be recorded in by default: one for each free core."""
-    if not _can_fork():
+    if not can_fork():
         return 1
     return max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0))))
 
 
-def _can_fork() -> bool:
+def can_fork() -> bool:
     """Return whether a copy of this process can record.
 
     Forking breaks CUDA's and macOS's libraries, and autograd refuses it where it has threads for
@@ -51,9 +53,17 @@ class Aside(Generic[Found]):
     Args:
         work: is called in the copy; what it returns is pickled.
         niceness: added to the copy's, so that it takes only what others leave of the processor.
+        most_seconds: what is waited for no longer is done here: a lock that another thread held
+            while the copy was made is never given back in it.
     """
 
-    def __init__(self, work: Callable[[], Found], niceness: int = 0) -> None:
+    def __init__(
+        self,
+        work: Callable[[], Found],
+        niceness: int = 0,
+        most_seconds: float = _USUAL_SECONDS,
+    ) -> None:
+        self._most_seconds = most_seconds
         here, there = multiprocessing.Pipe(duplex=False)
         self._connection: Connection = here
         context = multiprocessing.get_context("fork")
@@ -77,9 +87,9 @@ class Aside(Generic[Found]):
         Can be asked once.
         """
         try:
-            if not self._connection.poll(_MOST_SECONDS):
+            if not self._connection.poll(self._most_seconds):
                 return None
-            found: Found = pickle.loads(self._connection.recv_bytes())  # noqa: S301 - our own copy
+            found: Found = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError, ImportError):
             return None
         else:
@@ -101,12 +111,17 @@ def _carry_out(
 ) -> None:
     """Do the work in the copy, and send what it returns; where it fails, nothing."""
     others.close()  # else nobody would notice that the reader is gone
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it decides what becomes of it
     os.nice(niceness)
     _say_nothing()
     torch.set_num_threads(1)  # the threads of a pool are not copied
     gc.freeze()  # what was there stays; looking through it would copy its memory
-    connection.send_bytes(pickle.dumps(work()))
+    try:
+        found = pickle.dumps(work())
+    except BaseException:  # noqa: BLE001 - it is done again where it can be reported
+        return
+    connection.send_bytes(found)
 
 
 def _say_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, TypeVar
 
 from memfit.planner.search.aside import Aside
 from memfit.planner.search.candidates import Candidate, Strategies
@@ -13,20 +13,18 @@ _NICE = 5
 """Of what may turn out not to be wanted."""
 
 
-class Foreseen(Protocol):
-    """What recording a combination gave in another process."""
-
-    candidate: Candidate
+Foreseen = TypeVar("Foreseen")
+"""What recording a combination gives in a copy of this process."""
 
 
 @dataclass(slots=True)
-class _Task:
+class _Task(Generic[Foreseen]):
     aside: Aside[Foreseen]
     is_sure: bool
 
 
 @dataclass(slots=True, kw_only=True)
-class Foresight:
+class Foresight(Generic[Foreseen]):
     """Have combinations recorded beside this process; the answers are the same as without.
 
     Whatever fails there, or was recorded from another state than that which is reached here, is
@@ -36,20 +34,23 @@ class Foresight:
     record: Callable[[Strategies], Foreseen]
     """Records a combination; called in a copy of this process."""
     accept: Callable[[Foreseen], Candidate | None]
-    """Takes what a copy found as if it had been found here; None if it would have been otherwise."""
+    """Takes what a copy found as if it had been found here; None where it began differently."""
     tell: Callable[[Strategies], None]
     """Told of what is waited for."""
     num_processes: int
     """This one among them."""
-    _tasks: dict[Strategies, _Task] = field(default_factory=dict, init=False)
+    most_seconds: float
+    """How long one is waited for."""
+    _tasks: dict[Strategies, _Task[Foreseen]] = field(default_factory=dict, init=False)
     _wanted: list[Strategies] = field(default_factory=list, init=False)
 
     def expect(self, combinations: Iterable[Strategies], *, is_sure: bool = True) -> None:
         """Hear of what will be asked for next, in that order, surely or perhaps."""
+        combinations = [*combinations]
         new = [each for each in combinations if each not in self._tasks]
         if is_sure:
             self._wanted = new
-            self._drop_guesses({*new})
+            self._drop_guesses({*combinations})
             self._start_wanted()
             return
         for strategies in new[: self._num_free() - 1]:
@@ -87,7 +88,7 @@ class Foresight:
 
     def _start(self, strategies: Strategies, *, is_sure: bool) -> None:
         niceness = 0 if is_sure else _NICE
-        aside = Aside(lambda: self.record(strategies), niceness)
+        aside = Aside(lambda: self.record(strategies), niceness, self.most_seconds)
         self._tasks[strategies] = _Task(aside, is_sure)
 
     def _drop_guesses(self, wanted: set[Strategies]) -> None:

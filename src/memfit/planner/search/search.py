@@ -37,6 +37,8 @@ OnBetter = Callable[[PlanSoFar], None]
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
 _MOST_ALIKE = 2
+_SPARING = 0.95
+"""Of the budget: what is estimated to take no more is all but sure to fit."""
 _NUM_GUESSES = 3
 """So many entries of the queue may be recorded ahead of their turn."""
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
@@ -110,6 +112,8 @@ class Search:
             node = SearchNode(root, 0, None)
             self._add(node, 0.0)
             self.tree.open(node)
+        if self.best_so_far is None:
+            self._look_for_any()
         found = None if self._is_hopeless() else self._first_that_fits()
         if found is None:
             reached = self.smallest()
@@ -117,6 +121,21 @@ class Search:
         if found is None or self.is_over:
             return found
         return relaxed(found, self.recordings, self.neighbours)
+
+    def _look_for_any(self) -> None:
+        """Record what is estimated to fit with room to spare, so that there soon is some plan."""
+        fitting = [
+            (refinement.seconds, refinement.peak_bytes, node, refinement)
+            for node, refinement in self.tree.refinements()
+            if refinement.peak_bytes <= _SPARING * self._budget_bytes(node)
+            and self.space.allows(refinement.strategies)
+        ]
+        if fitting:
+            *_, node, refinement = min(fitting, key=lambda each: each[:2])
+            self._try_refinement(node, refinement)
+
+    def _budget_bytes(self, node: SearchNode) -> int:
+        return self.recordings.of(node.strategies).prediction.budget_bytes or 0
 
     @property
     def num_left(self) -> int:

@@ -68,7 +68,7 @@ def _timed(file: str, words: tuple[str, ...], checkout: Path, most: float) -> di
         environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
         environment.setdefault("OMP_NUM_THREADS", "1")
         begun = time.perf_counter()
-        told: list[tuple[float, float]] = []
+        told: list[tuple[float, float]] = []  # when, by the shell's and by the planner's clock
         with subprocess.Popen(
             command,
             env=environment,
@@ -79,9 +79,11 @@ def _timed(file: str, words: tuple[str, ...], checkout: Path, most: float) -> di
             assert running.stderr is not None, "it is a pipe"
             limit = threading.Timer(most, running.kill)
             limit.start()
-            for line in running.stderr:
-                if found := _BETTER.search(line):
-                    told.append((time.perf_counter() - begun, _seconds(*found.groups())))
+            told.extend(
+                (time.perf_counter() - begun, _seconds(*found.groups()))
+                for found in map(_BETTER.search, running.stderr)
+                if found is not None
+            )
             _, status, used = os.wait4(running.pid, 0)
             running.returncode = os.waitstatus_to_exitcode(status)
             limit.cancel()

@@ -43,7 +43,7 @@ from memfit.trace.purposes import purposes_heard, purposes_of
 from memfit.trace.repetition import ForwardStart
 from memfit.trace.resizing import hold_whole_storage, resizes_seen
 from memfit.trace.streams import current_stream
-from memfit.trace.subclasses import check_can_be_taken_apart, is_left_to_a_class, parts_of
+from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
 
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -128,23 +128,9 @@ class Recorder(OperatorMode):
         super().__exit__(exc_type, exc, traceback)
         self._watches.close()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Tell torch not to wrap what is below: nothing is compiled while a step is recorded."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is _DEVICE:
-            return func(*args)  # it is asked for more often than all else together
-        if is_left_to_a_class(types):
-            return self._leave(args, kwargs or {})
-        return self._dispatch(func, args, kwargs or {})
-
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self._is_paused:
-            return func(*args, **kwargs)
+        if func is _DEVICE or self._is_paused:
+            return func(*args, **kwargs)  # the device is asked for so often that nothing is noted
         if torch._C._get_dispatch_mode(_FAKE) is not self._fake_mode:
             return func(*args, **kwargs)
         if self.follower is not None:

@@ -131,11 +131,6 @@ class VirtualTensors(FakeTensorMode):
         self._fakes: dict[Any, Rule | None] = {}
         self.compiled_code = CompiledCode()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Tell torch not to wrap what is below: nothing is compiled while tensors are fake."""
-        return False
-
     def __torch_dispatch__(
         self,
         func: Any,
@@ -203,7 +198,7 @@ class VirtualTensors(FakeTensorMode):
     ) -> Any:
         """Run torch's own fake version, and refuse what has none."""
         try:
-            out: Any = self.dispatch(func, types, args, kwargs)
+            out = super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
             # Truths decide what an optimizer does next, numbers only scale its update.
             is_number = func is ITEM and cast(torch.Tensor, args[0]).is_floating_point()

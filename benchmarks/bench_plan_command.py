@@ -13,10 +13,10 @@ import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from results_file import save_result
 NAME = "plan_command"
 _HERE = Path(__file__).resolve().parent
 _CARD = ("--device", "rtx-3060-12gb")
-_FIRST = re.compile(r"a plan that fits")
+_BETTER = re.compile(r"after (?:(\d+) min )?([\d.]+) s a plan that fits")
 _COMMANDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "nanogpt": ("plan_command/nanogpt.py", (_CARD, (*_CARD, "--budget", "6GiB"))),
     "bert": ("plan_command/bert.py", (_CARD, (*_CARD, "--budget", "8GiB"))),
@@ -67,9 +67,8 @@ def _timed(file: str, words: tuple[str, ...], checkout: Path, most: float) -> di
         command += ["--save", str(plan)]
         environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
         environment.setdefault("OMP_NUM_THREADS", "1")
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         begun = time.perf_counter()
-        first = None
+        told: list[tuple[float, float]] = []  # when, by the shell's and by the planner's clock
         with subprocess.Popen(
             command,
             env=environment,
@@ -78,20 +77,42 @@ def _timed(file: str, words: tuple[str, ...], checkout: Path, most: float) -> di
             text=True,
         ) as running:
             assert running.stderr is not None, "it is a pipe"
-            for line in running.stderr:
-                if first is None and _FIRST.search(line):
-                    first = time.perf_counter() - begun
-                if time.perf_counter() - begun > most:
-                    running.kill()
+            limit = threading.Timer(most, running.kill)
+            limit.start()
+            told.extend(
+                (time.perf_counter() - begun, _seconds(*found.groups()))
+                for found in map(_BETTER.search, running.stderr)
+                if found is not None
+            )
+            _, status, used = os.wait4(running.pid, 0)
+            running.returncode = os.waitstatus_to_exitcode(status)
+            limit.cancel()
         seconds = time.perf_counter() - begun
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return {
             "exit_code": running.returncode,
             "seconds": seconds,
-            "first_plan_seconds": first,
-            "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            **_parts(told, seconds),
+            "cpu_seconds": used.ru_utime + used.ru_stime,
+            "peak_bytes": used.ru_maxrss * 1024,
             **_chosen(plan),
         }
+
+
+def _seconds(minutes: str | None, seconds: str) -> float:
+    return 60 * int(minutes or 0) + float(seconds)
+
+
+def _parts(told: list[tuple[float, float]], seconds: float) -> dict[str, float]:
+    """Take the time apart by what was told: when, by the shell's and by the planner's clock."""
+    if not told:
+        return {}
+    (first, planned), (last, _) = told[0], told[-1]
+    return {
+        "first_plan_seconds": first,
+        "before_planning_seconds": first - planned,
+        "last_plan_seconds": last,
+        "after_last_plan_seconds": seconds - last,
+    }
 
 
 def _chosen(plan: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from torch import nn
 from memfit import Job
 from memfit.cli.main import main
 from memfit.observe.allocator_blocks import living_blocks
+from memfit.planner.search import aside
 from memfit.runtime.guard import step_log
 
 # Constants that `memfit calibrate` has stored on this machine must not change what tests see.
@@ -41,6 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run refuse tests that have become slow."""
     words = "fail what takes more processor time than this and is not called slow"
     parser.addoption("--most-seconds", type=float, default=math.inf, help=words)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_process() -> Iterator[None]:
+    """Have commands plan in one process: tests run side by side already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aside, "usable_processes", lambda: 1)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

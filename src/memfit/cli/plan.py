@@ -32,10 +32,6 @@ _ASKED = (
     *("allow", "require", "forbid", "measure", "thorough", "prove", "seconds"),
 )
 """What `memfit.plan` is given by the same names."""
-_BESIDE_A_CARD = (
-    *("allocator-settings", "activation-offload", "optimizer-offload"),
-    *("frozen-offload", "host-modules"),
-)
 _RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
 
 
@@ -133,6 +129,12 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
         "found after them; Ctrl-C takes the fastest so far as well",
     )
     parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="record in so many processes; by default in one for each free core, at most four",
+    )
+    parser.add_argument(
         "--prove",
         action=argparse.BooleanOptionalAction,
         help="try on a real batch, here, whether micro-batches keep the results where that could "
@@ -180,11 +182,19 @@ def _write_files(args: argparse.Namespace, plan: PlanningResult) -> list[str]:
 def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResult:
     """Plan, saying which plan is being recorded where someone is watching."""
     from memfit.planner import plan
+    from memfit.planner.search.aside import usable_processes
 
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
     wanted |= read_rank_numbers(args)
     with planning_progress(console, "recording the step as it is", quiet=args.json) as seen:
-        return plan(job, **wanted, progress=seen.recording, on_better=seen.better)
+        processes = usable_processes() if args.processes is None else args.processes
+        return plan(
+            job,
+            **wanted,
+            progress=seen.recording,
+            on_better=seen.better,
+            processes=processes,
+        )
 
 
 def _plan_of_trainer(
@@ -254,8 +264,7 @@ def _next_commands(plan: PlanningResult, args: argparse.Namespace) -> list[str]:
     if args.save is None:
         return ["`--save plan.yaml` keeps the plan, for training, `measure` and `verify`."]
     words = f"{args.job} --plan {args.save}"
-    # What acts beside a card alone is refused where there is none.
-    needs_card = any(each.name in _BESIDE_A_CARD for each in plan.strategies)
+    needs_card = any(each.needs_card for each in plan.strategies)
     commands = (
         []
         if needs_card or plan.parallel is not None

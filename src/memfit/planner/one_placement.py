@@ -12,6 +12,7 @@ from memfit.devices.spec import Device
 from memfit.errors import NoPlanFitsError
 from memfit.figures import Prediction, RefusalKind
 from memfit.job import Job
+from memfit.planner.beside import beside
 from memfit.planner.measured import fastest_measured, measured_times
 from memfit.planner.result.assembly import FinishedSearch
 from memfit.planner.result.planning_result import PlanningResult
@@ -53,6 +54,7 @@ class Wanted:
     progress: Progress | None = None
     on_better: OnBetter | None = None
     patience: Patience = field(default_factory=Patience)
+    processes: int = 1
 
 
 def plan_here(
@@ -91,22 +93,25 @@ def plan_here(
     )
     if space.must_split and space.split_checks is not None:
         space.split_checks.check_any()
-    recordings = Evaluator(evaluator.in_short, evaluator.in_full)
-    search = _search(recordings, space, plain, wanted)
-    best = search.run()
-    if best is None:
-        raise _no_plan_fits(search, bounds.num_bytes or 0)
-    is_measured = wanted.measure and not search.is_over
-    if is_measured:
-        best = fastest_measured(job, device, best, search)
-    finished = FinishedSearch(
-        device=device,
-        plain=plain,
-        evaluate=recordings,
-        search=search,
-        is_measured=is_measured,
-    )
-    return _reaching_both_spreads(finished.result(best), evaluator)
+    with beside(evaluator, wanted.processes) as others:
+        recordings = Evaluator(evaluator.in_short, evaluator.in_full, others.ahead)
+        search = _search(recordings, space, plain, wanted)
+        best = search.run()
+        if best is None:
+            raise _no_plan_fits(search, bounds.num_bytes or 0)
+        is_measured = wanted.measure and not search.is_over
+        if is_measured:
+            best = fastest_measured(job, device, best, search)
+        finished = FinishedSearch(
+            device=device,
+            plain=plain,
+            evaluate=recordings,
+            search=search,
+            is_measured=is_measured,
+        )
+        rungs = finished.rungs(best)
+        others.learn_effects()
+        return _reaching_both_spreads(finished.result(best, rungs), evaluator)
 
 
 def _reaching_both_spreads(result: PlanningResult, evaluator: JobEvaluator) -> PlanningResult:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from memfit.devices.catalogue import load_device
+from memfit.errors import UsageError
 from memfit.job import Job
 from memfit.planner.measured import check_is_here
 from memfit.planner.one_placement import Wanted, plan_here
@@ -51,6 +52,7 @@ def plan(
     progress: Progress | None = None,
     seconds: float | None = None,
     on_better: OnBetter | None = None,
+    processes: int = 1,
     ranks: int | Sequence[int] | None = None,
     devices_per_node: int | None = None,
 ) -> PlanningResult:
@@ -82,13 +84,15 @@ def plan(
             where there is none yet. None means until nothing estimated is faster.
         on_better: told of every plan that fits and is faster than those before it, as a
             ``memfit.figures.PlanSoFar``.
+        processes: in how many processes to record; those beside this one are copies of it, made on
+            Linux where no CUDA card is. The plan is the same.
         ranks: how many share the model and the effective batch, each on such a device with such a
             budget; of several numbers the cheapest that fits is taken. None leaves that to the job.
         devices_per_node: how many ranks share a machine; None means as many as there are, up to 8.
 
     Raises:
         NoPlanFitsError: if no plan fits, with the smallest peak reached and what holds it.
-        UsageError: if the budget or a name makes no sense.
+        UsageError: if the budget, a name or a number makes no sense.
         StrategyError: if a required strategy cannot apply.
         DeviceUnavailableError: if plans are to be measured on a device that is not here.
         KeyboardInterrupt: if it is interrupted before any plan that fits was recorded; later, the
@@ -111,7 +115,11 @@ def plan(
         progress=progress,
         on_better=on_better,
         patience=Patience(seconds),
+        processes=processes,
     )
+    if processes < 1:
+        msg = f"processes must be 1 or more, not {processes}; leave it out to use this one alone."
+        raise UsageError(msg)
     if measure:
         check_is_here(spec)
     if ranks is None:

@@ -141,13 +141,18 @@ def with_other_spread(
     return widened(found, judge(again(way=recording.way.other_spread)))
 
 
+def wants_effects(recording: Recording) -> bool:
+    """Return whether notes say what the step changes besides gradients."""
+    return not recording.is_long and current_placement() is None
+
+
 def effect_notes(recording: Recording) -> Sequence[str]:
     """Return what the step changes besides gradients, parameters and optimizer states.
 
     Steps that take seconds to record are not looked into, nor are those of one rank of several.
     """
     separation = recording.facts.separation
-    if separation is None or recording.is_long or current_placement() is not None:
+    if separation is None or not wants_effects(recording):
         return ()
     try:
         return separation.effects().notes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.effects import Effects
@@ -21,20 +21,43 @@ from memfit.analysis.separability import (
 )
 from memfit.analysis.use import Given, Sizes
 from memfit.analysis.walk import follow
-from memfit.errors import JobFunctionError, MemfitError, RecordingError
+from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.separation.effects import find_effects
 from memfit.separation.recorded_step import RecordedStep, record_step, unread_names
 from memfit.separation.recording_scope import undisturbed
 from memfit.separation.representations import find_representations, rows_are_apart
+from memfit.separation.wording import (
+    ALONE,
+    ENDS_INSIDE,
+    HOOKED,
+    LOOP,
+    ODD,
+    OTHER_STATE,
+    differs,
+    fails_on_parts,
+    not_recorded,
+)
 from memfit.session.batches import BatchLayout
-from memfit.trace.modules import line_of_error
 from memfit.virtual.tensors import ValuesNeededError
 
+_PAIRING = frozenset({"slice", "select", "view", "unsafe_view", "reshape", "reshape_alias"})
+"""Operators that take pairs of neighbours apart."""
 _SMALL_SIZES = (2, 3)
 """Sizes that are looked at besides those that are asked for: thresholds on the batch size."""
 _MANY_CALLS = 5000
 """Steps of more operators are looked at in the sizes that are asked for alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was found out about a job's step, without the recordings that it was found from."""
+
+    judged: Mapping[tuple[int, bool], Separability]
+    settled: Mapping[tuple[int, bool], Separability]
+    of_rows: Mapping[str, Separability]
+    representations: tuple[str, ...] | None
+    effects: Effects | None = None
 
 
 class Separation:
@@ -60,6 +83,7 @@ class Separation:
         self._inside = inside
         self._recordings: dict[int, RecordedStep | MemfitError] = {}
         self._followed: dict[tuple[int, bool], Separability] = {}
+        self._judged_sizes: dict[tuple[int, bool], Separability] = {}
         self._settled: dict[tuple[int, bool], Separability] = {}
         self._others: dict[int, Separation] = {}
         self._is_disguised: bool | None = None
@@ -75,8 +99,33 @@ class Separation:
             given_statistics: whether batch normalisation takes its statistics as given, as
                 batchnorm-replay has it.
         """
-        settled = self._settled.get((micro_batch_size, given_statistics))
-        return settled or self._found(micro_batch_size, given_statistics)
+        key = micro_batch_size, given_statistics
+        if (settled := self._settled.get(key)) is not None:
+            return settled
+        if self._inside is not nullcontext:
+            self._recordings.clear()  # what lives may be other objects than when it was recorded
+            return self._found(micro_batch_size, given_statistics)
+        if key not in self._judged_sizes:
+            self._judged_sizes[key] = self._found(micro_batch_size, given_statistics)
+        return self._judged_sizes[key]
+
+    def findings(self) -> Findings:
+        """Return what has been found out so far."""
+        return Findings(
+            judged=self._judged_sizes,
+            settled=self._settled,
+            of_rows=self._of_rows,
+            representations=self._representations,
+            effects=self._effects,
+        )
+
+    def learn(self, found: Findings) -> None:
+        """Take over what a copy of this one has found out."""
+        self._judged_sizes |= found.judged
+        self._settled |= found.settled
+        self._of_rows |= found.of_rows
+        self._representations = self._representations or found.representations
+        self._effects = self._effects or found.effects
 
     def settle(
         self, micro_batch_size: int, found: Separability, *, given_statistics: bool = False
@@ -115,10 +164,8 @@ class Separation:
         whole = self.job.batch_size
         if micro_batch_size >= whole:
             return PROVED
-        if self._inside is not nullcontext:
-            self._recordings.clear()  # what lives may be other objects than when it was recorded
         if isinstance(self._recording(whole), MemfitError):
-            return not_known(_not_recorded(self._recording(whole)))
+            return not_known(not_recorded(self._recording(whole)))
         small = None if self._is_long() else self._small_size()
         wanted = dict.fromkeys((small, micro_batch_size, whole % micro_batch_size))
         found: list[Separability] = []
@@ -153,9 +200,9 @@ class Separation:
         whole, part = self._recording(self.job.batch_size), self._recording(num_samples)
         assert not isinstance(whole, MemfitError)
         if isinstance(part, MemfitError):
-            return refuted(_fails_on_parts(num_samples, part))
+            return refuted(fails_on_parts(num_samples, part))
         if len(whole.begins) != len(part.begins):
-            return not_known(_OTHER_STATE.format(num_samples))
+            return not_known(OTHER_STATE.format(num_samples))
         given = Given(statistics=given_statistics)
         found = self._judged(whole, part, given)
         if found.is_proved:
@@ -169,11 +216,11 @@ class Separation:
     def _of_pairs(self, whole: RecordedStep, part: RecordedStep, given: Given) -> Separability:
         """Take two neighbours for one sample, as losses over pairs of views do."""
         if whole.num_samples % 2 or part.num_samples % 2:
-            return not_known(_ODD)
+            return not_known(ODD)
         try:
             return self._followed_through(whole, part, given, group=2)
         except RecordingsDifferError:
-            return not_known(_ODD)
+            return not_known(ODD)
 
     def _judged(self, whole: RecordedStep, part: RecordedStep, given: Given) -> Separability:
         """Follow a step recorded at two sizes, and judge it."""
@@ -182,15 +229,15 @@ class Separation:
         except RecordingsDifferError as error:
             # torch takes other ways for one sample, which need not mean anything
             if part.num_samples == 1:
-                return not_known(_ALONE.format(error.culprit.place()), error.culprit)
+                return not_known(ALONE.format(error.culprit.place()), error.culprit)
             loop = self._loop(whole, part)
             if loop is None:
-                return refuted(_differs(part.num_samples, error.culprit.place()), error.culprit)
+                return refuted(differs(part.num_samples, error.culprit.place()), error.culprit)
         try:
             whole, part = _rolled(whole), _rolled(part)
             return self._followed_through(whole, part, given)
         except (NotRolledError, RecordingsDifferError):
-            return not_known(_LOOP.format(loop.place()), loop)
+            return not_known(LOOP.format(loop.place()), loop)
 
     def _loop(self, whole: RecordedStep, part: RecordedStep) -> Culprit | None:
         """Find a loop over the samples."""
@@ -213,10 +260,10 @@ class Separation:
             (whole.dataflow, part.dataflow), sizes, known, whole.lasting, given=given
         )  # fmt: skip
         if not followed.flows.keys() >= {*whole.ends.numbers(), *whole.bound.values()}:
-            return not_known(_ENDS_INSIDE)
+            return not_known(ENDS_INSIDE)
         found = judge(followed, whole.ends, part.ends, sizes)
         if found.is_proved and whole.hooked:
-            return not_known(_HOOKED.format(whole.hooked))
+            return not_known(HOOKED.format(whole.hooked))
         if found.is_proved and (whole.changes or part.changes):
             bound = {name: followed.flows[number] for name, number in whole.bound.items()}
             return judge_effects(found, self.effects(), bound, self._unread(bound, whole, part))
@@ -345,55 +392,3 @@ def _worst(found: list[Separability]) -> Separability:
 def _rolled(recorded: RecordedStep) -> RecordedStep:
     """Keep of loops over the samples what is done to the first one."""
     return replace(recorded, dataflow=roll(recorded.dataflow, recorded.num_samples))
-
-
-def _not_recorded(error: object) -> str:
-    return f"the step cannot be recorded: {_short(error)}"
-
-
-def _short(error: object) -> str:
-    if isinstance(error, JobFunctionError):
-        return error.reason.rstrip(".")
-    if isinstance(error, RecordingError):
-        line = line_of_error(error)
-        return f"{error.what.rstrip('.')} ({line})" if line else error.what.rstrip(".")
-    return str(error).partition("\n")[0].rstrip(".")
-
-
-def _fails_on_parts(num_samples: int, error: MemfitError) -> str:
-    return (
-        f"the step fails on {_samples(num_samples)} of its batch ({_short(error)}), so the batch "
-        "cannot be cut into such pieces."
-    )
-
-
-def _samples(count: int) -> str:
-    return f"{count} samples" if count != 1 else "one sample"
-
-
-_PAIRING = frozenset({"slice", "select", "view", "unsafe_view", "reshape", "reshape_alias"})
-"""Operators that take pairs of neighbours apart."""
-_ODD = "pairs of neighbours cannot be cut into pieces of an odd number of samples."
-_ALONE = (
-    "a single sample is computed in another way than several ({}), so that nothing is known of "
-    "micro-batches of one; choose larger ones."
-)
-
-
-def _differs(num_samples: int, place: str) -> str:
-    return (
-        f"the step does something else for a batch of {num_samples} samples ({place}), so "
-        "micro-batches would train something else; keep the batch whole."
-    )
-
-
-_LOOP = (
-    "a loop over the samples could not be followed ({}): it has to do the same for each of them, "
-    "write nothing in place, and end in torch.stack, torch.cat or a sum."
-)
-_ENDS_INSIDE = "the loss, or a gradient, belongs to single samples of a loop over them."
-_HOOKED = (
-    "{} has a hook that is called once its gradient is accumulated; in pieces it would be called "
-    "for each, with the sum so far. A hook on the gradient itself (register_hook) is followed."
-)
-_OTHER_STATE = "the job's code reaches other tensors when it is built for a batch of {} samples."

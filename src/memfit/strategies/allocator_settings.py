@@ -75,6 +75,11 @@ class AllocatorConf(Strategy):
         except UsageError as error:
             raise ValueError(str(error).rstrip(".")) from None
 
+    @property
+    def needs_card(self) -> bool:
+        """Return that it does."""
+        return True
+
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer segments that grow: other settings pay only after a look at the segments."""

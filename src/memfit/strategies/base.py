@@ -87,6 +87,11 @@ class Strategy(abc.ABC):
     excludes: ClassVar[Mapping[str, str]] = {}
     """Strategies that it cannot be combined with, by name, and a clause that says why."""
 
+    @property
+    def needs_card(self) -> bool:
+        """Return whether it acts beside a card alone, and is refused where there is none."""
+        return False
+
     @classmethod
     def own_facts(cls, session: Session) -> object | None:
         """Return what it alone has to know of a job's model and optimizer; None for nothing.
@@ -291,6 +296,11 @@ class AbstractOffload(Strategy):
     def needs_disk(self) -> bool:
         """Return whether tensors go to disk."""
         return self.to == DISK
+
+    @property
+    def needs_card(self) -> bool:
+        """Return whether tensors go to the host, which is the device itself on the CPU."""
+        return self.to == HOST
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse the host where it is the device itself."""

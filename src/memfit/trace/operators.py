@@ -52,16 +52,16 @@ def describe(
     if kind.is_free:
         return None
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
-    moved_bytes = _num_bytes(args) + _num_bytes((out,))
-    signature = hash((func, *_shapes(args), *_shapes((out,))))
+    tensors = [*tensors_in(out), *tensors_in(args)]
+    layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors]
     exchange = exchange_of(func, args) or _NO_EXCHANGE
     return Operation(
         kind.name,
         phase,
-        _dtype(args, out),
+        str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32",
         num_flops,
-        moved_bytes,
-        signature,
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        hash((func, *layouts)),
         is_random=draws(func, args, kwargs),
         sent_bytes=exchange.sent_bytes,
         num_ranks=exchange.num_ranks,
@@ -109,26 +109,15 @@ def written_arguments(func: Any) -> tuple[int, ...]:
     )
 
 
-def tensors_in(values: Any) -> Iterable[torch.Tensor]:
-    """Yield the tensors in nested tuples and lists, which is all that operators take and give."""
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """List the tensors in nested tuples and lists, which is all that operators take and give."""
     if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (tuple, list)):
+        return [values]
+    found: list[torch.Tensor] = []
+    if isinstance(values, (tuple, list)):
         for value in values:
-            yield from tensors_in(value)
-
-
-def _num_bytes(values: tuple[Any, ...]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(values))
-
-
-def _shapes(values: Any) -> Iterable[Any]:
-    """Yield shape, type and strides of tensors, which decide how long an operator takes."""
-    for tensor in tensors_in(values):
-        yield (tuple(tensor.shape), tensor.dtype, tensor.stride())
-
-
-def _dtype(args: tuple[Any, ...], out: Any) -> str:
-    for tensor in tensors_in((out, *args)):
-        return str(tensor.dtype).removeprefix("torch.")
-    return "float32"
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif isinstance(value, (tuple, list)):
+                found += tensors_in(value)
+    return found

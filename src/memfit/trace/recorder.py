@@ -210,9 +210,9 @@ class Recorder(OperatorMode):
                 self._meet(out, "tensor", self._place())
             return
         place = self._place()
-        given = (*tensors_in((args, tuple(kwargs.values()))),)
+        given, made = (*tensors_in(args), *tensors_in([*kwargs.values()])), tensors_in(out)
         operation.reads = self._allocations_of(given)
-        operation.is_on_host = not any(map(self.hidden.is_counted, (*given, *tensors_in(out))))
+        operation.is_on_host = not any(map(self.hidden.is_counted, (*given, *made)))
         operation.changes = self._allocations_of(changed_tensors(func, args))
         operation.first_event = len(self.history.events)
         self.history.operations.append(operation)
@@ -220,7 +220,7 @@ class Recorder(OperatorMode):
         for num_bytes in before:
             self._keep(num_bytes, operation.name, place)
         first_new = len(self.history.allocations)
-        for tensor in tensors_in(out):
+        for tensor in made:
             self._meet(tensor, operation.name, place)
         operation.writes = tuple(range(first_new, len(self.history.allocations)))
         for tensor, category in purposes_of(func, args, kwargs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,14 @@ class FinishedSearch:
     is_measured: bool
     """Whether times were taken here; what is recorded afterwards has none to stand beside them."""
 
-    def result(self, best: Candidate) -> PlanningResult:
+    def rungs(self, best: Candidate) -> list[Candidate]:
+        """Find the safer plans below the chosen one."""
+        return Ladder(self.search, is_long=self.plain.is_long).below(best)
+
+    def result(self, best: Candidate, rungs: Sequence[Candidate]) -> PlanningResult:
         """Describe the chosen plan and what lies around it."""
         search, used = self.search, {strategy.name for strategy in best.strategies}
         left_out = self._left_out(best)
-        rungs = Ladder(search, is_long=self.plain.is_long).below(best)
         tried = search.recordings.tried | {best.strategies: best}
         approximated, notes = self._approximations(best)
         failed = search.recordings.refused.items()

@@ -48,6 +48,8 @@ class Ladder:
     def below(self, best: Candidate) -> list[Candidate]:
         """Return ever smaller plans."""
         rungs = [best]
+        likely = (self._most_likely(int(share * best.peak_bytes)) for share in self._shares)
+        self._search.recordings.expect(each.strategies for each in likely if each is not None)
         for share in self._shares:
             most_bytes = int(share * best.peak_bytes)
             if rungs[-1].peak_bytes <= most_bytes:
@@ -59,6 +61,13 @@ class Ladder:
                 break
             rungs.append(rung)
         return rungs[1:]
+
+    def _most_likely(self, most_bytes: int) -> _Known | None:
+        """Return what is recorded first to stay below a peak."""
+        if self._search.is_over:
+            return None
+        known = self._recorded_below(most_bytes) + self._estimated_below(most_bytes)
+        return min(known, key=_fastest, default=None)
 
     def fastest_below(self, most_bytes: int) -> Candidate | None:
         """Return the fastest of what is known to stay below a peak, recorded; None if nothing does.
@@ -75,7 +84,7 @@ class Ladder:
             left = [entry for entry in known if entry.strategies not in missed]
             if not left:
                 return None
-            first = min(left, key=lambda entry: (entry.seconds, entry.peak_bytes))
+            first = min(left, key=_fastest)
             candidate = self._fitting(first.strategies, in_full=True)
             if candidate is not None and candidate.peak_bytes <= most_bytes:
                 return candidate
@@ -141,3 +150,7 @@ class Ladder:
         """Record a combination; None if it cannot be, or exceeds a budget."""
         candidate = self._search.recordings.attempt(strategies, in_full=in_full)
         return candidate if candidate is not None and candidate.prediction.fits else None
+
+
+def _fastest(known: _Known) -> tuple[float, int]:
+    return known.seconds, known.peak_bytes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from memfit.figures import Prediction
 from memfit.strategies.base import Strategy
@@ -29,7 +30,7 @@ class Candidate:
     is_exact: bool = True
     """Whether the whole step was recorded, not only its first micro-batches."""
     num_operators: int = 0
-    """How many were recorded for it."""
+    """How many its recording has."""
     refinements: Sequence[Refinement] = ()
     """From the fastest to the smallest; empty where nothing can be recomputed."""
 
@@ -51,6 +52,16 @@ class Candidate:
         return (seconds, self.peak_bytes, (str(len(labels)), *labels))
 
 
+class Ahead(Protocol):
+    """Records combinations before they are asked for."""
+
+    def expect(self, combinations: Iterable[Strategies], *, is_sure: bool = True) -> None:
+        """Hear of what will be asked for next, in that order, surely or perhaps."""
+
+    def take(self, strategies: Strategies) -> Candidate | None:
+        """Return what was recorded ahead; None if nothing was."""
+
+
 class Evaluator:
     """Records combinations for the search."""
 
@@ -58,6 +69,13 @@ class Evaluator:
         self,
         in_short: Callable[[Strategies], Candidate],
         in_full: Callable[[Strategies], Candidate] | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         self.in_short = in_short
         self.in_full = in_full or in_short
+        self.ahead = ahead
+
+
+def recorded_members(strategies: Strategies) -> Strategies:
+    """Leave out what changes nothing that is recorded, such as what the allocator is told."""
+    return tuple(strategy for strategy in strategies if strategy.is_recorded)

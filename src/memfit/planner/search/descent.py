@@ -39,6 +39,7 @@ def _descended(
 ) -> SearchNode:
     """Take whatever lowers a node's smallest peak most, until nothing does."""
     while not recordings.is_spent:
+        recordings.expect([child.strategies for child in neighbours.smaller(node)])
         children = [child for child in neighbours.smaller(node) if tree.open(child)]
         best = min([node, *children], key=tree.floor)
         if best is node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,12 @@ from memfit.job import Job
 from memfit.planner.recompute.assignment import Assignment, frontier, store_all
 from memfit.planner.recompute.blocks import chain_of
 from memfit.planner.recompute.chain import Chain
-from memfit.planner.search.candidates import Candidate, Refinement, Strategies
+from memfit.planner.search.candidates import (
+    Candidate,
+    Refinement,
+    Strategies,
+    recorded_members,
+)
 from memfit.planner.search.options import SearchSpace
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate
@@ -43,6 +48,17 @@ _NEAR_BUDGET = (1.01, 1.0, 0.995, 0.98, 0.95)
 """Peaks for which blocks are chosen exactly, as shares of what the budget leaves."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """What recording a combination gave in a copy of this process, and what it learnt by it."""
+
+    candidate: Candidate
+    has_unlike_pieces: tuple[bool, bool]
+    """Before and after; see ``JobEvaluator``."""
+    few: Mapping[Strategies, tuple[Abridgement, float]]
+    recorded: frozenset[Strategies]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobEvaluator:
     """Record a job on a device under any combination; see ``search.Evaluator``."""
@@ -68,7 +84,29 @@ class JobEvaluator:
     _has_unlike_pieces: bool = field(default=False, init=False, repr=False)
     """Whether micro-batches were seen to be unlike one another, so that all are recorded."""
     _recorded: set[Strategies] = field(default_factory=set, init=False, repr=False)
-    """What was recorded, and counted as effort."""
+    """What was recorded without failing."""
+
+    def foresee(self, strategies: Strategies) -> Foreseen:
+        """Record in short in a copy of this process, and return all that it has learnt by it."""
+        self.progress = None  # what draws it is not there in a copy
+        before, few = self._has_unlike_pieces, set(self._few)
+        candidate = self.in_short(strategies)
+        return Foreseen(
+            candidate=candidate,
+            has_unlike_pieces=(before, self._has_unlike_pieces),
+            few={key: value for key, value in self._few.items() if key not in few},
+            recorded=frozenset(self._recorded),
+        )
+
+    def accept(self, found: Foreseen) -> Candidate | None:
+        """Learn what a copy has found; None if it began from another state than this."""
+        before, after = found.has_unlike_pieces
+        if before is not self._has_unlike_pieces:
+            return None
+        self._has_unlike_pieces = after
+        self._few |= found.few
+        self._recorded |= found.recorded
+        return found.candidate
 
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record the whole step; of a long one, what stands for it."""
@@ -116,10 +154,9 @@ class JobEvaluator:
             # What moves bytes says nothing about the pieces of other plans.
             self._has_unlike_pieces = not recording.spill.has_moved
             return None
-        num_operators = self._num_new_operators(strategies, recording)
         prediction = self._prediction(strategies, self.job, longer)
         found = self._candidate(strategies, prediction, longer, 1.0)
-        return replace(found, num_operators=num_operators)
+        return replace(found, num_operators=len(recording.steady.operations))
 
     def _abridged(self, strategies: Strategies) -> Candidate:
         """Record a step whose loss is that of the whole batch, with a few pieces of each call.
@@ -131,7 +168,7 @@ class JobEvaluator:
         prediction = self._prediction(strategies, self.job, recording)
         if few.num_recorded:
             once = self._seconds_of_update(recording)
-            self._few[_recorded_members(strategies)] = few, prediction.step_seconds - once
+            self._few[recorded_members(strategies)] = few, prediction.step_seconds - once
         missing = self._seconds_left_out(strategies)
         prediction = replace(prediction, step_seconds=prediction.step_seconds + missing)
         found = self._candidate(strategies, prediction, recording, 1.0)
@@ -143,7 +180,7 @@ class JobEvaluator:
 
         All of them are run again, so they take what pieces take where none is kept.
         """
-        members = _recorded_members(strategies)
+        members = recorded_members(strategies)
         if members not in self._few:
             return 0.0  # no call was cut
         few, _ = self._few[members]
@@ -160,7 +197,7 @@ class JobEvaluator:
         return self._candidate(strategies, prediction, recording, 1.0)
 
     def _record(self, strategies: Strategies, job: Job, *, is_abridged: bool = False) -> Recording:
-        members = _recorded_members(strategies)
+        members = recorded_members(strategies)
         if job is self.job and not members:
             return self.plain
         key = (members, job.batch_size, is_abridged)
@@ -171,22 +208,13 @@ class JobEvaluator:
             self._latest[key] = recording
         return self._latest[key]
 
-    def _num_new_operators(self, strategies: Strategies, recording: Recording) -> int:
-        """Count a recording's operators, unless it served before."""
-        members = _recorded_members(strategies)
-        if members in self._recorded:
-            return 0
-        self._recorded.add(members)
-        return len(recording.steady.operations)
-
     def _recorded_now(self, strategies: Strategies, job: Job) -> Recording:
         if obstacle := self.space.obstacle(strategies):
             raise StrategyError(*obstacle)
-        if self.progress is not None:
-            self.progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
+        self.tell(strategies)
         plan = Plan(strategies=strategies)
         with self._failure_named(strategies):
-            return record(
+            found = record(
                 job,
                 plan,
                 self.layout,
@@ -194,6 +222,13 @@ class JobEvaluator:
                 way=self.plain.way,
                 facts=self.plain.facts,
             )
+        self._recorded.add(recorded_members(strategies))
+        return found
+
+    def tell(self, strategies: Strategies) -> None:
+        """Say what is recorded now."""
+        if self.progress is not None:
+            self.progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
 
     @contextmanager
     def _failure_named(self, strategies: Strategies) -> Iterator[None]:
@@ -261,8 +296,9 @@ class JobEvaluator:
         """Add what recomputing blocks would do, unless blocks are recomputed already."""
         names = {strategy.name for strategy in strategies}
         steady = recording.steady
-        num_operators = self._num_new_operators(strategies, recording)
-        found = Candidate(strategies=strategies, prediction=prediction, num_operators=num_operators)
+        found = Candidate(
+            strategies=strategies, prediction=prediction, num_operators=len(steady.operations)
+        )
         if not self.space.may_recompute or ActivationCheckpointing.name in names:
             return found
         if _num_recomputed(strategies, 1):
@@ -294,11 +330,6 @@ def _num_recomputed(strategies: Strategies, batch_size: int) -> int:
     if split is None or not split.keeps_batch_whole:
         return 0
     return -(-batch_size // split.micro_batch_size)
-
-
-def _recorded_members(strategies: Strategies) -> Strategies:
-    """Leave out what changes nothing that is recorded, such as what the allocator is told."""
-    return tuple(strategy for strategy in strategies if strategy.is_recorded)
 
 
 def failure_of(error: Exception) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from memfit.errors import StrategyError
-from memfit.planner.search.candidates import Candidate, Evaluator, Strategies
+from memfit.planner.search.candidates import (
+    Candidate,
+    Evaluator,
+    Strategies,
+    recorded_members,
+)
 from memfit.planner.search.patience import Patience
 
 _MOST_EFFORT = 2
@@ -33,6 +38,7 @@ class Recordings:
         self._patience = patience or Patience()
         self._noticed = noticed
         self._num_operators = 0
+        self._counted: set[Strategies] = set()
         self.tried: dict[Strategies, Candidate] = {}
         """Every combination that was recorded, in that order."""
         self.refused: dict[str, str] = {}
@@ -48,6 +54,11 @@ class Recordings:
         """Return whether it was spent so often that nothing more is looked for."""
         return self._num_operators >= _MOST_EFFORT * self._most_operators
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Return whether other processes may be used."""
+        return self._evaluate.ahead is not None
+
     def of(self, strategies: Strategies) -> Candidate:
         """Record a combination, a few micro-batches of it where there are many.
 
@@ -55,8 +66,16 @@ class Recordings:
             StrategyError: if it turns out not to apply.
         """
         if strategies not in self.tried:
-            self._keep(self._evaluate.in_short(strategies))
+            ahead = self._evaluate.ahead
+            found = None if ahead is None else ahead.take(strategies)
+            self._keep(found or self._evaluate.in_short(strategies))
         return self.tried[strategies]
+
+    def expect(self, combinations: Iterable[Strategies], *, is_sure: bool = True) -> None:
+        """Say what will be asked for next, in that order, so that it can be recorded ahead."""
+        if self._evaluate.ahead is not None:
+            new = [each for each in dict.fromkeys(combinations) if each not in self.tried]
+            self._evaluate.ahead.expect(new, is_sure=is_sure)
 
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record a combination with all of its micro-batches.
@@ -81,6 +100,9 @@ class Recordings:
 
     def _keep(self, candidate: Candidate) -> None:
         self.tried[candidate.strategies] = candidate
-        self._num_operators += candidate.num_operators
+        members = recorded_members(candidate.strategies)
+        if members not in self._counted:  # what the allocator is told takes no other recording
+            self._counted.add(members)
+            self._num_operators += candidate.num_operators
         if self._noticed is not None:
             self._noticed(candidate)

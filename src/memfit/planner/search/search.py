@@ -14,6 +14,7 @@ fits, those first that may become smallest.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -36,6 +37,10 @@ OnBetter = Callable[[PlanSoFar], None]
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
 _MOST_ALIKE = 2
+_SPARING = 0.95
+"""Of the budget: what is estimated to take no more is all but sure to fit."""
+_NUM_GUESSES = 3
+"""So many entries of the queue may be recorded ahead of their turn."""
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 _LEAST_SAVING = 0.002
 """Of the budget: what saves less is not taken further, as it would take as many recordings."""
@@ -107,6 +112,8 @@ class Search:
             node = SearchNode(root, 0, None)
             self._add(node, 0.0)
             self.tree.open(node)
+        if self.best_so_far is None:
+            self._look_for_any()
         found = None if self._is_hopeless() else self._first_that_fits()
         if found is None:
             reached = self.smallest()
@@ -114,6 +121,21 @@ class Search:
         if found is None or self.is_over:
             return found
         return relaxed(found, self.recordings, self.neighbours)
+
+    def _look_for_any(self) -> None:
+        """Record what is estimated to fit with room to spare, so that there soon is some plan."""
+        fitting = [
+            (refinement.seconds, refinement.peak_bytes, node, refinement)
+            for node, refinement in self.tree.refinements()
+            if refinement.peak_bytes <= _SPARING * self._budget_bytes(node)
+            and self.space.allows(refinement.strategies)
+        ]
+        if fitting:
+            *_, node, refinement = min(fitting, key=lambda each: each[:2])
+            self._try_refinement(node, refinement)
+
+    def _budget_bytes(self, node: SearchNode) -> int:
+        return self.recordings.of(node.strategies).prediction.budget_bytes or 0
 
     @property
     def num_left(self) -> int:
@@ -171,6 +193,7 @@ class Search:
             if self.is_over and self.best_so_far is not None:
                 return self.best_so_far
             entry = self._next()
+            self.recordings.expect(self._guesses(), is_sure=False)
             if entry.candidate is not None:
                 confirmed = self._confirmed(entry)
                 if confirmed is not None:
@@ -182,6 +205,16 @@ class Search:
             elif self._may_go_on() and self.tree.open(entry.node, _LEAST_SAVING):
                 self._expand(entry.node)
         return None
+
+    def _guesses(self) -> list[Strategies]:
+        """Return what is likely to be recorded after the entry at hand."""
+        found: list[Strategies] = []
+        for entry in heapq.nsmallest(_NUM_GUESSES, self._queue.entries):
+            if entry.refinement is not None and self._may_fit(entry.node, entry.refinement):
+                found.append(entry.refinement.strategies)
+            elif entry.is_node and self._may_go_on():
+                found.append(entry.node.strategies)
+        return found
 
     def _next(self) -> Entry:
         """Take what could be fastest; within the slack, what fits, or halves a batch further."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ import torch
 from memfit.analysis.separability import Separability
 from memfit.errors import StrategyError
 from memfit.figures import Refusal, RefusalKind
+from memfit.planner.search.aside import Aside
 from memfit.planner.trial import BatchTrial
 from memfit.separation.batch_conditions import broken_condition
+from memfit.separation.separation import Findings
 from memfit.session.batches import real_batch
 from memfit.session.deterministic_draws import untouched_randomness
 from memfit.strategies import CATALOGUE
@@ -19,6 +22,16 @@ from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.facts import JobFacts
 
 _EXACT_WAY = "cached-gradients"
+_NICE = 10
+"""Pieces are looked into ahead with what recording leaves of the processor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedInto:
+    """What a copy of this process has found out about pieces, up to the first that may be taken."""
+
+    reasons: Mapping[AbstractSplitting, str | None]
+    findings: Findings | None
 
 
 class SplitChecks:
@@ -44,12 +57,48 @@ class SplitChecks:
         self._trial = trial
         self._batch: Any = None
         self._reasons: dict[AbstractSplitting, str | None] = {}
+        self._ahead: Aside[LookedInto] | None = None
+        self._foreseen: dict[AbstractSplitting, str | None] = {}
+
+    def look_ahead(self) -> None:
+        """Look into pieces in a process beside this one, until one is found that may be taken."""
+        if self._splits and self._facts.separation is not None:
+            self._ahead = Aside(self._looked_ahead, _NICE)
+
+    def close(self) -> None:
+        """End what looks ahead, if nobody has asked for it."""
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead = None
 
     def obstacle(self, split: AbstractSplitting) -> str | None:
         """Say why a batch may not be cut that way; None if it may."""
         if split not in self._reasons:
-            self._reasons[split] = self._better(split) or self._looked_into(split)
+            self._learn()
+            if split in self._foreseen:
+                self._reasons[split] = self._foreseen[split]
+            else:
+                self._reasons[split] = self._better(split) or self._looked_into(split)
         return self._reasons[split]
+
+    def _looked_ahead(self) -> LookedInto:
+        """Look into pieces in the order in which they are asked for; called in a copy."""
+        for split in self._splits:
+            if self.obstacle(split) is None:
+                break
+        separation = self._facts.separation
+        findings = None if separation is None else separation.findings()
+        return LookedInto(reasons=self._reasons, findings=findings)
+
+    def _learn(self) -> None:
+        """Take over what was looked into ahead."""
+        ahead, self._ahead = self._ahead, None
+        found = None if ahead is None else ahead.result()
+        if found is None:
+            return
+        self._foreseen |= found.reasons
+        if self._facts.separation is not None and found.findings is not None:
+            self._facts.separation.learn(found.findings)
 
     def check_any(self) -> None:
         """Refuse a search for pieces where there are none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.options import SearchSpace
@@ -15,9 +15,12 @@ def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategi
     """Return the combinations to begin with: what is required, and what makes a step faster."""
     root = in_catalogue_order(space.required)
     plain = recordings.of(root)
+    if recordings.looks_ahead and space.split_checks is not None and not plain.prediction.fits:
+        space.split_checks.look_ahead()
     smaller, faster = list(root), list(root)
-    for options in space.options:
-        wanted = [o for o in options if o is not None and o not in root and not o.never_faster]
+    groups = [_maybe_faster(options, root) for options in space.options]
+    recordings.expect(_expected(root, groups))
+    for wanted in groups:
         for option, alone in _alone(recordings, root, wanted):
             if alone.cost[:2] >= plain.cost[:2] or conflict([*faster, option]):
                 continue
@@ -27,6 +30,21 @@ def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategi
             break
     found = dict.fromkeys(in_catalogue_order(members) for members in (faster, smaller))
     return [strategies for strategies in found if recordings.attempt(strategies)] or [root]
+
+
+def _maybe_faster(options: Sequence[Strategy | None], root: Strategies) -> list[Strategy]:
+    """Return those settings of a strategy that may make a step faster."""
+    return [o for o in options if o is not None and o not in root and not o.never_faster]
+
+
+def _expected(root: Strategies, groups: Sequence[Sequence[Strategy]]) -> Iterator[Strategies]:
+    """Yield what will be recorded: each alone, and all at once, as is likely."""
+    together = list(root)
+    for wanted in groups:
+        yield from (in_catalogue_order((*root, option)) for option in wanted)
+        if wanted and not conflict([*together, wanted[0]]):
+            together.append(wanted[0])
+    yield in_catalogue_order(together)
 
 
 def _alone(

@@ -92,6 +92,11 @@ class HostModules(Strategy):
         """Look for what modules share, and for those that are never called."""
         return host_facts(session.model, session.optimizer)
 
+    @property
+    def needs_card(self) -> bool:
+        """Return that it does."""
+        return True
+
     @classmethod
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer nothing: which modules are off the main path is for the user to say."""

@@ -1,0 +1,67 @@
+"""What is found out in processes beside this one while a plan is sought."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from memfit.planner.search.aside import Aside, can_fork
+from memfit.planner.search.evaluation import Foreseen, JobEvaluator
+from memfit.planner.search.foresight import Foresight
+from memfit.prediction.predict import wants_effects
+from memfit.separation.separation import Findings, Separation
+
+_NICE = 10
+"""It is wanted last, so recordings come first."""
+_LEAST_WAIT_SECONDS = 20.0
+_MOST_TIMES = 20
+"""As long as recording the plain step took; a copy that takes longer is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Recordings of plans that will be asked for, and what the notes of every plan say."""
+
+    separation: Separation | None = None
+    ahead: Foresight[Foreseen] | None = None
+    effects: Aside[Findings] | None = None
+
+    def learn_effects(self) -> None:
+        """Take over what the step changes besides gradients, waiting for it."""
+        found = None if self.effects is None else self.effects.result()
+        if found is not None and self.separation is not None:
+            self.separation.learn(found)
+
+
+@contextmanager
+def beside(evaluator: JobEvaluator, num_processes: int) -> Iterator[Beside]:
+    """Use other processes inside, where more than one may be used; nothing is left of them."""
+    if num_processes < 2 or not can_fork():
+        yield Beside()
+        return
+    plain, checks = evaluator.plain, evaluator.space.split_checks
+    separation = plain.facts.separation if wants_effects(plain) else None
+    ahead = Foresight(
+        record=evaluator.foresee,
+        accept=evaluator.accept,
+        tell=evaluator.tell,
+        num_processes=num_processes,
+        most_seconds=_LEAST_WAIT_SECONDS + _MOST_TIMES * plain.record_seconds,
+    )
+    effects = None if separation is None else Aside(partial(_with_effects, separation), _NICE)
+    try:
+        yield Beside(separation=separation, ahead=ahead, effects=effects)
+    finally:
+        ahead.close()
+        if effects is not None:
+            effects.stop()
+        if checks is not None:
+            checks.close()
+
+
+def _with_effects(separation: Separation) -> Findings:
+    """Find what every step changes; called in a copy of this process."""
+    separation.effects()
+    return separation.findings()

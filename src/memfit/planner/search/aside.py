@@ -1,0 +1,132 @@
+"""Carries work out in a process beside this one, from the state that this one is in."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed
+
+Found = TypeVar("Found")
+
+_MOST_PROCESSES = 4
+"""More have little to do: few plans are sure to be wanted at a time."""
+_USUAL_SECONDS = 300.0
+_DIE_WITH_PARENT = 1
+"""``PR_SET_PDEATHSIG`` in linux/prctl.h."""
+
+
+def usable_processes() -> int:
+    """Return how many processes plans may be recorded in by default: one for each free core."""
+    if not can_fork():
+        return 1
+    return max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0))))
+
+
+def can_fork() -> bool:
+    """Return whether a copy of this process can record.
+
+    Forking breaks CUDA's and macOS's libraries, and autograd refuses it where it has threads for
+    devices (``Engine::start_device_threads`` in torch/csrc/autograd/engine.cpp, torch 2.13).
+    """
+    return (
+        sys.platform == "linux"
+        and not multiprocessing.current_process().daemon
+        and not torch.cuda.is_available()
+        and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    )
+
+
+class Aside(Generic[Found]):
+    """Work that is done in a copy of this process, which changes nothing here.
+
+    Args:
+        work: is called in the copy; what it returns is pickled.
+        niceness: added to the copy's, so that it takes only what others leave of the processor.
+        most_seconds: what is waited for no longer is done here: a lock that another thread held
+            while the copy was made is never given back in it.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Found],
+        niceness: int = 0,
+        most_seconds: float = _USUAL_SECONDS,
+    ) -> None:
+        self._most_seconds = most_seconds
+        here, there = multiprocessing.Pipe(duplex=False)
+        self._connection: Connection = here
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(
+            target=_carry_out, args=(work, there, here, niceness), daemon=True
+        )
+        with warnings.catch_warnings():
+            # The threads that draw progress are not there in the copy, which draws nothing.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        there.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether there is nothing to be had yet."""
+        return self._process.is_alive() and not self._connection.poll()
+
+    def result(self) -> Found | None:
+        """Wait for what the work returned; None if it failed in any way, so that it is done here.
+
+        Can be asked once.
+        """
+        try:
+            if not self._connection.poll(self._most_seconds):
+                return None
+            found: Found = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError, ImportError):
+            return None
+        else:
+            return found
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the process, if it has not ended."""
+        if self._connection.closed:
+            return
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+
+
+def _carry_out(
+    work: Callable[[], Found], connection: Connection, others: Connection, niceness: int
+) -> None:
+    """Do the work in the copy, and send what it returns; where it fails, nothing."""
+    others.close()  # else nobody would notice that the reader is gone
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it decides what becomes of it
+    os.nice(niceness)
+    _say_nothing()
+    torch.set_num_threads(1)  # the threads of a pool are not copied
+    gc.freeze()  # what was there stays; looking through it would copy its memory
+    try:
+        found = pickle.dumps(work())
+    except BaseException:  # noqa: BLE001 - it is done again where it can be reported
+        return
+    connection.send_bytes(found)
+
+
+def _say_nothing() -> None:
+    """Have what the job's code prints appear once, where the job was recorded first."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)

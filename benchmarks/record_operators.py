@@ -17,7 +17,8 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -321,24 +322,24 @@ def _overlap(width: int) -> dict[str, Any]:
             target.copy_(source, non_blocking=True)
 
     found: dict[str, Any] = {"num_bytes": host.numel(), "width": width}
-    works: dict[str, tuple[Callable[[], None], ...]] = {}
-    for out in (True, False):
-        way = "to host" if out else "to card"
-        works[way] = (lambda out=out: copy(out=out),)
-        works[f"product and {way}"] = (lambda out=out: copy(out=out), multiply)
-        works[f"additions and {way}"] = (lambda out=out: copy(out=out), add)
-    works |= {"product": (multiply,), "additions": (add,)}
-    for name, parts in works.items():
-        seconds = []
-        for _ in range(4):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for part in parts:
-                part()
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
-        found[name] = min(seconds)
-    return found
+    works: dict[str, tuple[Callable[[], None], ...]]
+    works = {"product": (multiply,), "additions": (add,)}
+    for out, way in ((True, "to host"), (False, "to card")):
+        moved = partial(copy, out=out)
+        works |= {way: (moved,), f"product and {way}": (moved, multiply)}
+        works[f"additions and {way}"] = (moved, add)
+    return found | {name: min(_times_of(parts)) for name, parts in works.items()}
+
+
+def _times_of(parts: Sequence[Callable[[], None]]) -> Iterator[float]:
+    """Time work that is started at once, a few times."""
+    for _ in range(4):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for part in parts:
+            part()
+        torch.cuda.synchronize()
+        yield time.perf_counter() - started
 
 
 if __name__ == "__main__":

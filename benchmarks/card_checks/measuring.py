@@ -6,6 +6,7 @@ import copy
 import gc
 import statistics
 import time
+import traceback
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,7 @@ class _Ready:
     """A job whose model and batch are built before the card is taken."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self.own_job = job
         self.layout = find_layout(job)
         self.batch = real_batch(job, job.batch_size)
         self._model = job.model()
@@ -57,7 +58,7 @@ class _Ready:
     def job(self) -> Job:
         """Give the job with a model of the same weights each time."""
         model = copy.deepcopy(self._model)
-        return replace(self._job, model=lambda: model)
+        return replace(self.own_job, model=lambda: model)
 
 
 def _open(ready: _Ready, plan: Plan, device: str) -> tuple[Run, Any]:
@@ -99,7 +100,7 @@ def _measured(ready: _Ready, plan: Plan, device: str) -> dict[str, Any]:
 
 
 def _measured_on_cpu(ready: _Ready, plan: Plan) -> dict[str, Any]:
-    found = memfit.measure(ready.job(), plan)
+    found = memfit.measure(ready.own_job, plan)
     return {
         "peak_allocated_bytes": found.peak_allocated_bytes,
         "first_step_peak_bytes": found.first_step_peak_bytes,
@@ -189,10 +190,7 @@ def _tried(work: Any) -> dict[str, Any]:
     try:
         return work()
     except Exception as error:  # noqa: BLE001 - a figure too, and the next case is not to suffer
-        import traceback
-
-        return {"error": f"{type(error).__name__}: {error}"[:1500], "trace": _tail(traceback)}
-
-
-def _tail(traceback: Any) -> str:
-    return traceback.format_exc()[-2500:]
+        return {
+            "error": f"{type(error).__name__}: {error}"[:1500],
+            "trace": traceback.format_exc()[-2500:],
+        }

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.trace.collectives import Exchange, exchange_of
 from memfit.trace.events import Operation, Phase
+from memfit.trace.uncounted_flops import UNCOUNTED
 
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
 
@@ -36,8 +37,13 @@ def _kind(func: Any) -> _Kind:
     return _Kind(
         name=str(packet).removeprefix("aten."),
         is_free=getattr(func, "is_view", False) or getattr(func, "namespace", "") in _NO_WORK,
-        count_flops=flop_registry.get(packet),
+        count_flops=_count_of(packet),
     )
+
+
+def _count_of(packet: Any) -> Callable[..., int] | None:
+    count: Callable[..., int] | None = flop_registry.get(packet) or UNCOUNTED.get(packet)
+    return count
 
 
 def describe(
@@ -46,7 +52,8 @@ def describe(
     """Describe one call of an operator; None for what costs nothing, such as views.
 
     Floating-point operations are counted by torch's own formulas (torch.utils.flop_counter), for
-    matrix products, convolutions and attention; other operators are bound by the bytes they move.
+    matrix products, convolutions and attention, and by ours for attention on the CPU and recurrent
+    layers; other operators are bound by the bytes they move.
     """
     kind = _kind(func)
     if kind.is_free:

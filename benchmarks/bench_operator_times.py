@@ -1,0 +1,136 @@
+"""Estimated seconds of operators and steps beside measured ones, by class of operator.
+
+Run: python benchmarks/bench_operator_times.py                      (about two minutes on one core)
+     python benchmarks/bench_operator_times.py --recorded FILE      what record_operators.py wrote
+
+On the processor the operators of the planner's jobs and of a list of cases are timed, and a step of
+each job as a whole. `bare` is the plain roofline: the rates of the device as they are. `estimate` is
+what plans go by: by class, and on the processor by its cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import record_operators
+from operator_cases import operator_cases
+from planner_jobs import planner_jobs
+from results_file import RESULTS, load_result, save_result
+
+import memfit
+from memfit.cost.operator_classes import class_of
+from memfit.cost.operator_times import operation_seconds
+from memfit.devices.catalogue import catalogued_device
+from memfit.devices.spec import Device
+from memfit.trace.events import Operation, Phase
+
+_NAME = "operator_times"
+_SCALE = 0.1
+_TENTHS = 10
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Compare estimates with what was measured, here or on a card before."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--recorded", type=Path, help="a file of record_operators.py")
+    parser.add_argument("--only", help="the one of the planner's jobs that is run")
+    args = parser.parse_args(words)
+    recorded = _recorded_here(args.only) if args.recorded is None else _read(args.recorded)
+    device = catalogued_device(recorded["device"])
+    found = {
+        **{name: recorded[name] for name in ("card", "torch", "cuda", "num_threads", "date")},
+        "num_operators": len(recorded["rows"]),
+        "classes": by_class(recorded["rows"], device),
+        "steps": [_step(each) for each in recorded["steps"]],
+    }
+    known = load_result(_NAME)["devices"] if (RESULTS / f"{_NAME}.json").exists() else {}
+    save_result(_NAME, {"devices": {**known, device.name: found}})
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8"))
+
+
+def _recorded_here(only: str | None) -> dict[str, Any]:
+    """Time the planner's jobs and the list of cases on the processor."""
+    with tempfile.TemporaryDirectory() as folder:
+        device = catalogued_device("cpu")
+        recording = record_operators.Recording(Path(folder) / "operators.json", "cpu", device)
+        for name, build in planner_jobs().items():
+            if only is None or name == only:
+                recording.step(name, build())
+                predicted = memfit.predict(build(), "cpu").step_seconds
+                recording.found["steps"][-1]["estimated_seconds"] = predicted
+        for case in operator_cases("cpu", _SCALE) if only is None else ():
+            recording.tried(case.name, lambda case=case: recording.case(case))
+        return recording.found
+
+
+def by_class(rows: Iterable[Mapping[str, Any]], device: Device) -> dict[str, Any]:
+    """Summarise how far estimates are from what was measured, for each class."""
+    groups: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    for row in rows:
+        operation = _operation(row)
+        estimate, bare = operation_seconds(operation, device), bare_seconds(operation, device)
+        total = row["seconds"] * row["num_calls"]
+        ratios = bare / row["seconds"], estimate / row["seconds"]
+        groups[class_of(row["operator"]).value].append((*ratios, total, row["seconds"]))
+    return {
+        name: {
+            "num_operators": len(found),
+            "seconds": sum(each[2] for each in found),
+            "bare": _spread([each[0] for each in found]),
+            "estimate": _spread([each[1] for each in found]),
+        }
+        for name, found in sorted(groups.items())
+    }
+
+
+def bare_seconds(operation: Operation, device: Device) -> float:
+    """Return the roofline time by the device's rates alone, and a launch."""
+    arithmetic = operation.num_flops / device.matrix_flops_per_second(operation.dtype)
+    traffic = operation.moved_bytes / device.value("memory_bandwidth_bytes_per_second")
+    return max(arithmetic, traffic) + device.value("launch_seconds")
+
+
+def _operation(row: Mapping[str, Any]) -> Operation:
+    dtype = "tf32" if row["tf32"] and row["dtype"] == "float32" else row["dtype"]
+    work = row["num_flops"], row["moved_bytes"]
+    return Operation(row["operator"], Phase.FORWARD, dtype, *work)
+
+
+def _spread(ratios: Sequence[float]) -> dict[str, float]:
+    """Give the median, and the range of the middle eight tenths."""
+    ordered = sorted(ratios)
+    tenths = statistics.quantiles(ordered, n=_TENTHS) if len(ordered) > 1 else ordered * 2
+    return {
+        "p10": round(tenths[0], 3),
+        "median": round(statistics.median(ordered), 3),
+        "p90": round(tenths[-1], 3),
+    }
+
+
+def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare a step as a whole."""
+    seconds = step["seconds"]
+    found = {
+        "step": step["step"],
+        "seconds": seconds,
+        "num_operations": step["num_operations"],
+        "bare_of_measured": round(step["bare_seconds"] / seconds, 3),
+    }
+    estimate = step.get("estimated_seconds", step["roofline_seconds"])
+    return {**found, "estimate_of_measured": round(estimate / seconds, 3)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.cost.operator_classes import OperatorClass
-from memfit.cost.operator_rates import achieved_share
+from memfit.cost.operator_rates import OperatorRates
 from memfit.cost.operator_times import OperatorTimes, operation_seconds
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import Device, Fact
@@ -18,7 +18,7 @@ from memfit.trace.events import Operation, Phase, Trace
 FLOPS_PER_SECOND = 1e12
 BYTES_PER_SECOND = 1e10
 LAUNCH_SECONDS = 1e-6
-SHARE = achieved_share("cpu", OperatorClass.PRODUCT)
+SHARE = OperatorRates.of("cpu").classes[OperatorClass.PRODUCT].value
 
 
 def device_of(**values: float) -> Device:

@@ -1,4 +1,4 @@
-"""What kind of work an operator is: operators of a kind reach a similar share of a device's rates."""
+"""What kind of work an operator is: those of a kind reach a similar share of a device's rates."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ class OperatorClass(StrEnum):
     CONVOLUTION = "convolution"
     RECURRENT = "recurrent"
     NORM = "norm"
+    """Over the last dimensions: of layers and root mean squares."""
+    CHANNEL_NORM = "channel-norm"
+    """Over all but the channels: of batches and groups."""
     SOFTMAX = "softmax"
     REDUCTION = "reduction"
     INDEXING = "indexing"
@@ -43,9 +46,9 @@ _NAMES: Mapping[OperatorClass, str] = {
     OperatorClass.SORTING: "sort topk argsort msort unique_dim _unique2 kthvalue median",
     OperatorClass.RANDOM: "bernoulli bernoulli_ native_dropout native_dropout_backward rand randn "
     "rand_like randn_like randint randperm uniform_ normal_ random_ multinomial _fused_dropout",
-    OperatorClass.COPY: "copy_ _to_copy clone cat stack zeros zero_ zeros_like fill_ full full_like "
-    "new_zeros ones ones_like slice_backward select_backward constant_pad_nd repeat roll flip "
-    "arange nll_loss_backward nll_loss2d_backward",
+    OperatorClass.COPY: "copy_ _to_copy clone cat stack zeros zero_ zeros_like fill_ full "
+    "full_like new_zeros ones ones_like slice_backward select_backward constant_pad_nd repeat "
+    "roll flip arange nll_loss_backward nll_loss2d_backward",
     OperatorClass.FUNCTION: "exp log sqrt rsqrt tanh sigmoid gelu gelu_backward silu silu_backward "
     "erf sin cos pow softplus softplus_backward mish elu log_sigmoid_forward where masked_fill "
     "log1p expm1 cosh sinh atan atan2",
@@ -64,11 +67,11 @@ _STARTS: Mapping[str, OperatorClass] = {
     "_cudnn_rnn": OperatorClass.RECURRENT,
     "_thnn_fused": OperatorClass.RECURRENT,
     "native_layer_norm": OperatorClass.NORM,
-    "native_batch_norm": OperatorClass.NORM,
-    "native_group_norm": OperatorClass.NORM,
-    "cudnn_batch_norm": OperatorClass.NORM,
-    "_native_batch_norm": OperatorClass.NORM,
-    "batch_norm": OperatorClass.NORM,
+    "native_batch_norm": OperatorClass.CHANNEL_NORM,
+    "native_group_norm": OperatorClass.CHANNEL_NORM,
+    "cudnn_batch_norm": OperatorClass.CHANNEL_NORM,
+    "_native_batch_norm": OperatorClass.CHANNEL_NORM,
+    "batch_norm": OperatorClass.CHANNEL_NORM,
     "_fused_rms_norm": OperatorClass.NORM,
 }
 _BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from memfit.cost.collectives import seconds_among_ranks
 from memfit.cost.operator_classes import OperatorClass, class_of
-from memfit.cost.operator_rates import achieved_share
+from memfit.cost.operator_rates import OperatorRates, reach
 from memfit.devices.catalogue import catalogued_device
 from memfit.devices.spec import CPU, CUDA, Device
 from memfit.trace.events import Operation, Trace
@@ -87,12 +87,13 @@ def operation_seconds(operation: Operation, device: Device) -> float:
     Does not account for overlap between operators, nor for what the shapes of a call decide.
     """
     place = catalogued_device(CPU) if _is_beside(operation, device) else device
-    kind = class_of(operation.name)
-    arithmetic = operation.num_flops / place.matrix_flops_per_second(
-        _rate_of(operation, kind, place)
-    )
-    bound = max(arithmetic, place.traffic_seconds(operation.moved_bytes))
-    return bound / achieved_share(place.kind, kind) + device.value("launch_seconds")
+    kind, rates = class_of(operation.name), OperatorRates.of(place.kind)
+    matrix = place.matrix_rate(_rate_of(operation, kind, place))
+    arithmetic = operation.num_flops / (matrix.value * reach(matrix, rates.matrix))
+    memory = place.facts["memory_bandwidth_bytes_per_second"]
+    traffic = place.traffic_seconds(operation.moved_bytes) / reach(memory, rates.memory)
+    bound = max(arithmetic, traffic) / rates.classes[kind].value
+    return bound + device.value("launch_seconds")
 
 
 def _rate_of(operation: Operation, kind: OperatorClass, device: Device) -> str:

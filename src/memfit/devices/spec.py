@@ -57,9 +57,13 @@ class Device:
         return near_bytes / cache_rate.value + (num_bytes - near_bytes) / memory_rate
 
     def matrix_flops_per_second(self, dtype: str) -> float:
-        """Return the dense matrix rate for a dtype (``float32``, ``bfloat16``, ...).
+        """Return the dense matrix rate for a dtype (``float32``, ``bfloat16``, ...)."""
+        return self.matrix_rate(dtype).value
+
+    def matrix_rate(self, dtype: str) -> Fact:
+        """Return the dense matrix rate for a dtype with its source.
 
         Falls back to float32 where the device has no rate of its own for the dtype.
         """
         fact = self.facts.get(f"matrix_{dtype}_flops_per_second")
-        return fact.value if fact else self.value("matrix_float32_flops_per_second")
+        return fact or self.facts["matrix_float32_flops_per_second"]

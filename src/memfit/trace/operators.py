@@ -17,6 +17,10 @@ from memfit.trace.uncounted_flops import UNCOUNTED
 
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
 
+_RENAMED = ("_unsafe_view", "_reshape_alias", "lift_fresh")
+"""What torch doesn't call a view, though nothing is moved."""
+_LOOK_UPS = ("embedding", "index", "index_select", "gather", "nll_loss_forward")
+"""Their first argument is a table, of which they read what they give."""
 _NO_EXCHANGE = Exchange(0, 0, 1)
 _DROPOUT_RATES = ("dropout_p", "dropout")
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -59,7 +63,7 @@ def describe(
     if kind.is_free:
         return None
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
-    moved_bytes = _num_bytes(args) + _num_bytes((out,))
+    moved_bytes = _moved_bytes(kind.name, args, out)
     signature = hash((func, *_shapes(args), *_shapes((out,))))
     exchange = exchange_of(func, args) or _NO_EXCHANGE
     return Operation(
@@ -127,6 +131,16 @@ def tensors_in(values: Any) -> Iterable[torch.Tensor]:
 
 def _num_bytes(values: tuple[Any, ...]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(values))
+
+
+def _moved_bytes(name: str, args: tuple[Any, ...], out: Any) -> int:
+    """Count what is read and written: of a table that is looked up in, no more than is found."""
+    if name in _RENAMED:
+        return 0
+    out_bytes = _num_bytes((out,))
+    if name in _LOOK_UPS:
+        return min(_num_bytes(args[:1]), out_bytes) + _num_bytes(args[1:]) + out_bytes
+    return _num_bytes(args) + out_bytes
 
 
 def _shapes(values: Any) -> Iterable[Any]:

@@ -1,11 +1,11 @@
 """Estimated seconds of operators and steps beside measured ones, by class of operator.
 
-Run: python benchmarks/bench_operator_times.py                      (about two minutes on one core)
-     python benchmarks/bench_operator_times.py --recorded FILE      what record_operators.py wrote
+Run: python benchmarks/bench_operator_times.py                     (about four minutes on one core)
 
 On the processor the operators of the planner's jobs and of a list of cases are timed, and a step of
-each job as a whole. `bare` is the plain roofline: the rates of the device as they are. `estimate` is
-what plans go by: by class, and on the processor by its cache.
+each job as a whole. Those of a card are read from `recorded_operators`, which record_operators.py
+and check_card.py wrote there. `bare` is the plain roofline by the rates of the device as they are,
+`estimate` what plans go by: what each class reaches, and on the processor its cache.
 """
 
 from __future__ import annotations
@@ -21,43 +21,72 @@ from pathlib import Path
 from typing import Any
 
 import record_operators
+from card_checks.jobs import card_jobs
 from operator_cases import operator_cases
 from planner_jobs import planner_jobs
-from results_file import RESULTS, load_result, save_result
+from results_file import save_result
 
 import memfit
 from memfit.cost.operator_classes import class_of
 from memfit.cost.operator_times import operation_seconds
 from memfit.devices.catalogue import catalogued_device
 from memfit.devices.spec import Device
+from memfit.prediction.brief_recording import record_briefly
+from memfit.strategies.plan import Plan
 from memfit.trace.events import Operation, Phase
 
 _NAME = "operator_times"
+_RECORDED = Path(__file__).parent / "recorded_operators"
 _SCALE = 0.1
 _TENTHS = 10
+_ABOUT = ("card", "torch", "cuda", "num_threads", "date")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Compare estimates with what was measured, here or on a card before."""
+    """Compare estimates with what was measured, here and on cards before."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--recorded", type=Path, help="a file of record_operators.py")
-    parser.add_argument("--only", help="the one of the planner's jobs that is run")
+    parser.add_argument("--only", help="the one of the planner's jobs that is run; nothing is kept")
     args = parser.parse_args(words)
-    recorded = _recorded_here(args.only) if args.recorded is None else _read(args.recorded)
-    device = catalogued_device(recorded["device"])
-    found = {
-        **{name: recorded[name] for name in ("card", "torch", "cuda", "num_threads", "date")},
-        "num_operators": len(recorded["rows"]),
-        "classes": by_class(recorded["rows"], device),
-        "steps": [_step(each) for each in recorded["steps"]],
-    }
-    known = load_result(_NAME)["devices"] if (RESULTS / f"{_NAME}.json").exists() else {}
-    save_result(_NAME, {"devices": {**known, device.name: found}})
+    here = _found(_recorded_here(args.only))
+    if args.only:
+        print(json.dumps(here, indent=1))
+        return 0
+    devices = {"cpu": here}
+    for path in sorted(_RECORDED.glob("*.json")):
+        recorded = json.loads(path.read_text("utf-8"))
+        devices[recorded["device"]] = _found({**recorded, "steps": _cases(recorded)})
+    save_result(_NAME, {"devices": devices})
     return 0
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8"))
+def _found(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Summarise the recording of one device."""
+    return {
+        **{name: recorded[name] for name in _ABOUT},
+        "num_operators": len(recorded["rows"]),
+        "classes": by_class(recorded["rows"], catalogued_device(recorded["device"])),
+        "steps": [_step(each) for each in recorded["steps"]],
+    }
+
+
+def _cases(recorded: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Predict the steps that were timed on a card, under their plans."""
+    device, found = catalogued_device(recorded["device"]), []
+    for case in recorded["cases"]:
+        job, plan = card_jobs("card")[case["job"]](), Plan.from_json(case["plan"])
+        trace = record_briefly(job, plan, device=device).steady
+        bare = sum(bare_seconds(each, device) for each in trace.operations)
+        predicted = memfit.predict(job, device.name, plan).step_seconds
+        found.append(
+            {
+                "step": case["name"],
+                "seconds": case["seconds"],
+                "num_operations": len(trace.operations),
+                "bare_seconds": bare,
+                "estimated_seconds": predicted,
+            }
+        )
+    return found
 
 
 def _recorded_here(only: str | None) -> dict[str, Any]:
@@ -77,13 +106,13 @@ def _recorded_here(only: str | None) -> dict[str, Any]:
 
 def by_class(rows: Iterable[Mapping[str, Any]], device: Device) -> dict[str, Any]:
     """Summarise how far estimates are from what was measured, for each class."""
-    groups: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    groups: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for row in rows:
         operation = _operation(row)
         estimate, bare = operation_seconds(operation, device), bare_seconds(operation, device)
         total = row["seconds"] * row["num_calls"]
         ratios = bare / row["seconds"], estimate / row["seconds"]
-        groups[class_of(row["operator"]).value].append((*ratios, total, row["seconds"]))
+        groups[class_of(row["operator"]).value].append((*ratios, total))
     return {
         name: {
             "num_operators": len(found),
@@ -128,8 +157,7 @@ def _step(step: Mapping[str, Any]) -> dict[str, Any]:
         "num_operations": step["num_operations"],
         "bare_of_measured": round(step["bare_seconds"] / seconds, 3),
     }
-    estimate = step.get("estimated_seconds", step["roofline_seconds"])
-    return {**found, "estimate_of_measured": round(estimate / seconds, 3)}
+    return {**found, "estimate_of_measured": round(step["estimated_seconds"] / seconds, 3)}
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 Run: python benchmarks/bench_operator_times.py                     (about four minutes on one core)
 
 On the processor the operators of the planner's jobs and of a list of cases are timed, and a step of
-each job as a whole. Those of a card are read from `recorded_operators`, which record_operators.py
-and check_card.py wrote there. `bare` is the plain roofline by the rates of the device as they are,
-`estimate` what plans go by: what each class reaches, and on the processor its cache.
+each job as a whole. Those of a card are read from `recorded_operators`, that record_operators.py
+and check_card.py wrote there; steps that record_gpu.py recorded are estimated as well. `bare` is
+the plain roofline by the rates of the device as they are, `estimate` what plans go by: what each
+class reaches, and on the processor its cache.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import record_operators
+from accuracy.rebuild import rebuild
+from accuracy.rows import parse_row
+from accuracy.scoring import card_of_row, torch_version_of
 from card_checks.jobs import card_jobs
 from operator_cases import operator_cases
 from planner_jobs import planner_jobs
@@ -32,11 +36,13 @@ from memfit.cost.operator_times import operation_seconds
 from memfit.devices.catalogue import catalogued_device
 from memfit.devices.spec import Device
 from memfit.prediction.brief_recording import record_briefly
+from memfit.prediction.recording import record_steps
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Operation, Phase
 
 _NAME = "operator_times"
 _RECORDED = Path(__file__).parent / "recorded_operators"
+_ROWS = Path(__file__).parent / "accuracy" / "rows"
 _SCALE = 0.1
 _TENTHS = 10
 _ABOUT = ("card", "torch", "cuda", "num_threads", "date")
@@ -54,7 +60,8 @@ def main(words: Sequence[str] | None = None) -> int:
     devices = {"cpu": here}
     for path in sorted(_RECORDED.glob("*.json")):
         recorded = json.loads(path.read_text("utf-8"))
-        devices[recorded["device"]] = _found({**recorded, "steps": _cases(recorded)})
+        found = _found({**recorded, "steps": _cases(recorded)})
+        devices[recorded["device"]] = found | _of_rows(recorded["device"])
     save_result(_NAME, {"devices": devices})
     return 0
 
@@ -87,6 +94,34 @@ def _cases(recorded: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _of_rows(device: str) -> dict[str, Any]:
+    """Estimate the steps that record_gpu.py recorded on a card, of any kind of model."""
+    path = _ROWS / f"recorded_{device}.jsonl"
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    found = [ratios for row in rows if (ratios := ratios_of_row(row)) is not None]
+    bare, estimate = zip(*found, strict=True)
+    spreads = {"bare": _spread(bare), "estimate": _spread(estimate)}
+    return {"recorded_steps": {"num_steps": len(found), **spreads}}
+
+
+def ratios_of_row(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the bare and the estimated seconds over those of a recorded row, if it has any."""
+    seconds = row["measured_extra"].get("step_seconds")
+    if seconds is None:
+        return None
+    parsed = parse_row(row)
+    device, rebuilt = card_of_row(parsed), rebuild(parsed)
+    version = torch_version_of(parsed)
+    recording = record_steps(
+        rebuilt.setup, device, num_steps=rebuilt.num_steps, torch_version=version
+    )
+    operations = recording.steady.operations
+    bare = sum(bare_seconds(each, device) for each in operations)
+    return bare / seconds, sum(operation_seconds(each, device) for each in operations) / seconds
 
 
 def _recorded_here(only: str | None) -> dict[str, Any]:
@@ -142,6 +177,8 @@ def _spread(ratios: Sequence[float]) -> dict[str, float]:
     ordered = sorted(ratios)
     tenths = statistics.quantiles(ordered, n=_TENTHS) if len(ordered) > 1 else ordered * 2
     return {
+        "least": round(ordered[0], 3),
+        "most": round(ordered[-1], 3),
         "p10": round(tenths[0], 3),
         "median": round(statistics.median(ordered), 3),
         "p90": round(tenths[-1], 3),

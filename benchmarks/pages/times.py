@@ -14,17 +14,29 @@ def operator_times(figures: Figures) -> Iterator[str]:
     yield (
         "Estimated over measured seconds: `bare` by the roofline alone, `estimate` as plans are "
         "ordered by, with what each [class of operators](how-planning-works.md#times) reaches. In "
-        "brackets the 10th and the 90th percentile. The shares were fitted to these operators; the "
-        "steps are what they are for."
+        "brackets the 10th and the 90th percentile. The shares were fitted to these operators, and "
+        "those of norms and recurrent layers to the other steps as well."
     )
     for name, device in figures["devices"].items():
         yield _about(name, device)
+        if "recorded_steps" in device:
+            yield _recorded(device["recorded_steps"])
         yield table("step | seconds | bare | estimate", "lrrr", map(_step, device["steps"]))
         yield table(
             "class | operators | bare | estimate",
             "lrrr",
             starmap(_class, device["classes"].items()),
         )
+
+
+def _recorded(found: Figures) -> str:
+    bare, estimate = found["bare"], found["estimate"]
+    return (
+        f"{found['num_steps']} other steps, of the kinds of models and precisions that "
+        f"`record_gpu.py` records: bare {_spread(bare)}, from {bare['least']:.2f} to "
+        f"{bare['most']:.2f}; estimate {_spread(estimate)}, from {estimate['least']:.2f} to "
+        f"{estimate['most']:.2f}."
+    )
 
 
 def _step(step: Figures) -> tuple[str, ...]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from math import log
 
+import bench_operator_times
 import pytest
 import record_operators
 from card_checks import cases, measuring, planning
 from card_checks.jobs import card_jobs
 from recording import matrix
+
+from memfit.devices.catalogue import catalogued_device
 
 
 def test_each_workload_is_recorded_once_before_any_is_recorded_twice():
@@ -43,8 +47,28 @@ def test_a_case_is_planned_carried_out_and_compared(strategy):
 
 
 def test_what_does_not_suit_a_job_is_said():
-    task = {"job": "mlp", "size": "tiny", "device": "cpu", "kind": "alone", "strategy": "convolution-tiling"}
+    task = {
+        "job": "mlp",
+        "size": "tiny",
+        "device": "cpu",
+        "kind": "alone",
+        "strategy": "convolution-tiling",
+    }
     assert "StrategyError" in planning.planned(task)["refused"]
+
+
+def test_estimates_of_recorded_operators_are_about_right_for_every_class():
+    path = bench_operator_times._RECORDED / "h200.json"
+    recorded = json.loads(path.read_text("utf-8"))
+    device = catalogued_device(recorded["device"])
+    found = bench_operator_times.by_class(recorded["rows"], device)
+    assert len(found) >= 12
+    assert all(0.5 <= each["estimate"]["median"] <= 1.5 for each in found.values())
+    errors = {
+        way: sum(abs(log(each[way]["median"])) for each in found.values())
+        for way in ("bare", "estimate")
+    }
+    assert errors["estimate"] < errors["bare"] / 3
 
 
 def test_operators_are_timed_beside_their_roofline_times(tmp_path):

@@ -48,6 +48,15 @@ def test_a_measured_rate_is_reached_and_one_of_a_data_sheet_is_not():
     assert reached == pytest.approx(of_sheet * OperatorRates.of("cuda").memory.value)
 
 
+@pytest.mark.parametrize(("operator", "ratio"), [("native_layer_norm", 1.0), ("add", 0.5)])
+def test_a_norm_gains_nothing_from_half_the_bytes_on_a_card(operator, ratio):
+    device = catalogued_device("h200")
+    whole = Operation(operator, Phase.FORWARD, "float32", 0, 10**12)
+    half = replace(whole, dtype="bfloat16", moved_bytes=whole.moved_bytes // 2)
+    found = operation_seconds(half, device) / operation_seconds(whole, device)
+    assert found == pytest.approx(ratio, rel=1e-3)
+
+
 def test_each_named_operator_exists_and_has_one_class():
     names = [name for found in _NAMES.values() for name in found.split()]
     assert len(names) == len(set(names))
@@ -62,6 +71,7 @@ def test_each_named_operator_exists_and_has_one_class():
         ("convolution_backward", OperatorClass.CONVOLUTION),
         ("_cudnn_rnn", OperatorClass.RECURRENT),
         ("cudnn_batch_norm_backward", OperatorClass.CHANNEL_NORM),
+        ("native_batch_norm", OperatorClass.CHANNEL_NORM),
         ("native_group_norm", OperatorClass.CHANNEL_NORM),
         ("native_layer_norm", OperatorClass.NORM),
         ("_log_softmax", OperatorClass.SOFTMAX),

@@ -20,7 +20,7 @@ BANDWIDTH = "memory_bandwidth_bytes_per_second"
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_table_has_every_class_with_a_source(kind):
     rates = OperatorRates.of(kind)
-    facts = [rates.matrix, rates.memory, *rates.classes.values()]
+    facts = [rates.product_share, rates.copy_share, *rates.classes.values()]
     assert set(rates.classes) == set(OperatorClass)
     assert all(len(fact.source) > 10 for fact in facts)
     assert all(0.01 <= fact.value <= 1.0 for fact in facts)
@@ -45,7 +45,7 @@ def test_a_measured_rate_is_reached_and_one_of_a_data_sheet_is_not():
     launch = device.value("launch_seconds")
     of_sheet = operation_seconds(copied, device) - launch
     reached = operation_seconds(copied, calibrated) - launch
-    assert reached == pytest.approx(of_sheet * OperatorRates.of("cuda").memory.value)
+    assert reached == pytest.approx(of_sheet * OperatorRates.of("cuda").copy_share.value)
 
 
 @pytest.mark.parametrize(("operator", "ratio"), [("native_layer_norm", 1.0), ("add", 0.5)])

@@ -25,9 +25,9 @@ _TABLE = "operator_rates.toml"
 class OperatorRates:
     """What operators reach on one kind of device."""
 
-    matrix: Fact
+    product_share: Fact
     """The share of a data sheet's matrix rate that a large product reaches."""
-    memory: Fact
+    copy_share: Fact
     """The share of a data sheet's bandwidth that a large copy reaches."""
     classes: Mapping[OperatorClass, Fact]
     """The share of what a large product or copy reaches, whichever binds, by class."""
@@ -43,7 +43,7 @@ class OperatorRates:
             return read_fact(_TABLE, name, table[name])
 
         classes = {each: fact(each.value) for each in OperatorClass}
-        return cls(matrix=fact("matrix"), memory=fact("memory"), classes=classes)
+        return cls(product_share=fact("matrix"), copy_share=fact("memory"), classes=classes)
 
 
 def reach(rate: Fact, of_data_sheet: Fact) -> float:

@@ -89,10 +89,10 @@ def operation_seconds(operation: Operation, device: Device) -> float:
     place = catalogued_device(CPU) if _is_beside(operation, device) else device
     kind, rates = class_of(operation.name), OperatorRates.of(place.kind)
     matrix = place.matrix_rate(_rate_of(operation, kind, place))
-    arithmetic = operation.num_flops / (matrix.value * reach(matrix, rates.matrix))
+    arithmetic = operation.num_flops / (matrix.value * reach(matrix, rates.product_share))
     memory = place.facts["memory_bandwidth_bytes_per_second"]
     num_bytes = operation.moved_bytes * _half_types_cost(operation, kind, place)
-    traffic = place.traffic_seconds(num_bytes) / reach(memory, rates.memory)
+    traffic = place.traffic_seconds(num_bytes) / reach(memory, rates.copy_share)
     bound = max(arithmetic, traffic) / rates.classes[kind].value
     return bound + device.value("launch_seconds")
 

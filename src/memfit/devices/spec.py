@@ -47,7 +47,7 @@ class Device:
         """Return the memory of the device."""
         return int(self.value("memory_bytes"))
 
-    def traffic_seconds(self, num_bytes: float) -> float:
+    def traffic_seconds(self, num_bytes: int) -> float:
         """Return how long it takes to move bytes; what fits into the cache moves faster."""
         memory_rate = self.value("memory_bandwidth_bytes_per_second")
         cache_rate, cache = self.facts.get(_CACHE_RATE), self.facts.get("cache_bytes")

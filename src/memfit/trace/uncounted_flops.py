@@ -21,19 +21,19 @@ _BACKWARD = 2
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Count scores and their sum of values, as torch does: a causal mask saves nothing."""
-    return _pairs(query, key) * (query.shape[-1] + value.shape[-1])
+    return _pairs(query, key) * int(query.shape[-1] + value.shape[-1])
 
 
 def _attention_backward(
     _gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
 ) -> int:
     """Count the scores once more, and two products for each of forward's."""
-    return _pairs(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1])
+    return _pairs(query, key) * int(3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 def _pairs(query: Any, key: Any) -> int:
     """Return twice the number of scores; heads of queries may share those of keys."""
-    return _MULTIPLY_ADD * prod(query.shape[:-1]) * int(key.shape[-2])
+    return _MULTIPLY_ADD * int(prod(query.shape[:-1])) * int(key.shape[-2])
 
 
 def _layer(inputs: Any, first: Any, second: Any, *_: Any, **__: Any) -> int:
@@ -47,8 +47,9 @@ def _layers(inputs: Any, weights: Sequence[Any], *_: Any, **__: Any) -> int:
 
 
 def _recurrent(inputs: Any, weights: Sequence[Any]) -> int:
-    num_steps = prod(inputs.shape[:-1])
-    return _MULTIPLY_ADD * num_steps * sum(each.numel() for each in weights if each.dim() > 1)
+    num_steps = int(prod(inputs.shape[:-1]))
+    num_weights = sum(int(each.numel()) for each in weights if each.dim() > 1)
+    return _MULTIPLY_ADD * num_steps * num_weights
 
 
 def _twice(count: Callable[..., int]) -> Callable[..., int]:

@@ -150,7 +150,7 @@ def _trained(ready: _Ready, plan: Plan, device: str) -> Trained:
     run, batch = _open(ready, plan, device)
     with closing(run):
         losses = [float(run.step(batch).loss) for _ in range(_NUM_COMPARED)]
-        weights = {name: each.detach().cpu() for name, each in _parameters(run.model)}
+        weights = {name: each.detach().clone() for name, each in _parameters(run.model)}
     del run
     gc.collect()
     return losses, weights
@@ -170,7 +170,7 @@ def _difference(plain: Trained, other: Trained, begin: dict[str, Tensor]) -> dic
         if found is None:
             return {"missing": name}
         apart = float((found.double() - value.double()).norm())
-        change = float((value.double() - begin[name].double()).norm())
+        change = float((value.double() - begin[name].to(value.device).double()).norm())
         off, moved = off + apart**2, moved + change**2
         largest = max(largest, float((found.double() - value.double()).abs().max()))
         if change and apart / change > worst:

@@ -158,12 +158,3 @@ def _other_bytes(model: torch.nn.Module) -> int:
     }
     own = sum(-(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES for num_bytes in storages.values())
     return torch.cuda.memory_allocated() - own
-
-
-def _settings_now() -> str:
-    """Read what the allocator is told; torch 2.11 only has what the environment said."""
-    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    if read is not None:
-        return str(read())
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return next(filter(None, (os.environ.get(name) for name in names)), "")

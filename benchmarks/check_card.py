@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,7 @@ def _about(device: str) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
     }
     try:
-        import transformers
-
-        found["transformers"] = transformers.__version__
+        found["transformers"] = version("transformers")
         command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used"]
         command += ["--format=csv,noheader"]
         found["card"] = subprocess.run(

@@ -17,7 +17,8 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from memfit.devices.catalogue import catalogued_device, current_device_name
 from memfit.devices.spec import Device
 from memfit.errors import UnknownDeviceError
 from memfit.files import write_atomically
+from memfit.job import Job
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout, real_batch
 from memfit.strategies.plan import Plan
-from memfit.trace.events import Phase
+from memfit.trace.events import Operation, Phase
 from memfit.trace.modes import OperatorMode
 from memfit.trace.operators import describe, tensors_in
 
@@ -52,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     deadline = time.monotonic() + args.seconds
     kind = "cpu" if args.device == "cpu" else "cuda"
     device = catalogued_device(_name_here() if args.device == "cuda" else args.device)
-    recording = _Recording(args.out, kind, device)
+    recording = Recording(args.out, kind, device)
     with card_alone():
         deadline = max(deadline, time.monotonic() + args.seconds / 2)
         until = time.monotonic() + _STEP_SHARE * (deadline - time.monotonic())
@@ -68,7 +70,10 @@ def main(words: Sequence[str] | None = None) -> int:
                     break
                 title = f"step {name}{' bf16' if autocast else ''}"
                 recording.tried(
-                    title, lambda t=title, n=name, a=autocast: recording.step(t, n, args.size, a)
+                    title,
+                    lambda t=title, n=name, a=autocast: recording.step(
+                        t, card_jobs(args.size)[n](), autocast=a
+                    ),
                 )
     recording.end()
     print(f"{len(recording.found['rows'])} operators in {args.out}")
@@ -93,7 +98,7 @@ def _name_here() -> str:
         return "h100-80gb"
 
 
-class _Recording:
+class Recording:
     """Rows so far, kept in a file that is always whole."""
 
     def __init__(self, path: Path, kind: str, device: Device) -> None:
@@ -137,11 +142,9 @@ class _Recording:
         with _Repeating(self, case.name, tf32=case.tf32):
             work()
 
-    def step(self, title: str, name: str, size: str, autocast: bool) -> None:
+    def step(self, title: str, job: Job, *, autocast: bool = False) -> None:
         """Time a step of a job as a whole, then its operators."""
         _multiply(tf32=False)
-        torch.manual_seed(0)
-        job = card_jobs(size)[name]()
         layout = find_layout(job)
         session = open_plain_session(job, self._kind, layout)
         to = self._kind
@@ -161,6 +164,7 @@ class _Recording:
                 "seconds": min(seconds),
                 "operators_seconds": repeating.seconds,
                 "roofline_seconds": repeating.roofline_seconds,
+                "bare_seconds": repeating.bare_seconds,
                 "num_operations": repeating.num_operations,
             }
         )
@@ -199,9 +203,16 @@ class _Recording:
         self._seen[signature, tf32] = row
         self.found["rows"].append(row)
 
-    def roofline(self, operation: Any) -> float:
+    def roofline(self, operation: Operation) -> float:
         """Return what plans say that an operator takes."""
         return operation_seconds(operation, self._device)
+
+    def bare(self, operation: Operation) -> float:
+        """Return the roofline time by the device's rates alone, and a launch."""
+        device = self._device
+        arithmetic = operation.num_flops / device.matrix_flops_per_second(operation.dtype)
+        traffic = operation.moved_bytes / device.value("memory_bandwidth_bytes_per_second")
+        return max(arithmetic, traffic) + device.value("launch_seconds")
 
     def end(self) -> None:
         """Say that all is done."""
@@ -221,10 +232,10 @@ class _Recording:
 class _Repeating(OperatorMode):
     """Time every operator by calling it many times; one that was timed before is only run."""
 
-    def __init__(self, recording: _Recording, case: str, *, tf32: bool) -> None:
+    def __init__(self, recording: Recording, case: str, *, tf32: bool) -> None:
         super().__init__()
         self._recording, self._case, self._tf32 = recording, case, tf32
-        self.seconds = self.roofline_seconds = 0.0
+        self.seconds = self.roofline_seconds = self.bare_seconds = 0.0
         self.num_operations = 0
         self.problems: Counter[str] = Counter()
 
@@ -240,6 +251,7 @@ class _Repeating(OperatorMode):
         row["num_calls"] += 1
         self.num_operations += 1
         self.roofline_seconds += row["roofline_seconds"]
+        self.bare_seconds += row["bare_seconds"]
         self.seconds += row["seconds"]
         return out
 
@@ -262,6 +274,7 @@ class _Repeating(OperatorMode):
             "num_flops": operation.num_flops,
             "moved_bytes": operation.moved_bytes,
             "roofline_seconds": self._recording.roofline(operation),
+            "bare_seconds": self._recording.bare(operation),
             "seconds": seconds,
             "num_repeats": times,
             "num_calls": 0,
@@ -321,24 +334,24 @@ def _overlap(width: int) -> dict[str, Any]:
             target.copy_(source, non_blocking=True)
 
     found: dict[str, Any] = {"num_bytes": host.numel(), "width": width}
-    works: dict[str, tuple[Callable[[], None], ...]] = {}
-    for out in (True, False):
-        way = "to host" if out else "to card"
-        works[way] = (lambda out=out: copy(out=out),)
-        works[f"product and {way}"] = (lambda out=out: copy(out=out), multiply)
-        works[f"additions and {way}"] = (lambda out=out: copy(out=out), add)
-    works |= {"product": (multiply,), "additions": (add,)}
-    for name, parts in works.items():
-        seconds = []
-        for _ in range(4):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for part in parts:
-                part()
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
-        found[name] = min(seconds)
-    return found
+    works: dict[str, tuple[Callable[[], None], ...]]
+    works = {"product": (multiply,), "additions": (add,)}
+    for out, way in ((True, "to host"), (False, "to card")):
+        moved = partial(copy, out=out)
+        works |= {way: (moved,), f"product and {way}": (moved, multiply)}
+        works[f"additions and {way}"] = (moved, add)
+    return found | {name: min(_times_of(parts)) for name, parts in works.items()}
+
+
+def _times_of(parts: Sequence[Callable[[], None]]) -> Iterator[float]:
+    """Time work that is started at once, a few times."""
+    for _ in range(4):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for part in parts:
+            part()
+        torch.cuda.synchronize()
+        yield time.perf_counter() - started
 
 
 if __name__ == "__main__":

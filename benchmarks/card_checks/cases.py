@@ -14,7 +14,7 @@ SHARES = (0.7, 0.45)
 """Budgets, as shares of what the plain step takes."""
 _EVERYWHERE = (
     "activation-checkpointing",
-    "micro-batches",
+    "micro-batching",
     "activation-offload",
     "optimizer-in-backward",
     "optimizer-offload",

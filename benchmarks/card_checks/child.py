@@ -8,7 +8,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memfit.files import write_atomically
+
+from .guarding import guarded
+from .measuring import carried_out
+from .planning import planned
 
 
 def main(words: list[str]) -> None:
@@ -23,20 +29,9 @@ def main(words: list[str]) -> None:
 
 
 def _done(task: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
     torch.set_num_threads(task.get("num_threads", 1))
-    if task["do"] == "plan":
-        from .planning import planned
-
-        return planned(task)
-    if task["do"] == "guard":
-        from .guarding import guarded
-
-        return guarded(task)
-    from .measuring import carried_out
-
-    return carried_out(task)
+    done = {"plan": planned, "guard": guarded, "carry out": carried_out}[task["do"]]
+    return done(task)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ None has dropout, so that a plan that keeps the results gives the same parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def cnn(num_channels: int, num_pixels: int, batch_size: int) -> Job:
 
 def gpt2(width: int, depth: int, num_classes: int, num_tokens: int, batch_size: int) -> Job:
     """Build a GPT-2 from its configuration."""
-    import transformers  # loading it takes seconds, which the other jobs do not need
+    transformers: Any = import_module("transformers")  # takes seconds to load
 
     config = transformers.GPT2Config(
         vocab_size=num_classes,
@@ -106,8 +107,7 @@ def gpt2(width: int, depth: int, num_classes: int, num_tokens: int, batch_size: 
 
 def llama_lora(width: int, depth: int, num_classes: int, num_tokens: int, batch_size: int) -> Job:
     """Build a Llama whose frozen weights are adapted by LoRA."""
-    import peft
-    import transformers
+    peft, transformers = import_module("peft"), import_module("transformers")
 
     config = transformers.LlamaConfig(
         vocab_size=num_classes,
@@ -175,6 +175,7 @@ def _job(
     batch: Callable[[int], Any],
     loss: Callable[[nn.Module, Any], Tensor],
     batch_size: int,
+    *,
     optimizer: str = "AdamW",
 ) -> Job:
     return Job(

@@ -6,6 +6,7 @@ import copy
 import gc
 import statistics
 import time
+import traceback
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,7 @@ class _Ready:
     """A job whose model and batch are built before the card is taken."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self.own_job = job
         self.layout = find_layout(job)
         self.batch = real_batch(job, job.batch_size)
         self._model = job.model()
@@ -57,7 +58,7 @@ class _Ready:
     def job(self) -> Job:
         """Give the job with a model of the same weights each time."""
         model = copy.deepcopy(self._model)
-        return replace(self._job, model=lambda: model)
+        return replace(self.own_job, model=lambda: model)
 
 
 def _open(ready: _Ready, plan: Plan, device: str) -> tuple[Run, Any]:
@@ -99,7 +100,7 @@ def _measured(ready: _Ready, plan: Plan, device: str) -> dict[str, Any]:
 
 
 def _measured_on_cpu(ready: _Ready, plan: Plan) -> dict[str, Any]:
-    found = memfit.measure(ready.job(), plan)
+    found = memfit.measure(ready.own_job, plan)
     return {
         "peak_allocated_bytes": found.peak_allocated_bytes,
         "first_step_peak_bytes": found.first_step_peak_bytes,
@@ -149,7 +150,7 @@ def _trained(ready: _Ready, plan: Plan, device: str) -> Trained:
     run, batch = _open(ready, plan, device)
     with closing(run):
         losses = [float(run.step(batch).loss) for _ in range(_NUM_COMPARED)]
-        weights = {name: each.detach().cpu() for name, each in _parameters(run.model)}
+        weights = {name: each.detach().clone() for name, each in _parameters(run.model)}
     del run
     gc.collect()
     return losses, weights
@@ -169,7 +170,7 @@ def _difference(plain: Trained, other: Trained, begin: dict[str, Tensor]) -> dic
         if found is None:
             return {"missing": name}
         apart = float((found.double() - value.double()).norm())
-        change = float((value.double() - begin[name].double()).norm())
+        change = float((value.double() - begin[name].to(value.device).double()).norm())
         off, moved = off + apart**2, moved + change**2
         largest = max(largest, float((found.double() - value.double()).abs().max()))
         if change and apart / change > worst:
@@ -189,10 +190,7 @@ def _tried(work: Any) -> dict[str, Any]:
     try:
         return work()
     except Exception as error:  # noqa: BLE001 - a figure too, and the next case is not to suffer
-        import traceback
-
-        return {"error": f"{type(error).__name__}: {error}"[:1500], "trace": _tail(traceback)}
-
-
-def _tail(traceback: Any) -> str:
-    return traceback.format_exc()[-2500:]
+        return {
+            "error": f"{type(error).__name__}: {error}"[:1500],
+            "trace": traceback.format_exc()[-2500:],
+        }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.cost.operator_classes import OperatorClass
+from memfit.cost.operator_rates import OperatorRates
 from memfit.cost.operator_times import OperatorTimes, operation_seconds
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import Device, Fact
@@ -14,6 +18,7 @@ from memfit.trace.events import Operation, Phase, Trace
 FLOPS_PER_SECOND = 1e12
 BYTES_PER_SECOND = 1e10
 LAUNCH_SECONDS = 1e-6
+SHARE = OperatorRates.of("cpu").classes[OperatorClass.PRODUCT].value
 
 
 def device_of(**values: float) -> Device:
@@ -46,7 +51,7 @@ def operation(num_flops: int = 0, moved_bytes: int = 0, dtype: str = "float32") 
 )
 def test_an_operator_takes_its_launch_and_what_bounds_it(num_flops, moved_bytes, bound_seconds):
     seconds = operation_seconds(operation(num_flops, moved_bytes), device_of())
-    assert seconds == pytest.approx(bound_seconds + LAUNCH_SECONDS)
+    assert seconds == pytest.approx(bound_seconds / SHARE + LAUNCH_SECONDS)
 
 
 def test_each_dtype_has_its_own_rate_and_float32_stands_in_for_the_unknown():
@@ -59,10 +64,28 @@ def test_each_dtype_has_its_own_rate_and_float32_stands_in_for_the_unknown():
     assert times["int8"] == times["float32"]
 
 
+def test_what_fits_into_the_cache_moves_at_its_rate_and_the_rest_at_that_of_memory():
+    device = device_of(cache_bytes=10**6, cache_bandwidth_bytes_per_second=4 * BYTES_PER_SECOND)
+    assert device.traffic_seconds(10**6) == pytest.approx(10**6 / (4 * BYTES_PER_SECOND))
+    more = device.traffic_seconds(3 * 10**6) - device.traffic_seconds(10**6)
+    assert more == pytest.approx(2 * 10**6 / BYTES_PER_SECOND)
+    slow = device_of(cache_bytes=10**6, cache_bandwidth_bytes_per_second=BYTES_PER_SECOND / 2)
+    assert slow.traffic_seconds(10**6) == device_of().traffic_seconds(10**6)
+
+
+def test_cudnn_multiplies_float32_as_tf32_where_the_card_has_it():
+    device = replace(device_of(matrix_tf32_flops_per_second=8 * FLOPS_PER_SECOND), kind="cuda")
+    convolved = replace(operation(num_flops=10**12), name="convolution")
+    slow = operation_seconds(convolved, replace(device_of(), kind="cuda"))
+    assert operation_seconds(convolved, device) == pytest.approx(slow / 8, rel=1e-4)
+    product = operation(num_flops=10**12)
+    assert operation_seconds(product, device) > operation_seconds(convolved, device)
+
+
 def test_a_step_takes_the_sum_of_its_operators():
     trace = Trace(operations=[operation(num_flops=10**12), operation(moved_bytes=10**10)])
     assert OperatorTimes(device=device_of()).step_seconds(trace) == pytest.approx(
-        2.0 + 2 * LAUNCH_SECONDS
+        2.0 / SHARE + 2 * LAUNCH_SECONDS
     )
     assert OperatorTimes(device=device_of()).step_seconds(Trace()) == 0.0
 

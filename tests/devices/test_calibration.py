@@ -424,7 +424,7 @@ def test_a_card_is_chosen_by_its_name():
         (("--dry-run",), (), DeviceUnavailableError, "finds no CUDA device"),
         (("--device", "h200"), (), DeviceUnavailableError, "h200 is not in this machine"),
         (("--device", "h200"), (T4,), DeviceUnavailableError, "there is: Tesla T4"),
-        (("--device", "cpu"), (T4,), UsageError, "Only CUDA cards"),
+        (("--device", "mi210"), (T4,), UsageError, "Only CUDA cards"),
         (("--device", "mi300x"), (T4,), UsageError, "no measurement was tried"),
         ((), (MI300X,), UsageError, "not mi300x"),
         (("--device", "my-card.toml"), (T4,), UsageError, "a file of your own"),

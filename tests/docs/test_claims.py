@@ -72,6 +72,19 @@ def of_cards() -> Iterator[str]:
     )
 
 
+def of_times() -> Iterator[str]:
+    devices = load_result("operator_times")["devices"]
+    on_card, others = devices["h200"]["steps"], devices["h200"]["recorded_steps"]
+    ratios = [step["estimate_of_measured"] for step in on_card]
+    ratios += [others["estimate"]["least"], others["estimate"]["most"]]
+    here = [step["estimate_of_measured"] for step in devices["cpu"]["steps"]]
+    yield (
+        f"On {len(on_card) + others['num_steps']} steps that were measured on that H200 the "
+        f"estimates are between {min(ratios):.2f} and {max(ratios):.2f} of the measured seconds, on "
+        f"{len(here)} steps on the processor between {min(here):.2f} and {max(here):.2f}"
+    )
+
+
 def of_exactness() -> Iterator[str]:
     figures, programs = load_result("exactness"), load_result("random_programs")
     halves = blind, public = figures["blind"], figures["public"]
@@ -181,6 +194,7 @@ CLAIMS = {
     "docs/run-command.md": of_watching,
     "docs/how-prediction-works.md": of_cards,
     "docs/exactness.md": of_exactness,
+    "docs/how-planning-works.md": of_times,
     "docs/leaks.md": of_leaks,
     "docs/scripts.md": of_jobs,
     "src/memfit_workloads/dreams/README.md": of_dreams,

@@ -12,7 +12,7 @@ import memfit
 from memfit import Plan
 from memfit.errors import StrategyError
 from memfit.prediction.recording import record
-from memfit.strategies import build_strategy
+from memfit.strategies import allocator_settings, build_strategy
 from memfit.strategies.allocator_settings import AllocatorConf
 from memfit.units import MIB
 
@@ -69,6 +69,23 @@ def test_what_is_set_already_is_left_alone(gpu_session, monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 900 * MIB)
     GROWING.apply(session)()
     assert calls == []
+
+
+def test_a_torch_that_cannot_be_asked_has_what_it_was_told_or_started_with(
+    gpu_session, monkeypatch
+):
+    """Torch 2.11 sets the allocator's settings, and does not give them."""
+    session, calls = gpu_session
+    monkeypatch.setattr(allocator_settings, "_told", [])
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", GROWING.conf)
+    GROWING.apply(session)()
+    assert calls == []
+    undo = AllocatorConf(conf="max_split_size_mb:64").apply(session)
+    undo()
+    GROWING.apply(session)()
+    assert calls[::2] == ["max_split_size_mb:64,expandable_segments:False", GROWING.conf]
 
 
 def test_it_is_too_late_when_other_work_lies_on_the_gpu(gpu_session, monkeypatch):

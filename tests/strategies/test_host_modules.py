@@ -291,8 +291,8 @@ def test_copies_are_counted_both_ways_and_cost_time():
 def test_the_host_computes_at_the_speed_of_the_host():
     job = job_of(lambda: Around(width=1000), width=1000, samples=256)
     planned = memfit.predict(job, CARD, under("side"))
-    # Three products of 256 x 1000 x 1000, at the 1.2e11 operations a second of a small processor.
-    assert planned.step_seconds > 3 * 2 * 256 * 1000 * 1000 / 1.2e11
+    # Three products of 256 x 1000 x 1000, at the 8e10 operations a second of a small processor.
+    assert planned.step_seconds > 3 * 2 * 256 * 1000 * 1000 / 8e10
 
 
 # --- Undone.

@@ -1,4 +1,4 @@
-"""``memfit calibrate``: measure the figures of this machine's card, and keep them."""
+"""``memfit calibrate``: measure the figures of this machine's card or processor, and keep them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class CalibrateCommand:
 
     Read are the CUDA context as libraries load, the workspaces of cuBLAS, memory bandwidth, matrix
     rates, the link to the host and the time of a launch. It takes under a minute; nothing else
-    should use the card meanwhile. The figures are kept in the configuration folder
+    should use the card meanwhile. With --device cpu the processor is measured, in seconds: matrix
+    rates, memory, cache and the time of a call. The figures are kept in the configuration folder
     (MEMFIT_CONFIG_DIR, else memfit in XDG_CONFIG_HOME, else ~/.config/memfit) and take the place of
     the catalogue's from then on. Deleting the file undoes that.
     """
@@ -52,7 +53,10 @@ class CalibrateCommand:
         parser.add_argument(
             "--device",
             metavar="NAME",
-            help="which card of this machine, by its name in `memfit devices`; else the first",
+            help=(
+                "which card of this machine, by its name in `memfit devices`, or cpu; else the "
+                "first card"
+            ),
         )
         parser.add_argument(
             "--dry-run", action="store_true", help="say what would be measured and kept, and where"
@@ -61,11 +65,10 @@ class CalibrateCommand:
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Measure, store and show what has changed."""
-        from memfit.devices.calibration import as_facts, calibration_path, write_calibration
+        from memfit.devices.calibration import calibration_path, write_calibration
         from memfit.devices.catalogue import catalogued_device
-        from memfit.devices.measuring import measure_card
 
-        name, index = _chosen_card(args.device, (self._find_host or _host)())
+        name, index = _chosen(args.device, self._find_host or _host)
         path = calibration_path(name)
         if path is None:
             msg = "No home folder was found; set MEMFIT_CONFIG_DIR to a folder."
@@ -74,10 +77,8 @@ class CalibrateCommand:
             _show_intention(name, path, console, as_json=args.json)
             return 0
         started = time.perf_counter()
-        card = (self._open_card or _torch_card)(index)
         with status(console, f"measuring {name}", quiet=args.json):
-            values = measure_card(card)
-        facts = as_facts(values, card.identity(), date.today())
+            facts = self._measured(index)
         write_calibration(path, facts)
         seconds = time.perf_counter() - started
         if args.json:
@@ -88,6 +89,16 @@ class CalibrateCommand:
         console.print(f"\nMeasured in {format_seconds(seconds)} and kept in", markup=False)
         console.print(str(path), soft_wrap=True, markup=False)
         return 0
+
+    def _measured(self, index: int | None) -> dict[str, Fact]:
+        """Measure the card of this index, or the processor."""
+        if index is None:
+            return _measured_processor()
+        from memfit.devices.calibration import as_facts
+        from memfit.devices.measuring import measure_card
+
+        card = (self._open_card or _torch_card)(index)
+        return as_facts(measure_card(card), card.identity(), date.today())
 
 
 COMMAND: Command = CalibrateCommand()
@@ -105,6 +116,24 @@ def _torch_card(index: int) -> Card:
     from memfit.devices.measuring import TorchCard
 
     return TorchCard(torch, index)
+
+
+def _measured_processor() -> dict[str, Fact]:
+    import torch
+
+    from memfit.devices.calibration import facts_of_processor
+    from memfit.devices.measuring_processor import TorchProcessor, measure_processor
+
+    values = measure_processor(TorchProcessor(torch))
+    version, num_threads = str(torch.__version__), torch.get_num_threads()
+    return facts_of_processor(values, version, num_threads, date.today())
+
+
+def _chosen(asked: str | None, find_host: Callable[[], Host]) -> tuple[str, int | None]:
+    """Find what to measure: its name in the catalogue, and a card's index or None."""
+    if asked == "cpu":
+        return asked, None
+    return _chosen_card(asked, find_host())
 
 
 def _chosen_card(asked: str | None, machine: Host) -> tuple[str, int]:
@@ -136,7 +165,7 @@ def _calibratable(asked: str) -> str:
 
     Raises:
         UnknownDeviceError: if the catalogue has no such name.
-        UsageError: if it is the processor, AMD's, or described by a file.
+        UsageError: if it is AMD's, or described by a file.
     """
     from memfit.devices.catalogue import catalogued_device
     from memfit.devices.device_file import is_own_file
@@ -148,8 +177,9 @@ def _calibratable(asked: str) -> str:
     device = catalogued_device(asked)
     if device.platform != CUDA:
         msg = (
-            "Only CUDA cards are calibrated, and not yet those on ROCm: no measurement was tried "
-            f"there. Name one of NVIDIA's, not {device.name}, or leave --device out."
+            "Only CUDA cards and the processor are calibrated, and not yet cards on ROCm: no "
+            f"measurement was tried there. Name one of NVIDIA's, not {device.name}, or leave "
+            "--device out."
         )
         raise UsageError(msg)
     return device.name
@@ -158,12 +188,14 @@ def _calibratable(asked: str) -> str:
 def _show_intention(name: str, path: Path, console: Console, *, as_json: bool) -> None:
     """Say what would be measured, and where it would be kept."""
     from memfit.devices.measuring import STAGES
+    from memfit.devices.measuring_processor import PROCESSOR_STAGES
 
+    stages = PROCESSOR_STAGES if name == "cpu" else STAGES
     if as_json:
-        write_json({"device": name, "path": str(path), "measures": dict(STAGES)})
+        write_json({"device": name, "path": str(path), "measures": dict(stages)})
         return
-    width = max(len(fact) for fact, _ in STAGES)
-    lines = [f"{fact:<{width}}  {what}" for fact, what in STAGES]
+    width = max(len(fact) for fact, _ in stages)
+    lines = [f"{fact:<{width}}  {what}" for fact, what in stages]
     will_replace = " (a file there would be replaced)" if path.exists() else ""
     text = "\n".join([f"{name} would be measured:", "", *lines, "", "and its figures kept in"])
     console.print(text, soft_wrap=True, markup=False)

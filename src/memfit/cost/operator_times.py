@@ -13,11 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memfit.cost.collectives import seconds_among_ranks
+from memfit.cost.operator_classes import OperatorClass, class_of
+from memfit.cost.operator_rates import OperatorRates, reach
 from memfit.devices.catalogue import catalogued_device
 from memfit.devices.spec import CPU, CUDA, ROCM, Device
 from memfit.figures import Certainty
 from memfit.trace.events import Operation, Trace
 
+_TF32_RATE = "matrix_tf32_flops_per_second"
+_AS_TF32 = (OperatorClass.CONVOLUTION, OperatorClass.RECURRENT)
 _SAME = 1e-6
 """Roofline times that differ by less than this share of them, squared, are one."""
 
@@ -78,18 +82,38 @@ class OperatorTimes:
 
 
 def operation_seconds(operation: Operation, device: Device) -> float:
-    """Return the roofline time of one operator.
+    """Return what one operator takes: its roofline time, by what its class reaches of the roofline.
 
     What the host computes beside a GPU takes the arithmetic and traffic of a processor of the
     catalogue, a guess; whoever launches operators is the same for both.
 
-    Does not account for caches, for overlap between operators, or for kernels that reach less than
-    the device's dense matrix rate.
+    Does not account for overlap between operators, nor for what the shapes of a call decide.
     """
     place = catalogued_device(CPU) if _is_beside(operation, device) else device
-    arithmetic = operation.num_flops / place.matrix_flops_per_second(operation.dtype)
-    traffic = operation.moved_bytes / place.value("memory_bandwidth_bytes_per_second")
-    return max(arithmetic, traffic) + device.value("launch_seconds")
+    kind, rates = class_of(operation.name), OperatorRates.of(place.kind)
+    matrix = place.matrix_rate(_rate_of(operation, kind, place))
+    arithmetic = operation.num_flops / (matrix.value * reach(matrix, rates.product_share))
+    memory = place.facts["memory_bandwidth_bytes_per_second"]
+    num_bytes = operation.moved_bytes * _half_types_cost(operation, kind, place)
+    traffic = place.traffic_seconds(num_bytes) / reach(memory, rates.copy_share)
+    bound = max(arithmetic, traffic) / rates.classes[kind].value
+    return bound + device.value("launch_seconds")
+
+
+def _half_types_cost(operation: Operation, kind: OperatorClass, device: Device) -> int:
+    """Return 2 where half the bytes gain nothing: a GPU's norms take as long in 16 bits as in 32.
+
+    Measured on an H200: benchmarks/recorded_operators/h200.json.
+    """
+    by_element = device.kind == CUDA and kind in (OperatorClass.NORM, OperatorClass.CHANNEL_NORM)
+    return 2 if by_element and operation.dtype in ("bfloat16", "float16") else 1
+
+
+def _rate_of(operation: Operation, kind: OperatorClass, device: Device) -> str:
+    """Name the rate of an operator: cuDNN multiplies float32 as TF32 unless it is told not to."""
+    if kind in _AS_TF32 and operation.dtype == "float32" and _TF32_RATE in device.facts:
+        return "tf32"
+    return operation.dtype
 
 
 def time_certainty(trace: Trace, device: Device) -> Certainty:

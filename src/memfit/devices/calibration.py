@@ -98,6 +98,19 @@ def as_facts(values: Mapping[str, float], card: CardIdentity, read_on: date) -> 
         f"measured by memfit calibrate on {card.driver_name}, torch {card.torch_version}, "
         f"CUDA {card.cuda_version or 'unknown'}, driver {card.driver_version or 'unknown'}"
     )
+    return _measured_facts(values, source, read_on)
+
+
+def facts_of_processor(
+    values: Mapping[str, float], torch_version: str, num_threads: int, read_on: date
+) -> dict[str, Fact]:
+    """Return the measured values of this machine's processor with their source and date."""
+    source = f"measured by memfit calibrate on this machine, torch {torch_version}, {num_threads} "
+    source += "thread" if num_threads == 1 else "threads"
+    return _measured_facts(values, source, read_on)
+
+
+def _measured_facts(values: Mapping[str, float], source: str, read_on: date) -> dict[str, Fact]:
     return {
         name: Fact(
             value=int(value) if name.endswith(_COUNTS) else float(value),

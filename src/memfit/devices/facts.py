@@ -33,6 +33,8 @@ OPTIONAL_FACTS = (
     "cublaslt_workspace_bytes",
     "rank_link_bytes_per_second",
     "network_bytes_per_second",
+    "cache_bytes",
+    "cache_bandwidth_bytes_per_second",
 )
 _FACT_KEYS = tuple(field.name for field in fields(Fact))
 _MOST_SOURCE_CHARACTERS = 2000

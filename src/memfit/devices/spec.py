@@ -8,6 +8,7 @@ from dataclasses import dataclass
 CPU = "cpu"
 CUDA = "cuda"
 ROCM = "rocm"
+_CACHE_RATE = "cache_bandwidth_bytes_per_second"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,23 @@ class Device:
         """Return the memory of the device."""
         return int(self.value("memory_bytes"))
 
+    def traffic_seconds(self, num_bytes: int) -> float:
+        """Return how long it takes to move bytes; what fits into the cache moves faster."""
+        memory_rate = self.value("memory_bandwidth_bytes_per_second")
+        cache_rate, cache = self.facts.get(_CACHE_RATE), self.facts.get("cache_bytes")
+        if cache is None or cache_rate is None or cache_rate.value <= memory_rate:
+            return num_bytes / memory_rate
+        near_bytes = min(num_bytes, cache.value)
+        return near_bytes / cache_rate.value + (num_bytes - near_bytes) / memory_rate
+
     def matrix_flops_per_second(self, dtype: str) -> float:
-        """Return the dense matrix rate for a dtype (``float32``, ``bfloat16``, ...).
+        """Return the dense matrix rate for a dtype (``float32``, ``bfloat16``, ...)."""
+        return self.matrix_rate(dtype).value
+
+    def matrix_rate(self, dtype: str) -> Fact:
+        """Return the dense matrix rate for a dtype with its source.
 
         Falls back to float32 where the device has no rate of its own for the dtype.
         """
         fact = self.facts.get(f"matrix_{dtype}_flops_per_second")
-        return fact.value if fact else self.value("matrix_float32_flops_per_second")
+        return fact or self.facts["matrix_float32_flops_per_second"]

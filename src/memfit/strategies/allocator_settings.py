@@ -34,6 +34,7 @@ _STAYING = {
     "large_segment_size_mb": "20",
     "max_non_split_rounding_mb": "20",
 }
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _BLOCK_BYTES = 512
 _TOLERATED_BYTES = 64 * MIB  # workspaces of libraries, which earlier work may have left
 
@@ -133,9 +134,24 @@ def _completed(conf: str, replaced: str) -> str:
     return ",".join(filter(None, [conf, *(f"{key}:{_STAYING[key]}" for key in missing)]))
 
 
+_told: list[str] = []
+"""What the allocator was last told here; empty while its settings are those of the environment."""
+
+
+def _settings_now() -> str:
+    """Return the allocator's settings; torch 2.11 cannot be asked, so what it was told counts."""
+    ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if ask is not None:
+        return str(ask())
+    if _told:
+        return _told[-1]
+    return next(filter(None, map(os.environ.get, _VARIABLES)), "")
+
+
 def _tell(conf: str) -> None:
     """Set the allocator, and give back what is cached, so that new segments follow the settings."""
     torch._C._accelerator_setAllocatorSettings(conf)
+    _told[:] = [conf]
     torch.cuda.empty_cache()
 
 
@@ -147,12 +163,3 @@ def _other_bytes(model: torch.nn.Module) -> int:
     }
     own = sum(-(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES for num_bytes in storages.values())
     return torch.cuda.memory_allocated() - own
-
-
-def _settings_now() -> str:
-    """Read what the allocator is told; torch 2.11 only has what the environment said."""
-    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    if read is not None:
-        return str(read())
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return next(filter(None, (os.environ.get(name) for name in names)), "")

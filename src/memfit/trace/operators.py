@@ -13,9 +13,14 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.trace.collectives import Exchange, exchange_of
 from memfit.trace.events import Operation, Phase
+from memfit.trace.uncounted_flops import UNCOUNTED
 
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
 
+_RENAMED = ("_unsafe_view", "_reshape_alias", "lift_fresh")
+"""What torch doesn't call a view, though nothing is moved."""
+_LOOK_UPS = ("embedding", "index", "index_select", "gather", "nll_loss_forward")
+"""Their first argument is a table, of which they read what they give."""
 _NO_EXCHANGE = Exchange(0, 0, 1)
 _DROPOUT_RATES = ("dropout_p", "dropout")
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -36,8 +41,13 @@ def _kind(func: Any) -> _Kind:
     return _Kind(
         name=str(packet).removeprefix("aten."),
         is_free=getattr(func, "is_view", False) or getattr(func, "namespace", "") in _NO_WORK,
-        count_flops=flop_registry.get(packet),
+        count_flops=_count_of(packet),
     )
+
+
+def _count_of(packet: Any) -> Callable[..., int] | None:
+    count: Callable[..., int] | None = flop_registry.get(packet) or UNCOUNTED.get(packet)
+    return count
 
 
 def describe(
@@ -46,7 +56,8 @@ def describe(
     """Describe one call of an operator; None for what costs nothing, such as views.
 
     Floating-point operations are counted by torch's own formulas (torch.utils.flop_counter), for
-    matrix products, convolutions and attention; other operators are bound by the bytes they move.
+    matrix products, convolutions and attention, and by ours for attention on the CPU and recurrent
+    layers; other operators are bound by the bytes they move.
     """
     kind = _kind(func)
     if kind.is_free:
@@ -60,7 +71,7 @@ def describe(
         phase,
         str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32",
         num_flops,
-        sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        _moved_bytes(kind.name, args, out),
         hash((func, *layouts)),
         is_random=draws(func, args, kwargs),
         sent_bytes=exchange.sent_bytes,
@@ -121,3 +132,17 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
             elif isinstance(value, (tuple, list)):
                 found += tensors_in(value)
     return found
+
+
+def _num_bytes(values: tuple[Any, ...]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(values))
+
+
+def _moved_bytes(name: str, args: tuple[Any, ...], out: Any) -> int:
+    """Count what is read and written: of a table that is looked up in, no more than is found."""
+    if name in _RENAMED:
+        return 0
+    out_bytes = _num_bytes((out,))
+    if name in _LOOK_UPS:
+        return min(_num_bytes(args[:1]), out_bytes) + _num_bytes(args[1:]) + out_bytes
+    return _num_bytes(args) + out_bytes

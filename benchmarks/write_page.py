@@ -76,6 +76,7 @@ _SECTIONS = (
     Section("What a run costs over a bare loop", "runtime_overhead", runs.run_overhead),
     Section("What is promised of micro-batches", "exactness", exactness.exactness),
     Section("What is proved of random programs", "random_programs", exactness.random_programs),
+    Section("Planning as a whole command", "plan_command", planning.plan_command),
     Section("What proofs add to planning", "planning_time", planning.planning_time),
     Section("Runs that fail at random operators", "guard_faults", runs.faults),
     Section("Sharded runs that fail at random operators", "sharded_faults", runs.sharded_faults),

@@ -14,7 +14,7 @@ from memfit.errors import MemfitError
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import Numerics, Strategy
 from memfit.strategies.facts import JobFacts
-from memfit.verification.verify import Trial
+from memfit.verification.verify import Verifier
 
 
 def prove_each(job: Job, facts: JobFacts) -> list[dict[str, Any]]:
@@ -26,8 +26,8 @@ def prove_each(job: Job, facts: JobFacts) -> list[dict[str, Any]]:
     """
     job = replace(job, batch_size=max(2, job.batch_size // 2))
     facts = replace(facts, batch_size=job.batch_size)
-    trial = Trial(job)
-    return [_row(trial, strategy) for strategy in _mildest_and_strongest(facts)]
+    verifier = Verifier(job)
+    return [_row(verifier, strategy) for strategy in _mildest_and_strongest(facts)]
 
 
 def _mildest_and_strongest(facts: JobFacts) -> Iterator[Strategy]:
@@ -38,10 +38,10 @@ def _mildest_and_strongest(facts: JobFacts) -> Iterator[Strategy]:
         yield from dict.fromkeys([*options[:1], *options[-1:]])
 
 
-def _row(trial: Trial, strategy: Strategy) -> dict[str, Any]:
+def _row(verifier: Verifier, strategy: Strategy) -> dict[str, Any]:
     row: dict[str, Any] = {"strategy": strategy.label()}
     try:
-        found = trial.verify(Plan(strategies=(strategy,)), torch.float64)
+        found = verifier.verify(Plan(strategies=(strategy,)), torch.float64)
     except (MemfitError, RuntimeError) as error:
         return row | {"keeps_promise": False, "failure": str(error), "largest_error": None}
     largest = found.deciding_error

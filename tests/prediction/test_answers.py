@@ -68,6 +68,21 @@ def test_sizes_that_rest_on_an_answer_are_an_interval_around_the_measured_peak()
     assert any(answer.decides_sizes for answer in found.answers)
 
 
+def test_a_path_for_fake_tensors_is_not_taken_where_nothing_has_to_be_made_up():
+    library = pytest.importorskip("transformers.utils.import_utils")
+
+    def loss(model, batch):
+        if library.is_fake_tensor(batch) or not (batch == batch.abs()).all():
+            batch = batch.repeat(2, 1)
+        assert len(batch) == ROWS
+        return model(batch).mean()
+
+    job = job_of(loss, model=lambda: nn.Linear(WIDTH, 4), batch=lambda n: torch.ones(n, WIDTH))
+    found = record(job)
+    assert found.way == Way(is_answered=True)
+    assert found.answers == ()
+
+
 def test_a_step_that_needs_no_answer_is_recorded_without():
     found = record(job_of(lambda model, batch: model(batch).mean(), model=lambda: nn.Linear(16, 4)))
     assert found.way == Way()

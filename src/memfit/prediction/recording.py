@@ -176,12 +176,15 @@ def _first_that_works(
         ValuesNeededError: if none does.
     """
     error: ValuesNeededError | None = None
-    for each in way.then():
+    for each, must_be_known in way.then():
         try:
             with left_alone(job, copies_content=each.is_answered), groups_counted() as sizes:
-                return each, replace(record_with(way=each), group_sizes=sizes)
+                seen = record_with(way=each)
         except ValuesNeededError as problem:
             error = problem
+        else:
+            if not (must_be_known and seen.answers):
+                return each, replace(seen, group_sizes=sizes)
     assert error is not None, "there is at least one way"
     raise error
 

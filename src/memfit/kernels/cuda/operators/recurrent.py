@@ -151,7 +151,9 @@ def _in_half(
         flat = torch.zeros(sum(each.numel() for each in weights), dtype=half, device=rows.device)
         cast, offset = [], 0
         for weight in weights:
-            place = flat.new_empty(0).set_(flat.untyped_storage(), offset, weight.shape)
+            place = flat.new_empty(0).set_(
+                flat.untyped_storage(), offset, weight.shape, weight.stride()
+            )
             cast.append(place.copy_(weight))
             offset += weight.numel()
         weights = cast

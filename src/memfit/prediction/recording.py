@@ -142,7 +142,7 @@ def record(
     separation = _asked_beforehand(job, plan, layout, facts)
     record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
     with clear_refusals():
-        way, seen = _first_that_works(job, way or Way(), record_with)
+        way, seen = _first_that_works(job, way or Way(), record_with, card)
     recorder, found = seen.recorder, seen.facts
     check_placed(recorder, card)
     return Recording(
@@ -166,7 +166,7 @@ def record(
 
 
 def _first_that_works(
-    job: Job, way: Way, record_with: Callable[..., _JobSeen]
+    job: Job, way: Way, record_with: Callable[..., _JobSeen], card: Card | None
 ) -> tuple[Way, _JobSeen]:
     """Record in the first way that does not fail for want of values.
 
@@ -174,7 +174,7 @@ def _first_that_works(
         ValuesNeededError: if none does.
     """
     errors: list[ValuesNeededError] = []
-    for each, must_be_known in way.then():
+    for each, must_be_known in way.then(has_card=card is not None):
         try:
             with left_alone(job, copies_content=each.is_answered), groups_counted() as sizes:
                 seen = record_with(way=each)

@@ -39,7 +39,7 @@ class Way:
         """Return the way that answers unevenly what this one spreads evenly, or the reverse."""
         return replace(self, is_skewed=not self.is_skewed)
 
-    def then(self) -> Iterator[tuple[Self, bool]]:
+    def then(self, *, has_card: bool) -> Iterator[tuple[Self, bool]]:
         """Yield this way, and what is tried where it fails for want of values.
 
         With each comes whether it counts only if nothing has to be made up. Code that looks at its
@@ -49,7 +49,8 @@ class Way:
         yield self, False
         if not self.is_answered:
             answered = replace(self, is_disguised=True, is_answered=True)
-            yield answered, True
+            if has_card:  # a mask decides which kernels a card takes
+                yield answered, True
             yield replace(self, is_disguised=not self.is_disguised), False
             yield answered, False
 

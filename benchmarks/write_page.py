@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pages import (
+    cards,
     convolutions,
     devices,
     documents,
@@ -52,6 +53,7 @@ _WPO_STRATEGIES = Section(
 )
 _SECTIONS = (
     Section("Predicted against measured peaks", "accuracy", prediction.accuracy),
+    Section("Plans on a card", "card_checks", cards.card_checks, "check_card.py"),
     Section("Memory against time on 16 blocks", "planner_chain", planning.chain),
     Section("The planner against all it could find", "planner_grid", planner_grid),
     Section("Seconds of operators and steps", "operator_times", times.operator_times),

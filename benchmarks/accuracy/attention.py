@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,7 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .packages import load_package
 from .rows import Row
 
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 _MASK_CHECKS = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
+_LAYS_BIASES_OUT = (5, 20)
+"""The transformers that first made position biases contiguous for SDPA (sdpa_attention.py).
+
+Before, the bias of T5 lies with its heads innermost, which no kernel but that of plain operators
+takes (check_last_dim_stride_equals_1_dense in aten/src/ATen/native/transformers/sdp_utils_cpp.h).
+"""
 
 
 def attention_implementation(row: Row) -> str | None:
@@ -59,6 +67,7 @@ def attended(row: Row, device: str, step: Callable[[], None]) -> Callable[[], No
                 stack.enter_context(repeated_heads())
             if has_masks:
                 stack.enter_context(masks_as_run(has_padding=has_padding))
+                stack.enter_context(biases_as_run(row))
             step()
 
     return attended_step
@@ -100,6 +109,30 @@ def masks_as_run(*, has_padding: bool) -> Iterator[None]:
                 replacement = _unpadded_only(getattr(masks, name))
                 stack.enter_context(patch.object(masks, name, replacement))
         yield
+
+
+@contextmanager
+def biases_as_run(row: Row) -> Iterator[None]:
+    """Leave position biases as they lie where the row's transformers did."""
+    version = _version_of(row, "transformers")
+    module = load_package("transformers.integrations.sdpa_attention")
+    create = getattr(module, "create_position_bias_mask", None)
+    if create is None or version is None or version >= _LAYS_BIASES_OUT:
+        yield
+        return
+
+    def as_it_lies(*args: Any, **kwargs: Any) -> Any:
+        with patch.object(torch.Tensor, "contiguous", lambda tensor: tensor):
+            return create(*args, **kwargs)
+
+    with patch.object(module, "create_position_bias_mask", as_it_lies):
+        yield
+
+
+def _version_of(row: Row, library: str) -> tuple[int, int] | None:
+    """Return the major and minor version of a library of a row; None where it is not recorded."""
+    match = _VERSION.match(row.library_versions.get(library, ""))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _finds_none(_position_ids: torch.Tensor) -> None:

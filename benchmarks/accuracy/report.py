@@ -15,9 +15,10 @@ from memfit.units import format_bytes, format_fraction
 
 from .metrics import QUANTITIES, summarized
 from .peer_file import read_peers
-from .prose import COLLECTED, CPU_LIMITS, HEAD, INFORMED, NOT_MEASURED, SHORTFALLS, SOURCES
+from .prose import COLLECTED, CPU_LIMITS, HEAD, INFORMED, SHORTFALLS, SOURCES
+from .recorded import recorded_section
 from .results import ADAPTERS, SEVERAL_RANKS
-from .table import percent
+from .table import percent, summary_head, summary_line
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "accuracy.md"
@@ -36,13 +37,14 @@ _COVERAGE_GOAL = 0.95
 _WRONG_GOAL = 0.02
 _UNCERTAIN_GOAL = 1 / 3
 _LARGE_ERROR = 0.05
-_COLUMNS = ("median_abs_error", "p95_abs_error", "worst_abs_error", "mean_signed_error")
+_COLUMNS = ("median_abs_error", "p95_abs_error", "worst_abs_error")
 Content = Mapping[str, Any]
 
 
 def write_page() -> None:
     """Write the page; a part whose figures are not stored says so."""
-    write_atomically(PAGE, page(_load("accuracy_gpu"), _load("accuracy"), read_peers()))
+    gpu, blind = _load("accuracy_gpu"), _load("accuracy_blind")
+    write_atomically(PAGE, page(gpu, _load("accuracy"), read_peers(), blind))
 
 
 def _load(name: str) -> Content | None:
@@ -50,13 +52,19 @@ def _load(name: str) -> Content | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def page(gpu: Content | None, cpu: Content | None, peers: Sequence[Content]) -> str:
-    """Return the whole page."""
+def page(
+    gpu: Content | None,
+    cpu: Content | None,
+    peers: Sequence[Content],
+    blind: Content | None = None,
+) -> str:
+    """Return the whole page; ``blind`` is what was predicted before a reading was looked at."""
     lines = [HEAD]
     if gpu is None:
         lines += ["No row of a GPU has been scored here yet: `make accuracy`.", ""]
     else:
-        lines += [*_summary(gpu), *_collected(gpu), *_shortfalls(gpu), INFORMED, NOT_MEASURED]
+        lines += [*_summary(gpu), *_collected(gpu), *_shortfalls(gpu), INFORMED]
+        lines += recorded_section(gpu, blind)
         lines += [*_peer_summary(gpu, peers), *_sources(gpu, peers)]
     if cpu is not None:
         lines += _cpu(cpu)
@@ -77,23 +85,13 @@ def _summary(gpu: Content) -> Iterator[str]:
         "median, p95 and worst are of their sizes."
     )
     yield ""
-    yield "| rows of | quantity | rows | median | p95 | worst | mean signed | inside interval |"
-    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    yield from summary_head()
     for each in (*gpu["overall"], *gpu["summaries"]):
         if each["rows"]:
-            yield _summary_line(each)
+            yield summary_line(each)
     yield ""
     yield from _verdict_table(gpu["verdicts"])
     yield from goal_table(gpu)
-
-
-def _summary_line(each: Content) -> str:
-    sizes = " | ".join(percent(each[name]) for name in _COLUMNS[:3])
-    signed = percent(each["mean_signed_error"], signed=True)
-    return (
-        f"| {each['source']} | {each['quantity']} | {each['rows']} | {sizes} | {signed} "
-        f"| {percent(each['coverage'])} |"
-    )
 
 
 def _verdict_table(verdicts: Content) -> Iterator[str]:
@@ -161,9 +159,8 @@ def _collected(gpu: Content) -> Iterator[str]:
     if not found:
         return
     yield COLLECTED
-    yield "| rows of | quantity | rows | median | p95 | worst | mean signed | inside interval |"
-    yield "|---|---|---:|---:|---:|---:|---:|---:|"
-    yield from (_summary_line(each) for each in found)
+    yield from summary_head()
+    yield from (summary_line(each) for each in found)
     yield ""
     yield "| goal over these rows | reached | |"
     yield "|---|---:|---|"
@@ -275,7 +272,7 @@ def _peer_summary(gpu: Content, peers: Sequence[Content]) -> Iterator[str]:
         both = [pair for pair in pairs if None not in pair]
         theirs = summarized("", "", [pair[0] for pair in both if pair[0] is not None])
         own = summarized("", "", [pair[1] for pair in both if pair[1] is not None])
-        cells = [percent(getattr(each, name)) for each in (theirs, own) for name in _COLUMNS[:3]]
+        cells = [percent(getattr(each, name)) for each in (theirs, own) for name in _COLUMNS]
         title = f"{peer['tool']} {peer['version']} ({peer['date']})"
         yield f"| {title} | {peer['quantity']} | {len(both)} | {' | '.join(cells)} |"
     yield ""

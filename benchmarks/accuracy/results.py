@@ -20,12 +20,16 @@ from .rows import Row
 SEVERAL_RANKS = "several ranks"
 ADAPTERS = "LoRA and QLoRA on one card"
 KINDS = ("budget", "card", "cap", "oom")
+RECORDED = "memfit-recorded"
+"""The source of rows that were recorded on a card for this; they are summed up apart."""
 
 
 def as_json(scores: Sequence[Score]) -> dict[str, Any]:
     """Return all rows, and the sums over each source and over all of them."""
     sources = dict.fromkeys(score.row.source for score in scores)
-    complete = [score for score in scores if not score.row.published]
+    complete = [
+        score for score in scores if not score.row.published and score.row.source != RECORDED
+    ]
     return {
         "summaries": [asdict(each) for each in summaries(scores)],
         "overall": [asdict(summary("all", quantity, complete)) for quantity in QUANTITIES],
@@ -113,6 +117,7 @@ def _described(row: Row) -> dict[str, Any]:
         "is_adapted": row.lora is not None,
         "is_quantized": row.quantization is not None,
         "ranks": row.ranks,
+        "split": row.split,
         "is_collected": bool(row.published),
     }
 

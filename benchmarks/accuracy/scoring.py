@@ -33,6 +33,7 @@ _SETTING_KEYS = (
     "pytorch_alloc_conf",
     "pytorch_cuda_alloc_conf",
     "allocator_settings",
+    "allocator_setting",
     "allocator_config",
     "allocator_conf",
     "allocator",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from memfit.units import format_bytes
 
 from .metrics import QUANTITIES, Figure, Score, Summary, count_verdicts, summaries
 
+_SIZES = ("median_abs_error", "p95_abs_error", "worst_abs_error")
 _LINE_FIELDS = (
     "source",
     "quantity",
@@ -80,3 +82,19 @@ def _verdict_lines(scores: Sequence[Score]) -> Iterator[str]:
             f"{count.wrongly_fits} said to fit that does not); {count.uncertain} limits lie "
             f"inside the stated interval, {count.wrong_and_certain} wrong verdicts outside it"
         )
+
+
+def summary_head() -> Iterator[str]:
+    """Write the head of a table of sums, for a page."""
+    yield "| rows of | quantity | rows | median | p95 | worst | mean signed | inside interval |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+
+
+def summary_line(each: Mapping[str, Any]) -> str:
+    """Write one sum as a line of that table."""
+    sizes = " | ".join(percent(each[name]) for name in _SIZES)
+    signed = percent(each["mean_signed_error"], signed=True)
+    return (
+        f"| {each['source']} | {each['quantity']} | {each['rows']} | {sizes} | {signed} "
+        f"| {percent(each['coverage'])} |"
+    )

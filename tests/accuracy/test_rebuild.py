@@ -371,6 +371,16 @@ def test_a_padded_batch_gets_its_masks():
     assert seen == [True, True]
 
 
+@pytest.mark.parametrize(("version", "is_laid_out"), [("5.17.0", False), ("5.20.0", True)])
+def test_position_biases_lie_as_in_the_transformers_of_the_row(version, is_laid_out):
+    row = row_of(TINY_GPT2, library_versions={"transformers": version})
+    module = packages.load_package("transformers.integrations.sdpa_attention")
+    bias, data = torch.zeros(6, 6, 2).permute(2, 0, 1)[None], torch.zeros(1, 2, 6, 4)
+    with attention.biases_as_run(row):
+        mask = module.create_position_bias_mask(bias, None, False, data, data)
+    assert mask.is_contiguous() == is_laid_out
+
+
 def test_a_small_row_with_packed_weights_and_adapters_runs_on_the_cpu():
     needs("transformers", "peft", "bitsandbytes")
     step, parts = parts_of(row_of(TINY_LLAMA))

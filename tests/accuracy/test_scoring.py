@@ -9,8 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from accuracy import cards, metrics, packages, peer_file, report, results, rows, scoring, table
+from accuracy import (
+    cards,
+    metrics,
+    packages,
+    peer_file,
+    recorded,
+    report,
+    results,
+    rows,
+    scoring,
+    table,
+)
 
+from memfit.allocator.settings import AllocatorSettings
 from memfit.prediction.peak_range import PeakRange
 
 ROOT = Path(__file__).parents[2]
@@ -306,9 +318,34 @@ def test_the_stored_page_is_what_its_figures_give():
     stored = (ROOT / "docs" / "accuracy.md").read_text("utf-8")
     figures = [
         json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
-        for name in ("accuracy_gpu", "accuracy")
+        for name in ("accuracy_gpu", "accuracy", "accuracy_blind")
     ]
-    assert stored == report.page(*figures, peer_file.read_peers())
+    *figures, blind = figures
+    assert stored == report.page(*figures, peer_file.read_peers(), blind)
+
+
+def test_recorded_rows_are_summed_up_apart_by_half_with_the_blind_errors_beside_them():
+    rows = [
+        row_of(id=f"card-{split}", split=split, source=results.RECORDED)
+        for split in recorded.SPLITS
+    ]
+    answers = [answer_of(row_of()), *(answer_of(row) for row in rows)]
+    gpu = json.loads(json.dumps(results.as_json(metrics.score_all(answers))))
+    assert [each["rows"] for each in gpu["overall"]] == [1, 1, 1]
+
+    gpu |= {"date": "2026-11-27", "torch": "2"}
+    blind = {"date": "2026-11-26", "rows": [dict(row) for row in gpu["rows"][1:]]}
+    text = "\n".join(recorded.recorded_section(gpu, blind))
+    assert text.count("| all | allocated | 2 |") == 1
+    assert text.count("| development | allocated | 1 |") == 1
+    assert text.count("| held-out | allocated | 1 |") == 1
+    assert "| `card-held-out` | held-out | +0.00 % | +0.00 % |" in text
+
+
+def test_the_allocator_s_setting_is_read_where_a_recording_wrote_it():
+    extra = {"allocator_name": "split", "allocator_setting": "max_split_size_mb:128"}
+    settings = scoring.settings_of(row_of(measured_extra=extra))
+    assert settings == AllocatorSettings.parse("max_split_size_mb:128")
 
 
 # --- the command -----------------------------------------------------------------------------------

@@ -58,10 +58,11 @@ def test_lt_had_one_mebibyte_of_its_own_before_it_was_unified():
     assert (later.added_bytes, later.kept) == (MIB, True)
 
 
-def test_lt_of_2_11_holds_a_second_buffer_as_the_t4_readings_want_it():
-    workspace = lt_workspace_bytes((7, 5), (2, 11))
-    assert (workspace.added_bytes, workspace.kept) == (DEFAULT, True)
-    assert workspace.certainty is Certainty.GUESS
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
+def test_lt_of_2_11_holds_one_mebibyte_of_its_own_as_the_h200_says(capability):
+    workspace = lt_workspace_bytes(capability, (2, 11))
+    assert (workspace.added_bytes, workspace.kept) == (MIB, True)
+    assert workspace.certainty is Certainty.TABLE
 
 
 @pytest.mark.parametrize("version", [(2, 12), (2, 13), (2, 14)])

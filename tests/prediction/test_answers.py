@@ -10,6 +10,7 @@ from torch import nn
 
 import memfit
 from memfit.cli.main import main
+from memfit.devices.catalogue import load_device
 from memfit.errors import NoPlanFitsError
 from memfit.figures import Prediction
 from memfit.prediction.recording import record
@@ -66,6 +67,21 @@ def test_sizes_that_rest_on_an_answer_are_an_interval_around_the_measured_peak()
     measured = memfit.measure(job).peak_allocated_bytes
     assert interval.low_bytes <= measured <= interval.high_bytes
     assert any(answer.decides_sizes for answer in found.answers)
+
+
+def test_a_path_for_fake_tensors_is_not_taken_where_nothing_has_to_be_made_up():
+    library = pytest.importorskip("transformers.utils.import_utils")
+
+    def loss(model, batch):
+        if library.is_fake_tensor(batch) or not (batch == batch.abs()).all():
+            batch = batch.repeat(2, 1)
+        assert len(batch) == ROWS
+        return model(batch).mean()
+
+    job = job_of(loss, model=lambda: nn.Linear(WIDTH, 4), batch=lambda n: torch.ones(n, WIDTH))
+    found = record(job, device=load_device("h200"))
+    assert found.way == Way(is_answered=True)
+    assert found.answers == ()
 
 
 def test_a_step_that_needs_no_answer_is_recorded_without():

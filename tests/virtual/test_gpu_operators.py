@@ -442,6 +442,36 @@ def test_a_recurrent_layer_is_one_operator_with_one_buffer_of_gradients(
     assert max(saved(trace, "_cudnn_rnn")[1:]) >= num_states * N * T * num_gates * OUT * FLOAT
 
 
+def test_autocast_runs_recurrent_layers_in_half_with_their_weights_in_one_buffer():
+    weights = 4 * OUT * (IN + OUT + 2)
+
+    def setup():
+        layer = nn.LSTM(IN, OUT, batch_first=True).cuda()
+
+        def step():
+            with torch.autocast("cuda", torch.bfloat16):
+                out = layer(on_card(N, T, IN))[0]
+                assert out.dtype == torch.float16
+            assert not out.is_contiguous()  # cuDNN writes it time first
+            out.sum().backward()
+            assert layer.weight_ih_l0.grad.dtype == torch.float32
+
+        return step
+
+    trace = recorded(setup)
+    assert 2 * weights in sizes(trace, "zeros", Phase.FORWARD)
+    assert 2 * weights in sizes(trace, "_cudnn_rnn_backward", Phase.BACKWARD)
+
+
+def test_the_first_dropout_of_a_recurrent_layer_makes_a_state_for_good():
+    def step():
+        for _ in range(2):
+            nn.LSTM(IN, OUT, 2, dropout=0.1).cuda()(on_card(T, N, IN))
+
+    kept = [a.num_bytes for a in one_step(step).allocations if a.category is Category.WORKSPACES]
+    assert kept.count(108 * 2048 * 24) == 1  # an A100's threads, at 24 bytes each
+
+
 @pytest.mark.parametrize("enforce_sorted", [True, False])
 def test_packed_sequences_take_as_many_rows_as_they_are_long(enforce_sorted):
     lengths = [5, 3] if enforce_sorted else [3, 5]

@@ -37,6 +37,9 @@ class Operator:
     product: Rule | None = None
     """Describes a matrix product as a ``Product``, for the workspaces of cuBLAS; it may name
     ``name``, that of the operator."""
+    keeps: Rule | None = None
+    """Returns the bytes that the operator makes once and keeps for all later calls. It may name
+    ``card``."""
 
 
 class Operators:

@@ -122,8 +122,7 @@ def record(
 ) -> Recording:
     """Record two steps of a job under a plan on fake tensors.
 
-    The second step is the steady one: optimizer states exist by then. A step that looks at values
-    gets answers, which are listed.
+    The second is the steady one, with optimizer states. What looks at values gets listed answers.
 
     Args:
         job: what would be trained.
@@ -134,8 +133,7 @@ def record(
         facts: what an earlier recording of the job as it is has gathered.
 
     Raises:
-        RecordingError: if a size that nobody can bound depends on values, or an operator has no
-            fake version.
+        RecordingError: if an unbounded size depends on values, or an operator has no fake version.
         StrategyError: if a strategy of the plan cannot apply.
     """
     started = time.perf_counter()
@@ -144,7 +142,7 @@ def record(
     separation = _asked_beforehand(job, plan, layout, facts)
     record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
     with clear_refusals():
-        way, seen = _first_that_works(job, way or Way(), record_with)
+        way, seen = _first_that_works(job, way or Way(), record_with, card)
     recorder, found = seen.recorder, seen.facts
     check_placed(recorder, card)
     return Recording(
@@ -168,22 +166,24 @@ def record(
 
 
 def _first_that_works(
-    job: Job, way: Way, record_with: Callable[..., _JobSeen]
+    job: Job, way: Way, record_with: Callable[..., _JobSeen], card: Card | None
 ) -> tuple[Way, _JobSeen]:
     """Record in the first way that does not fail for want of values.
 
     Raises:
         ValuesNeededError: if none does.
     """
-    error: ValuesNeededError | None = None
-    for each in way.then():
+    errors: list[ValuesNeededError] = []
+    for each, must_be_known in way.then(has_card=card is not None):
         try:
             with left_alone(job, copies_content=each.is_answered), groups_counted() as sizes:
-                return each, replace(record_with(way=each), group_sizes=sizes)
-        except ValuesNeededError as problem:
-            error = problem
-    assert error is not None, "there is at least one way"
-    raise error
+                seen = record_with(way=each)
+        except ValuesNeededError as error:
+            errors.append(error)
+            continue
+        if not (must_be_known and seen.answers):
+            return each, replace(seen, group_sizes=sizes)
+    raise errors[-1]
 
 
 def record_steps(

@@ -39,13 +39,20 @@ class Way:
         """Return the way that answers unevenly what this one spreads evenly, or the reverse."""
         return replace(self, is_skewed=not self.is_skewed)
 
-    def then(self) -> Iterator[Self]:
-        """Yield this way, and what is tried where it fails for want of values."""
-        yield self
+    def then(self, *, has_card: bool) -> Iterator[tuple[Self, bool]]:
+        """Yield this way, and what is tried where it fails for want of values.
+
+        With each comes whether it counts only if nothing has to be made up. Code that looks at its
+        batch may have a path for fake tensors that does not, but no real run takes that path: where
+        all it asks for follows from the batch, it is recorded with that known.
+        """
+        yield self, False
         if not self.is_answered:
-            # Code that looks at its batch may have a path for fake tensors that does not.
-            yield replace(self, is_disguised=not self.is_disguised)
-            yield replace(self, is_disguised=True, is_answered=True)
+            answered = replace(self, is_disguised=True, is_answered=True)
+            if has_card:  # a mask decides which kernels a card takes
+                yield answered, True
+            yield replace(self, is_disguised=not self.is_disguised), False
+            yield answered, False
 
 
 def mode_of(way: Way, assumptions: Assumptions) -> Callable[..., VirtualTensors]:

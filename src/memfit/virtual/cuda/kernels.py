@@ -53,6 +53,8 @@ class CudaKernels:
 
         made: Sequence[int] = ()
         scratch, product = ask(operator.scratch), ask(operator.product)
+        if kept := ask(operator.keeps):
+            made = [kept] if self._is_first(operator_name(func), False) else ()
         if product is not None:
             made, temporary = self._workspaces(product)
             scratch = scratch + temporary if scratch and temporary else scratch or temporary

@@ -1,143 +1,87 @@
-"""Recurrent layers as cuDNN runs them: one operator for all layers, and what it keeps and takes.
-
-cuDNN tells these sizes at run time only. The laws here reproduce the sizes that were published
-for cuDNN of 2017; newer versions pick other kernels, so everything is a guess.
-"""
+"""Recurrent layers as cuDNN runs them: one operator for all layers, and what it keeps and takes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from memfit.figures import Certainty
+from memfit.kernels.cuda.card import Card
+from memfit.kernels.cuda.recurrent_memory import (
+    GATES,
+    MEASURED,
+    MODES,
+    Recurrence,
+    dropout_state_bytes,
+    rnn_reserve_bytes,
+    rnn_workspace,
+)
 from memfit.kernels.registration import Operator
-from memfit.kernels.scratch import Scratch
+from memfit.kernels.scratch import Moment, Scratch, highest
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
 _aten = torch.ops.aten
 _CUDNN = "aten/src/ATen/native/cudnn/RNN.cpp; "
-_PUBLISHED_SIZES = "pytorch issue 2895, sizes printed by cuDNN on a P100 (2017-10-04)"
-_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
-"""cudnnRNNMode_t, in the order of its enumerators."""
-_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
-_KEPT_PER_LAYER = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 5, "gru": 6}
 _WEIGHTS_PER_LAYER = 2
 _BIASES_PER_LAYER = 2
 _KEPT_BY_GRU_CELL = 5
 """What the fused step keeps per element of the state (GRU_WORKSPACE_MULTIPLIER in RNN.cu)."""
 
 
-# --- What cuDNN keeps and takes ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrence:
-    """The sizes of a stack of recurrent layers."""
-
-    mode: str
-    """``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``."""
-    num_layers: int
-    num_directions: int
-    num_rows: int
-    """Rows of the input: time steps times batch, or the rows of a packed sequence."""
-    batch_size: int
-    num_inputs: int
-    hidden: int
-    width: int
-    """Bytes of an element."""
-    has_dropout: bool = False
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Read the sizes off the arguments of ``_cudnn_rnn`` or of its backward."""
-        data = arguments["input"]
-        return cls(
-            mode=_MODES[arguments["mode"]],
-            num_layers=arguments["num_layers"],
-            num_directions=2 if arguments["bidirectional"] else 1,
-            num_rows=data.numel() // int(data.shape[-1]),
-            batch_size=int(arguments["hx"].shape[-2]),
-            num_inputs=int(data.shape[-1]),
-            hidden=arguments["hidden_size"],
-            width=data.element_size(),
-            has_dropout=bool(arguments["dropout"]),
-        )
-
-    @property
-    def array_bytes(self) -> int:
-        """Return the bytes of one array of hidden states: rows by hidden units, both directions."""
-        return self.num_rows * self.hidden * self.num_directions * self.width
-
-    @property
-    def weight_bytes(self) -> int:
-        """Return the bytes of all weight matrices, without biases."""
-        outputs = self.hidden * self.num_directions
-        inputs = self.num_inputs + (self.num_layers - 1) * outputs
-        per_gate = outputs * (inputs + self.num_layers * self.hidden)
-        return _GATES[self.mode] * per_gate * self.width
-
-
-def rnn_reserve_bytes(recurrence: Recurrence) -> int:
-    """Return the most likely bytes that cuDNN keeps from forward for backward.
-
-    Per layer and direction, the gates and the cell (LSTM: 4 + 1 arrays of rows by hidden units),
-    three gates and three more (GRU), or the state (plain RNN), and between two layers the lower
-    one's output. With four layers of 320 units and 25,000 rows in fp32 that is 736,000,000 bytes
-    for an LSTM and 864,000,000 for a GRU, which is what cuDNN was seen to ask for. The plain RNN
-    is an analogy. Dropout adds an array of the same size between layers.
-    """
-    below = (recurrence.num_layers - 1) * (2 if recurrence.has_dropout else 1)
-    arrays = _KEPT_PER_LAYER[recurrence.mode] * recurrence.num_layers + below
-    return arrays * recurrence.array_bytes
-
-
-def rnn_workspace(recurrence: Recurrence) -> Scratch:
-    """Return the workspace of one call: the weights turned over, and states of one time step.
-
-    ``3 gates - 1`` arrays of batch by hidden units per layer reproduce both published sizes
-    (17,730,560 bytes for the LSTM, 13,169,920 for the GRU, with a batch of 100), of which the
-    batch is inferred. The upper end allows for the gates of all time steps of one layer.
-    """
-    gates = _GATES[recurrence.mode]
-    state = recurrence.batch_size * recurrence.hidden * recurrence.width
-    layers = recurrence.num_layers * recurrence.num_directions
-    likely = recurrence.weight_bytes + (3 * gates - 1) * layers * state
-    return Scratch.between(
-        _PUBLISHED_SIZES,
-        (likely,),
-        low_bytes=0,
-        high_bytes=2 * likely + gates * recurrence.array_bytes,
-        certainty=Certainty.GUESS,
-    )
-
-
 def _rnn_scratch(*, input: torch.Tensor, batch_first: bool, **arguments: Any) -> Scratch:
-    """Return the workspace, and copies into time-first order where the batch comes first.
+    """Return the workspace, and the copy of the input into time-first order.
 
-    The input is copied; in the backward the output and its gradient as well. The reserve and the
-    flat weights are outputs of the operator.
+    The reserve and the flat weights are outputs of the operator.
 
-    Source: _cudnn_rnn and _cudnn_rnn_backward in aten/src/ATen/native/cudnn/RNN.cpp.
+    Source: _cudnn_rnn in aten/src/ATen/native/cudnn/RNN.cpp.
     """
-    arrays = [input, arguments.get("output"), arguments.get("grad_output")]
-    if batch_first:
-        arrays = [
-            array.transpose(0, 1) if array is not None and array.dim() == 3 else array
-            for array in arrays
-        ]
-    copies = copied_bytes(*arrays)
     workspace = rnn_workspace(Recurrence.of({"input": input, **arguments}))
+    copies = copied_bytes(*_time_first(batch_first, input))
+    return Scratch.exact(_CUDNN, copies) + workspace
+
+
+def _rnn_backward_scratch(
+    *, input: torch.Tensor, grad_output: torch.Tensor | None, batch_first: bool, **arguments: Any
+) -> Scratch:
+    """Return the fuller half of the backward: the input's gradient comes first, then the weights'.
+
+    Each half copies the input into time-first order and takes a workspace of its own; the first
+    copies the output's gradient too, and has not asked for the weights' gradients yet. Gradients
+    of the last states that nobody gives are zeros.
+
+    Source: _cudnn_rnn_backward in aten/src/ATen/native/cudnn/RNN.cpp.
+    """
+    workspace = rnn_workspace(Recurrence.of({"input": input, **arguments}))
+    data, grad = _time_first(batch_first, input, grad_output)
+    gradients = sum(num_bytes(each) for each in arguments["weight"])
+    states = ((arguments["hx"], arguments["grad_hy"]), (arguments["cx"], arguments["grad_cy"]))
+    zeros = tuple(num_bytes(s) for s, given in states if s is not None and given is None)
+    first = (*copied_bytes(data, grad), *zeros, *workspace.blocks)
+    second = (*copied_bytes(data), *zeros, *workspace.blocks)
+    blocks = highest((Moment(blocks=first, missing_output_bytes=gradients), Moment(blocks=second)))
     return Scratch.between(
-        _CUDNN + _PUBLISHED_SIZES,
-        (*copies, *workspace.blocks),
-        low_bytes=sum(copies),
-        high_bytes=sum(copies) + workspace.high_bytes,
+        _CUDNN + MEASURED,
+        blocks,
+        low_bytes=max(0, sum(blocks) - workspace.num_bytes),
+        high_bytes=sum(blocks) - workspace.num_bytes + workspace.high_bytes,
         certainty=Certainty.GUESS,
     )
+
+
+def _dropout_state(*, dropout: float, train: bool, card: Card) -> int:
+    """Return the state of cuDNN's generator, which the first layer with dropout makes for all."""
+    return dropout_state_bytes(card) if train and dropout > 0 else 0
+
+
+def _time_first(batch_first: bool, *arrays: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """Turn arrays whose batch comes first."""
+    return [
+        each.transpose(0, 1) if batch_first and each is not None and each.dim() == 3 else each
+        for each in arrays
+    ]
 
 
 # --- What CUDA chooses, and fake outputs ---
@@ -167,6 +111,8 @@ def _layer(mode: str) -> Operator:
         hidden_size = int(hidden.shape[2] if cell is None else cell.shape[2])
         proj_size = int(hidden.shape[2]) if hidden.shape[2] != hidden_size else 0
         per_layer = _WEIGHTS_PER_LAYER + (_BIASES_PER_LAYER if has_biases else 0) + bool(proj_size)
+        if torch.is_autocast_enabled("cuda"):
+            rows, hidden, cell, params = _in_half(rows, hidden, cell, params)
         output, last_hidden, last_cell, _, _ = _aten._cudnn_rnn(
             rows,
             list(params),
@@ -174,7 +120,7 @@ def _layer(mode: str) -> Operator:
             torch.empty(0, dtype=rows.dtype, device=rows.device),
             hidden.contiguous(),
             None if cell is None else cell.contiguous(),
-            _MODES.index(mode),
+            MODES.index(mode),
             hidden_size,
             proj_size,
             num_layers,
@@ -190,10 +136,36 @@ def _layer(mode: str) -> Operator:
     return Operator(choice=choice)
 
 
-def _rnn_fake(*, out: Sequence[Any], **arguments: Any) -> tuple[Any, ...]:
-    """Put a reserve of the right size in the place of the empty one of torch's fake version."""
+def _in_half(
+    rows: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor | None,
+    weights: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Sequence[torch.Tensor]]:
+    """Cast what autocast casts: to half, whatever its own type, with all weights in one buffer.
+
+    Source: ``_cudnn_rnn_cast_reflatten`` in aten/src/ATen/cudnn/AutocastRNN.cpp.
+    """
+    half = torch.float16
+    if weights[0].dtype in {torch.float32, torch.bfloat16}:
+        flat = torch.zeros(sum(each.numel() for each in weights), dtype=half, device=rows.device)
+        cast, offset = [], 0
+        for weight in weights:
+            place = flat.new_empty(0).set_(
+                flat.untyped_storage(), offset, weight.shape, weight.stride()
+            )
+            cast.append(place.copy_(weight))
+            offset += weight.numel()
+        weights = cast
+    return rows.to(half), hidden.to(half), None if cell is None else cell.to(half), weights
+
+
+def _rnn_fake(*, out: Sequence[Any], batch_first: bool, **arguments: Any) -> tuple[Any, ...]:
+    """Return a reserve of the right size, and the output as cuDNN writes it: time first."""
     output, hidden, cell, reserve, weights = out
     reserve_bytes = rnn_reserve_bytes(Recurrence.of(arguments))
+    if batch_first and output.dim() == 3:
+        output = torch.empty_like(output.transpose(0, 1).contiguous()).transpose(0, 1)
     return output, hidden, cell, reserve.new_empty(reserve_bytes), weights
 
 
@@ -203,14 +175,20 @@ def _rnn_backward_fake(
     weight: Sequence[torch.Tensor],
     hx: torch.Tensor,
     cx: torch.Tensor | None,
+    batch_first: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Any, ...]:
-    """Return what cuDNN's backward returns: weight gradients are views of one buffer."""
-    grad_input = torch.empty_like(input) if output_mask[0] else None
-    grad_hidden = torch.empty_like(hx) if output_mask[1] else None
-    grad_cell = torch.empty_like(cx) if cx is not None and output_mask[2] else None
+    """Return what cuDNN's backward returns: weight gradients are views of one buffer.
+
+    The gradients of the input, time first, and of the states are made asked for or not.
+    """
+    (data,) = _time_first(batch_first, input)
+    assert data is not None
+    (grad_input,) = _time_first(batch_first, input.new_empty(data.shape))
+    grad_hidden = torch.empty_like(hx)
+    grad_cell = None if cx is None else torch.empty_like(cx)
     grads: list[torch.Tensor] = []
-    if output_mask[3]:
+    if output_mask[-1]:
         sizes = [each.numel() for each in weight]
         parts = input.new_empty(sum(sizes)).split(sizes)
         grads = [part.view(each.shape) for part, each in zip(parts, weight, strict=True)]
@@ -258,7 +236,7 @@ def _gru_cell_backward_fake(
     *, grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
 ) -> tuple[Any, ...]:
     """Return the gradients of the fused GRU step: of both gates, the state and both biases."""
-    num_gates = workspace.shape[1] // _KEPT_BY_GRU_CELL * _GATES["gru"]
+    num_gates = workspace.shape[1] // _KEPT_BY_GRU_CELL * GATES["gru"]
     gates = [workspace.new_empty(workspace.shape[0], num_gates) for _ in range(2)]
     biases = [workspace.new_empty(num_gates) if has_bias else None for _ in range(2)]
     return (*gates, torch.empty_like(grad_hy), *biases)
@@ -322,9 +300,9 @@ def _align_backward(*, log_alpha: torch.Tensor) -> Scratch:
 
 OPERATORS: Mapping[str, Operator] = {
     "_ctc_loss_backward": Operator(scratch=_align_backward),
-    **{f"{mode}.{kind}": _layer(mode) for mode in _MODES for kind in ("input", "data")},
-    "_cudnn_rnn": Operator(fake=_rnn_fake, scratch=_rnn_scratch),
-    "_cudnn_rnn_backward": Operator(fake=_rnn_backward_fake, scratch=_rnn_scratch),
+    **{f"{mode}.{kind}": _layer(mode) for mode in MODES for kind in ("input", "data")},
+    "_cudnn_rnn": Operator(fake=_rnn_fake, scratch=_rnn_scratch, keeps=_dropout_state),
+    "_cudnn_rnn_backward": Operator(fake=_rnn_backward_fake, scratch=_rnn_backward_scratch),
     "lstm_cell": Operator(choice=_lstm_cell),
     "gru_cell": Operator(choice=_gru_cell),
     "_thnn_fused_gru_cell": Operator(fake=_gru_cell_fake),

@@ -1,0 +1,72 @@
+"""The part of docs/accuracy.md about rows that were recorded on a card for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .metrics import QUANTITIES, summarized
+from .prose import NOT_RECORDED, RECORDED_HEAD, RECORDED_TAIL
+from .results import RECORDED
+from .table import percent, summary_head, summary_line
+
+Content = Mapping[str, Any]
+SPLITS = ("development", "held-out")
+
+
+def recorded_section(gpu: Content, blind: Content | None) -> Iterator[str]:
+    """Show what was predicted blind, what is predicted now, and each row before and after."""
+    rows = [row for row in gpu["rows"] if row["source"] == RECORDED]
+    if not rows:
+        yield NOT_RECORDED
+        return
+    yield RECORDED_HEAD
+    if blind is not None:
+        yield f"Blind ({blind['date']}):"
+        yield ""
+        yield from _sums("all", blind["rows"])
+        yield ""
+    yield f"With the rules of {gpu['date']}:"
+    yield ""
+    for position, split in enumerate(SPLITS):
+        lines = _sums(split, [row for row in rows if row["split"] == split])
+        yield from list(lines)[2 * bool(position) :]
+    yield ""
+    yield RECORDED_TAIL
+    if blind is not None:
+        yield from _row_by_row(rows, blind)
+
+
+def _sums(title: str, rows: Sequence[Content]) -> Iterator[str]:
+    """Sum up the errors of rows, with the head of a table."""
+    yield from summary_head()
+    for quantity in QUANTITIES:
+        figures = [row["figures"][quantity] for row in rows if row["failure"] is None]
+        errors = [each["error"] for each in figures if each["error"] is not None]
+        covered = [
+            each["low_bytes"] <= each["measured_bytes"] <= each["high_bytes"]
+            for each in figures
+            if each["measured_bytes"]
+        ]
+        yield summary_line(asdict(summarized(title, quantity, errors, covered)))
+
+
+def _row_by_row(rows: Sequence[Content], blind: Content) -> Iterator[str]:
+    """Show the blind error of each row beside the one of now."""
+    before = {row["id"]: row for row in blind["rows"]}
+    names = [f"{quantity}, blind | now" for quantity in QUANTITIES]
+    yield f"| row | for | {' | '.join(names)} |"
+    yield "|---|---" + "|---:" * (2 * len(QUANTITIES)) + "|"
+    for row in rows:
+        cells = [
+            percent(_error(each, quantity), signed=True)
+            for quantity in QUANTITIES
+            for each in (before.get(row["id"], {}), row)
+        ]
+        yield f"| `{row['id']}` | {row['split']} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _error(row: Content, quantity: str) -> float | None:
+    return row.get("figures", {}).get(quantity, {}).get("error")

@@ -101,6 +101,8 @@ def words_of(command: str, folder: Path) -> list[str]:
         "predict": ["predict", job],
         "predict of a script": ["predict", str(folder / "train.py"), "--device", "t4"],
         "compare": ["compare", job, job],
+        "predict of cards": ["predict", job, "--device", "t4,l4"],
+        "table": ["table", job, "--batch-sizes", "2,4"],
         "plan": ["plan", job],
         "plan over ranks": ["plan", job, "--ranks", "1,2"],
         "apply": ["apply", str(folder / "micro.yaml"), str(folder / "arguments.yaml"), "--yes"],

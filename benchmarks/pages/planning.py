@@ -130,18 +130,25 @@ def plan_command(figures: Figures) -> Iterator[str]:
                 _after(row.get("last_plan_seconds")),
                 _after(row["cpu_seconds"]),
                 format_bytes(row["peak_bytes"]),
-                format_seconds(row["step_seconds"]) if "step_seconds" in row else "no plan",
+                _step_of(row),
             )
             for row in figures["rows"]
         ),
     )
     with_first = [row for row in figures["rows"] if "first_plan_seconds" in row]
     soon = sum(row["first_plan_seconds"] <= _SOON_SECONDS for row in with_first)
-    done = sum(row["seconds"] <= _DONE_SECONDS for row in figures["rows"])
+    done = sum(row["seconds"] <= _DONE_SECONDS for row in figures["rows"] if not row["exit_code"])
     yield (
         f"A first plan within {_SOON_SECONDS} s: {soon} of {len(figures['rows'])}. Done within "
         f"{_DONE_SECONDS} s: {done}."
     )
+
+
+def _step_of(row: Figures) -> str:
+    """Say how long a planned step takes, or what came instead of a plan."""
+    if row["exit_code"] < 0:
+        return "given up"
+    return format_seconds(row["step_seconds"]) if "step_seconds" in row else "no plan"
 
 
 def _after(seconds: float | None) -> str:

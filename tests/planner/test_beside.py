@@ -222,6 +222,24 @@ def test_no_process_is_left_behind(monkeypatch):
     assert not any(process.is_alive() for process in started)
 
 
+def test_a_process_that_is_through_is_let_go_before_anyone_asks():
+    ahead: Foresight = Foresight(
+        record=lambda strategies: strategies,
+        accept=lambda found: found,
+        tell=lambda strategies: None,
+        num_processes=2,
+        most_seconds=10,
+    )
+    ahead.expect(["wrong"], is_sure=False)
+    process = ahead._tasks["wrong"].aside._process
+    while ahead._tasks["wrong"].is_running:
+        time.sleep(0.01)
+    ahead.expect(["next"], is_sure=False)
+    assert not process.is_alive()
+    assert ahead.take("wrong") == "wrong"
+    ahead.close()
+
+
 def test_an_answer_from_another_state_is_not_taken():
     task = Foresight(
         record=lambda strategies: strategies,

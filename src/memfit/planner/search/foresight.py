@@ -21,6 +21,19 @@ Foreseen = TypeVar("Foreseen")
 class _Task(Generic[Foreseen]):
     aside: Aside[Foreseen]
     is_sure: bool
+    found: Foreseen | None = None
+    is_collected: bool = False
+
+    def result(self) -> Foreseen | None:
+        """Wait for what was found, and keep it; the process is over then."""
+        if not self.is_collected:
+            self.found, self.is_collected = self.aside.result(), True
+        return self.found
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether there is nothing to be had yet."""
+        return not self.is_collected and self.aside.is_running
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +77,7 @@ class Foresight(Generic[Foreseen]):
         if task is None:
             return None
         self.tell(strategies)
-        found = task.aside.result()
+        found = task.result()
         return None if found is None else self.accept(found)
 
     def close(self) -> None:
@@ -75,8 +88,12 @@ class Foresight(Generic[Foreseen]):
         self._tasks.clear()
 
     def _num_free(self) -> int:
-        running = sum(task.aside.is_running for task in self._tasks.values())
-        return self.num_processes - running
+        """Count the processes that may be started; those that are through are let go first."""
+        running = [task for task in self._tasks.values() if task.is_running]
+        for task in self._tasks.values():
+            if task not in running:
+                task.result()  # waiting to be asked, it would hold its memory
+        return self.num_processes - len(running)
 
     def _start_wanted(self) -> None:
         """Start what is surely wanted; the first is left to this process."""
@@ -94,6 +111,6 @@ class Foresight(Generic[Foreseen]):
     def _drop_guesses(self, wanted: set[Strategies]) -> None:
         """End guesses that take the place of what is surely wanted."""
         for strategies, task in list(self._tasks.items()):
-            if not task.is_sure and strategies not in wanted and task.aside.is_running:
+            if not task.is_sure and strategies not in wanted and task.is_running:
                 task.aside.stop()
                 del self._tasks[strategies]

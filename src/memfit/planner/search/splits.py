@@ -30,7 +30,7 @@ _NICE = 10
 class LookedInto:
     """What a copy of this process has found out about pieces, up to the first that may be taken."""
 
-    reasons: Mapping[AbstractSplitting, str | None]
+    refusals: Mapping[AbstractSplitting, Refusal | None]
     findings: Findings | None
 
 
@@ -56,9 +56,9 @@ class SplitChecks:
         self._allowed = allowed
         self._trial = trial
         self._batch: Any = None
-        self._reasons: dict[AbstractSplitting, str | None] = {}
+        self._refusals: dict[AbstractSplitting, Refusal | None] = {}
         self._ahead: Aside[LookedInto] | None = None
-        self._foreseen: dict[AbstractSplitting, str | None] = {}
+        self._foreseen: dict[AbstractSplitting, Refusal | None] = {}
 
     def look_ahead(self) -> None:
         """Look into pieces in a process beside this one, until one is found that may be taken."""
@@ -73,13 +73,14 @@ class SplitChecks:
 
     def obstacle(self, split: AbstractSplitting) -> str | None:
         """Say why a batch may not be cut that way; None if it may."""
-        if split not in self._reasons:
+        if split not in self._refusals:
             self._learn()
             if split in self._foreseen:
-                self._reasons[split] = self._foreseen[split]
+                self._refusals[split] = self._foreseen[split]
             else:
-                self._reasons[split] = self._better(split) or self._looked_into(split)
-        return self._reasons[split]
+                self._refusals[split] = self._better(split) or self._looked_into(split)
+        refusal = self._refusals[split]
+        return None if refusal is None else refusal.sentence
 
     def _looked_ahead(self) -> LookedInto:
         """Look into pieces in the order in which they are asked for; called in a copy."""
@@ -88,7 +89,7 @@ class SplitChecks:
                 break
         separation = self._facts.separation
         findings = None if separation is None else separation.findings()
-        return LookedInto(reasons=self._reasons, findings=findings)
+        return LookedInto(refusals=self._refusals, findings=findings)
 
     def _learn(self) -> None:
         """Take over what was looked into ahead."""
@@ -96,7 +97,7 @@ class SplitChecks:
         found = None if ahead is None else ahead.result()
         if found is None:
             return
-        self._foreseen |= found.reasons
+        self._foreseen |= found.refusals
         if self._facts.separation is not None and found.findings is not None:
             self._facts.separation.learn(found.findings)
 
@@ -114,48 +115,49 @@ class SplitChecks:
     def refused(self) -> tuple[Refusal, ...]:
         """Return what was looked into and may not be taken."""
         found: dict[tuple[str, str], list[AbstractSplitting]] = {}
-        for split, reason in self._reasons.items():
-            if reason is not None:
-                found.setdefault((split.name, reason), []).append(split)
+        kinds: dict[tuple[str, str], RefusalKind] = {}
+        for split, refusal in self._refusals.items():
+            if refusal is not None:
+                key = split.name, refusal.sentence
+                found.setdefault(key, []).append(split)
+                kinds.setdefault(key, refusal.kind)
         return tuple(
-            Refusal(kind=self._kind(splits[0]), strategy=self._named(splits), sentence=reason)
-            for (_, reason), splits in found.items()
+            Refusal(kind=kinds[key], strategy=self._named(splits), sentence=key[1])
+            for key, splits in found.items()
         )
-
-    def _kind(self, split: AbstractSplitting) -> RefusalKind:
-        found = split.separability(self._facts.separation)
-        is_open = not (found.is_settled or found.is_refuted)
-        return RefusalKind.UNPROVED if is_open else RefusalKind.UNSUITED
 
     def _named(self, splits: Sequence[AbstractSplitting]) -> str:
         """Name sizes: by the strategy alone where all that were looked into are among them."""
         name = splits[0].name
-        if sum(split.name == name for split in self._reasons) == len(splits):
+        if sum(split.name == name for split in self._refusals) == len(splits):
             return name
         return ", ".join(split.label() for split in splits)
 
-    def _better(self, split: AbstractSplitting) -> str | None:
-        """Get which strategy does the same with less; that is the first of which a size works."""
+    def _better(self, split: AbstractSplitting) -> Refusal | None:
+        """Say which strategy does the same with less; that is the first of which a size works."""
         for other in self._splits:
             if other.name == split.name:
                 return None
             if self.obstacle(other) is None:
-                return f"{other.name} does the same with less work."
+                return _refusal(split, f"{other.name} does the same with less work.")
         return None
 
-    def _looked_into(self, split: AbstractSplitting) -> str | None:
+    def _looked_into(self, split: AbstractSplitting) -> Refusal | None:
         found = split.separability(self._facts.separation)
         if not (found.is_settled or found.is_refuted) and self._trial is not None:
             found = self._trial(split, found)
             split.settle(self._facts.separation, found)
         if found.is_refuted:
-            return " ".join((found.sentence, *self._exact_ways(split)))
-        if found.is_settled or split.name in self._allowed:
-            return self._broken(found)
-        return (
-            f"it could not be proved: {found.sentence} `--allow {Numerics.UNPROVED}` takes it "
-            "unproved, `--prove` settles it on a real batch."
-        )
+            return _refusal(split, " ".join((found.sentence, *self._exact_ways(split))))
+        is_open = not found.is_settled
+        if is_open and split.name not in self._allowed:
+            sentence = (
+                f"it could not be proved: {found.sentence} `--allow {Numerics.UNPROVED}` takes it "
+                "unproved, `--prove` settles it on a real batch."
+            )
+            return _refusal(split, sentence, is_open=True)
+        broken = self._broken(found)
+        return None if broken is None else _refusal(split, broken, is_open=is_open)
 
     def _broken(self, found: Separability) -> str | None:
         """Return which condition of a proof the job's own batch does not keep to."""
@@ -175,6 +177,11 @@ class SplitChecks:
         is_there = any(strategy.name == _EXACT_WAY for strategy in CATALOGUE)
         if is_there and split.name != _EXACT_WAY:
             yield f"The exact way for losses that mix samples is {_EXACT_WAY}."
+
+
+def _refusal(split: AbstractSplitting, sentence: str, *, is_open: bool = False) -> Refusal:
+    kind = RefusalKind.UNPROVED if is_open else RefusalKind.UNSUITED
+    return Refusal(kind=kind, strategy=split.name, sentence=sentence)
 
 
 def may_be_unproved(

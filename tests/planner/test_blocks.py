@@ -307,3 +307,41 @@ def test_a_head_whose_logits_are_put_off_is_no_block_and_what_is_beside_it_may_b
     }
     assert blocks & {"0", "1", "0-1"}
     assert not blocks & {"2", "2.decoder", "0-2"}
+
+
+class Adapted(nn.Module):
+    """A linear layer with a low-rank one beside it, as LoRA has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width, bias=False)
+        self.down, self.up = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("pieces", [(), (MicroBatching(micro_batch_size=4096),)])
+def test_a_block_whose_adapters_wait_to_be_added_stays_a_block(pieces):
+    def block():
+        return nn.Sequential(Adapted(1024), nn.GELU(), Adapted(1024), nn.GELU())
+
+    job = Job(
+        model=lambda: nn.Sequential(*(block() for _ in range(4)), nn.Linear(1024, 4352)),
+        batch=lambda size: torch.randn(size, 1024),
+        loss=lambda model, batch: nn.functional.cross_entropy(
+            model(batch), torch.zeros(len(batch), dtype=torch.long)
+        ),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=16384,
+    )
+    evaluator = planner_jobs.evaluator_of(job, "cpu", Plan())
+    chunked = evaluator.in_full((LinearCrossEntropy(num_rows=128), *pieces))
+    blocks = {
+        name
+        for strategy in chunked.refinements[-1].strategies
+        if isinstance(strategy, ActivationCheckpointing)
+        for name in strategy.blocks
+    }
+    assert blocks
+    assert not [name for name in blocks if "." in name], "whole blocks, not what is left of them"

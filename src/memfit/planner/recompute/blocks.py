@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from statistics import median
 
 from memfit.allocator.simulate import AllocatorRules
 from memfit.planner.recompute.chain import Chain, ChainBlock, Option
@@ -21,6 +22,7 @@ _COVERED_SHARE = 0.7
 """It is split into its parts if they hold at least this much of its saved bytes."""
 _SMALLEST_SHARE = 1 / 1000
 _MOST_OPTIONS = 10
+_ALL_BUT_ROUNDING = 0.999
 
 
 def chain_of(
@@ -54,10 +56,17 @@ def chain_of(
 
 
 def put_off(trace: Trace, as_it_is: Trace) -> frozenset[str]:
-    """Name the modules of which a part does none of its arithmetic in a step, but did before."""
+    """Name the modules that leave arithmetic of a part to what comes after them, but did it before.
+
+    What is done later inside the same module, as adapters are that wait to be added, is not left
+    out of it. The first forward may be of fewer samples; the other modules show how many fewer.
+    """
     before, now = _forward_flops(as_it_is), _forward_flops(trace)
     gone = [name for name, flops in before.items() if flops and not now.get(name)]
-    return frozenset(each for name in gone for each in ("", *_lineage(name)))
+    affected = {each for name in gone for each in ("", *_lineage(name))}
+    ratios = [now.get(n, 0) / flops for n, flops in before.items() if flops and n not in affected]
+    share = _ALL_BUT_ROUNDING * (median(ratios) if ratios else 1.0)
+    return frozenset(name for name in affected if now.get(name, 0) < share * before.get(name, 0))
 
 
 def _lineage(name: str) -> Iterator[str]:

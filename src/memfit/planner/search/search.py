@@ -123,12 +123,19 @@ class Search:
         return relaxed(found, self.recordings, self.neighbours)
 
     def _look_for_any(self) -> None:
-        """Record what is estimated to fit with room to spare, so that there soon is some plan."""
+        """Record what is estimated to fit with room to spare, so that there soon is some plan.
+
+        What was recorded alone and found slower counts as well.
+        """
+        opened = {node.strategies for node in self.tree.nodes}
+        alone = (c for c in self.recordings.tried.values() if c.strategies not in opened)
+        nodes = (*self.tree.nodes, *(SearchNode(c.strategies, 0, None, c) for c in alone))
         fitting = [
             (refinement.seconds, refinement.peak_bytes, node, refinement)
-            for node, refinement in self.tree.refinements()
+            for node in nodes
+            if node.candidate is not None and self.space.allows(node.strategies)
+            for refinement in node.candidate.refinements
             if refinement.peak_bytes <= _SPARING * self._budget_bytes(node)
-            and self.space.allows(refinement.strategies)
         ]
         if fitting:
             *_, node, refinement = min(fitting, key=lambda each: each[:2])

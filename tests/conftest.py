@@ -28,6 +28,9 @@ from memfit.runtime.guard import step_log
 # Constants that `memfit calibrate` has stored on this machine must not change what tests see.
 os.environ["MEMFIT_CONFIG_DIR"] = str(Path(tempfile.gettempdir()) / "memfit-tests-uncalibrated")
 
+# Nor what was recorded before.
+os.environ["MEMFIT_CACHE_DIR"] = ""
+
 # A job in the background ignores SIGINT, and so would every child that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,9 @@ from .planning_progress import planning_progress
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memfit.devices.spec import Device
     from memfit.job import BuildsTrainerError, Job
+    from memfit.planner.cache.recording_cache import RecordingCache
     from memfit.planner.result.planning_result import PlanningResult
 
 
@@ -32,6 +36,7 @@ _ASKED = (
     *("allow", "require", "forbid", "measure", "thorough", "prove", "seconds"),
 )
 """What `memfit.plan` is given by the same names."""
+_KEPT = "{} recordings were kept from earlier calls; --no-cache makes all of them again."
 _RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
 
 
@@ -81,11 +86,13 @@ class PlanCommand:
         from memfit.prediction.importing import imported_on
 
         _check_can_write(args)
-        try:
-            job = imported_on(load_device(args.device), load_job, args.job)
-            plan = _plan(job, args, console)
-        except BuildsTrainerError as found:
-            plan = _plan_of_trainer(found, args, console)
+        device = load_device(args.device)
+        with _kept_between_calls(args, device) as cache:
+            try:
+                job = imported_on(device, load_job, args.job)
+                plan = _plan(job, args, console, cache)
+            except BuildsTrainerError as found:
+                plan = _plan_of_trainer(found, args, console)
         written = _write_files(args, plan)
         if args.json:
             write_json(_as_json(plan))
@@ -93,6 +100,8 @@ class PlanCommand:
             _show(plan, console, args)
             for path in written:
                 console.print(f"Wrote {path}.", markup=False)
+            if cache is not None and cache.num_found:
+                console.print(_KEPT.format(cache.num_found), markup=False)
         return 0
 
 
@@ -133,6 +142,11 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="record in so many processes; by default in one for each free core, at most four",
+    )
+    parser.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="record everything again, and keep nothing for the next call",
     )
     parser.add_argument(
         "--prove",
@@ -179,7 +193,25 @@ def _write_files(args: argparse.Namespace, plan: PlanningResult) -> list[str]:
     return [path for path in (args.save, args.pareto, args.html) if path]
 
 
-def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResult:
+@contextmanager
+def _kept_between_calls(
+    args: argparse.Namespace, device: Device
+) -> Iterator[RecordingCache | None]:
+    """Give what earlier calls have recorded for the job, and keep what this one records."""
+    from memfit.planner.cache.recording_cache import RecordingCache, cache_folder
+
+    folder = None if args.no_cache else cache_folder()
+    if folder is None:
+        yield None
+        return
+    cache = RecordingCache(folder, args.job, device)
+    with cache.used():
+        yield cache
+
+
+def _plan(
+    job: Job, args: argparse.Namespace, console: Console, cache: RecordingCache | None
+) -> PlanningResult:
     """Plan, saying which plan is being recorded where someone is watching."""
     from memfit.planner import plan
     from memfit.planner.search.aside import usable_processes
@@ -194,6 +226,7 @@ def _plan(job: Job, args: argparse.Namespace, console: Console) -> PlanningResul
             progress=seen.recording,
             on_better=seen.better,
             processes=processes,
+            cache=cache,
         )
 
 

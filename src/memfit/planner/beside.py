@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from memfit.planner.cache.kept_recordings import KeptRecordings
 from memfit.planner.search.aside import Aside, can_fork
-from memfit.planner.search.evaluation import Foreseen, JobEvaluator
+from memfit.planner.search.evaluation import Foreseen
 from memfit.planner.search.foresight import Foresight
 from memfit.prediction.predict import wants_effects
 from memfit.separation.separation import Findings, Separation
@@ -36,8 +37,9 @@ class Beside:
 
 
 @contextmanager
-def beside(evaluator: JobEvaluator, num_processes: int) -> Iterator[Beside]:
+def beside(kept: KeptRecordings, num_processes: int) -> Iterator[Beside]:
     """Use other processes inside, where more than one may be used; nothing is left of them."""
+    evaluator = kept.evaluator
     if num_processes < 2 or not can_fork():
         yield Beside()
         return
@@ -45,8 +47,9 @@ def beside(evaluator: JobEvaluator, num_processes: int) -> Iterator[Beside]:
     separation = plain.facts.separation if wants_effects(plain) else None
     ahead = Foresight(
         record=evaluator.foresee,
-        accept=evaluator.accept,
+        accept=kept.accept,
         tell=evaluator.tell,
+        is_known=kept.is_known,
         num_processes=num_processes,
         most_seconds=_LEAST_WAIT_SECONDS + _MOST_TIMES * plain.record_seconds,
     )

@@ -13,6 +13,8 @@ from memfit.errors import NoPlanFitsError
 from memfit.figures import Prediction, RefusalKind
 from memfit.job import Job
 from memfit.planner.beside import beside
+from memfit.planner.cache.kept_recordings import JobCache, KeptRecordings
+from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.measured import fastest_measured, measured_times
 from memfit.planner.result.assembly import FinishedSearch
 from memfit.planner.result.planning_result import PlanningResult
@@ -55,6 +57,7 @@ class Wanted:
     on_better: OnBetter | None = None
     patience: Patience = field(default_factory=Patience)
     processes: int = 1
+    cache: RecordingCache | None = None
 
 
 def plan_here(
@@ -66,17 +69,43 @@ def plan_here(
         NoPlanFitsError: if no plan fits.
         MemfitError: as ``memfit.plan`` does.
     """
-    layout, bounds, progress = find_layout(job), wanted.bounds, wanted.progress
-    if progress is not None:
-        progress("as it is")
-    plain = recorded_plain(job, layout, device, parallel)
+    layout = find_layout(job)
+    if wanted.progress is not None:
+        wanted.progress("as it is")
+    # Measured times, and what ranks share, are of one call.
+    cache = None if wanted.measure or parallel is not None else wanted.cache
+    kept = JobCache.of(cache, job, layout)
+    plain = kept.plain(job, layout, partial(recorded_plain, job, layout, device, parallel))
+    kept.learn(plain.facts.separation, wanted.prove)
+    try:
+        evaluator = _evaluator(job, device, plain, wanted, layout=layout, parallel=parallel)
+        found = _searched(KeptRecordings(evaluator, kept), wanted)
+    finally:
+        kept.keep_findings(plain.facts.separation, wanted.prove)
+    return _reaching_both_spreads(found, evaluator)
+
+
+def _evaluator(
+    job: Job,
+    device: Device,
+    plain: Recording,
+    wanted: Wanted,
+    *,
+    layout: BatchLayout,
+    parallel: AbstractDataParallel | None,
+) -> JobEvaluator:
+    """Return what records the job under what may be combined.
+
+    Raises:
+        StrategyError: if pieces of the batch are required, and none may be taken.
+    """
     space = search_space(
         plain.facts,
         wanted.allow,
         wanted.require,
         wanted.forbid,
         parallel=parallel,
-        may_use_disk=bounds.disk_bytes is not None,
+        may_use_disk=wanted.bounds.disk_bytes is not None,
         calls_blocks_again=calls_blocks_again(plain.steady, plain.facts),
         trial=trial_of(job, layout, plain, wanted.prove),
     )
@@ -86,19 +115,30 @@ def plan_here(
         device=device,
         layout=layout,
         times=measured_times(job, device, plain) if wanted.measure else times,
-        budget=bounds,
+        budget=wanted.bounds,
         space=space,
         plain=plain,
-        progress=progress,
+        progress=wanted.progress,
     )
     if space.must_split and space.split_checks is not None:
         space.split_checks.check_any()
-    with beside(evaluator, wanted.processes) as others:
-        recordings = Evaluator(evaluator.in_short, evaluator.in_full, others.ahead)
-        search = _search(recordings, space, plain, wanted)
+    return evaluator
+
+
+def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
+    """Search for the fastest plan that fits, and for what lies around it.
+
+    Raises:
+        NoPlanFitsError: if no plan fits.
+    """
+    evaluator = recorded.evaluator
+    job, device, plain = evaluator.job, evaluator.device, evaluator.plain
+    with beside(recorded, wanted.processes) as others:
+        recordings = Evaluator(recorded.in_short, recorded.in_full, others.ahead)
+        search = _search(recordings, evaluator.space, plain, wanted)
         best = search.run()
         if best is None:
-            raise _no_plan_fits(search, bounds.num_bytes or 0)
+            raise _no_plan_fits(search, wanted.bounds.num_bytes or 0)
         is_measured = wanted.measure and not search.is_over
         if is_measured:
             best = fastest_measured(job, device, best, search)
@@ -111,7 +151,7 @@ def plan_here(
         )
         rungs = finished.rungs(best)
         others.learn_effects()
-        return _reaching_both_spreads(finished.result(best, rungs), evaluator)
+        return finished.result(best, rungs)
 
 
 def _reaching_both_spreads(result: PlanningResult, evaluator: JobEvaluator) -> PlanningResult:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from memfit.devices.catalogue import load_device
 from memfit.errors import UsageError
 from memfit.job import Job
+from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.measured import check_is_here
 from memfit.planner.one_placement import Wanted, plan_here
 from memfit.planner.over_ranks import plan_over_ranks
@@ -53,6 +54,7 @@ def plan(
     seconds: float | None = None,
     on_better: OnBetter | None = None,
     processes: int = 1,
+    cache: RecordingCache | None = None,
     ranks: int | Sequence[int] | None = None,
     devices_per_node: int | None = None,
 ) -> PlanningResult:
@@ -86,6 +88,7 @@ def plan(
             ``memfit.figures.PlanSoFar``.
         processes: in how many processes to record; those beside this one are copies of it, made on
             Linux where no CUDA card is. The plan is the same.
+        cache: keeps recordings between calls, as ``memfit plan`` has them kept; None keeps none.
         ranks: how many share the model and the effective batch, each on such a device with such a
             budget; of several numbers the cheapest that fits is taken. None leaves that to the job.
         devices_per_node: how many ranks share a machine; None means as many as there are, up to 8.
@@ -116,6 +119,7 @@ def plan(
         on_better=on_better,
         patience=Patience(seconds),
         processes=processes,
+        cache=cache,
     )
     if processes < 1:
         msg = f"processes must be 1 or more, not {processes}; leave it out to use this one alone."

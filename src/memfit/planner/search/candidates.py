@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memfit.figures import Prediction
+from memfit.planner.recompute.chain import Chain
 from memfit.strategies.base import Strategy
 
 Strategies = tuple[Strategy, ...]
@@ -33,6 +34,10 @@ class Candidate:
     """How many its recording has."""
     refinements: Sequence[Refinement] = ()
     """From the fastest to the smallest; empty where nothing can be recomputed."""
+    chain: Chain | None = None
+    """What the refinements were chosen from; None where nothing can be recomputed."""
+    repeats: float = 1.0
+    """How many times what was recorded is run in a step."""
 
     @property
     def peak_bytes(self) -> int:

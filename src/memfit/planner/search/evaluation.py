@@ -81,7 +81,7 @@ class JobEvaluator:
         default_factory=dict, init=False, repr=False
     )
     """Of what was abridged, how many pieces there are, and the seconds of those recorded."""
-    _has_unlike_pieces: bool = field(default=False, init=False, repr=False)
+    has_unlike_pieces: bool = field(default=False, init=False, repr=False)
     """Whether micro-batches were seen to be unlike one another, so that all are recorded."""
     _recorded: set[Strategies] = field(default_factory=set, init=False, repr=False)
     """What was recorded without failing."""
@@ -89,24 +89,43 @@ class JobEvaluator:
     def foresee(self, strategies: Strategies) -> Foreseen:
         """Record in short in a copy of this process, and return all that it has learnt by it."""
         self.progress = None  # what draws it is not there in a copy
-        before, few = self._has_unlike_pieces, set(self._few)
-        candidate = self.in_short(strategies)
+        return self.learning(self.in_short, strategies)
+
+    def learning(
+        self, record: Callable[[Strategies], Candidate], strategies: Strategies
+    ) -> Foreseen:
+        """Record a combination, and return all that was learnt by it."""
+        before, few = self.has_unlike_pieces, set(self._few)
+        candidate = record(strategies)
         return Foreseen(
             candidate=candidate,
-            has_unlike_pieces=(before, self._has_unlike_pieces),
+            has_unlike_pieces=(before, self.has_unlike_pieces),
             few={key: value for key, value in self._few.items() if key not in few},
             recorded=frozenset(self._recorded),
         )
 
     def accept(self, found: Foreseen) -> Candidate | None:
-        """Learn what a copy has found; None if it began from another state than this."""
+        """Learn what was found elsewhere; None if that began from another state than this."""
         before, after = found.has_unlike_pieces
-        if before is not self._has_unlike_pieces:
+        if before is not self.has_unlike_pieces:
             return None
-        self._has_unlike_pieces = after
+        self.has_unlike_pieces = after
         self._few |= found.few
         self._recorded |= found.recorded
         return found.candidate
+
+    def under_budget(self, candidate: Candidate) -> Candidate:
+        """Return a candidate that was recorded under another budget as it is under this one."""
+        known, budget = candidate.prediction, self.budget
+        num_bytes = known.bounded_bytes(budget.of)
+        prediction = replace(
+            known,
+            budget_bytes=budget.num_bytes,
+            budget_of=budget.of or known.budget_of,
+            fits=budget.holds(num_bytes, known.host_bytes, known.disk_bytes),
+        )
+        found = replace(candidate, prediction=prediction)
+        return found if found.chain is None else _refined(found)
 
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record the whole step; of a long one, what stands for it."""
@@ -143,7 +162,7 @@ class JobEvaluator:
         """
         split = splitting_of(strategies)
         assert split is not None, "a batch in one piece is recorded whole"
-        if self.plain.is_long or self._has_unlike_pieces:
+        if self.plain.is_long or self.has_unlike_pieces:
             return None
         fewest = split.fewest_pieces
         with few_pieces(fewest):
@@ -152,7 +171,7 @@ class JobEvaluator:
         longer = recording.with_more_pieces(num_pieces - fewest)
         if longer is None:
             # What moves bytes says nothing about the pieces of other plans.
-            self._has_unlike_pieces = not recording.spill.has_moved
+            self.has_unlike_pieces = not recording.spill.has_moved
             return None
         prediction = self._prediction(strategies, self.job, longer)
         found = self._candidate(strategies, prediction, longer, 1.0)
@@ -315,7 +334,7 @@ class JobEvaluator:
             link if may_offload and offload not in names else None,
             self.plain.steady,
         )
-        return replace(found, refinements=_refinements(chain, strategies, prediction, repeats))
+        return _refined(replace(found, chain=chain, repeats=repeats))
 
 
 def _keeping_nothing(strategy: Strategy) -> Strategy:
@@ -339,22 +358,23 @@ def failure_of(error: Exception) -> str:
     return f"the step could not be recorded with it ({said.rstrip('.')})."
 
 
-def _refinements(
-    chain: Chain, strategies: Strategies, prediction: Prediction, repeats: float
-) -> tuple[Refinement, ...]:
-    """Turn the assignments of a chain's frontier into combinations."""
+def _refined(candidate: Candidate) -> Candidate:
+    """Turn the assignments of a candidate's chain, as far as they help, into combinations."""
+    chain, prediction = candidate.chain, candidate.prediction
+    assert chain is not None, "asked of what has blocks only"
     beside_bytes = prediction.bounded_bytes() - store_all(chain).peak_bytes
     budget_bytes = (prediction.budget_bytes or 0) - beside_bytes
     near = (int(budget_bytes * share) for share in _NEAR_BUDGET)
     _, *smaller = frontier(chain, budgets_bytes=near)
-    return tuple(
+    refinements = tuple(
         Refinement(
-            strategies=in_catalogue_order((*strategies, *_written(chain, assignment))),
+            strategies=in_catalogue_order((*candidate.strategies, *_written(chain, assignment))),
             peak_bytes=assignment.peak_bytes + beside_bytes,
-            seconds=prediction.step_seconds + assignment.seconds * repeats,
+            seconds=prediction.step_seconds + assignment.seconds * candidate.repeats,
         )
         for assignment in smaller
     )
+    return replace(candidate, refinements=refinements)
 
 
 def _written(chain: Chain, assignment: Assignment) -> list[Strategy]:

@@ -36,6 +36,10 @@ class _Task(Generic[Foreseen]):
         return not self.is_collected and self.aside.is_running
 
 
+def _never(_: Strategies) -> bool:
+    return False
+
+
 @dataclass(slots=True, kw_only=True)
 class Foresight(Generic[Foreseen]):
     """Have combinations recorded beside this process; the answers are the same as without.
@@ -54,12 +58,14 @@ class Foresight(Generic[Foreseen]):
     """This one among them."""
     most_seconds: float
     """How long one is waited for."""
+    is_known: Callable[[Strategies], bool] = _never
+    """Says of a combination whether it need not be recorded, because an earlier call has."""
     _tasks: dict[Strategies, _Task[Foreseen]] = field(default_factory=dict, init=False)
     _wanted: list[Strategies] = field(default_factory=list, init=False)
 
     def expect(self, combinations: Iterable[Strategies], *, is_sure: bool = True) -> None:
         """Hear of what will be asked for next, in that order, surely or perhaps."""
-        combinations = [*combinations]
+        combinations = [each for each in combinations if not self.is_known(each)]
         new = [each for each in combinations if each not in self._tasks]
         if is_sure:
             self._wanted = new

@@ -1,0 +1,173 @@
+"""What recordings depend on: files that were read, installed packages, settings, the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memfit.units import MIB
+
+_LARGE_BYTES = 8 * MIB
+"""Of larger files size and time of the last change stand for the content."""
+_NO_INPUTS = ("/proc", "/sys", "/dev")
+_PASSING = frozenset(
+    {"_", "SHLVL", "OLDPWD", "COLUMNS", "LINES", "WINDOWID", "PYTEST_CURRENT_TEST"}
+)
+"""Variables that shells and terminals change by themselves."""
+_PASSING_GROUPS = (
+    "TERM",
+    "SSH_",
+    "TMUX",
+    "XDG_SESSION",
+    "DBUS_",
+    "VSCODE_",
+    "GPG_",
+    "MEMFIT_CACHE",
+)
+
+
+def digest_of(values: Iterable[object]) -> str:
+    """Return a digest of the texts of some values."""
+    found = hashlib.sha256()
+    for value in values:
+        found.update(repr(value).encode())
+        found.update(b"\0")
+    return found.hexdigest()
+
+
+def surroundings() -> list[object]:
+    """List what recordings depend on besides the job's own files."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _PASSING and not name.startswith(_PASSING_GROUPS)
+    }
+    return [
+        *(sys.version, torch.__version__, platform.platform(), os.cpu_count()),
+        *(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()),
+        str(Path.cwd()),
+        sorted(variables.items()),
+        _installed(),
+        _own_source(),
+    ]
+
+
+def _installed() -> list[str]:
+    """Name every installed distribution with its version, as its metadata's folder does."""
+    folders = [Path(each) for each in sys.path if each and Path(each).is_dir()]
+    return sorted(
+        entry.name for folder in folders for entry in folder.iterdir() if "-info" in entry.suffix
+    )
+
+
+def _own_source() -> list[tuple[str, int, int]]:
+    """Return sizes and times of memfit's own files, which change in a checkout."""
+    found = []
+    for path in sorted(_OWN.rglob("*.py")):
+        status = path.stat()
+        found.append((str(path), status.st_size, status.st_mtime_ns))
+    return found
+
+
+_OWN = Path(__file__).resolve().parents[2]
+
+
+def content_of(path: str) -> str | None:
+    """Return what stands for a file's content; None if it cannot be read."""
+    try:
+        status = Path(path).stat()
+        if status.st_size > _LARGE_BYTES:
+            return f"{status.st_size} bytes of {status.st_mtime_ns}"
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+class FilesRead:
+    """The files that this process reads while it is watched, and the modules that are loaded.
+
+    Does not see what is read by other processes or by libraries past Python's ``open``.
+
+    Args:
+        besides: a folder whose files do not count.
+    """
+
+    def __init__(self, besides: Path) -> None:
+        self._besides = f"{os.path.realpath(besides)}{os.sep}"
+        self._opened: set[str] = set()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note what is opened for reading inside."""
+        _hook().listeners.append(self._opened)
+        try:
+            yield
+        finally:
+            _hook().listeners = [each for each in _hook().listeners if each is not self._opened]
+
+    def contents(self) -> Mapping[str, str]:
+        """Return what stands for the content of every file, by its path.
+
+        What is gone is left out: it was made meanwhile, from the others.
+        """
+        modules = [*sys.modules.values()]
+        loaded = (getattr(module, "__file__", None) for module in modules)
+        paths = {os.path.realpath(each) for each in (*loaded, *self._opened) if each}
+        inputs = (path for path in sorted(paths) if _is_input(path))
+        found = {path: content_of(path) for path in inputs if not path.startswith(self._besides)}
+        return {path: content for path, content in found.items() if content is not None}
+
+
+def _is_input(path: str) -> bool:
+    """Return whether a file is none of Python's, of an installed package or of memfit itself."""
+    return not path.endswith(".pyc") and not path.startswith(_known_folders())
+
+
+@cache
+def _known_folders() -> tuple[str, ...]:
+    """Return the folders whose content versions stand for."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = {sysconfig.get_path(name) for name in names}
+    folders |= {*site.getsitepackages(), str(_OWN)}
+    real = {os.path.realpath(folder) for folder in folders if folder}
+    return (*sorted(f"{folder}{os.sep}" for folder in real), *_NO_INPUTS)
+
+
+class _Hook:
+    """Hears of every file that Python opens."""
+
+    def __init__(self) -> None:
+        self.listeners: list[set[str]] = []
+
+    def hear(self, event: str, args: tuple[Any, ...]) -> None:
+        """Note a file that is opened for reading."""
+        if event != "open" or not self.listeners:
+            return
+        path, mode, flags = args
+        if not isinstance(path, (str, bytes)) or (isinstance(mode, str) and "r" not in mode):
+            return
+        if mode is None and flags & (os.O_WRONLY | os.O_RDWR):
+            return
+        with suppress(OSError):  # the working directory may be gone
+            whole = str(Path(os.fsdecode(path)).absolute())
+            for listener in self.listeners:
+                listener.add(whole)
+
+
+@cache
+def _hook() -> _Hook:
+    """Return the hook of this process, which Python keeps until it ends."""
+    hook = _Hook()
+    sys.addaudithook(hook.hear)
+    return hook

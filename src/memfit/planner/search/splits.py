@@ -149,7 +149,7 @@ class SplitChecks:
             found = self._trial(split, found)
             split.settle(self._facts.separation, found)
         if found.is_refuted:
-            return " ".join((found.sentence, *self._exact_ways(split)))
+            return " ".join((found.sentence, *self._exact_ways(split, found.sentence)))
         if found.is_settled or split.name in self._allowed:
             return self._broken(found)
         return (
@@ -170,10 +170,10 @@ class SplitChecks:
         broken = broken_condition(separation.layout, self._batch, found.conditions)
         return None if broken is None else broken.sentence
 
-    def _exact_ways(self, split: AbstractSplitting) -> Iterator[str]:
-        """Name what computes a loss on the whole batch and the rest in pieces."""
+    def _exact_ways(self, split: AbstractSplitting, sentence: str) -> Iterator[str]:
+        """Name what computes a loss on the whole batch and the rest in pieces, if not named yet."""
         is_there = any(strategy.name == _EXACT_WAY for strategy in CATALOGUE)
-        if is_there and split.name != _EXACT_WAY:
+        if is_there and split.name != _EXACT_WAY and _EXACT_WAY not in sentence:
             yield f"The exact way for losses that mix samples is {_EXACT_WAY}."
 
 

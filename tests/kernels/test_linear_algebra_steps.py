@@ -62,8 +62,14 @@ def twice_the_same(weight: Tensor, inputs: Tensor) -> Tensor:
     return (features * features).sum()
 
 
+def product_with_itself(weight: Tensor, inputs: Tensor) -> Tensor:
+    """The gradient of a sum has no memory of its own; each product copies it."""
+    features = weight.sin()
+    return (features @ features).sum() + 0.0 * inputs.sum()
+
+
 FORMS = (marginal_likelihood, whitening, orthogonal, rotation, least_squares, log_determinant)
-FORMS = (*FORMS, factors, pseudo_inverse, twice_the_same)
+FORMS = (*FORMS, factors, pseudo_inverse, twice_the_same, product_with_itself)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

@@ -15,6 +15,7 @@ from pages import (
     documents,
     exactness,
     knowledge_graphs,
+    linear_algebra,
     losses,
     planning,
     prediction,
@@ -53,6 +54,7 @@ _WPO_STRATEGIES = Section(
 )
 _SECTIONS = (
     Section("Predicted against measured peaks", "accuracy", prediction.accuracy),
+    Section("Linear algebra on the CPU", "linear_algebra", linear_algebra.linear_algebra),
     Section("Plans on a card", "card_checks", cards.card_checks, "check_card.py"),
     Section("Memory against time on 16 blocks", "planner_chain", planning.chain),
     Section("The planner against all it could find", "planner_grid", planner_grid),

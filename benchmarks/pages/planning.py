@@ -122,8 +122,8 @@ def plan_command(figures: Figures) -> Iterator[str]:
         "What is kept was recorded by the calls above for the same job."
     )
     yield table(
-        "job | asked | kept | first plan | all | planning begins | last plan | processor | memory | "
-        "step",
+        "job | asked | kept | first plan | all | planning begins | last plan | processor | "
+        "memory | step",
         "lllrrrrrrr",
         (
             (

@@ -35,6 +35,7 @@ MemfitError
 ├── OtherRankError              another rank has failed or died
 ├── CheckpointError             a checkpoint in shards cannot be written or read
 ├── NoPlanFitsError             no plan keeps the step inside the budget (exit code 3)
+├── PeakAboveBudgetError        a training has taken more than its budget (exit code 3)
 ├── PromiseBrokenError          a plan keeps less of the results than it claims
 ├── NothingToVerifyError        a plan would leave the batch of a trial as it is
 ├── TooLargeToVerifyError       not even a few samples can be run here
@@ -47,6 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from memfit.units import format_bytes
 
@@ -346,6 +348,23 @@ class NoPlanFitsError(MemfitError):
             f"No plan fits the budget of {format_bytes(budget_bytes)}. The smallest peak reached "
             f"is {format_bytes(smallest_peak_bytes)}, {excess} too much, with "
             f"{with_plan}. It holds: {held}. {advice}"
+        )
+
+
+class PeakAboveBudgetError(MemfitError):
+    """Say that a training has taken more than it was to take; ``result`` is all that it found."""
+
+    exit_code = 3
+
+    def __init__(self, budget_bytes: int, result: Mapping[str, Any]) -> None:
+        self.result = {**result, "is_within_budget": False}
+        measured_bytes = result["measured_peak_bytes"]
+        super().__init__(
+            f"The measured peak of {format_bytes(measured_bytes)} is "
+            f"{format_bytes(measured_bytes - budget_bytes)} above the budget of "
+            f"{format_bytes(budget_bytes)}; predicted were "
+            f"{format_bytes(result['predicted_peak_bytes'])}. The run is whole in "
+            f"{result['run_folder']}; give a smaller budget to plan with more room."
         )
 
 

@@ -13,6 +13,7 @@ from tests.zoo.planned_jobs import reasons
 import memfit
 from memfit.cli.main import main
 from memfit.errors import StrategyError
+from memfit.strategies import build_strategy
 from memfit.strategies.evidence import Evidence
 from memfit.strategies.plan import Plan
 
@@ -148,17 +149,17 @@ def test_the_command_says_what_proved_a_plan(tmp_path, capsys):
     assert "proved from the recorded step" in page.read_text("utf-8")
 
 
-def test_a_coupled_job_names_the_strategy_that_computes_its_loss_on_the_whole_batch(monkeypatch):
-    from memfit.planner.search import splits
-
+def test_a_coupled_job_names_the_strategy_that_computes_its_loss_on_the_whole_batch():
     job = wide(lambda x: x - x.mean(0))
-
-    class Named:
-        name = "cached-gradients"
-
-    monkeypatch.setattr(splits, "CATALOGUE", (Named,))
-    with pytest.raises(StrategyError, match=r"The exact way .* is cached-gradients"):
-        memfit.plan(job, require=["micro-batching"])
+    way = r"the exact way is cached-gradients \(`memfit plan --require cached-gradients`\)"
+    plan = Plan(strategies=(build_strategy("micro-batching", {"micro_batch_size": 4}),))
+    for refused in (
+        lambda: memfit.plan(job, require=["micro-batching"]),
+        lambda: memfit.predict(job, plan=plan),
+    ):
+        with pytest.raises(StrategyError, match=way) as caught:
+            refused()
+        assert str(caught.value).count("way") == 1
 
 
 def test_transformers_are_proved():

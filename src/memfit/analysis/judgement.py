@@ -190,8 +190,10 @@ _EFFECT = (
 _COUNTER = "{}, so that later steps may do something else than the one that was followed."
 _DRAW = "{} is drawn from{}; what is drawn outside torch's operators cannot be followed."
 _COUPLED = (
-    "{} couples the samples of a batch: {} {}. Micro-batches would train something else; keep the "
-    "batch whole, or cut it where the representations of samples end (cached-gradients)."
+    "{} couples the samples of a batch: {} {}. Micro-batches would train something else. If "
+    "samples are apart up to their representations, the exact way is cached-gradients (`memfit "
+    "plan --require cached-gradients`), with the loss on the whole batch; "
+    "`memfit.losses.contrastive_loss` streams such a loss."
 )
 _UNKNOWN = "{} could not be followed: {} {}."
 _SUM = (

@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from memfit.errors import PeakAboveBudgetError
+
 from .command import Command, add_json_argument, write_json
 from .installed_workloads import workloads_module
 
@@ -18,7 +20,8 @@ class TrainCommand:
 
     `memfit train WORKLOAD --help` lists the flags of a workload. With --json the last thing written
     to standard output is one JSON object: final metrics, predicted and measured peak, and the run
-    folder; progress goes to standard error.
+    folder; progress goes to standard error. A run whose measured peak is above its budget writes
+    it too, with "is_within_budget": false, and ends with exit code 3.
     """
 
     example = "memfit train conve --dataset umls --output-dir runs/umls --budget-fraction 0.75"
@@ -45,7 +48,12 @@ class TrainCommand:
 
         workload = workloads_module().load_workload(args.workload)
         shown_on = Console(file=sys.stderr, highlight=False) if args.json else console
-        result = workload.run(args, shown_on)
+        try:
+            result = workload.run(args, shown_on)
+        except PeakAboveBudgetError as error:
+            if args.json:
+                write_json(error.result)
+            raise
         if args.json:
             write_json(result)
         return 0

@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -203,19 +204,56 @@ def _timeline(steps: _Steps, begin_ns: int, end_ns: int, recording: Recording | 
     inside = [event for event in steps.events if begin_ns <= event.time_ns < end_ns]
     recorded = [] if recording is None else recording.steady.allocations
     current = _categories_at_start(before, recorded)
-    asked = [event.num_bytes for event in inside if event.num_bytes > 0]
     recorded = [block for block in recorded if block.phase is not Phase.SETUP]
-    matches = iter(align(asked, recorded))
-    of_address: dict[int, Category] = {}
-    changes = []
-    for event in inside:
-        if event.num_bytes > 0:
-            block = next(matches)  # what was not recorded is scratch inside a kernel
-            of_address[event.address] = Category.TEMPORARIES if block is None else block.category
-        category = of_address.get(event.address, Category.TEMPORARIES)
-        changes.append((category.value, event.num_bytes))
+    phases = _phase_starts(steps, inside, begin_ns, end_ns)
+    categories = _categories_of(inside, recorded, phases)
+    changes = [
+        (category.value, event.num_bytes)
+        for category, event in zip(categories, inside, strict=True)
+    ]
     here = {category.value: num_bytes for category, num_bytes in current.items()}
-    return Timeline.of(here, changes, _phase_starts(steps, inside, begin_ns, end_ns))
+    return Timeline.of(here, changes, phases)
+
+
+def _categories_of(
+    events: Sequence[AllocatorEvent],
+    recorded: Sequence[Allocation],
+    phases: Sequence[tuple[int, str]],
+) -> list[Category]:
+    """Return the category of each event's block.
+
+    Of what forward made, that is a saved activation which backward finds: that is seen here. What
+    else a block is for, and what forward does again during backward, the recording tells.
+    """
+    asked = [event.num_bytes for event in events if event.num_bytes > 0]
+    matches = iter(align(asked, recorded))
+    categories = [Category.TEMPORARIES] * len(events)
+    block_of = list(range(len(events)))
+    alive: dict[int, int] = {}
+    forwards = _forward_ranges(phases)
+    in_forward = {place for end, begin in forwards.items() for place in range(begin, end)}
+    for place, event in enumerate(events):
+        if event.num_bytes > 0:
+            alive[event.address] = place
+            block = next(matches)  # what was not recorded is scratch inside a kernel
+            category = Category.TEMPORARIES if block is None else block.category
+            if category is not Category.SAVED_ACTIVATIONS or place not in in_forward:
+                categories[place] = category
+        else:
+            block_of[place] = alive.pop(event.address, place)
+        for made in alive.values() if place + 1 in forwards else ():
+            if made >= forwards[place + 1] and categories[made] is Category.TEMPORARIES:
+                categories[made] = Category.SAVED_ACTIVATIONS
+    return [categories[place] for place in block_of]
+
+
+def _forward_ranges(phases: Sequence[tuple[int, str]]) -> dict[int, int]:
+    """Return where each forward begins, by where backward follows, as positions among events."""
+    return {
+        end: begin
+        for (begin, name), (end, following) in pairwise(phases)
+        if (name, following) == (Phase.FORWARD.value, Phase.BACKWARD.value)
+    }
 
 
 def _categories_at_start(

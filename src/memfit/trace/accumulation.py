@@ -37,21 +37,6 @@ _PLACE_OF_ACCUMULATE = 3
 _WRAPPERS_OF_DISPATCH = ("eval_frame.py", "_compile.py")
 
 
-def is_in_place_accumulation(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether this addition is autograd's own and would be done in place if unwatched.
-
-    To be called directly from ``_dispatch`` of an ``OperatorMode``.
-    """
-    if func not in _IN_PLACE or not _comes_from_engine(sys._getframe(3)):
-        return False
-    if func is _INDEX_PUT:
-        # With accumulation, autograd uses it for the gradient of indexing alone.
-        return len(args) > _PLACE_OF_ACCUMULATE and bool(args[_PLACE_OF_ACCUMULATE])
-    if func is _ADD and not _is_sum(args):
-        return False
-    return _num_holders(args) <= num_holders_when_exclusive()
-
-
 def accumulate_in_place(func: Any, args: tuple[Any, ...]) -> torch.Tensor:
     """Add to the first gradient in place."""
     _IN_PLACE[func](*args)
@@ -79,6 +64,55 @@ def _num_holders(args: tuple[Any, ...]) -> tuple[int, int]:
     count = getattr(tensor, "_use_count", None)
     storage = tensor.untyped_storage()
     return (count() if count else 0, torch._C._storage_Use_Count(storage._cdata))
+
+
+class Sums:
+    """Tell which sums of a backward pass are autograd's own, and would be done in place unwatched.
+
+    What the formula of one operator's gradient (``svd_backward``) has made for itself it adds to as
+    it is written. Only where an operator got the same tensor twice (``x * x``) are two gradients
+    that it has just made autograd's to add up.
+    """
+
+    def __init__(self) -> None:
+        self._node = ("", 0)
+        self._made: set[int] = set()
+
+    def note(self, out: Any) -> None:
+        """Hear of what an operator of the backward pass has made."""
+        key = _key_of(torch._C._current_autograd_node())
+        if key != self._node:
+            self._node, self._made = key, set()
+        if isinstance(out, torch.Tensor):
+            self._made.add(out.untyped_storage()._cdata)
+
+    def is_in_place(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether an operator is such a sum.
+
+        To be called directly from ``_dispatch`` of an ``OperatorMode``.
+        """
+        if func not in _IN_PLACE or not _comes_from_engine(sys._getframe(3)):
+            return False
+        if func is _INDEX_PUT:
+            # With accumulation, autograd uses it for the gradient of indexing alone.
+            return len(args) > _PLACE_OF_ACCUMULATE and bool(args[_PLACE_OF_ACCUMULATE])
+        if func is _ADD and (not _is_sum(args) or self._is_of_a_formula(args[0])):
+            return False
+        return _num_holders(args) <= num_holders_when_exclusive()
+
+    def _is_of_a_formula(self, first: torch.Tensor) -> bool:
+        node = torch._C._current_autograd_node()
+        if node is None or _key_of(node) != self._node:
+            return False
+        if first.untyped_storage()._cdata not in self._made:
+            return False
+        targets = [edge for edge in node.next_functions if edge[0] is not None]
+        return len(set(targets)) == len(targets)
+
+
+def _key_of(node: Any) -> tuple[str, int]:
+    """Return what tells a node of the graph from others, without holding on to it."""
+    return ("", 0) if node is None else (node.name(), node._sequence_nr())
 
 
 class _Probe(OperatorMode):

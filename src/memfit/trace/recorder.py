@@ -16,11 +16,7 @@ import torch
 
 from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.scratch import HiddenMemory, Scratch
-from memfit.trace.accumulation import (
-    accumulate_in_place,
-    is_in_place_accumulation,
-    num_holders_when_exclusive,
-)
+from memfit.trace.accumulation import Sums, accumulate_in_place, num_holders_when_exclusive
 from memfit.trace.events import (
     ONLY_AMONG_RANKS,
     Allocation,
@@ -108,6 +104,7 @@ class Recorder(OperatorMode):
         self.phase = Phase.SETUP
         self._phase_born: list[int] = []
         self._is_paused = False
+        self._sums = Sums()
         self._step_began = (0, 0)
         self.modules = ModuleTracker(self._module_entered, self._module_left, self.history.lines)
         self._open_calls: list[ModuleCall] = []
@@ -135,11 +132,14 @@ class Recorder(OperatorMode):
             return func(*args, **kwargs)
         if self.follower is not None:
             self.follower.before_operator((args, tuple(kwargs.values())))
-        if self.phase is Phase.BACKWARD and is_in_place_accumulation(func, args):
+        is_backward = self.phase is Phase.BACKWARD
+        if is_backward and self._sums.is_in_place(func, args):
             out: Any = accumulate_in_place(func, args)
         else:
             out = func(*args, **kwargs)
             hold_whole_storage(func, args, kwargs, out)
+        if is_backward:
+            self._sums.note(out)
         self._note(func, args, kwargs, out)
         return out
 

@@ -47,7 +47,7 @@ from memfit.virtual.cuda.runtime import runtime
 from memfit.virtual.cuda.wrappers import wrappers
 from memfit.virtual.known_values import value_of
 from memfit.virtual.replacements import replacements
-from memfit.virtual.subclasses import FakeWrappers, is_nested_int, nested_int
+from memfit.virtual.subclasses import FakeWrappers, is_nested_int, nested_int, sparse_refusal
 
 _RANGES = (
     torch.ops.aten.linspace.default,
@@ -212,11 +212,7 @@ class VirtualTensors(FakeTensorMode):
                 raise UnsupportedOperatorException(func) from error
             raise
         if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
-            raise RecordingError(
-                f"The operator {func} gives a sparse tensor, whose size depends on its values",
-                "Use dense tensors (for embeddings, sparse=False), or `memfit measure`, which "
-                "really runs the step.",
-            )
+            raise sparse_refusal(func, out)
         return out
 
     @property

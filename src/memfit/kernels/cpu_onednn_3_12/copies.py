@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memfit.kernels.cpu_onednn_3_12.matrices import transposed_block_bytes
 from memfit.kernels.registration import Operator
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
@@ -91,12 +92,30 @@ def _upsample(*, self: torch.Tensor, out: torch.Tensor) -> int:
     return num_bytes(self) + num_bytes(out)
 
 
+def _copy(*, self: torch.Tensor, src: torch.Tensor) -> int:
+    return _turned_block_bytes(self, src)
+
+
+def _clone(*, self: torch.Tensor, out: torch.Tensor) -> int:
+    return _turned_block_bytes(out, self)
+
+
+def _turned_block_bytes(target: torch.Tensor, source: torch.Tensor) -> int:
+    """Return the bytes of the block through which a large matrix is turned."""
+    is_turned = source.dim() == 2 and source.stride() == (1, source.shape[0])
+    if not is_turned or target.dtype != source.dtype or target.shape != source.shape:
+        return 0
+    return transposed_block_bytes(target)
+
+
 def _is_last(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 OPERATORS: Mapping[str, Operator] = {
     "_safe_softmax": Operator(scratch=_safe_softmax),
+    **dict.fromkeys(("_to_copy", "clone"), Operator(scratch=_clone)),
+    "copy_": Operator(scratch=_copy),
     "embedding": _dense("indices"),
     "embedding_dense_backward": _dense("grad_output", "indices"),
     "gelu_backward": Operator(scratch=_gelu_backward),

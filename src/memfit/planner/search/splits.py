@@ -148,7 +148,9 @@ class SplitChecks:
             found = self._trial(split, found)
             split.settle(self._facts.separation, found)
         if found.is_refuted:
-            return _refusal(split, " ".join((found.sentence, *self._exact_ways(split))))
+            return _refusal(
+                split, " ".join((found.sentence, *self._exact_ways(split, found.sentence)))
+            )
         is_open = not found.is_settled
         if is_open and split.name not in self._allowed:
             sentence = (
@@ -172,10 +174,10 @@ class SplitChecks:
         broken = broken_condition(separation.layout, self._batch, found.conditions)
         return None if broken is None else broken.sentence
 
-    def _exact_ways(self, split: AbstractSplitting) -> Iterator[str]:
-        """Name what computes a loss on the whole batch and the rest in pieces."""
+    def _exact_ways(self, split: AbstractSplitting, sentence: str) -> Iterator[str]:
+        """Name what computes a loss on the whole batch and the rest in pieces, if not named yet."""
         is_there = any(strategy.name == _EXACT_WAY for strategy in CATALOGUE)
-        if is_there and split.name != _EXACT_WAY:
+        if is_there and split.name != _EXACT_WAY and _EXACT_WAY not in sentence:
             yield f"The exact way for losses that mix samples is {_EXACT_WAY}."
 
 

@@ -14,15 +14,20 @@ from typing import Any
 import torch
 
 from memfit.errors import DataError, UsageError
-from memfit.files import replace_atomically
+from memfit.files import fill_atomically
+from memfit.session.leaves import bytes_in
 
 INTERRUPTED = "checkpoint_interrupted.pt"
 _REMEDY = "Give another checkpoint, or --resume-from-checkpoint auto for the newest whole one."
 
 
 def save_checkpoint(path: Path, content: dict[str, Any] | torch.Tensor) -> None:
-    """Write a checkpoint whole, or leave what was there."""
-    replace_atomically(path, lambda part: torch.save(content, part))
+    """Write a checkpoint whole, or leave what was there.
+
+    Raises:
+        FullDiskError: if the disk has no room for it.
+    """
+    fill_atomically(path, lambda file: torch.save(content, file), needed_bytes=bytes_in(content))
 
 
 def read_checkpoint(

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memfit.errors import CheckpointError
-from memfit.files import write_atomically
+from memfit.errors import CheckpointError, MemfitError
+from memfit.files import fill_atomically, naming_full_disk, write_atomically
 from memfit.observe.starting import rank_here
 from memfit.runtime.guard.large_tensors import LargeTensors
 from memfit.runtime.shards.kept_states import (
@@ -26,6 +27,7 @@ from memfit.runtime.shards.kept_states import (
     parameter_tensors,
     put_own_state_back,
 )
+from memfit.session.leaves import bytes_in
 from memfit.session.session import Session
 
 _R = TypeVar("_R")
@@ -91,18 +93,20 @@ class ShardedCheckpoint:
         return run
 
     def _read_tensors(self, wanted: dict[str, torch.Tensor], target: Path) -> None:
-        with _unsaid():
+        with _first_failure(), _unsaid():
             load(wanted, checkpoint_id=target / _TENSORS, no_dist=self._is_alone)
 
     def _write_tensors(self, tensors: dict[str, torch.Tensor], target: Path) -> None:
-        with _unsaid():
+        with naming_full_disk(target, bytes_in(tensors)), _first_failure(), _unsaid():
             save(tensors, checkpoint_id=target / _TENSORS, no_dist=self._is_alone)
 
     def _write_own(self, whole: dict[str, Any], target: Path) -> None:
-        target.mkdir(parents=True, exist_ok=True)
+        with naming_full_disk(target):
+            target.mkdir(parents=True, exist_ok=True)
         if self._rank == 0:
-            torch.save(whole, target / _WHOLE)
-        torch.save(own_state(self._session), target / _own_file(self._rank))
+            fill_atomically(target / _WHOLE, lambda file: torch.save(whole, file))
+        state = own_state(self._session)
+        fill_atomically(target / _own_file(self._rank), lambda file: torch.save(state, file))
 
     def _new_name(self, num_steps: int) -> str:
         """Return a name that no save had yet, the same on every rank."""
@@ -159,7 +163,8 @@ class ShardedCheckpoint:
         try:
             found = action()
         except Exception as error:  # noqa: BLE001 - whatever it was, the others have to hear of it
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            known = str(error) if isinstance(error, MemfitError) else ""
+            reason = (known or f"{type(error).__name__}: {error}").partition("\n")[0].rstrip(".")
         said = [reason]
         if not self._is_alone:
             said = [""] * self._num_ranks
@@ -176,6 +181,18 @@ def _unsaid() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
+
+
+@contextmanager
+def _first_failure() -> Iterator[None]:
+    """Raise what failed first in place of torch's summary, which is no ``Exception``."""
+    failures = []
+    try:
+        yield
+    except CheckpointException as error:
+        failures = [failure for failure, _ in error.failures.values()]
+    if failures:  # raised out here, it keeps what it was raised from
+        raise failures[0]
 
 
 def _own_file(rank: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 import stat
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from memfit import files
 from memfit.configfile import disk
 from memfit.errors import FullDiskError
-from memfit.files import fill_atomically, replace_atomically, write_atomically
+from memfit.files import fill_atomically, remove_own_folder, replace_atomically, write_atomically
 
 
 def names_in(folder) -> list[str]:
@@ -74,6 +75,31 @@ def test_a_device_is_written_to_and_stays_what_it_is():
     null = Path("/dev/null")
     write_atomically(null, "x")
     assert null.is_char_device()
+
+
+# --- Folders ---
+
+OWN = re.compile(r"a|in/[0-9]\.pt")
+
+
+@pytest.mark.parametrize("foreign", ["b", "in/x.pt", "in/deep/1.pt", "in/a"])
+def test_a_folder_with_something_foreign_is_left_whole(tmp_path, foreign):
+    folder = tmp_path / "folder"
+    for name in ("a", "in/1.pt", foreign):
+        write_atomically(folder / name, "x")
+    assert remove_own_folder(folder, OWN) == folder / foreign
+    assert len([path for path in folder.rglob("*") if path.is_file()]) == 3
+    (folder / foreign).unlink()
+    assert remove_own_folder(folder, OWN) is None
+    assert not folder.exists()
+
+
+def test_a_link_in_a_folder_is_foreign_and_what_it_leads_to_stays(tmp_path):
+    write_atomically(tmp_path / "mine" / "1.pt", "x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "in").symlink_to(tmp_path / "mine")
+    assert remove_own_folder(tmp_path / "folder", OWN) == tmp_path / "folder" / "in"
+    assert (tmp_path / "mine" / "1.pt").exists()
 
 
 # --- A full disk ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -140,3 +141,25 @@ def _new_part(path: Path) -> Path:
         except FileExistsError:
             continue
         return part
+
+
+def foreign_file(folder: Path, own: re.Pattern[str]) -> Path | None:
+    """Return something below a folder whose path in it does not match; None if all is one's own.
+
+    Folders count where they are empty or links.
+    """
+    for place, folders, names in os.walk(folder):
+        inside = Path(place)
+        links = [name for name in folders if (inside / name).is_symlink()]
+        for name in sorted([*names, *links]):
+            if not own.fullmatch((inside / name).relative_to(folder).as_posix()):
+                return inside / name
+    return None
+
+
+def remove_own_folder(folder: Path, own: re.Pattern[str]) -> Path | None:
+    """Remove a folder in which all matches, and return None; else leave all, and return one."""
+    foreign = foreign_file(folder, own)
+    if foreign is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return foreign

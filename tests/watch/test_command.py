@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.zoo.processes import run_python
 
-from memfit.errors import DataError, FullDiskError
+from memfit.errors import DataError, FullDiskError, UsageError
 from memfit.journal import folder as journal_folder
+from memfit.journal.folder_lock import FolderLock
 from memfit.watch import command
 from memfit.watch.command import watch_command
 
@@ -75,6 +76,27 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_started(tmp_pat
     with pytest.raises(FullDiskError):
         watch_command(["touch", "started"])
     assert not (tmp_path / "started").exists()
+
+
+def test_two_runs_in_one_folder_at_the_same_time_are_refused(tmp_path):
+    assert watched(tmp_path, "exit 0").ending.exit_code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    lock = FolderLock(tmp_path / "run")
+    words = ["touch", str(tmp_path / "started")]
+    with pytest.raises(UsageError, match="is in use: process "):
+        watch_command(words, folder=tmp_path / "run", overwrite=True, signs=NoSigns())
+    lock.release(keeps_file=False)
+    assert not (tmp_path / "started").exists()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_overwrite_replaces_no_file_of_another(tmp_path):
+    (tmp_path / "run").mkdir()
+    mine = tmp_path / "run" / "run.json"
+    mine.write_text('{"name": "mine"}')
+    with pytest.raises(UsageError, match=r"run\.json is in the way, and no run of memfit"):
+        watch_command(["true"], folder=tmp_path / "run", overwrite=True, signs=NoSigns())
+    assert mine.read_text() == '{"name": "mine"}'
 
 
 def test_a_stream_that_takes_nothing_leaves_the_exit_code(tmp_path):

@@ -160,6 +160,21 @@ def check_earlier_run(folder: Path, earlier_run: str, advice: str) -> None:
     found = [name for name in JOURNAL_NAMES if (folder / name).is_file()]
     if found and earlier_run == REFUSE:
         raise UsageError(f"{folder} holds a run already ({found[0]}). {advice}")
+    if earlier_run == OVERWRITE and not has_own_facts(folder):
+        msg = (
+            f"{folder / FACTS_NAME} is in the way, and no run of memfit has written it: it is not "
+            "replaced. Move it, or give another folder."
+        )
+        raise UsageError(msg)
+
+
+def has_own_facts(folder: Path) -> bool:
+    """Return whether the facts of a run in a folder are memfit's, or are not there at all."""
+    try:
+        facts = _read_json(folder / FACTS_NAME)
+    except DataError:
+        return False
+    return facts is None or _record(RunFacts, facts) is not None
 
 
 def clear_journal(folder: Path, *, num_ranks: int = 1) -> None:

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import CommandNotStartedError, DataError, MemfitError
-from memfit.files import naming_full_disk
+from memfit.errors import CommandNotStartedError, DataError, MemfitError, UsageError
+from memfit.files import naming_full_disk, remove_own_folder
 from memfit.journal.folder import (
     FACTS_NAME,
     OVERWRITE,
@@ -26,12 +26,13 @@ from memfit.journal.folder import (
     clear_journal,
     read_ranks,
 )
+from memfit.journal.folder_lock import FolderLock
 from memfit.journal.records import Ending, RunFacts
 from memfit.observe.processes import started_at
 
 from .ending import Seen, ending_of, script_name
 from .host_killer import HostKillerSigns, KillerSigns
-from .last_words import LastWords, read_failures, read_words, words_folder
+from .last_words import WORDS, LastWords, read_failures, read_words, words_folder
 from .settings import DISABLE, WatchSettings, watched_environment
 from .supervisor import end_left_behind, supervise
 
@@ -77,14 +78,12 @@ def watch_command(
         is_missing = not Path(words[0]).exists()
         reason = "there is no such program" if is_missing else "it cannot be executed"
         raise CommandNotStartedError(words[0], reason, is_missing=is_missing)
-    if folder is None:
-        own_folder = _new_folder(words)
-    else:
-        own_folder = _free_folder(folder, OVERWRITE if overwrite else REFUSE)
+    own_folder = _new_folder(words) if folder is None else _made_folder(folder)
+    lost: list[str] = []
+    lock = _locked(own_folder, OVERWRITE if overwrite else REFUSE, lost)
     settings = WatchSettings(
         folder=own_folder.resolve(), budget_bytes=budget_bytes, finds_leaks=finds_leaks, fit=fit
     )
-    lost: list[str] = []
     try:
         writer = JournalWriter(own_folder)
         with _losing(lost, FACTS_NAME):
@@ -98,7 +97,9 @@ def watch_command(
         (own_folder / FACTS_NAME).unlink(missing_ok=True)  # the folder holds no run
         raise
     finally:
-        shutil.rmtree(words_folder(own_folder), ignore_errors=True)
+        remove_own_folder(words_folder(own_folder), WORDS)
+        if lock is not None:
+            lock.release(keeps_file=False)
     return WatchedRun(folder=own_folder, ending=ending, lost=tuple(lost))
 
 
@@ -198,16 +199,12 @@ def _new_folder(words: Sequence[str]) -> Path:
     raise FileExistsError(first)
 
 
-def _free_folder(folder: Path, earlier_run: str) -> Path:
-    """Take a folder that holds no run, or no longer.
+def _made_folder(folder: Path) -> Path:
+    """Make a folder that was asked for, if it is not there.
 
     Raises:
-        UsageError: if it holds one that is not to be replaced.
+        DataError: if it cannot be made.
     """
-    advice = "Give another --folder, or replace it with --overwrite."
-    check_earlier_run(folder, earlier_run, advice)
-    if earlier_run == OVERWRITE:
-        clear_journal(folder)
     try:
         with naming_full_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -215,3 +212,26 @@ def _free_folder(folder: Path, earlier_run: str) -> Path:
         reason = f"it cannot be used as a folder ({error.strerror}). Give another --folder."
         raise DataError(str(folder), reason) from None
     return folder
+
+
+def _locked(folder: Path, earlier_run: str, lost: list[str]) -> FolderLock | None:
+    """Hold a folder that holds no run, or no longer; None where it cannot be held.
+
+    Raises:
+        UsageError: if it holds one that is not to be replaced, or one that still goes on.
+    """
+    lock = None
+    try:
+        lock = FolderLock(folder)
+    except OSError as error:  # a full disk is no reason to start nothing
+        lost.append(f"the lock of the folder ({str(error).rstrip('.')})")
+    try:
+        advice = "Give another --folder, or replace it with --overwrite."
+        check_earlier_run(folder, earlier_run, advice)
+    except UsageError:
+        if lock is not None:
+            lock.release(keeps_file=False)
+        raise
+    if earlier_run == OVERWRITE:
+        clear_journal(folder)
+    return lock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +16,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memfit.errors import CheckpointError, MemfitError
-from memfit.files import fill_atomically, naming_full_disk, write_atomically
+from memfit.errors import CheckpointError, MemfitError, MemfitWarning
+from memfit.files import (
+    fill_atomically,
+    naming_full_disk,
+    remove_own_folder,
+    write_atomically,
+)
 from memfit.observe.starting import rank_here
 from memfit.runtime.guard.large_tensors import LargeTensors
 from memfit.runtime.shards.kept_states import (
@@ -33,6 +38,11 @@ from memfit.session.session import Session
 _R = TypeVar("_R")
 _POINTER = "latest.json"
 _WHOLE, _TENSORS = "run.pt", "tensors"
+_SAVE = re.compile(r"step-\d+-\d+")
+_OWN = re.compile(
+    r"\.?(run|rank-\d+)\.pt(\..*\.part)?|tensors/(\.metadata(\.tmp)?|__\d+_\d+\.distcp)"
+)
+"""What lies in the folder of a save, also of one that was cut off."""
 
 
 class ShardedCheckpoint:
@@ -112,8 +122,8 @@ class ShardedCheckpoint:
         """Return a name that no save had yet, the same on every rank."""
         number = 0
         if self._rank == 0:
-            taken = self._folder.glob("step-*-*") if self._folder.is_dir() else ()
-            number = 1 + max((int(each.name.rpartition("-")[2]) for each in taken), default=0)
+            taken = [int(each.name.rpartition("-")[2]) for each in _saves_in(self._folder)]
+            number = 1 + max(taken, default=0)
         return f"step-{num_steps}-{self._of_first_rank(number)}"
 
     def _of_first_rank(self, value: int) -> int:
@@ -129,9 +139,10 @@ class ShardedCheckpoint:
             return
         said = {"folder": target.name, "num_ranks": self._num_ranks}
         write_atomically(self._folder / _POINTER, json.dumps(said))
-        for each in self._folder.glob("step-*-*"):
-            if each != target:
-                shutil.rmtree(each, ignore_errors=True)
+        for each in _saves_in(self._folder):
+            if each != target and (foreign := remove_own_folder(each, _OWN)) is not None:
+                msg = f"{each} is kept: no save has written {foreign.name}, which lies in it."
+                warnings.warn(msg, MemfitWarning, stacklevel=5)
 
     def _latest(self) -> Path:
         path = self._folder / _POINTER
@@ -186,13 +197,16 @@ def _unsaid() -> Iterator[None]:
 @contextmanager
 def _first_failure() -> Iterator[None]:
     """Raise what failed first in place of torch's summary, which is no ``Exception``."""
-    failures = []
     try:
         yield
     except CheckpointException as error:
-        failures = [failure for failure, _ in error.failures.values()]
-    if failures:  # raised out here, it keeps what it was raised from
-        raise failures[0]
+        failure, _ = next(iter(error.failures.values()))
+        raise failure from failure.__cause__ or failure.__context__
+
+
+def _saves_in(folder: Path) -> list[Path]:
+    """List the folders that have the names of saves."""
+    return [each for each in folder.glob("step-*-*") if _SAVE.fullmatch(each.name)]
 
 
 def _own_file(rank: int) -> str:

@@ -6,20 +6,19 @@ import os
 import sys
 from typing import NoReturn
 
-from rich.console import Console
+from memfit.listeners.printable_console import PrintableConsole
 
 _LEAST_WIDTH = 40
 """What is narrower is no terminal that someone reads: COLUMNS=0, say."""
 _USUAL_WIDTH = 80
 
 
-class StdoutConsole(Console):
+class StdoutConsole(PrintableConsole):
     """Write to standard output and let ``main`` handle a reader that has gone."""
 
     def __init__(self) -> None:
-        """Set up a console without highlighting."""
-        # Highlighting would colour digits inside names such as rtx-4090.
-        super().__init__(highlight=False, width=_width())
+        """Set up a console of a width that makes sense."""
+        super().__init__(width=_width())
 
     def on_broken_pipe(self) -> NoReturn:
         """Hand the error on; rich would end the program with exit code 1."""

@@ -12,12 +12,14 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from memfit.errors import MemfitError
+from memfit.journal.printable import printable
 
 from .command import Command, prints_aside
 
@@ -69,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Show the message and hand the exit code to ``main``."""
         if message:
-            sys.stderr.write(message)
+            sys.stderr.write(printable(message))
         raise _ParserDoneError(status)
 
 
@@ -79,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        exit_code = _run(words)
+        with _printable_warnings():
+            exit_code = _run(words)
         sys.stdout.flush()
     except _ParserDoneError as done:
         return done.exit_code
@@ -96,6 +99,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_error(_describe_unexpected(error, words), words)
         return EXIT_ERROR
     return exit_code
+
+
+@contextmanager
+def _printable_warnings() -> Iterator[None]:
+    """Have warnings, which may name a user's modules, spell out control characters."""
+    written = warnings.formatwarning
+
+    def formatwarning(*args: Any, **kwargs: Any) -> str:
+        return printable(written(*args, **kwargs))
+
+    warnings.formatwarning = formatwarning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = written
 
 
 def load_command(name: str) -> Command:
@@ -226,5 +244,5 @@ def _describe_unexpected(error: Exception, words: Sequence[str]) -> str:
 def _write_error(message: str, words: Sequence[str]) -> None:
     """Write an error as one line on standard error, after the traceback if that is wanted."""
     if _is_debugging(words):
-        traceback.print_exc()
-    sys.stderr.write(f"memfit: error: {' '.join(message.split())}\n")
+        sys.stderr.write(printable(traceback.format_exc()))
+    sys.stderr.write(printable(f"memfit: error: {' '.join(message.split())}\n"))

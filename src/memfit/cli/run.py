@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from memfit.errors import DataError, UsageError
+from memfit.journal.printable import printable
 
 from .command import Command, add_json_argument
 
@@ -88,7 +89,7 @@ class RunCommand:
             overwrite=args.overwrite,
         )
         if not args.quiet:
-            _write_lines(sys.stderr, (f"memfit: {line}" for line in _closing_lines(run)))
+            _write_lines(sys.stderr, (printable(f"memfit: {line}") for line in _closing_lines(run)))
         if args.json:
             # One line: what the command has written to standard output stands before it.
             result = {**asdict(run.ending), "folder": str(run.folder)}

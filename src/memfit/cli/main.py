@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from memfit.errors import MemfitError
+from memfit.errors import MemfitError, MemfitWarning
 from memfit.journal.printable import printable
 
 from .command import Command, prints_aside
@@ -106,8 +106,16 @@ def _printable_warnings() -> Iterator[None]:
     """Have warnings, which may name a user's modules, spell out control characters."""
     written = warnings.formatwarning
 
-    def formatwarning(*args: Any, **kwargs: Any) -> str:
-        return printable(written(*args, **kwargs))
+    def formatwarning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if issubclass(category, MemfitWarning):  # a place in memfit says nothing to a reader
+            return printable(f"memfit: warning: {' '.join(str(message).split())}\n")
+        return printable(written(message, category, filename, lineno, line))
 
     warnings.formatwarning = formatwarning
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,6 +17,7 @@ from pathlib import Path
 from memfit.errors import DataError
 from memfit.figures import Certainty
 from memfit.files import write_atomically
+from memfit.journal.plain_text import parsed_toml, read_plain
 
 from .facts import OPTIONAL_FACTS, REQUIRED_FACTS, check_keys, read_fact
 from .spec import Device, Fact
@@ -129,14 +129,16 @@ def read_calibration(path: Path) -> dict[str, Fact]:
         DataError: if the file is malformed; it says which file and how to get rid of the error.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = read_plain(path)
+    except (OSError, ValueError) as error:
+        raise DataError(str(path), f"it cannot be read ({error}). {_remedy(path)}") from error
+    try:
+        table = parsed_toml(text)
         check_keys(str(path), "the file", table, ("facts",), ())
         check_keys(str(path), "facts", table["facts"], (), (*REQUIRED_FACTS, *OPTIONAL_FACTS))
         facts = {name: read_fact(str(path), name, value) for name, value in table["facts"].items()}
         _check_values(path, facts)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(str(path), f"it cannot be read ({error}). {_remedy(path)}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise DataError(str(path), f"it is not valid TOML: {error}. {_remedy(path)}") from error
     except DataError as error:
         raise _with_remedy(path, error) from error

@@ -12,6 +12,7 @@ from memfit.errors import DataError, UsageError
 from memfit.files import write_atomically
 
 from .lines import LineFile
+from .plain_text import parsed_json
 from .records import (
     DriftEvent,
     Ending,
@@ -215,8 +216,8 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        value = parsed_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         reason = f"it is not JSON: {error}"
         raise DataError(str(path), reason) from error
     if not isinstance(value, dict):
@@ -229,10 +230,10 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file; the last one may have been cut off with the process."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = parsed_json(line)
+        except ValueError:
             continue
         if isinstance(row, dict):
             yield row

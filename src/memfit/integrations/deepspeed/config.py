@@ -15,6 +15,7 @@ from typing import Any
 from memfit.errors import ConfigFileError, UsageError
 from memfit.integrations.deepspeed.choice import BF16, CPU_MEMORY, FP16, FP32, NONE, ZeroChoice
 from memfit.integrations.deepspeed.contradictions import contradictions
+from memfit.journal.plain_text import parsed_json
 
 _TRAIN, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -226,7 +227,7 @@ def _read(given: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return deepcopy(dict(given))
     try:
-        found = json.loads(Path(given).read_text(encoding="utf-8"))
+        found = parsed_json(Path(given).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigFileError(str(given), f"{type(error).__name__}: {error}") from None
     if not isinstance(found, dict):

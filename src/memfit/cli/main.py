@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from memfit.errors import MemfitError, MemfitWarning
 from memfit.journal.printable import printable

@@ -533,14 +533,18 @@ class FullDiskError(MemfitError, OSError):
     ) -> None:
         figures = {"needed": needed_bytes, "free": free_bytes}
         known = [f"{format_bytes(n)} {word}" for word, n in figures.items() if n is not None]
-        OSError.__init__(
-            self,
+        found = (
             f"{reason[:1].upper()}{reason[1:]} on the disk that holds {path}"
-            f"{': ' if known else ''}{', '.join(known)}. Make room there, or give another place.",
+            f"{': ' if known else ''}{', '.join(known)}"
         )
+        super().__init__(f"{found}. Make room there, or give another place.")
         self.path, self.reason = path, reason
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
-        self.errno = errno.ENOSPC
+        self.errno, self.strerror = errno.ENOSPC, found
+
+    def __str__(self) -> str:
+        """Say the sentence, where an ``OSError`` would put its number before it."""
+        return str(self.args[0])
 
     def __reduce__(self) -> tuple[type[FullDiskError], tuple[object, ...]]:
         """Be made again in another process from the facts."""

@@ -101,9 +101,14 @@ def naming_full_disk(path: Path, needed_bytes: int | None = None) -> Iterator[No
         full = _full_disk_of(error)
         if full is None:
             raise
-        is_space = full.errno == errno.ENOSPC
-        reason = "no space left" if is_space else os.strerror(full.errno or 0)
-        raise FullDiskError(str(path), reason, needed_bytes, _free_bytes(path)) from error
+        raise full_disk(path, full, needed_bytes) from error
+
+
+def full_disk(path: Path, error: OSError, needed_bytes: int | None = None) -> FullDiskError:
+    """Return what to say of a file that found no room."""
+    is_space = error.errno == errno.ENOSPC
+    reason = "no space left" if is_space else os.strerror(error.errno or 0)
+    return FullDiskError(str(path), reason, needed_bytes, _free_bytes(path))
 
 
 def _full_disk_of(error: BaseException | None) -> OSError | None:

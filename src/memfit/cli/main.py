@@ -7,6 +7,7 @@ neither torch nor rich. This is the only place that catches every exception.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import inspect
 import os
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NoReturn
 
 from memfit.errors import MemfitError, MemfitWarning
@@ -245,6 +247,10 @@ def _is_debugging(words: Sequence[str]) -> bool:
 
 def _describe_unexpected(error: Exception, words: Sequence[str]) -> str:
     """Name an error that memfit did not foresee, and how to see where it comes from."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        from memfit.files import full_disk
+
+        return str(full_disk(Path(str(error.filename or Path.cwd() / "*")), error))
     advice = "" if _is_debugging(words) else " Run again with --debug to see where it comes from."
     return f"unexpected {type(error).__name__}: {error}.{advice}"
 

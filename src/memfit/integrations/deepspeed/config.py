@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.errors import ConfigFileError, UsageError
+from memfit.files import write_atomically
 from memfit.integrations.deepspeed.choice import BF16, CPU_MEMORY, FP16, FP32, NONE, ZeroChoice
 from memfit.integrations.deepspeed.contradictions import contradictions
 from memfit.journal.plain_text import parsed_json
@@ -117,7 +118,7 @@ def _zero_section(choice: ZeroChoice) -> dict[str, Any]:
 
 def write_config(config: Mapping[str, Any], path: str | Path) -> None:
     """Write a configuration as JSON, which ``deepspeed --deepspeed_config`` reads."""
-    Path(path).write_text(f"{json.dumps(config, indent=2)}\n", encoding="utf-8")
+    write_atomically(Path(path), f"{json.dumps(config, indent=2)}\n")
 
 
 def adapted(

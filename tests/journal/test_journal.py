@@ -196,3 +196,26 @@ def test_a_line_that_found_no_room_spoils_no_other(
     writer.step(replace(STEP, step=STEP.step + 2))
     steps = read_journal(tmp_path).steps
     assert [step.step for step in steps] == [STEP.step, STEP.step + 2]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"step": "2"',
+        '{"step": 2.5',
+        '{"step": NaN',
+        '{"step": 1e400',
+        '{"step": 9999999999999999999999999999999999',
+        '{"step": null',
+        '{"step": [2]',
+        '{"step": true',
+    ],
+)
+def test_a_step_whose_values_cannot_be_is_left_out(tmp_path: Path, row: str) -> None:
+    writer = JournalWriter(tmp_path)
+    writer.step(STEP)
+    writer.close()
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write(f'{row}, "time_seconds": 1.0, "step_seconds": 0.1}}\n')
+        file.write('{"step": 999, "time_seconds": 1, "step_seconds": 0.1, "of_a_later": "x"}\n')
+    assert [step.step for step in read_journal(tmp_path).steps] == [STEP.step, 999]

@@ -73,7 +73,7 @@ def read_timeline(folder: Path) -> StepTimeline | None:
         raise DataError(str(path), reason) from error
 
 
-def kept_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]:
+def kept_events(allocated_bytes: Sequence[float], max_points: int) -> list[int]:
     """Choose at most ``max_points`` events: the lowest and the highest of every segment.
 
     The first and the last event stay as well, so that the picture begins and ends where the step

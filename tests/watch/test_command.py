@@ -13,6 +13,7 @@ from tests.zoo.processes import run_python
 from memfit.errors import DataError, FullDiskError, UsageError
 from memfit.journal import folder as journal_folder
 from memfit.journal.folder_lock import FolderLock
+from memfit.listeners.printable_console import PrintableConsole
 from memfit.watch import command
 from memfit.watch.command import watch_command
 
@@ -97,6 +98,19 @@ def test_overwrite_replaces_no_file_of_another(tmp_path):
     with pytest.raises(UsageError, match=r"run\.json is in the way, and no run of memfit"):
         watch_command(["true"], folder=tmp_path / "run", overwrite=True, signs=NoSigns())
     assert mine.read_text() == '{"name": "mine"}'
+
+
+def test_the_memory_of_a_command_that_ends_soon_is_seen(tmp_path):
+    code = "import mmap, time; m = mmap.mmap(-1, 2**26); m.write(b'x' * 2**26); time.sleep(0.06)"
+    run = watch_command([sys.executable, "-S", "-c", code], folder=tmp_path, signs=NoSigns())
+    assert run.ending.host_peak_bytes > 2**26
+
+
+@pytest.mark.parametrize("columns", ["0", "3", "-5", "wide"])
+def test_a_width_that_makes_no_sense_is_that_of_a_page(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    for is_error in (False, True):
+        assert PrintableConsole(stderr=is_error).width >= 40
 
 
 def test_a_stream_that_takes_nothing_leaves_the_exit_code(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +11,10 @@ from rich.console import Console
 from rich.segment import Segment
 
 from memfit.journal.printable import printable
+
+_LEAST_WIDTH = 40
+"""What is narrower is no terminal that someone reads: COLUMNS=0, say."""
+_USUAL_WIDTH = 80
 
 
 class PrintableConsole(Console):
@@ -20,10 +26,27 @@ class PrintableConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         """Set up a console; the options are those of rich."""
-        super().__init__(**{"highlight": False, "markup": False, **options})
+        usual = {
+            "highlight": False,
+            "markup": False,
+            "width": _width(is_error=options.get("stderr")),
+        }
+        super().__init__(**{**usual, **options})
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         """Turn into text what is about to be written; rich's own controls are marked as such."""
         return super()._render_buffer(
             each if each.control else each._replace(text=printable(each.text)) for each in buffer
         )
+
+
+def _width(*, is_error: bool | None) -> int | None:
+    """Return a width in the place of one that makes no sense; None leaves it to the terminal."""
+    said = os.environ.get("COLUMNS", "")
+    if not said or (said.isdecimal() and int(said) >= _LEAST_WIDTH):
+        return None
+    try:
+        stream = sys.stderr if is_error else sys.stdout
+        return max(_LEAST_WIDTH, os.get_terminal_size(stream.fileno()).columns)
+    except (AttributeError, OSError, ValueError):
+        return _USUAL_WIDTH

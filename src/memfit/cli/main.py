@@ -54,6 +54,8 @@ COMMANDS = {
 }
 """The commands, each with its line in the list; each is a module of this package."""
 SHELLS = ("bash", "zsh", "fish")
+_MOST_CHARACTERS = 300
+"""Of a file's name, in an error."""
 _COMPLETION = "--print-completion"
 _LOAD_A_JOB = ("measure", "plan", "predict", "table", "verify")
 """Commands that run the functions of a user's file here, whatever these print."""
@@ -251,6 +253,8 @@ def _describe_unexpected(error: Exception, words: Sequence[str]) -> str:
         from memfit.files import full_disk
 
         return str(full_disk(Path(str(error.filename or Path.cwd() / "*")), error))
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{str(error.filename)[:_MOST_CHARACTERS]}: {error.strerror}."
     advice = "" if _is_debugging(words) else " Run again with --debug to see where it comes from."
     return f"unexpected {type(error).__name__}: {error}.{advice}"
 

@@ -194,9 +194,11 @@ class _Walk:
         for name, value in source.value:
             if name.tag == f"{_CORE}merge":
                 self._merged(key, value, names)
-            elif name.value not in names:
-                names.add(name.value)
-                self.node((*key, str(name.value)), value, name, obstacle)
+                continue
+            word = str(name.value) if isinstance(name, ScalarNode) else "?"
+            if word not in names:
+                names.add(word)
+                self.node((*key, word), value, name, obstacle)
 
     def _scalar(self, node: Any, key_node: Any, obstacle: str) -> Entry:
         start, end = node.start_mark.index, node.end_mark.index

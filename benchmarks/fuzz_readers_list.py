@@ -50,6 +50,7 @@ class Reader:
     """Files that it reads."""
     beside: tuple[tuple[str, bytes], ...] = ()
     """Files that have to lie beside, which stay as they are."""
+    most_seconds: float = 1.0
 
 
 PLAN = b"""memfit_plan: 1
@@ -266,6 +267,7 @@ def _journal(name: str, *contents: bytes, read: Callable[[Path], object] = _repo
         read=read,
         contents=_of(*contents),
         beside=() if name == "run.json" else (RUN,),
+        most_seconds=10.0 if read is _page else 1.0,
     )
 
 

@@ -1,8 +1,8 @@
-"""Start pairs of ranks that talk through gloo, under glibc's checks of its heap, and count how they end.
+"""Start pairs of ranks that talk through gloo, under glibc's checks, and count how they end.
 
-Once, a rank ended with SIGABRT and "unaligned tcache chunk detected", which is a heap that somebody
-has written over. Each pair here runs all-reduces, broadcasts of objects and a barrier, then ends its
-group, as training does, with freed memory filled with a pattern so that a use after a free shows.
+Once, a rank ended with SIGABRT and "unaligned tcache chunk detected": somebody had written over its
+heap. Each pair here runs all-reduces, broadcasts of objects and a barrier, then ends its group, as
+training does. Freed memory is filled with a pattern, so that a use after a free shows.
 
     python benchmarks/rerun_gloo.py --runs 20
 """

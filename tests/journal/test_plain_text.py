@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,16 @@ def test_configurations_in_json_and_toml_are_bounded_as_well(tmp_path, kind, suf
     path = tmp_path / f"config{suffix}"
     path.write_text(HOSTILE_JSON[kind] if suffix == ".json" else f"a = {HOSTILE_JSON[kind]}")
     with pytest.raises(ConfigFileError):
+        read_document(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 60 + ")" * 60, "[" * 300, "a" + ".b" * 9000, "-" * 9000 + "1"]
+)
+def test_a_configuration_in_python_is_bounded(tmp_path, text):
+    path = tmp_path / "config.py"
+    path.write_text(f"a = {text}\n")
+    with suppress(ConfigFileError):
         read_document(path)
 
 

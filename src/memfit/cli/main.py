@@ -167,7 +167,7 @@ def _run(words: Sequence[str]) -> int:
         own, script_arguments = own[:end], list(own[end + 1 :])
     args = command_parser(name, command).parse_args(own)
     args.script_arguments = script_arguments
-    from .console import StdoutConsole
+    from memfit.listeners.printable_console import StdoutConsole
 
     with prints_aside() if name in _LOAD_A_JOB and args.json else nullcontext():
         return command.run(args, StdoutConsole())

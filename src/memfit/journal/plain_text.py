@@ -16,7 +16,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 2**20
+from memfit.units import MIB
+
+MOST_BYTES = MIB
 """Of a plan, or a file with settings."""
 _MOST_ENTRIES = 20_000
 """At ten thousand a second for YAML; a plan for a model of a thousand modules has a quarter."""

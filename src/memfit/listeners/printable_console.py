@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.segment import Segment
@@ -38,6 +38,14 @@ class PrintableConsole(Console):
         return super()._render_buffer(
             each if each.control else each._replace(text=printable(each.text)) for each in buffer
         )
+
+
+class StdoutConsole(PrintableConsole):
+    """Write to standard output and let ``main`` handle a reader that has gone."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Hand the error on; rich would end the program with exit code 1."""
+        raise BrokenPipeError
 
 
 def _width(*, is_error: bool | None) -> int | None:

@@ -313,7 +313,6 @@ def test_sets_whose_members_are_large_are_cut_down_to_single_ones_but_into_no_mo
         ("exact", "- name: bf16", Numerics.APPROXIMATE),
         ("same-in-law", "- name: bf16", Numerics.APPROXIMATE),
         ("exact", "- {name: fsdp2, param_dtype: bfloat16}", Numerics.APPROXIMATE),
-        ("approximate", "- name: four-bit-base", Numerics.DIFFERENT),
     ],
 )
 def test_a_plan_file_that_claims_too_much_is_taken_for_what_it_is(

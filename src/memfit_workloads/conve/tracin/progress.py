@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _DEFINITION = "tracin.json"
-_OWN = re.compile(r"\.?(tracin\.json|progress\.npz|scores-\d+\.npy)(\..*part)?|scores-\d+\.part")
+_OWN = re.compile(
+    r"(self/)?(\.?(tracin\.json|progress\.npz|scores-\d+\.npy)(\..*part)?|scores-\d+\.part)"
+)
 """What a tracing writes into its folder."""
 Listener = Callable[[influence.Progress], None]
 

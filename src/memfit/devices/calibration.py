@@ -7,8 +7,8 @@ A stored figure takes the place of the catalogue's; everything else of the devic
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -176,8 +176,11 @@ def _check_values(path: Path, facts: Mapping[str, Fact]) -> None:
     """Refuse what no measurement gives: later divisions would fail far from the file."""
     for name, fact in facts.items():
         is_possible = fact.value >= 0 if name.endswith("_bytes") else fact.value > 0
-        if not (math.isfinite(fact.value) and is_possible):
-            raise DataError(str(path), f"{name}.value is {fact.value}; it must be above zero")
+        # A whole number of hundreds of digits is no float at all, and not below the largest one.
+        if not (is_possible and fact.value <= sys.float_info.max):
+            raise DataError(
+                str(path), f"{name}.value is {str(fact.value)[:40]}; it must be above zero"
+            )
 
 
 def _with_remedy(path: Path, error: DataError) -> DataError:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pickle
+import re
 import stat
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import torch
 
 from memfit import files
-from memfit.files import replace_atomically, write_atomically
+from memfit.configfile import disk
+from memfit.errors import FullDiskError
+from memfit.files import fill_atomically, remove_own_folder, replace_atomically, write_atomically
 
 
 def names_in(folder) -> list[str]:
@@ -36,9 +44,105 @@ def test_earlier_content_is_replaced(tmp_path):
     assert path.read_text() == "new"
 
 
-def test_everyone_may_read_what_was_written(tmp_path):
-    write_atomically(tmp_path / "file", "x")
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+@contextmanager
+def umask(mode: int):
+    before = os.umask(mode)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_says_who_may_read_what_was_written(tmp_path, mask, mode):
+    with umask(mask):
+        write_atomically(tmp_path / "file", "x")
+        disk.write_whole(tmp_path / "record", b"x")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "record")]
+    assert modes == [mode, mode]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, mode):
+    path = tmp_path / "file"
+    path.write_text("earlier")
+    path.chmod(mode)
+    write_atomically(path, "x")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_device_is_written_to_and_stays_what_it_is():
+    null = Path("/dev/null")
+    write_atomically(null, "x")
+    assert null.is_char_device()
+
+
+# --- Folders ---
+
+OWN = re.compile(r"a|in/[0-9]\.pt")
+
+
+@pytest.mark.parametrize("foreign", ["b", "in/x.pt", "in/deep/1.pt", "in/a"])
+def test_a_folder_with_something_foreign_is_left_whole(tmp_path, foreign):
+    folder = tmp_path / "folder"
+    for name in ("a", "in/1.pt", foreign):
+        write_atomically(folder / name, "x")
+    assert remove_own_folder(folder, OWN) == folder / foreign
+    assert len([path for path in folder.rglob("*") if path.is_file()]) == 3
+    (folder / foreign).unlink()
+    assert remove_own_folder(folder, OWN) is None
+    assert not folder.exists()
+
+
+def test_a_link_in_a_folder_is_foreign_and_what_it_leads_to_stays(tmp_path):
+    write_atomically(tmp_path / "mine" / "1.pt", "x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "in").symlink_to(tmp_path / "mine")
+    assert remove_own_folder(tmp_path / "folder", OWN) == tmp_path / "folder" / "in"
+    assert (tmp_path / "mine" / "1.pt").exists()
+
+
+# --- A full disk ---
+
+
+def test_a_full_disk_is_named_with_what_is_needed():
+    with pytest.raises(FullDiskError, match=r"No space left .* /dev/full: 3 B needed, .* free"):
+        write_atomically(Path("/dev/full"), "abc")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "No space left"),
+        (errno.EDQUOT, "Disk quota exceeded"),
+        (errno.EFBIG, "File too large"),
+    ],
+)
+def test_what_a_full_disk_raises_inside_of_another_error_is_found(tmp_path, number, words):
+    def write(part) -> None:
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904 - as torch.save does
+
+    with pytest.raises(FullDiskError, match=words) as caught:
+        replace_atomically(tmp_path / "file", write, needed_bytes=2**20)
+    assert isinstance(caught.value, OSError), "who expects a full disk catches OSError"
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.needed_bytes == 2**20
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert names_in(tmp_path) == []
+
+
+def test_tensors_that_find_no_room_are_told_as_a_full_disk():
+    with pytest.raises(FullDiskError, match="No space left"):
+        fill_atomically(Path("/dev/full"), lambda file: torch.save(torch.zeros(10_000), file))
+
+
+def test_other_errors_of_a_write_stay_what_they_are(tmp_path):
+    (tmp_path / "file").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "file", "x")
 
 
 def test_a_writer_that_fails_leaves_the_earlier_content_and_no_part(tmp_path):

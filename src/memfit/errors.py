@@ -41,11 +41,13 @@ MemfitError
 ├── TooLargeToVerifyError       not even a few samples can be run here
 ├── CommandNotStartedError      a command to be watched does not exist or cannot be executed
 ├── MissingExtraError           an optional package is not installed
+├── FullDiskError               the disk has no room for a file; an OSError as well
 └── DataError                   a data file or checkpoint is missing or malformed
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -540,6 +542,32 @@ class MissingExtraError(MemfitError):
             f"{feature} needs the package {package}, which is not installed. "
             f"Run: pip install 'memfit[{extra}]'"
         )
+
+
+class FullDiskError(MemfitError, OSError):
+    """Say which disk has no room, what is needed and what is free."""
+
+    def __init__(
+        self, path: str, reason: str, needed_bytes: int | None, free_bytes: int | None
+    ) -> None:
+        figures = {"needed": needed_bytes, "free": free_bytes}
+        known = [f"{format_bytes(n)} {word}" for word, n in figures.items() if n is not None]
+        found = (
+            f"{reason[:1].upper()}{reason[1:]} on the disk that holds {path}"
+            f"{': ' if known else ''}{', '.join(known)}"
+        )
+        super().__init__(f"{found}. Make room there, or give another place.")
+        self.path, self.reason = path, reason
+        self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+        self.errno, self.strerror = errno.ENOSPC, found
+
+    def __str__(self) -> str:
+        """Say the sentence, where an ``OSError`` would put its number before it."""
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[type[FullDiskError], tuple[object, ...]]:
+        """Be made again in another process from the facts."""
+        return type(self), (self.path, self.reason, self.needed_bytes, self.free_bytes)
 
 
 class DataError(MemfitError):

@@ -6,7 +6,6 @@ values only, so that reading one cannot run code.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,20 @@ from typing import Any
 import torch
 
 from memfit.errors import DataError, UsageError
-from memfit.files import replace_atomically
+from memfit.files import fill_atomically
+from memfit.session.leaves import bytes_in
 
 INTERRUPTED = "checkpoint_interrupted.pt"
 _REMEDY = "Give another checkpoint, or --resume-from-checkpoint auto for the newest whole one."
 
 
 def save_checkpoint(path: Path, content: dict[str, Any] | torch.Tensor) -> None:
-    """Write a checkpoint whole, or leave what was there."""
-    replace_atomically(path, lambda part: torch.save(content, part))
+    """Write a checkpoint whole, or leave what was there.
+
+    Raises:
+        FullDiskError: if the disk has no room for it.
+    """
+    fill_atomically(path, lambda file: torch.save(content, file), needed_bytes=bytes_in(content))
 
 
 def read_checkpoint(
@@ -49,7 +53,7 @@ def read_checkpoint(
         raise DataError(str(path), f"there is no such checkpoint. {remedy}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # noqa: BLE001 - the reader raises whatever damage leads to
         cause = str(error).partition("\n")[0]
         reason = f"it cannot be read as a checkpoint ({type(error).__name__}: {cause}). {remedy}"
         raise DataError(str(path), reason) from None

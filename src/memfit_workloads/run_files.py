@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import UsageError
-from memfit.files import write_atomically
-from memfit.journal.folder import JOURNAL_NAMES, clear_journal
+from memfit.files import naming_full_disk, write_atomically
+from memfit.journal.folder import JOURNAL_NAMES, clear_journal, has_own_facts, holds_journal
+from memfit.journal.folder_lock import LOCK_NAME, hold_folder
 from memfit.reports.training import METRICS_NAME, TRAINING_NAME
 
 _OUTPUTS = (
     *("config.json", "plan.yaml", METRICS_NAME, TRAINING_NAME),
     *("report.html", "run-peaks.png", "timeline.png"),
 )
+_CHECKPOINT_KINDS = ("checkpoint_*.pt", "*.ckpt")
+_CHECKPOINT = re.compile(
+    r"checkpoint_(epoch_\d+|interrupted)\.pt|(epoch=\d+-step=\d+|last)(-v\d+)?\.ckpt"
+)
+"""What the loop, and Lightning, call their checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +44,12 @@ class RunFiles:
         """Make the folder ready for a new run, of so many ranks.
 
         Raises:
-            UsageError: if another run lies there that is not to be replaced.
+            UsageError: if another run lies there that is not to be replaced, or goes on there, or
+                what would be replaced is not memfit's.
         """
         fixed = [self.root / name for name in (*_OUTPUTS, *self.own, *JOURNAL_NAMES)]
-        earlier = [*sorted(self.checkpoints.glob("checkpoint_*.pt")), *fixed]
-        earlier = [path for path in earlier if path.exists()]
+        saved = [path for kind in _CHECKPOINT_KINDS for path in self.checkpoints.glob(kind)]
+        earlier = [path for path in (*sorted(saved), *fixed) if path.exists()]
         if earlier and not overwrite:
             msg = (
                 f"{self.root} already holds a run ({earlier[0].name}). Continue it with "
@@ -49,14 +57,40 @@ class RunFiles:
                 f"{self.folder_flag}."
             )
             raise UsageError(msg)
+        if earlier:
+            self._check_own(earlier, saved)
+        self._hold()
         for path in earlier:
             path.unlink()
         clear_journal(self.root, num_ranks=num_ranks)
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    def _check_own(self, earlier: Sequence[Path], saved: Sequence[Path]) -> None:
+        """Refuse to replace what memfit has not written."""
+        foreign = [path for path in saved if not _CHECKPOINT.fullmatch(path.name)]
+        foreign += [path for path in earlier if path.is_dir()]
+        is_known = (self.root / LOCK_NAME).exists() or holds_journal(self.root)
+        if not (is_known and has_own_facts(self.root)):
+            foreign += earlier
+        if foreign:
+            msg = (
+                f"{foreign[0]} is in the way, and no run of memfit has written it: --overwrite "
+                f"replaces nothing there. Move it, or give another {self.folder_flag}."
+            )
+            raise UsageError(msg)
+
+    def _hold(self) -> None:
+        with naming_full_disk(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        hold_folder(self.root)
 
     def resume(self) -> None:
-        """Make the folder ready to continue: what is final belongs to a run that has ended."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        """Make the folder ready to continue: what is final belongs to a run that has ended.
+
+        Raises:
+            UsageError: if a run goes on there.
+        """
+        self._hold()
         for name in self.final:
             (self.root / name).unlink(missing_ok=True)
 
@@ -70,7 +104,8 @@ class RunFiles:
 
     def append(self, name: str, lines: Iterable[str]) -> None:
         """Add lines to a log, which can be followed while it grows."""
-        with (self.root / name).open("a", encoding="utf-8") as file:
+        path = self.root / name
+        with naming_full_disk(path), path.open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
 
     def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -10,8 +10,8 @@ import sys
 import pytest
 from tests.zoo.processes import imports_after
 
-from memfit.cli.console import StdoutConsole
 from memfit.cli.main import COMMANDS, main
+from memfit.listeners.printable_console import StdoutConsole
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

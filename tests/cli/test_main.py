@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import subprocess
@@ -163,6 +164,14 @@ def test_no_plan_fits_gives_exit_code_3(run_probe, capsys):
     error = NoPlanFitsError(GIB, 2 * GIB, {"parameters": 2 * GIB}, [])
     assert run_probe(fail_with(error)) == 3
     assert "The smallest peak reached is 2.00 GiB" in capsys.readouterr().err
+
+
+def test_a_full_disk_that_nobody_foresaw_is_named_as_one(run_probe, capsys, tmp_path):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "file"))
+    assert run_probe(fail_with(error)) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"memfit: error: No space left on the disk that holds {tmp_path}/file")
+    assert shown.count("\n") == 1
 
 
 def test_an_unexpected_error_is_one_line_that_names_it_and_the_way_on(run_probe, capsys):

@@ -211,6 +211,23 @@ def test_a_disk_that_is_full_leaves_everything_as_it_was(tmp_path, monkeypatch):
     assert records(tmp_path) == []
 
 
+def test_a_disk_that_fills_up_is_named_with_what_is_needed(tmp_path, monkeypatch):
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"1" * 5000)
+    real = os.write
+
+    def write(handle: int, data: bytes) -> int:
+        if len(data) >= 5000:
+            raise OSError(28, "No space left on device")
+        return real(handle, data)
+
+    monkeypatch.setattr(os, "write", write)
+    needed = r"No space left on the disk that holds .*: 9\.8 KiB needed, .* free"
+    with pytest.raises(ConfigFileError, match=needed):
+        write_all(tmp_path, [rewrite(file, b"2" * 5000)])
+    assert file.read_bytes() == b"1" * 5000
+
+
 def test_a_record_that_cannot_be_read_is_an_error_that_names_it(tmp_path):
     (tmp_path / HISTORY).mkdir(parents=True)
     (tmp_path / HISTORY / "0001.json").write_text("{")

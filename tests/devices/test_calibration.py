@@ -352,6 +352,7 @@ def test_another_configuration_folder_has_its_own_figures(monkeypatch, tmp_path)
         ("[facts.context_bytes]\nvalue = 1\n", "lacks source"),
         ("value", "not valid TOML"),
         (b"\xff\xfe", "cannot be read"),
+        (calibration.calibration_text(as_facts({"launch_seconds": 1.5}, FakeCard().identity(), date(2026, 1, 1))).replace("1.5", "9" * 400), "above zero"),
         (calibration.calibration_text(as_facts({"launch_seconds": 0}, FakeCard().identity(), date(2026, 1, 1))), "above zero"),
         (calibration.calibration_text(as_facts({"launch_seconds": float("nan")}, FakeCard().identity(), date(2026, 1, 1))), "above zero"),
     ],

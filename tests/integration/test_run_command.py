@@ -122,11 +122,11 @@ def test_the_scripts_own_sitecustomize_and_exception_hook_work_as_ever(tmp_path)
         assert sys.modules["sitecustomize"].__file__ == was_here
         sys.excepthook = lambda kind, error, traceback: print("mine:", error)
         train(2, nn.Linear(64, 64))
-        raise RuntimeError("out of memory, so it says")
+        raise RuntimeError("CUDA out of memory, so it says")
         """,
         PYTHONPATH=f"{SOURCE_FOLDER}{os.pathsep}{own}",
     )
-    assert done.stdout == "mine: out of memory, so it says\n", done.stderr
+    assert done.stdout == "mine: CUDA out of memory, so it says\n", done.stderr
     assert "Traceback" not in done.stderr
     assert journal.ending.reason is Reason.OUT_OF_MEMORY
 

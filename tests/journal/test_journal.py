@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.zoo.run_records import CLIMBED, DRIFT, ENDING, FACTS, LEAK, OUT_OF_MEMORY, STEP
 
-from memfit.errors import DataError
+from memfit.errors import DataError, FullDiskError
 from memfit.figures import Timeline
 from memfit.journal.folder import JournalWriter, rank_folder, read_journal, read_ranks
 from memfit.journal.records import StepRecord
@@ -173,3 +176,46 @@ def test_ranks_are_read_where_the_first_left_nothing_and_other_folders_are_passe
         read_ranks(tmp_path)
     steps_in(tmp_path / "rank-2", 1, 2)
     assert [*read_ranks(tmp_path)] == [2]
+
+
+def test_a_line_that_found_no_room_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, real_write = JournalWriter(tmp_path), os.write
+    writer.step(STEP)
+
+    def write(file: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(file, data[:-19])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        with pytest.raises(FullDiskError, match="No space left"):
+            writer.step(replace(STEP, step=STEP.step + 1))
+    writer.step(replace(STEP, step=STEP.step + 2))
+    steps = read_journal(tmp_path).steps
+    assert [step.step for step in steps] == [STEP.step, STEP.step + 2]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"step": "2"',
+        '{"step": 2.5',
+        '{"step": NaN',
+        '{"step": 1e400',
+        '{"step": 9999999999999999999999999999999999',
+        '{"step": null',
+        '{"step": [2]',
+        '{"step": true',
+    ],
+)
+def test_a_step_whose_values_cannot_be_is_left_out(tmp_path: Path, row: str) -> None:
+    writer = JournalWriter(tmp_path)
+    writer.step(STEP)
+    writer.close()
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write(f'{row}, "time_seconds": 1.0, "step_seconds": 0.1}}\n')
+        file.write('{"step": 999, "time_seconds": 1, "step_seconds": 0.1, "of_a_later": "x"}\n')
+    assert [step.step for step in read_journal(tmp_path).steps] == [STEP.step, 999]

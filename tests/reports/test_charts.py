@@ -78,7 +78,7 @@ def test_names_from_outside_end_no_script_and_are_read_back_as_names(page) -> No
 
 
 def test_what_cannot_be_seen_is_replaced_and_lines_stay() -> None:
-    assert visible("a\x00b\x9bc\u202ed\ne\tf") == "a\ufffdb\ufffdc\ufffdd\ne\tf"
+    assert visible("a\x00b\x9bc\u202ed\ne\tf") == "a\\x00b\\x9bc\\u202ed\ne\tf"
 
 
 def test_json_of_a_page_has_no_sign_of_markup() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import pytest
 import torch
 from tests.runtime import sharded_checkpoints
 from tests.runtime.guard_faults import batches_of, build_job, everything, same
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.multiprocessing import spawn
 
 import memfit
-from memfit.errors import CheckpointError
+from memfit.errors import CheckpointError, MemfitWarning
 from memfit.runtime.shards import checkpoint
 
 
@@ -91,6 +94,39 @@ def test_a_save_that_fails_leaves_the_one_before(
     same(everything(run), wanted)
     run.save_sharded(tmp_path)
     assert len([*tmp_path.glob("step-*")]) == 1, "what was interrupted and what is old is dropped"
+    run.close()
+
+
+def test_the_folders_of_others_outlive_a_save(tmp_path: Path) -> None:
+    run = memfit.start(build_job(batch_norm=False))
+    run.save_sharded(tmp_path)
+    (earlier,) = tmp_path.glob("step-*")
+    mine = [tmp_path / "step-by-step" / "notes.txt", earlier / "notes.txt"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    with pytest.warns(MemfitWarning, match=r"is kept: no save has written notes\.txt"):
+        run.save_sharded(tmp_path)
+    assert all(path.exists() for path in mine)
+    assert (earlier / "run.pt").exists()
+    run.close()
+
+
+def test_a_full_disk_is_named_for_the_shards_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            failure = RuntimeError("unexpected pos 704 vs 598")
+            failure.__context__ = sys.exception()
+        raise CheckpointException("save", {0: (failure, traceback.StackSummary())})
+
+    run = memfit.start(build_job(batch_norm=False))
+    monkeypatch.setattr(checkpoint, "save", fails)
+    with pytest.raises(CheckpointError, match=r"rank 0: No space left on the disk that holds .*"):
+        run.save_sharded(tmp_path)
     run.close()
 
 

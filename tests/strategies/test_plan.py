@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 import memfit
 from memfit import Plan
-from memfit.errors import PlanFileError, StrategyError
+from memfit.errors import MemfitWarning, PlanFileError, StrategyError
 from memfit.strategies import CATALOGUE, build_strategy, strategy_class
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics
@@ -305,3 +305,31 @@ def test_sets_whose_members_are_large_are_cut_down_to_single_ones_but_into_no_mo
     assert offered(1000) == [250, 62, 15, 3]
     assert offered(10) == [2]
     assert offered(100_000) == [25_000, 6250, 1562, 390, 97]
+
+
+@pytest.mark.parametrize(
+    ("said", "strategies", "numerics"),
+    [
+        ("exact", "- name: bf16", Numerics.APPROXIMATE),
+        ("same-in-law", "- name: bf16", Numerics.APPROXIMATE),
+        ("exact", "- {name: fsdp2, param_dtype: bfloat16}", Numerics.APPROXIMATE),
+    ],
+)
+def test_a_plan_file_that_claims_too_much_is_taken_for_what_it_is(
+    tmp_path, said, strategies, numerics
+):
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"memfit_plan: 1\nnumerics: {said}\nstrategies:\n{strategies}\n")
+    with pytest.warns(MemfitWarning, match=rf"says numerics: {said}, and with .* is {numerics}\."):
+        plan = Plan.load(path)
+    assert plan.numerics is numerics
+
+
+@pytest.mark.parametrize(
+    ("said", "numerics"),
+    [("", Numerics.APPROXIMATE), ("numerics: different\n", Numerics.DIFFERENT)],
+)
+def test_a_plan_file_that_claims_nothing_or_less_is_no_surprise(tmp_path, said, numerics):
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"memfit_plan: 1\n{said}strategies:\n- name: bf16\n")
+    assert Plan.load(path).numerics is numerics

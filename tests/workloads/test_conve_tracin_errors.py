@@ -204,3 +204,12 @@ def test_scores_that_are_no_numbers_are_an_error(run, capsys) -> None:
 
 def test_another_device_is_refused_but_for_a_dry_run(run, capsys) -> None:
     assert "--device is cpu or cuda" in refused(run, capsys, "--device", "a100-40gb")
+
+
+def test_a_folder_of_others_is_neither_claimed_nor_removed(run, tmp_path, capsys) -> None:
+    mine = tmp_path / "found.json.progress" / "notes.txt"
+    mine.parent.mkdir()
+    mine.touch()
+    said = refused(run, capsys, "--output", tmp_path / "found.json")
+    assert "it holds notes.txt, which no tracing has written" in said
+    assert mine.exists()

@@ -253,7 +253,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(embedding_cache.np.lib.format, "write_array_header_2_0", full)
-    with pytest.raises(DataError, match=r"train-\w+\.npy.*No space left on device"):
+    with pytest.raises(DataError, match=r"train-\w+\.npy.*No space left on the disk"):
         cache.write(path, 2, iter([batch]))
     assert list(path.parent.iterdir()) == []
 

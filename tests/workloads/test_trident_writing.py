@@ -78,9 +78,11 @@ def test_what_is_there_is_replaced_only_if_it_was_written_here_and_that_is_asked
     write_to(folder, "--overwrite", "--num-clips", 7)
     assert (folder / "train.jsonl").read_bytes().startswith(earlier)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    (folder / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="holds something else"):
-        write_to(folder, "--overwrite")
+    for mine in (folder / "thesis.txt", folder / "clips" / "thesis.txt"):
+        mine.touch()
+        with pytest.raises(UsageError, match=r"holds something else .* \(thesis\.txt\)"):
+            write_to(folder, "--overwrite")
+        mine.unlink()
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

@@ -162,8 +162,10 @@ def _file_of_device(saved: Side, folder: Path) -> Path | None:
     """Write the file of a device of the user's own as it was when a prediction was saved."""
     if not saved.device_file:
         return None
+    from memfit.files import write_atomically
+
     path = folder / "device.toml"
-    path.write_text(saved.device_file, "utf-8")
+    write_atomically(path, saved.device_file)
     return path
 
 

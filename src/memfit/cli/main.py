@@ -7,17 +7,21 @@ neither torch nor rich. This is the only place that catches every exception.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NoReturn
 
-from memfit.errors import MemfitError
+from memfit.errors import MemfitError, MemfitWarning
+from memfit.journal.printable import printable
 
 from .command import Command, prints_aside
 
@@ -50,6 +54,8 @@ COMMANDS = {
 }
 """The commands, each with its line in the list; each is a module of this package."""
 SHELLS = ("bash", "zsh", "fish")
+_MOST_CHARACTERS = 300
+"""Of a file's name, in an error."""
 _COMPLETION = "--print-completion"
 _LOAD_A_JOB = ("measure", "plan", "predict", "table", "verify")
 """Commands that run the functions of a user's file here, whatever these print."""
@@ -69,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Show the message and hand the exit code to ``main``."""
         if message:
-            sys.stderr.write(message)
+            sys.stderr.write(printable(message))
         raise _ParserDoneError(status)
 
 
@@ -79,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        exit_code = _run(words)
+        with _printable_warnings():
+            exit_code = _run(words)
         sys.stdout.flush()
     except _ParserDoneError as done:
         return done.exit_code
@@ -96,6 +103,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_error(_describe_unexpected(error, words), words)
         return EXIT_ERROR
     return exit_code
+
+
+@contextmanager
+def _printable_warnings() -> Iterator[None]:
+    """Have warnings, which may name a user's modules, spell out control characters."""
+    written = warnings.formatwarning
+
+    def formatwarning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if issubclass(category, MemfitWarning):  # a place in memfit says nothing to a reader
+            return printable(f"memfit: warning: {' '.join(str(message).split())}\n")
+        return printable(written(message, category, filename, lineno, line))
+
+    warnings.formatwarning = formatwarning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = written
 
 
 def load_command(name: str) -> Command:
@@ -137,7 +167,7 @@ def _run(words: Sequence[str]) -> int:
         own, script_arguments = own[:end], list(own[end + 1 :])
     args = command_parser(name, command).parse_args(own)
     args.script_arguments = script_arguments
-    from .console import StdoutConsole
+    from memfit.listeners.printable_console import StdoutConsole
 
     with prints_aside() if name in _LOAD_A_JOB and args.json else nullcontext():
         return command.run(args, StdoutConsole())
@@ -219,6 +249,12 @@ def _is_debugging(words: Sequence[str]) -> bool:
 
 def _describe_unexpected(error: Exception, words: Sequence[str]) -> str:
     """Name an error that memfit did not foresee, and how to see where it comes from."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        from memfit.files import full_disk
+
+        return str(full_disk(Path(str(error.filename or Path.cwd() / "*")), error))
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{str(error.filename)[:_MOST_CHARACTERS]}: {error.strerror}."
     advice = "" if _is_debugging(words) else " Run again with --debug to see where it comes from."
     return f"unexpected {type(error).__name__}: {error}.{advice}"
 
@@ -226,5 +262,5 @@ def _describe_unexpected(error: Exception, words: Sequence[str]) -> str:
 def _write_error(message: str, words: Sequence[str]) -> None:
     """Write an error as one line on standard error, after the traceback if that is wanted."""
     if _is_debugging(words):
-        traceback.print_exc()
-    sys.stderr.write(f"memfit: error: {' '.join(message.split())}\n")
+        sys.stderr.write(printable(traceback.format_exc()))
+    sys.stderr.write(printable(f"memfit: error: {' '.join(message.split())}\n"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from memfit.journal.printable import printable
 from memfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -63,10 +64,14 @@ def planning_progress(
 ) -> Iterator[PlanningProgress]:
     """Show progress where someone is watching, and write lines to standard error elsewhere."""
     if quiet or not console.is_terminal:
-        yield PlanningProgress(None, (lambda _line: None) if quiet else sys.stderr.write)
+        yield PlanningProgress(None, (lambda _line: None) if quiet else _write)
         return
     with console.status(text) as shown:
-        yield PlanningProgress(shown.update, sys.stderr.write, console.width - 2)
+        yield PlanningProgress(shown.update, _write, console.width - 2)
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(printable(line))
 
 
 def _against(found: PlanSoFar) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.errors import MemfitError, NoPlanFitsError, UsageError
+from memfit.journal.printable import printable
 
 _ERROR = "memfit: error: "
 _ANSWERED = (0, NoPlanFitsError.exit_code)
@@ -72,7 +73,7 @@ class Aside:
         if done.returncode in _ANSWERED and path.exists():
             return path
         if self.args.debug:
-            sys.stderr.write(done.stderr)
+            sys.stderr.write(printable(done.stderr))
         message = f"{word}: {_last_error(done.stderr, done.returncode)}"
         raise (UsageError if done.returncode == UsageError.exit_code else MemfitError)(message)
 

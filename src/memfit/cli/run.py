@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from memfit.errors import DataError, UsageError
+from memfit.journal.printable import printable
 
 from .command import Command, add_json_argument
 
@@ -87,11 +89,11 @@ class RunCommand:
             overwrite=args.overwrite,
         )
         if not args.quiet:
-            sys.stderr.writelines(f"memfit: {line}\n" for line in _closing_lines(run))
+            _write_lines(sys.stderr, (printable(f"memfit: {line}") for line in _closing_lines(run)))
         if args.json:
             # One line: what the command has written to standard output stands before it.
             result = {**asdict(run.ending), "folder": str(run.folder)}
-            sys.stdout.write(json.dumps(result, allow_nan=False) + "\n")
+            _write_lines(sys.stdout, [json.dumps(result, allow_nan=False)])
         return run.ending.exit_code
 
 
@@ -110,6 +112,18 @@ def _budget_bytes(text: str | None) -> int | None:
         raise UsageError(f"--budget: {error}.") from None
 
 
+def _write_lines(stream: TextIO | None, lines: Iterable[str]) -> None:
+    """Write lines; a stream that takes none is no reason to lose the command's exit code."""
+    if stream is None:  # it was closed before memfit was started
+        return
+    try:
+        stream.writelines(f"{line}\n" for line in lines)
+        stream.flush()
+    except OSError:
+        # Python would flush once more at exit, fail again and give an exit code of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _closing_lines(run: WatchedRun) -> Iterator[str]:
     """Yield what the terminal shows when the command has ended."""
     from memfit.units import format_bytes
@@ -126,6 +140,8 @@ def _closing_lines(run: WatchedRun) -> Iterator[str]:
     yield from _events(run.folder)
     for leak in ending.leaks:
         yield f"leak: {leak_line(leak)}"
+    if run.lost:
+        yield f"lost: {'; '.join(run.lost)}"
     if ending.remedy:
         yield f"next: {ending.remedy}"
     yield f"all of it: {run.folder}; to read it: memfit report {run.folder}"
@@ -139,7 +155,7 @@ def _events(folder: Path) -> Iterator[str]:
 
     try:
         journals = read_ranks(folder).values()
-    except DataError:  # a part that cannot be read is no reason to lose the exit code
+    except (DataError, OSError):  # a part that cannot be read is no reason to lose the exit code
         return
     events = [event for journal in journals for event in journal.events]
     told = [event_sentence(event) for event in events if not isinstance(event, LeakEvent)]

@@ -34,9 +34,9 @@ class TracinCommand:
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Trace, and end with what was found."""
-        from rich.console import Console
+        from memfit.listeners.printable_console import PrintableConsole
 
-        shown_on = Console(file=sys.stderr, highlight=False) if args.json else console
+        shown_on = PrintableConsole(file=sys.stderr) if args.json else console
         result = workloads_module(_TRACIN).run(args, shown_on)
         if args.json:
             write_json(result)

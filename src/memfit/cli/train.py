@@ -44,10 +44,10 @@ class TrainCommand:
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Train, and end with the result."""
-        from rich.console import Console
+        from memfit.listeners.printable_console import PrintableConsole
 
         workload = workloads_module().load_workload(args.workload)
-        shown_on = Console(file=sys.stderr, highlight=False) if args.json else console
+        shown_on = PrintableConsole(file=sys.stderr) if args.json else console
         try:
             result = workload.run(args, shown_on)
         except PeakAboveBudgetError as error:

@@ -6,18 +6,24 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_MODE = 0o644
+_MODE = 0o666
 
 
-def write_new(path: Path, content: bytes, mode: int = _MODE) -> None:
+def write_new(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file that is not there yet, down to the disk.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        mode: who may do what with it; by default what the umask gives.
 
     Raises:
         FileExistsError: if it is there.
     """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE if mode is None else mode)
     try:
-        os.fchmod(handle, mode)
+        if mode is not None:
+            os.fchmod(handle, mode)
         rest = memoryview(content)
         while rest:
             rest = rest[os.write(handle, rest) :]

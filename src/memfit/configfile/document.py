@@ -8,6 +8,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from memfit.errors import ConfigFileError
+from memfit.journal.plain_text import read_plain
 
 from .json_text import edit_json, read_json
 from .python_text import edit_python, read_python
@@ -109,12 +110,12 @@ def read_document(path: Path) -> Document:
             path,
         )
     try:
-        content = path.read_bytes()
+        content = read_plain(path).encode()
         text = content.decode().removeprefix(_BYTE_ORDER_MARK)
     except OSError as error:
         raise ConfigFileError(error.strerror or "it cannot be opened", path) from None
-    except UnicodeDecodeError as error:
-        raise ConfigFileError(f"it is not written in UTF-8 (byte {error.start})", path) from None
+    except ValueError as error:
+        raise ConfigFileError(str(error), path) from None
     try:
         tree = found.read(text)
     except ConfigFileError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from memfit.errors import UndoError
+from memfit.journal.plain_text import parsed_json
 
 from .disk import make_folders, remove, write_whole
 
@@ -97,7 +98,7 @@ def folder_with_history(path: Path) -> Path | None:
 def _read_all(folder: Path) -> Iterator[Record]:
     for file in folder.glob("*.json"):
         try:
-            yield Record.from_json(json.loads(file.read_bytes()))
+            yield Record.from_json(parsed_json(file.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UndoError(
                 f"{file} cannot be read ({type(error).__name__}: {error}). The backups lie beside "

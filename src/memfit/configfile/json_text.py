@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from memfit.errors import ConfigFileError
+from memfit.journal.plain_text import check_extent, parsed_json
 
 from .tree import Entry, Insertion, Key, Splice, Tree, Value, dotted, line_of, spliced
 
@@ -24,7 +25,8 @@ def read_json(text: str) -> Tree:
         ConfigFileError: if it is none, or a key occurs twice.
     """
     try:
-        content = json.loads(text)
+        check_extent(text)
+        content = parsed_json(text)
     except ValueError as error:
         raise ConfigFileError(f"it is no JSON: {error}") from None
     if not isinstance(content, dict):

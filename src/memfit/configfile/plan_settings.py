@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from memfit.errors import ConfigFileError, PlanFileError
+from memfit.journal.plain_text import read_plain
+from memfit.journal.plain_yaml import parsed_yaml
 
 _VERSION = 1
 _SPLITTING = "micro-batching"
@@ -108,12 +107,11 @@ def _left_out(name: str) -> LeftOut:
 
 def _content(path: Path) -> Mapping[str, Any]:
     try:
-        content = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
+        content = parsed_yaml(read_plain(path))
     except OSError as error:
         raise PlanFileError(str(path), error.strerror or "it cannot be opened") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        reason = f"it is no YAML ({str(error).splitlines()[0]})"
-        raise PlanFileError(str(path), reason) from None
+    except ValueError as error:
+        raise PlanFileError(str(path), f"it is no YAML ({error})") from None
     if not isinstance(content, dict) or content.get("memfit_plan") != _VERSION:
         raise PlanFileError(str(path), f"it does not say memfit_plan: {_VERSION}")
     return content

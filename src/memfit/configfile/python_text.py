@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from memfit.errors import ConfigFileError
+from memfit.journal.plain_text import TOO_DEEP, check_extent
 
 from .tree import Entry, Insertion, Key, Scalar, Splice, Tree, Value, line_break_of, spliced
 
@@ -25,12 +26,14 @@ def read_python(text: str) -> Tree:
         ConfigFileError: if it is no Python.
     """
     try:
-        module = ast.parse(text)
+        check_extent(text)
+        walk = _Walk(text)
+        walk.visit(ast.parse(text))
+    except (MemoryError, RecursionError):  # what Python's parser says of endless nesting
+        raise ConfigFileError(f"it is no Python: {TOO_DEEP}") from None
     except (SyntaxError, ValueError) as error:
         where = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
         raise ConfigFileError(f"it is no Python: {error.args[0]}{where}") from None
-    walk = _Walk(text)
-    walk.visit(module)
     groups = frozenset(walk.groups)
     return Tree(entries=walk.entries, groups=groups, inline=groups, closed=walk.closed)
 

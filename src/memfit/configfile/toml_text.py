@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import ConfigFileError, MissingExtraError
+from memfit.journal.plain_text import parsed_toml
 
 from .tree import Entry, Insertion, Key, Tree, Value, line_break_of
 
@@ -22,8 +22,8 @@ def read_toml(text: str) -> Tree:
     """
     # TOML's line breaks are LF and CRLF; tomllib takes a text as a file gives it.
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = parsed_toml(text)
+    except ValueError as error:
         raise ConfigFileError(f"it is no TOML: {error}") from None
     entries: dict[Key, Entry] = {}
     groups: set[Key] = set()

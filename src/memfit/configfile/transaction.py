@@ -11,12 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.errors import ConfigFileError, UndoError
+from memfit.files import naming_full_disk
 
 from .disk import make_folders, remove, take_place, write_new
 from .history import HISTORY, FileRecord, Record, State, checksum, forget, records, save
@@ -73,11 +74,10 @@ def write_all(folder: Path, rewrites: list[Rewrite]) -> Record:
         files = tuple(_file_record(root, real, each, number) for real, each in contents.items())
         record = Record(number=number, state=State.WRITING, files=files)
         save(folder, record)
+        needed_bytes = sum(len(each.before) + len(each.after) for each in contents.values())
         try:
-            for file, each in zip(files, contents.values(), strict=True):
-                write_new(root / file.backup, each.before, file.mode)
-                os.utime(root / file.backup, ns=(file.modified_ns, file.modified_ns))
-                write_new(root / file.part, each.after, file.mode)
+            with naming_full_disk(folder / HISTORY, needed_bytes):
+                _write_beside(root, files, contents.values())
             _check_unchanged(rewrites)
             for file in files:
                 take_place(root / file.part, root / file.path)
@@ -89,6 +89,14 @@ def write_all(folder: Path, rewrites: list[Rewrite]) -> Record:
                 raise ConfigFileError(error.strerror or "it cannot be written", where) from None
             raise
         return record.in_state(State.DONE)
+
+
+def _write_beside(root: Path, files: Iterable[FileRecord], rewrites: Iterable[Rewrite]) -> None:
+    """Write backups and new contents beside the files that they are of."""
+    for file, each in zip(files, rewrites, strict=True):
+        write_new(root / file.backup, each.before, file.mode)
+        os.utime(root / file.backup, ns=(file.modified_ns, file.modified_ns))
+        write_new(root / file.part, each.after, file.mode)
 
 
 def undo_last(folder: Path, *, even_if_changed: bool = False) -> Record:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from memfit.errors import ConfigFileError
+from memfit.journal.plain_text import check_extent
+from memfit.journal.plain_yaml import bounded_yaml
 
 from .tree import Entry, Insertion, Key, Scalar, Splice, Tree, Value, dotted, line_break_of, spliced
 
@@ -36,12 +37,15 @@ def read_yaml(text: str) -> Tree:
     Raises:
         ConfigFileError: if it is none, or a key occurs twice.
     """
-    yaml = YAML(typ="safe", pure=True)
+    yaml = bounded_yaml(refuses_aliases=False)
     yaml.version = (1, 1)
     try:
+        check_extent(text)
         documents = list(yaml.compose_all(text))
     except YAMLError as error:
         raise ConfigFileError(f"it is no YAML: {_first_words(error)}") from None
+    except ValueError as error:
+        raise ConfigFileError(str(error)) from None
     walk = _Walk(text)
     several = len(documents) > 1
     for number, document in enumerate(documents):
@@ -190,9 +194,11 @@ class _Walk:
         for name, value in source.value:
             if name.tag == f"{_CORE}merge":
                 self._merged(key, value, names)
-            elif name.value not in names:
-                names.add(name.value)
-                self.node((*key, str(name.value)), value, name, obstacle)
+                continue
+            word = str(name.value) if isinstance(name, ScalarNode) else "?"
+            if word not in names:
+                names.add(word)
+                self.node((*key, word), value, name, obstacle)
 
     def _scalar(self, node: Any, key_node: Any, obstacle: str) -> Entry:
         start, end = node.start_mark.index, node.end_mark.index

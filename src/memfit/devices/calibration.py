@@ -7,9 +7,8 @@ A stored figure takes the place of the catalogue's; everything else of the devic
 from __future__ import annotations
 
 import json
-import math
 import os
-import tomllib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,6 +17,7 @@ from pathlib import Path
 from memfit.errors import DataError
 from memfit.figures import Certainty
 from memfit.files import write_atomically
+from memfit.journal.plain_text import parsed_toml, read_plain
 
 from .facts import OPTIONAL_FACTS, REQUIRED_FACTS, check_keys, read_fact
 from .spec import Device, Fact
@@ -129,14 +129,16 @@ def read_calibration(path: Path) -> dict[str, Fact]:
         DataError: if the file is malformed; it says which file and how to get rid of the error.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = read_plain(path)
+    except (OSError, ValueError) as error:
+        raise DataError(str(path), f"it cannot be read ({error}). {_remedy(path)}") from error
+    try:
+        table = parsed_toml(text)
         check_keys(str(path), "the file", table, ("facts",), ())
         check_keys(str(path), "facts", table["facts"], (), (*REQUIRED_FACTS, *OPTIONAL_FACTS))
         facts = {name: read_fact(str(path), name, value) for name, value in table["facts"].items()}
         _check_values(path, facts)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(str(path), f"it cannot be read ({error}). {_remedy(path)}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise DataError(str(path), f"it is not valid TOML: {error}. {_remedy(path)}") from error
     except DataError as error:
         raise _with_remedy(path, error) from error
@@ -174,8 +176,11 @@ def _check_values(path: Path, facts: Mapping[str, Fact]) -> None:
     """Refuse what no measurement gives: later divisions would fail far from the file."""
     for name, fact in facts.items():
         is_possible = fact.value >= 0 if name.endswith("_bytes") else fact.value > 0
-        if not (math.isfinite(fact.value) and is_possible):
-            raise DataError(str(path), f"{name}.value is {fact.value}; it must be above zero")
+        # A whole number of hundreds of digits is no float at all, and not below the largest one.
+        if not (is_possible and fact.value <= sys.float_info.max):
+            raise DataError(
+                str(path), f"{name}.value is {str(fact.value)[:40]}; it must be above zero"
+            )
 
 
 def _with_remedy(path: Path, error: DataError) -> DataError:

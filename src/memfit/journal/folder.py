@@ -12,6 +12,7 @@ from memfit.errors import DataError, UsageError
 from memfit.files import write_atomically
 
 from .lines import LineFile
+from .plain_text import parsed_json
 from .records import (
     DriftEvent,
     Ending,
@@ -24,6 +25,7 @@ from .records import (
     StepRecord,
     UnprovedPlanEvent,
 )
+from .typed_records import record_of
 
 _R = TypeVar("_R")
 _EVENTS: Mapping[str, type[Event]] = {
@@ -126,7 +128,7 @@ def read_journal(folder: Path) -> Journal:
     if not holds_journal(folder):
         raise DataError(str(folder), NO_JOURNAL)
     facts, ending = _read_json(folder / FACTS_NAME), _read_json(folder / REASON_NAME)
-    steps = (_record(StepRecord, row) for row in _rows(folder / STEPS_NAME))
+    steps = (record_of(StepRecord, row) for row in _rows(folder / STEPS_NAME))
     events = (_event(row) for row in _rows(folder / EVENTS_NAME))
     return Journal(
         folder=folder,
@@ -160,6 +162,21 @@ def check_earlier_run(folder: Path, earlier_run: str, advice: str) -> None:
     found = [name for name in JOURNAL_NAMES if (folder / name).is_file()]
     if found and earlier_run == REFUSE:
         raise UsageError(f"{folder} holds a run already ({found[0]}). {advice}")
+    if earlier_run == OVERWRITE and not has_own_facts(folder):
+        msg = (
+            f"{folder / FACTS_NAME} is in the way, and no run of memfit has written it: it is not "
+            "replaced. Move it, or give another folder."
+        )
+        raise UsageError(msg)
+
+
+def has_own_facts(folder: Path) -> bool:
+    """Return whether the facts of a run in a folder are memfit's, or are not there at all."""
+    try:
+        facts = _read_json(folder / FACTS_NAME)
+    except DataError:
+        return False
+    return facts is None or record_of(RunFacts, facts) is not None
 
 
 def clear_journal(folder: Path, *, num_ranks: int = 1) -> None:
@@ -200,8 +217,8 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        value = parsed_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         reason = f"it is not JSON: {error}"
         raise DataError(str(path), reason) from error
     if not isinstance(value, dict):
@@ -214,10 +231,10 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file; the last one may have been cut off with the process."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = parsed_json(line)
+        except ValueError:
             continue
         if isinstance(row, dict):
             yield row
@@ -237,22 +254,8 @@ def _latest(steps: Iterator[StepRecord]) -> tuple[StepRecord, ...]:
     return tuple(kept)
 
 
-def _record(kind: type[_R], row: Mapping[str, Any]) -> _R | None:
-    """Make a record of the fields that this version knows; None where some are missing."""
-    known = kind.__dataclass_fields__  # type: ignore[attr-defined]  # every record is a data class
-    fields = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in row.items()
-        if name in known
-    }
-    try:
-        return kind(**fields)
-    except TypeError:
-        return None
-
-
 def _whole(path: Path, kind: type[_R], row: Mapping[str, Any]) -> _R:
-    record = _record(kind, row)
+    record = record_of(kind, row)
     if record is None:
         reason = f"it does not have the fields of {kind.__name__}"
         raise DataError(str(path), reason)
@@ -261,15 +264,17 @@ def _whole(path: Path, kind: type[_R], row: Mapping[str, Any]) -> _R:
 
 def _event(row: Mapping[str, Any]) -> Event | None:
     """Make an event; None for a kind that this version does not know."""
-    kind = _EVENTS.get(row.get("event", ""))
-    return None if kind is None else _record(kind, row)
+    word = row.get("event")
+    kind = _EVENTS.get(word) if isinstance(word, str) else None
+    return None if kind is None else record_of(kind, row)
 
 
 def _ending(path: Path, row: Mapping[str, Any]) -> Ending:
     try:
-        reason = Reason(row.get("reason", ""))
+        reason = Reason(str(row.get("reason", "")))
     except ValueError as error:
         raise DataError(str(path), str(error)) from None
-    leaks = [_record(LeakEvent, leak) for leak in row.get("leaks", ())]
-    known = tuple(leak for leak in leaks if leak is not None)
+    told = row.get("leaks")
+    rows = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    known = tuple(leak for each in rows if (leak := record_of(LeakEvent, each)) is not None)
     return _whole(path, Ending, {**row, "reason": reason, "leaks": known})

@@ -17,6 +17,7 @@ from memfit.files import write_atomically
 
 from .folder import TIMELINE_NAME
 from .one_axis import laid_along
+from .plain_text import parsed_json
 
 _VERSION = 1
 _MOST_POINTS = 4000
@@ -58,7 +59,7 @@ def read_timeline(folder: Path) -> StepTimeline | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed_json(path.read_text(encoding="utf-8"))
         if content["memfit_timeline"] != _VERSION:
             raise DataError(str(path), f"it does not say memfit_timeline: {_VERSION}")
         predicted = content["predicted"]
@@ -72,7 +73,7 @@ def read_timeline(folder: Path) -> StepTimeline | None:
         raise DataError(str(path), reason) from error
 
 
-def kept_events(allocated_bytes: Sequence[int], max_points: int) -> list[int]:
+def kept_events(allocated_bytes: Sequence[float], max_points: int) -> list[int]:
     """Choose at most ``max_points`` events: the lowest and the highest of every segment.
 
     The first and the last event stay as well, so that the picture begins and ends where the step

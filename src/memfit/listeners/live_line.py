@@ -24,6 +24,8 @@ from memfit.journal.records import (
 from memfit.journal.sentences import event_sentence
 from memfit.units import format_bytes, format_seconds, in_unit_of
 
+from .printable_console import PrintableConsole
+
 _REDRAW_SECONDS = 0.1
 _STYLES: dict[type[Event], str] = {
     OutOfMemoryEvent: "yellow",
@@ -48,7 +50,7 @@ class LiveLine:
     """
 
     def __init__(self, *, log_seconds: float | None = 30.0, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console: Console = console or PrintableConsole(stderr=True)
         self._log_seconds = log_seconds
         self._next_seconds = 0.0
         self._peak_bytes: int | None = None

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 PAGE_NAME = "report.html"
 _MOST_ROWS = 30
+_MOST_METRIC_ROWS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ def run_html(report: RunReport) -> str:
         ranks=[rank_row(rank) for rank in report.ranks],
         metric_names=_metric_names(report.metrics),
         metric_rows=_metric_rows(report.metrics),
+        num_metrics=len(report.metrics),
         most_rows=_MOST_ROWS,
         **_training_parts(report),
     )
@@ -259,6 +261,7 @@ def _metric_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _metric_rows(metrics: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the metrics as text, a dash where an epoch has no such value."""
+    """Return the metrics as text, a dash where an epoch has no such value; of many the last."""
     names = _metric_names(metrics)
-    return [[format_value(name, row.get(name)) for name in names] for row in metrics]
+    shown = metrics[-_MOST_METRIC_ROWS:]
+    return [[format_value(name, row.get(name)) for name in names] for row in shown]

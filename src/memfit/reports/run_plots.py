@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ _STEPS = "steps-post"
 _HEADROOM = 1.22
 _MARKER_HEIGHT = 0.94
 _MARKED_POINTS = 40
+_MOST_POINTS, _MOST_MARKS = 2000, 400
+"""Of a line, and of one kind of event: a wide screen has no more columns for them."""
 """So few points are shown one by one."""
 _BAR_WIDTH = 0.38
 Points = tuple[list[float], list[float]]
@@ -187,7 +189,7 @@ def _draw_events(axes: Axes, report: RunReport, rank: int, *, with_labels: bool)
         ("leak found", [t.event.step for t in report.leaks if t.rank == rank], "D", PURPLE),
     ]
     for label, numbers, marker, colour in kinds:
-        found = sorted(set(numbers))
+        found = marked_steps(numbers)
         for number in found if len(found) <= _MARKED_POINTS else ():
             axes.axvline(number, color=colour, linewidth=0.8, alpha=0.55, zorder=1)
         if found and with_labels:
@@ -201,9 +203,18 @@ def _draw_events(axes: Axes, report: RunReport, rank: int, *, with_labels: bool)
                 color=colour,
                 markeredgecolor=INK,
                 markeredgewidth=0.5,
-                label=f"{label} ({len(found)})",
+                label=f"{label} ({len(set(numbers)):,})",
                 zorder=6,
             )
+
+
+def marked_steps(steps: Iterable[int]) -> list[int]:
+    """Sort the steps of events, each once; of very many the first, the last and some between."""
+    found = sorted(set(steps))
+    if len(found) <= _MOST_MARKS:
+        return found
+    last = len(found) - 1
+    return [found[round(mark * last / (_MOST_MARKS - 1))] for mark in range(_MOST_MARKS)]
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -361,6 +372,7 @@ def metrics_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
             for number, row in enumerate(metrics, start=1)
             if _is_finite(row.get(name))
         ]
+        points = [points[i] for i in kept_events([value for _, value in points], _MOST_POINTS)]
         style_axes(axes)
         epochs, values = [point[0] for point in points], [point[1] for point in points]
         marker = "o" if len(points) <= 30 else ""

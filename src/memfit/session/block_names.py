@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 _RANGE = re.compile(r"(.*(?<!\d))(\d+)-(\d+)(.*)")
 _NUMBERED = re.compile(r"(.*?)(\d+)([^\d]*)")
 _MOST_NAMED = 3
+_MOST_DIGITS = 18
 
 
 def expand_names(patterns: Iterable[str], known: Sequence[str]) -> list[str]:
@@ -62,13 +63,18 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join([*names[:_MOST_NAMED], *(["..."] if len(names) > _MOST_NAMED else [])])
 
 
-def _expanded(pattern: str, is_known: set[str]) -> list[str]:
+def _expanded(pattern: str, is_known: set[str]) -> Iterator[str]:
+    """Yield the names of a range one by one: the caller leaves off at the first that is unknown."""
     match = None if pattern in is_known else _RANGE.fullmatch(pattern)
-    if match is None:
-        return [pattern]
+    if match is None or max(len(match[2]), len(match[3])) > _MOST_DIGITS:
+        yield pattern
+        return
     before, first, last, after = match.groups()
     numbers = range(int(first), int(last) + 1)
-    return [f"{before}{number}{after}" for number in numbers] or [pattern]
+    for number in numbers:
+        yield f"{before}{number}{after}"
+    if not numbers:
+        yield pattern
 
 
 def _follows(earlier: str, later: str) -> bool:

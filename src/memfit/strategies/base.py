@@ -157,6 +157,11 @@ class Strategy(abc.ABC):
         """Return what the strategy does to the results of this job."""
         return self.numerics
 
+    @property
+    def least_numerics(self) -> Numerics:
+        """Return what it does to the results of any job at the least, by its settings alone."""
+        return self.numerics
+
     def check_at_least(self, least: int, *names: str) -> None:
         """Refuse settings that are too small.
 

@@ -79,6 +79,11 @@ class Fsdp2(AbstractDataParallel):
 
     def numerics_for(self, facts: JobFacts) -> Numerics:
         """Computing in fewer bits is approximate."""
+        return self.least_numerics
+
+    @property
+    def least_numerics(self) -> Numerics:
+        """Round what is gathered in another type."""
         return Numerics.APPROXIMATE if self.param_dtype else self.numerics
 
     def refuses(self, strategy: type[Strategy]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,13 @@ from typing import Any, Self
 
 import torch
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from memfit.devices.spec import CPU
-from memfit.errors import PlanFileError, StrategyError, UsageError
+from memfit.errors import MemfitWarning, PlanFileError, StrategyError, UsageError
 from memfit.figures import Prediction
 from memfit.files import write_atomically
+from memfit.journal.plain_text import read_plain
+from memfit.journal.plain_yaml import parsed_yaml
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.compatibility import clash
@@ -117,12 +119,11 @@ class Plan:
             PlanFileError: if the file is missing, is no plan, or has unknown strategies.
         """
         try:
-            content = _yaml().load(Path(path).read_text())
+            content = parsed_yaml(read_plain(Path(path)))
         except OSError as error:
             raise PlanFileError(str(path), error.strerror or "it cannot be opened") from None
-        except (YAMLError, UnicodeDecodeError) as error:
-            reason = f"it is no YAML ({str(error).splitlines()[0]})"
-            raise PlanFileError(str(path), reason) from None
+        except ValueError as error:
+            raise PlanFileError(str(path), f"it is no YAML ({error})") from None
         return cls.from_json(content, str(path))
 
     @classmethod
@@ -138,7 +139,7 @@ class Plan:
         try:
             strategies = _strategies(content.get("strategies"))
             ladder = [_strategies(rung) for rung in content.get("ladder") or []]
-            numerics = Numerics(content.get("numerics", Numerics.EXACT))
+            numerics = _numerics(content.get("numerics"), strategies, where)
             proof = None if content.get("proof") is None else Evidence(content["proof"])
             reasons = tuple(str(reason) for reason in content.get("reasons") or ())
             prediction = _prediction(content.get("prediction"), strategies)
@@ -193,6 +194,17 @@ def _strategies_json(strategies: Sequence[Strategy]) -> list[dict[str, Any]]:
 
 def _strategies(entries: Any) -> tuple[Strategy, ...]:
     return tuple(_strategy(entry) for entry in entries or [])
+
+
+def _numerics(said: str | None, strategies: Sequence[Strategy], where: str) -> Numerics:
+    """Read what a plan does to the results; its strategies know better where it says too little."""
+    classes = [Numerics(said or Numerics.EXACT), *(each.least_numerics for each in strategies)]
+    numerics = max(classes, key=lambda each: each.rank)
+    if said is not None and numerics is not classes[0]:
+        worst = next(each.name for each in strategies if each.least_numerics is numerics)
+        msg = f"{where} says numerics: {said}, and with {worst} the plan is {numerics}."
+        warnings.warn(msg, MemfitWarning, stacklevel=4)
+    return numerics
 
 
 def _ranks(value: Any) -> int | None:

@@ -7,16 +7,18 @@ import os
 import shlex
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import CommandNotStartedError, DataError
+from memfit.errors import CommandNotStartedError, DataError, MemfitError, UsageError
+from memfit.files import naming_full_disk, remove_own_folder
 from memfit.journal.folder import (
     FACTS_NAME,
     OVERWRITE,
+    REASON_NAME,
     REFUSE,
     Journal,
     JournalWriter,
@@ -24,12 +26,13 @@ from memfit.journal.folder import (
     clear_journal,
     read_ranks,
 )
+from memfit.journal.folder_lock import FolderLock
 from memfit.journal.records import Ending, RunFacts
 from memfit.observe.processes import started_at
 
 from .ending import Seen, ending_of, script_name
 from .host_killer import HostKillerSigns, KillerSigns
-from .last_words import LastWords, read_failures, read_words, words_folder
+from .last_words import WORDS, LastWords, read_failures, read_words, words_folder
 from .settings import DISABLE, WatchSettings, watched_environment
 from .supervisor import end_left_behind, supervise
 
@@ -42,6 +45,8 @@ class WatchedRun:
 
     folder: Path
     ending: Ending
+    lost: tuple[str, ...] = ()
+    """What could not be written or read of its journal, and why."""
 
 
 def watch_command(
@@ -73,53 +78,76 @@ def watch_command(
         is_missing = not Path(words[0]).exists()
         reason = "there is no such program" if is_missing else "it cannot be executed"
         raise CommandNotStartedError(words[0], reason, is_missing=is_missing)
-    if folder is None:
-        own_folder = _new_folder(words)
-    else:
-        own_folder = _free_folder(folder, OVERWRITE if overwrite else REFUSE)
+    own_folder = _new_folder(words) if folder is None else _made_folder(folder)
+    lost: list[str] = []
+    lock = _locked(own_folder, OVERWRITE if overwrite else REFUSE, lost)
     settings = WatchSettings(
         folder=own_folder.resolve(), budget_bytes=budget_bytes, finds_leaks=finds_leaks, fit=fit
     )
-    writer = JournalWriter(own_folder)
-    words_folder(own_folder).mkdir(exist_ok=True)
     try:
-        writer.begin(_facts(words, settings))
-        if signs is None:
-            with contextlib.closing(HostKillerSigns()) as host_signs:
-                ending = _watched(words, settings, host_signs)
-        else:
-            ending = _watched(words, settings, signs)
-        writer.end(ending)
+        writer = JournalWriter(own_folder)
+        with _losing(lost, FACTS_NAME):
+            words_folder(own_folder).mkdir(exist_ok=True)
+            writer.begin(_facts(words, settings))
+        with contextlib.closing(HostKillerSigns()) as host_signs:
+            ending = _watched(words, settings, signs or host_signs, lost)
+        with _losing(lost, REASON_NAME):
+            writer.end(ending)
     except CommandNotStartedError:
-        (own_folder / FACTS_NAME).unlink()  # the folder holds no run
+        (own_folder / FACTS_NAME).unlink(missing_ok=True)  # the folder holds no run
         raise
     finally:
-        shutil.rmtree(words_folder(own_folder), ignore_errors=True)
-    return WatchedRun(folder=own_folder, ending=ending)
+        remove_own_folder(words_folder(own_folder), WORDS)
+        if lock is not None:
+            lock.release(keeps_file=False)
+    return WatchedRun(folder=own_folder, ending=ending, lost=tuple(lost))
 
 
-def _watched(words: Sequence[str], settings: WatchSettings, signs: KillerSigns) -> Ending:
+@contextlib.contextmanager
+def _losing(lost: list[str], what: str) -> Iterator[None]:
+    """Note what could not be kept or read: a journal is no reason to lose a command's end."""
+    try:
+        yield
+    except CommandNotStartedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the exit code is the command's
+        reason = (
+            str(error) if isinstance(error, MemfitError) else f"{type(error).__name__}: {error}"
+        )
+        lost.append(f"{what} ({reason.rstrip('.')})")
+
+
+def _watched(
+    words: Sequence[str], settings: WatchSettings, signs: KillerSigns, lost: list[str]
+) -> Ending:
     """Run the command and tell why it ended."""
     is_disabled = os.environ.get(DISABLE) == "1"
     environment: Mapping[str, str] = os.environ
     if not is_disabled:
         environment = watched_environment(settings, os.environ)
     end = supervise(words, environment, signs)
-    killer_signs = signs.found(end.last_sample)
-    left_behind = _left_behind(read_words(settings.folder))
+    seen = Seen(end=end, journals={}, budget_bytes=settings.budget_bytes, is_disabled=is_disabled)
+    with _losing(lost, "what the processes have left"):
+        seen = _with_what_is_left(seen, settings.folder, signs)
+    with _losing(lost, "why it ended"):
+        return ending_of(seen)
+    return ending_of(Seen(end=end, journals={}, budget_bytes=settings.budget_bytes))
+
+
+def _with_what_is_left(seen: Seen, folder: Path, signs: KillerSigns) -> Seen:
+    """Read what the processes of a command have left."""
+    killer_signs = signs.found(seen.end.last_sample)
+    left_behind = _left_behind(read_words(folder))
     # A command that succeeded may have left them on purpose.
-    ended = end_left_behind(left_behind) if end.exit_code else ()
-    seen = Seen(
-        end=end,
-        words=read_words(settings.folder),
-        failures=read_failures(settings.folder),
-        journals=_journals(settings.folder),
+    ended = end_left_behind(left_behind) if seen.end.exit_code else ()
+    return replace(
+        seen,
+        words=read_words(folder),
+        failures=read_failures(folder),
+        journals=_journals(folder),
         killer_signs=killer_signs,
-        budget_bytes=settings.budget_bytes,
-        is_disabled=is_disabled,
         ended_afterwards=ended,
     )
-    return ending_of(seen)
 
 
 def _left_behind(words: Sequence[LastWords]) -> dict[int, int]:
@@ -161,22 +189,49 @@ def _new_folder(words: Sequence[str]) -> Path:
     for number in range(1, _MOST_FOLDERS):
         path = first if number == 1 else first.with_name(f"{first.name}-{number}")
         try:
-            path.mkdir(parents=True)
+            with naming_full_disk(path):
+                path.mkdir(parents=True)
             return path
         except FileExistsError:
             continue
+        except PermissionError as error:
+            raise DataError(str(path), f"{error.strerror}. Give a place with --folder.") from None
     raise FileExistsError(first)
 
 
-def _free_folder(folder: Path, earlier_run: str) -> Path:
-    """Take a folder that holds no run, or no longer.
+def _made_folder(folder: Path) -> Path:
+    """Make a folder that was asked for, if it is not there.
 
     Raises:
-        UsageError: if it holds one that is not to be replaced.
+        DataError: if it cannot be made.
     """
-    advice = "Give another --folder, or replace it with --overwrite."
-    check_earlier_run(folder, earlier_run, advice)
+    try:
+        with naming_full_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        reason = f"it cannot be used as a folder ({error.strerror}). Give another --folder."
+        raise DataError(str(folder), reason) from None
+    return folder
+
+
+def _locked(folder: Path, earlier_run: str, lost: list[str]) -> FolderLock | None:
+    """Hold a folder that holds no run, or no longer; None where it cannot be held.
+
+    Raises:
+        UsageError: if it holds one that is not to be replaced, or one that still goes on.
+    """
+    lock = None
+    try:
+        lock = FolderLock(folder)
+    except OSError as error:  # a full disk is no reason to start nothing
+        lost.append(f"the lock of the folder ({str(error).rstrip('.')})")
+    try:
+        advice = "Give another --folder, or replace it with --overwrite."
+        check_earlier_run(folder, earlier_run, advice)
+    except UsageError:
+        if lock is not None:
+            lock.release(keeps_file=False)
+        raise
     if earlier_run == OVERWRITE:
         clear_journal(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return lock

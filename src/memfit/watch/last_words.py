@@ -8,6 +8,7 @@ orderly end was killed, or left by ``os._exit``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,6 +18,8 @@ from memfit.files import write_atomically
 from memfit.journal.records import Reason
 
 _FOLDER_NAME = ".watch"
+WORDS = re.compile(r"\d+\.(json|failed)|rank-\d+\.claim|\.\d+\.json\..*\.part")
+"""What processes leave there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from memfit.observe.processes import started_at, tree_memory
 
 from .host_killer import KillerSigns, LastSample
 
-_SAMPLE_SECONDS = 0.25
+_SAMPLE_SECONDS, _FIRST_SECONDS = 0.25, 0.01
 _HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _WAITED_FOR = (*_HANDED_ON, signal.SIGCHLD)
 _FROM_KERNEL = 0x80
@@ -104,11 +104,14 @@ class _Supervision:
         self._available_bytes: int | None = None
 
     def wait(self) -> CommandEnd:
-        next_seconds = time.monotonic()
+        began_seconds = next_seconds = time.monotonic()
         while self._child.poll() is None:
             if time.monotonic() >= next_seconds:
                 self._sample()
-                next_seconds = time.monotonic() + _SAMPLE_SECONDS
+                # Often at first: a command that ends soon has its peak soon.
+                lived_seconds = time.monotonic() - began_seconds
+                wait_seconds = min(_SAMPLE_SECONDS, _FIRST_SECONDS + lived_seconds / 4)
+                next_seconds = time.monotonic() + wait_seconds
             found = signal.sigtimedwait(_WAITED_FOR, max(0.0, next_seconds - time.monotonic()))
             if found is not None and found.si_signo != signal.SIGCHLD:
                 self._hand_on(found)

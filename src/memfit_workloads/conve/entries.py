@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from memfit.errors import MemfitError, UsageError
+from memfit.listeners.printable_console import PrintableConsole
 
 from .arguments import add_arguments
 
@@ -42,7 +41,7 @@ def train_model(**options: Any) -> dict[str, Any]:
         elif value is not None and value is not False:
             values = value if isinstance(value, (list, tuple)) else (value,)
             words += [word for each in values for word in (flag, str(each))]
-    return WORKLOAD.run(parser.parse_args(words), Console(highlight=False))
+    return WORKLOAD.run(parser.parse_args(words), PrintableConsole())
 
 
 def train_epoch(run: Run, batches: Iterable[Any]) -> float:

@@ -187,8 +187,6 @@ def begin_folder(
     files = run_files(settings)
     if settings.resume_from_checkpoint is None:
         files.begin(overwrite=settings.overwrite)
-        for earlier in files.checkpoints.glob("*.ckpt"):
-            earlier.unlink()
     else:
         files.resume()
     files.write_json("config.json", {"settings": settings_json(settings), "data_and_plan": told})

@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from memfit.errors import DataError, UsageError
+from memfit.journal.plain_text import read_plain
+from memfit.journal.plain_yaml import parsed_yaml
 
 from .sampling import Stage
 
@@ -30,9 +29,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         reason = "there is no such file. `memfit train naics --help` names the flags that take one."
         raise DataError(str(path), reason)
     try:
-        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except YAMLError as error:
-        reason = f"it is no YAML ({str(error).splitlines()[0]}). Correct it there."
+        content = parsed_yaml(read_plain(path))
+    except ValueError as error:
+        reason = f"it is no YAML ({error}). Correct it there."
         raise DataError(str(path), reason) from None
     if not isinstance(content, dict):
         reason = f"it holds a {type(content).__name__}; needed is a mapping of names to settings."
@@ -83,7 +82,11 @@ def _set(config: dict[str, Any], text: str) -> None:
         there = ", ".join(place) if isinstance(place, dict) else ", ".join(config)
         msg = f"--set {text!r} names no setting. Write NAME.NAME=VALUE; there are: {there}."
         raise UsageError(msg)
-    place[name] = YAML(typ="safe").load(value)
+    try:
+        place[name] = parsed_yaml(value)
+    except ValueError as error:
+        msg = f"--set {text!r}: the value is no YAML ({error})."
+        raise UsageError(msg) from None
 
 
 def read_stages(names: Sequence[str], chain: Path | None, folder: Path) -> list[Stage]:

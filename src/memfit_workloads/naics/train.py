@@ -168,13 +168,10 @@ def _data(run: _Run, stage: Stage) -> NaicsData:
 
 def _begin_folder(run: _Run, planned: PlannedFigures) -> None:
     """Make the folder ready, and write what is known before the first step."""
-    from .checkpoints import LAST
-
     if run.settings.resume:
         run.files.resume()
     else:
         run.files.begin(overwrite=run.settings.overwrite)
-        (run.files.checkpoints / LAST).unlink(missing_ok=True)
     told = {
         "settings": plain_values(run.settings.config),
         "stages": [plain_values(stage) for stage in run.settings.stages],

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memfit.errors import DataError, UsageError
+from memfit.journal.plain_text import read_plain
+from memfit.journal.plain_yaml import parsed_yaml
 
 from .shipped_files import found
 
@@ -57,16 +59,13 @@ def with_config(
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a mapping."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        content = parsed_yaml(read_plain(path))
     except OSError as error:
         reason = f"it cannot be read ({error.strerror}). Check the path and its permissions."
         raise DataError(str(path), reason) from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        reason = f"it is no YAML ({str(error).splitlines()[0]})."
+    except ValueError as error:
+        reason = f"it is no YAML ({error})."
         raise DataError(str(path), reason) from None
     if not isinstance(content, dict):
         reason = f"found {type(content).__name__}, needed lines such as `batch_size: 2`."

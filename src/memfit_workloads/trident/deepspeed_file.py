@@ -5,7 +5,6 @@ Keys and their meaning: deepspeed/runtime, config.py, constants.py and zero/conf
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.errors import DataError, UsageError
+from memfit.journal.plain_text import parsed_json, read_plain
 
 from .placement_arguments import ZERO_STAGES
 
@@ -104,7 +104,7 @@ def check_beside_job(file: DeepspeedFile, batch_size: int, clip_grad_norm: float
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed_json(read_plain(path))
     except OSError as error:
         reason = f"it cannot be read ({error.strerror}). Check the path and its permissions."
         raise DataError(str(path), reason) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from .sizes import TridentSizes
 
 _FOLDER = "embeddings"
 _DIGITS = 16
+_OWN = re.compile(rf"(train|valid|test)-[0-9a-f]{{{_DIGITS}}}\.npy")
 _FRAMES = {"rgb", "infrared"}
 _SMALL: Mapping[str, tuple[Any, ...]] = {
     "kinematics": ("<f4", (3, 9)),
@@ -160,4 +162,4 @@ class EmbeddingCache:
 
 def embedding_files(folder: Path) -> list[Path]:
     """List the files of embeddings in a run's folder."""
-    return sorted((folder / _FOLDER).glob("*.npy"))
+    return sorted(path for path in (folder / _FOLDER).glob("*.npy") if _OWN.fullmatch(path.name))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memfit.errors import DataError, UsageError
+from memfit.files import foreign_file
 from memfit.units import format_bytes
 
 from .clips import NUM_OBJECTS, Clip, Clips
@@ -32,6 +35,11 @@ _BYTES_PER_PIXEL = 5
 _BYTES_PER_CLIP = 4 * 128 + 1024
 """Heads of four arrays, and a line of the manifest."""
 _CLIPS = "clips"
+_OWN = re.compile(
+    rf"({'|'.join(PARTS)})\.jsonl"
+    rf"|{_CLIPS}/({'|'.join(PARTS)})_\d+_(rgb|ir|mask|boxes)\.(npy|mkv)"
+)
+"""What is written here, as paths in the folder."""
 _PROMPT = "a warm shape moves over the ground"
 
 
@@ -53,8 +61,12 @@ def write_clips(settings: TridentSettings, console: Console) -> dict[str, Any]:
             f"{folder} is there already. Give another --write-clips, or --overwrite to replace it."
         )
         raise UsageError(msg)
-    if folder.exists() and not _is_ours(folder):
-        msg = f"{folder} holds something else than written clips; it is not replaced. Give another."
+    foreign = folder if folder.is_file() else foreign_file(folder, _OWN)
+    if foreign is not None:
+        msg = (
+            f"{folder} holds something else than written clips ({foreign.name}); it is not "
+            "replaced. Give another."
+        )
         raise UsageError(msg)
     if folder.parent.exists() and not folder.parent.is_dir():
         msg = f"--write-clips {folder}: {folder.parent} is no folder. Give another place."
@@ -121,7 +133,8 @@ def _write_whole(
             _write_part(
                 beside, part, getattr(splits, part), is_video=settings.data.clip_format == MKV
             )
-        beside.chmod(0o755)
+        # For whom the umask lets in, as for the folder of the clips itself.
+        beside.chmod(stat.S_IMODE((beside / _CLIPS).stat().st_mode))
         if folder.exists():
             folder.rename(earlier := Path(f"{beside}.earlier"))
         beside.rename(folder)
@@ -185,9 +198,3 @@ def _save_video(path: Path, values: NDArray[Any]) -> Path:
     path = path.with_suffix(".mkv")
     write_lossless(path, np.ascontiguousarray(values))
     return path
-
-
-def _is_ours(folder: Path) -> bool:
-    """Return whether all that lies there are the names that are written here, and no others."""
-    names = {_CLIPS, *(f"{part}.jsonl" for part in PARTS)}
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= names

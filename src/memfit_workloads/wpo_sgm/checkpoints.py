@@ -53,7 +53,7 @@ def load_weights(path: Path) -> Any:
     """
     try:
         found: Tensor | dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - the reader raises whatever damage leads to
         reason = f"it cannot be read ({str(error).partition(chr(10))[0]})."
         raise DataError(str(path), reason) from None
     return found

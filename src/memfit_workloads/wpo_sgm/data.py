@@ -186,7 +186,7 @@ def _read(path: Path) -> _Array:
             found = found.numpy() if isinstance(found, Tensor) else found
     except FileNotFoundError:
         raise DataError(str(path), "there is no such file.") from None
-    except (OSError, ValueError, RuntimeError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001 - the readers raise whatever damage leads to
         cause = str(error).partition("\n")[0]
         raise DataError(str(path), f"it cannot be read as an array ({cause}).") from None
     samples = np.asarray(found)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from memfit.errors import ConfigFileError, UsageError
+from memfit.files import write_atomically
 from memfit.integrations.deepspeed.choice import BF16, CPU_MEMORY, FP16, FP32, NONE, ZeroChoice
 from memfit.integrations.deepspeed.contradictions import contradictions
+from memfit.journal.plain_text import parsed_json
 
 _TRAIN, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -116,7 +118,7 @@ def _zero_section(choice: ZeroChoice) -> dict[str, Any]:
 
 def write_config(config: Mapping[str, Any], path: str | Path) -> None:
     """Write a configuration as JSON, which ``deepspeed --deepspeed_config`` reads."""
-    Path(path).write_text(f"{json.dumps(config, indent=2)}\n", encoding="utf-8")
+    write_atomically(Path(path), f"{json.dumps(config, indent=2)}\n")
 
 
 def adapted(
@@ -226,7 +228,7 @@ def _read(given: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return deepcopy(dict(given))
     try:
-        found = json.loads(Path(given).read_text(encoding="utf-8"))
+        found = parsed_json(Path(given).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigFileError(str(given), f"{type(error).__name__}: {error}") from None
     if not isinstance(found, dict):

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from memfit.errors import BatchConditionError, MemfitError, OtherRankError, StrategyError
 from memfit.integrations.deepspeed.emergency import EmergencyCheckpoint
+from memfit.journal.printable import printable
 from memfit.observe.out_of_memory import is_out_of_memory
 from memfit.runtime.guard.ranks import has_lost_peer
 
@@ -151,7 +152,7 @@ class Ending:
             if self._closed.wait(_LOOK_SECONDS):
                 return
         if self._is_inside:  # in an exchange that nothing can end from here
-            sys.stderr.write(f"memfit: {OtherRankError(told)} {self._saved}\n")
+            sys.stderr.write(printable(f"memfit: {OtherRankError(told)} {self._saved}\n"))
             sys.stderr.flush()
             os._exit(_EXIT_CODE)
 

@@ -15,19 +15,13 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from memfit.journal.printable import printable
+
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 _SCRIPTS = ("page.js", "step.js", "holders.js", "lines.js", "bars.js", "frontier.js", "errors.js")
 """In the order in which they run."""
-_UNSEEN = {
-    *range(0x20),
-    *range(0x7F, 0xA0),
-    *(0x061C, 0x200E, 0x200F),
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-} - {0x09, 0x0A, 0x0D}
-_REPLACED = dict.fromkeys(_UNSEEN, "\N{REPLACEMENT CHARACTER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +58,8 @@ def charts_of(contents: Mapping[str, Mapping[str, Any] | None]) -> Charts | None
 
 
 def visible(text: str) -> str:
-    """Replace characters that cannot be seen, or that turn what follows around."""
-    return text.translate(_REPLACED)
+    """Spell out characters that cannot be seen, or that turn what follows around."""
+    return printable(text)
 
 
 def _json(value: object) -> str:

@@ -10,7 +10,7 @@ from memfit.journal.records import StepRecord
 from memfit.journal.timeline import kept_events
 from memfit.reports.plots import BLUE, BUDGET_IN_VIEW, CYAN, GREEN, PURPLE, RED, YELLOW
 from memfit.reports.run_contents import RunReport
-from memfit.reports.run_plots import peaks_of_ranks
+from memfit.reports.run_plots import marked_steps, peaks_of_ranks
 
 _MOST_POINTS = 2000
 _METRIC_COLOURS = (RED, BLUE)
@@ -83,7 +83,7 @@ def _events(report: RunReport, rank: int) -> list[dict[str, Any]]:
         ("leak found", PURPLE, "pin", [t.event.step for t in report.leaks if t.rank == rank]),
     ]
     return [
-        {"name": name, "colour": colour, "symbol": symbol, "steps": sorted(set(steps))}
+        {"name": name, "colour": colour, "symbol": symbol, "steps": marked_steps(steps)}
         for name, colour, symbol, steps in kinds
         if steps
     ]
@@ -108,6 +108,7 @@ def metrics_chart(
             for number, row in enumerate(metrics, start=1)
             if isinstance(row.get(name), (int, float)) and math.isfinite(row[name])
         ]
+        points = [points[i] for i in kept_events([value for _, value in points], _MOST_POINTS)]
         line = {
             "name": name.replace("_", " "),
             "colour": colour,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memfit.errors import MemfitError
-from memfit.files import replace_atomically
+from memfit.files import fill_atomically
 from memfit.runtime.guard.step_log import StepLog
 from memfit.session.session import Session
 
@@ -26,7 +26,7 @@ def save_emergency_checkpoint(session: Session, log: StepLog, folder: Path) -> P
     path = folder / f"emergency-{os.getpid()}.pt"
     try:
         content = checkpoint_of(session, log)
-        replace_atomically(path, lambda part: torch.save(content, part))
+        fill_atomically(path, lambda file: torch.save(content, file))
     except (OSError, RuntimeError):  # a full disk, or a setting that lies on the card
         return None
     return path

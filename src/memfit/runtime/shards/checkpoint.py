@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +12,17 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memfit.errors import CheckpointError
-from memfit.files import write_atomically
+from memfit.errors import CheckpointError, MemfitError, MemfitWarning
+from memfit.files import (
+    fill_atomically,
+    naming_full_disk,
+    remove_own_folder,
+    write_atomically,
+)
 from memfit.observe.starting import rank_here
 from memfit.runtime.guard.large_tensors import LargeTensors
 from memfit.runtime.shards.kept_states import (
@@ -26,11 +32,17 @@ from memfit.runtime.shards.kept_states import (
     parameter_tensors,
     put_own_state_back,
 )
+from memfit.session.leaves import bytes_in
 from memfit.session.session import Session
 
 _R = TypeVar("_R")
 _POINTER = "latest.json"
 _WHOLE, _TENSORS = "run.pt", "tensors"
+_SAVE = re.compile(r"step-\d+-\d+")
+_OWN = re.compile(
+    r"\.?(run|rank-\d+)\.pt(\..*\.part)?|tensors/(\.metadata(\.tmp)?|__\d+_\d+\.distcp)"
+)
+"""What lies in the folder of a save, also of one that was cut off."""
 
 
 class ShardedCheckpoint:
@@ -91,25 +103,27 @@ class ShardedCheckpoint:
         return run
 
     def _read_tensors(self, wanted: dict[str, torch.Tensor], target: Path) -> None:
-        with _unsaid():
+        with _first_failure(), _unsaid():
             load(wanted, checkpoint_id=target / _TENSORS, no_dist=self._is_alone)
 
     def _write_tensors(self, tensors: dict[str, torch.Tensor], target: Path) -> None:
-        with _unsaid():
+        with naming_full_disk(target, bytes_in(tensors)), _first_failure(), _unsaid():
             save(tensors, checkpoint_id=target / _TENSORS, no_dist=self._is_alone)
 
     def _write_own(self, whole: dict[str, Any], target: Path) -> None:
-        target.mkdir(parents=True, exist_ok=True)
+        with naming_full_disk(target):
+            target.mkdir(parents=True, exist_ok=True)
         if self._rank == 0:
-            torch.save(whole, target / _WHOLE)
-        torch.save(own_state(self._session), target / _own_file(self._rank))
+            fill_atomically(target / _WHOLE, lambda file: torch.save(whole, file))
+        state = own_state(self._session)
+        fill_atomically(target / _own_file(self._rank), lambda file: torch.save(state, file))
 
     def _new_name(self, num_steps: int) -> str:
         """Return a name that no save had yet, the same on every rank."""
         number = 0
         if self._rank == 0:
-            taken = self._folder.glob("step-*-*") if self._folder.is_dir() else ()
-            number = 1 + max((int(each.name.rpartition("-")[2]) for each in taken), default=0)
+            taken = [int(each.name.rpartition("-")[2]) for each in _saves_in(self._folder)]
+            number = 1 + max(taken, default=0)
         return f"step-{num_steps}-{self._of_first_rank(number)}"
 
     def _of_first_rank(self, value: int) -> int:
@@ -125,9 +139,10 @@ class ShardedCheckpoint:
             return
         said = {"folder": target.name, "num_ranks": self._num_ranks}
         write_atomically(self._folder / _POINTER, json.dumps(said))
-        for each in self._folder.glob("step-*-*"):
-            if each != target:
-                shutil.rmtree(each, ignore_errors=True)
+        for each in _saves_in(self._folder):
+            if each != target and (foreign := remove_own_folder(each, _OWN)) is not None:
+                msg = f"{each} is kept: no save has written {foreign.name}, which lies in it."
+                warnings.warn(msg, MemfitWarning, stacklevel=5)
 
     def _latest(self) -> Path:
         path = self._folder / _POINTER
@@ -159,7 +174,8 @@ class ShardedCheckpoint:
         try:
             found = action()
         except Exception as error:  # noqa: BLE001 - whatever it was, the others have to hear of it
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            known = str(error) if isinstance(error, MemfitError) else ""
+            reason = (known or f"{type(error).__name__}: {error}").partition("\n")[0].rstrip(".")
         said = [reason]
         if not self._is_alone:
             said = [""] * self._num_ranks
@@ -176,6 +192,21 @@ def _unsaid() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
+
+
+@contextmanager
+def _first_failure() -> Iterator[None]:
+    """Raise what failed first in place of torch's summary, which is no ``Exception``."""
+    try:
+        yield
+    except CheckpointException as error:
+        failure, _ = next(iter(error.failures.values()))
+        raise failure from failure.__cause__ or failure.__context__
+
+
+def _saves_in(folder: Path) -> list[Path]:
+    """List the folders that have the names of saves."""
+    return [each for each in folder.glob("step-*-*") if _SAVE.fullmatch(each.name)]
 
 
 def _own_file(rank: int) -> str:

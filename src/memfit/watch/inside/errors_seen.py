@@ -20,7 +20,12 @@ import memfit
 from memfit.errors import GIVEN_UP, LostContextError
 from memfit.journal.records import Reason
 from memfit.observe.enforced_budget import BudgetExceededError
-from memfit.observe.out_of_memory import chain_of, has_lost_context, is_out_of_memory
+from memfit.observe.out_of_memory import (
+    chain_of,
+    has_lost_context,
+    is_out_of_memory,
+    tells_out_of_memory,
+)
 from memfit.watch.last_words import ErrorWords
 
 _MOST_CHARACTERS = 500
@@ -98,7 +103,7 @@ def _failure(error: BaseException) -> Reason:
     if (
         isinstance(error, GIVEN_UP)
         or is_out_of_memory(error)
-        or (is_handed_on and "out of memory" in text.lower())
+        or (is_handed_on and tells_out_of_memory(text))
     ):
         return Reason.BUDGET_EXCEEDED if _LIMITED_CARD in text else Reason.OUT_OF_MEMORY
     return Reason.ERROR

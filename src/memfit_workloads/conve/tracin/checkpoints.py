@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from memfit.errors import DataError, UsageError
+from memfit.journal.plain_text import parsed_json
 from memfit_workloads.checkpoint_files import read_checkpoint
 from memfit_workloads.conve.data import Graph
 from memfit_workloads.conve.sizes import ConvESizes
@@ -90,7 +90,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed_json(path.read_text(encoding="utf-8"))
         return {"data": dict(content["data"]), "training": dict(content["training"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = (

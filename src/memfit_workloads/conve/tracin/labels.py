@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from memfit.errors import DataError
+from memfit.journal.plain_text import parsed_json
 from memfit_workloads.conve.data import Graph, lines_of
 
 from .settings import TracinSettings
@@ -82,7 +82,7 @@ def read_edge_map(path: Path) -> dict[str, str]:
     """
     text = "\n".join(line for _, line in lines_of(path))
     try:
-        content = json.loads(text)
+        content = parsed_json(text)
     except ValueError as error:
         raise DataError(str(path), f"it is no JSON ({error}). {_NEEDED}") from None
     is_usable = isinstance(content, dict) and all(
@@ -104,7 +104,7 @@ _NEEDED = 'Needed is {"label, or JSON with a predicate": "name of the relation",
 def _label_of(key: str) -> str:
     """Return the predicate in a key, with its qualifiers in brackets, or the key itself."""
     try:
-        content: Any = json.loads(key)
+        content: Any = parsed_json(key)
     except ValueError:
         return key
     if not isinstance(content, dict) or "predicate" not in content:

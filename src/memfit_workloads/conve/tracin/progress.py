@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from memfit import influence
 from memfit.errors import DataError, OtherScanError
-from memfit.files import write_atomically
+from memfit.files import foreign_file, remove_own_folder, write_atomically
+from memfit.journal.plain_text import parsed_json
 from memfit_workloads.interruption import InterruptWatch
 
 from .settings import TracinSettings
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _DEFINITION = "tracin.json"
+_OWN = re.compile(
+    r"(self/)?(\.?(tracin\.json|progress\.npz|scores-\d+\.npy)(\..*part)?|scores-\d+\.part)"
+)
+"""What a tracing writes into its folder."""
 Listener = Callable[[influence.Progress], None]
 
 
@@ -43,17 +48,21 @@ def kept_folder(settings: TracinSettings, definition: Mapping[str, Any]) -> Iter
         _claim(folder, definition)
     yield folder
     if folder is not None and settings.folder is None:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_own_folder(folder, _OWN)
 
 
 def _claim(folder: Path, definition: Mapping[str, Any]) -> None:
     """Note in the folder which scan it is for, or see that it is for this one."""
     path = folder / _DEFINITION
+    foreign = foreign_file(folder, _OWN)
+    if foreign is not None:
+        reason = f"it holds {foreign.name}, which no tracing has written. Give another --folder"
+        raise DataError(str(folder), reason)
     try:
         if not path.exists():
             write_atomically(path, json.dumps(definition, indent=2) + "\n")
             return
-        there = json.loads(path.read_text(encoding="utf-8"))
+        there = parsed_json(path.read_text(encoding="utf-8"))
         differing = [name for name in definition if there.get(name) != definition[name]]
     except OSError as error:
         reason = f"progress cannot be kept there ({error.strerror}). Give another --folder"

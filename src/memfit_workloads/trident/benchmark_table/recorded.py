@@ -10,6 +10,7 @@ from typing import Any
 
 from memfit.errors import DataError
 from memfit.files import write_atomically
+from memfit.journal.plain_text import parsed_json
 
 from .figures import RowFigures
 
@@ -57,7 +58,7 @@ def recorded_table(path: Path = PATH) -> Table:
         DataError: if it is not there, or is something else.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parsed_json(path.read_text("utf-8"))
         origin = Origin(**{name: content[name] for name in Origin.__dataclass_fields__})
         return Table(origin=origin, rows=[RowFigures.from_json(row) for row in content["rows"]])
     except OSError as error:

@@ -136,7 +136,7 @@ def test_a_scaler_that_is_off_without_a_card_is_said_before_it_is_refused_on_one
 def test_a_verification_compares_under_the_autocast_and_says_so(script, capsys, tmp_path):
     plan = tmp_path / "plan.yaml"
     Plan(strategies=(MicroBatching(micro_batch_size=5),)).save(plan)
-    assert main(["verify", script("job"), "--plan", str(plan)]) == 0
+    assert main(["verify", script("job"), "--plan", str(plan), "--verbose"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "under the loss's own autocast in bfloat16 it is off by" in shown
     assert "exact" in shown

@@ -41,7 +41,8 @@ def brief_proof(proof: Verifications) -> RenderableType:
     heading = f"Two planned steps beside two plain ones, batch size {proof.batch_size:,}"
     parts += [Text(heading, style="dim"), Padding(table, INDENT)]
     num_notes = len([*proof.notes, *_notes(proof)])
-    more = f"--verbose shows {num_notes} notes and where plans differ most." if num_notes else ""
+    notes = f"{num_notes} {'note' if num_notes == 1 else 'notes'}"
+    more = f"--verbose shows {notes} and where plans differ most." if num_notes else ""
     parts += ["", Text(more or "--verbose shows where plans differ most.", style="dim")]
     return at_page_width(*parts)
 

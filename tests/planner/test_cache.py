@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -58,6 +59,8 @@ def job_file(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "config.json").write_text(json.dumps({"width": 64}))
     path = tmp_path / "cached_job.py"
     path.write_text(_JOB)
+    for each in tmp_path.iterdir():
+        os.utime(each, (1e9, 1e9))
     return path
 
 
@@ -161,6 +164,17 @@ def test_what_changed_is_recorded_again(
     assert recorded
 
 
+def test_a_file_that_is_edited_while_it_is_planned_keeps_nothing(job_file):
+    """What was read is the old one, and what is there by then the new one."""
+
+    def edit(label: str) -> None:
+        if label == "as it is":
+            _edit_job(job_file)
+
+    planned(job_file, progress=edit)
+    assert planned(job_file)[1].num_found == 0
+
+
 def test_another_version_of_a_package_counts_as_a_change(job_file, monkeypatch):
     planned(job_file)
     monkeypatch.setattr(inputs, "_installed", lambda: ["torch-99.dist-info"])
@@ -220,11 +234,28 @@ def test_what_is_interrupted_keeps_what_it_has(job_file, recorded):
     assert planned(job_file, "3MiB")[1].num_found >= num_recorded
 
 
-def test_what_a_crash_left_is_not_believed(job_file):
+def test_what_nothing_says_the_inputs_of_is_not_believed(job_file):
     planned(job_file)
     for path in (job_file.parent / "cache").rglob("inputs.json"):
         path.unlink()
     assert planned(job_file)[1].num_found == 0
+
+
+def test_what_was_killed_has_kept_what_it_had(job_file):
+    script = f"""
+import os, pathlib, sys
+sys.path.insert(0, {str(pathlib.Path.cwd())!r})
+from tests.planner.test_cache import planned
+def kill(label):
+    if "micro-batching" in label:
+        os.kill(os.getpid(), 9)
+planned(pathlib.Path({str(job_file)!r}), "3MiB", progress=kill)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    assert planned(job_file, "3MiB")[1].num_found > 1
+    edited = json.dumps({"width": 64, "depth": 2})
+    (job_file.parent / "config.json").write_text(edited)
+    assert planned(job_file, "3MiB")[1].num_found == 0
 
 
 def test_the_oldest_make_room(job_file, monkeypatch):

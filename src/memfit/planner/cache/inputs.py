@@ -8,6 +8,7 @@ import platform
 import site
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -106,6 +107,7 @@ class FilesRead:
     def __init__(self, besides: Path) -> None:
         self._besides = f"{os.path.realpath(besides)}{os.sep}"
         self._opened: set[str] = set()
+        self._begun_ns = time.time_ns()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -116,17 +118,20 @@ class FilesRead:
         finally:
             _hook().listeners = [each for each in _hook().listeners if each is not self._opened]
 
-    def contents(self) -> Mapping[str, str]:
+    def contents(self) -> Mapping[str, str] | None:
         """Return what stands for the content of every file, by its path.
 
+        None if one was written since this watches: what was read may not be what is there now.
         What is gone is left out: it was made meanwhile, from the others.
         """
         modules = [*sys.modules.values()]
         loaded = (getattr(module, "__file__", None) for module in modules)
         paths = {os.path.realpath(each) for each in (*loaded, *self._opened) if each}
-        inputs = (path for path in sorted(paths) if _is_input(path))
+        inputs = [path for path in sorted(paths) if _is_input(path)]
         found = {path: content_of(path) for path in inputs if not path.startswith(self._besides)}
-        return {path: content for path, content in found.items() if content is not None}
+        there = {path: content for path, content in found.items() if content is not None}
+        is_new = any(Path(path).stat().st_mtime_ns >= self._begun_ns for path in there)
+        return None if is_new else there
 
 
 def _is_input(path: str) -> bool:

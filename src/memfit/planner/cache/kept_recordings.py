@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -81,6 +81,8 @@ class KeptRecordings:
 
     evaluator: JobEvaluator
     kept: JobCache
+    besides: dict[Strategies, Candidate] = field(default_factory=dict)
+    """What copies of this process found besides what they were asked."""
 
     def in_short(self, strategies: Strategies) -> Candidate:
         """Record the step, with a few micro-batches only where there are many."""
@@ -96,6 +98,7 @@ class KeptRecordings:
         candidate = self.evaluator.accept(found)
         if candidate is not None:
             self.kept.put(found, *name)
+            self.besides.update({each.strategies: each for each in found.besides})
         return candidate
 
     def is_known(self, strategies: Strategies) -> bool:
@@ -111,6 +114,8 @@ class KeptRecordings:
         if self.kept.cache is not None and candidate is not None:
             self.kept.cache.num_found += 1
             return self.evaluator.under_budget(candidate)
+        if kind == "short" and strategies in self.besides:
+            return self.besides[strategies]
         new = self.evaluator.learning(record, strategies)
         self.kept.put(new, *name)
         return new.candidate

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from memfit.devices.spec import Device
+from memfit.errors import MemfitError
 from memfit.files import write_atomically
 from memfit.planner.cache.inputs import FilesRead, content_of, digest_of, surroundings
 from memfit.units import MIB
@@ -69,7 +70,7 @@ class RecordingCache:
         self._folder = self._all / digest_of([reference, device, *surroundings()])
         self._most_bytes = most_bytes
         self._files = FilesRead(besides=self._all)
-        self._known: dict[str, str] | None = None
+        self._inputs: dict[str, str] = {}
         self._lock: IO[str] | None = None
         self._is_usable = False
         self.num_found = 0
@@ -85,7 +86,7 @@ class RecordingCache:
             finally:
                 if self._is_usable:
                     with suppress(OSError):
-                        self._close()
+                        self._make_room()
                 self._is_usable = False
                 if self._lock is not None:
                     self._lock.close()
@@ -108,8 +109,11 @@ class RecordingCache:
         """Keep a value under a name, where it can be."""
         if not self._is_usable:
             return
-        with suppress(OSError, pickle.PickleError, AttributeError, TypeError):
-            write_atomically(self._path(name), zlib.compress(pickle.dumps(value), 1))
+        with suppress(OSError, MemfitError, pickle.PickleError, AttributeError, TypeError):
+            content = zlib.compress(pickle.dumps(value), 1)
+            # First, so that nothing lies there whose inputs are not known.
+            if self._note_inputs():
+                write_atomically(self._path(name), content)
 
     def _path(self, name: tuple[object, ...]) -> Path:
         return self._folder / f"{digest_of(name)}.pickle"
@@ -125,12 +129,12 @@ class RecordingCache:
                 return False
             self._lock = (self._all / f"{self._folder.name}.lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._known = self._up_to_date_inputs()
-            if self._known is None:
+            known = self._up_to_date_inputs()
+            if known is None:
                 shutil.rmtree(self._folder, ignore_errors=True)
+            self._inputs = known or {}
             self._folder.mkdir(exist_ok=True, mode=0o700)
-            # Until it is closed, nothing says what the recordings in it depend on.
-            (self._folder / _INPUTS).unlink(missing_ok=True)
+            os.utime(self._folder)
         except OSError:  # another process has it open, among other reasons
             return False
         return True
@@ -138,17 +142,27 @@ class RecordingCache:
     def _up_to_date_inputs(self) -> dict[str, str] | None:
         """Return what the recordings that are there depend on; None where it has changed."""
         try:
-            known: dict[str, str] = json.loads((self._folder / _INPUTS).read_text())
-        except (OSError, ValueError):
+            known = json.loads((self._folder / _INPUTS).read_text())
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(known, dict):
             return None
         is_same = all(content_of(path) == content for path, content in known.items())
         return known if is_same else None
 
-    def _close(self) -> None:
-        """Write what everything depends on, and make room."""
-        inputs = {**(self._known or {}), **self._files.contents()}
-        write_atomically(self._folder / _INPUTS, json.dumps(inputs))
-        self._make_room()
+    def _note_inputs(self) -> bool:
+        """Write what everything depends on that was recorded so far, by earlier calls as well.
+
+        False if that is not known.
+        """
+        read = self._files.contents()
+        if read is None:
+            return False
+        inputs = {**self._inputs, **read}
+        if inputs != self._inputs:
+            write_atomically(self._folder / _INPUTS, json.dumps(inputs))
+            self._inputs = inputs
+        return True
 
     def _make_room(self) -> None:
         """Delete what was not used for longest, beyond the bytes that all may take."""

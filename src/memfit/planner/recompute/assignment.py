@@ -46,16 +46,31 @@ def fastest(chain: Chain, budget_bytes: int) -> Assignment | None:
     return _assignment(chain, stages)
 
 
-def smallest(chain: Chain) -> Assignment:
+Known = dict[int, Assignment | None]
+"""The fastest assignments of a chain that were found already, by their budgets."""
+
+
+def _fastest_once(chain: Chain, budget_bytes: int, known: Known) -> Assignment | None:
+    if budget_bytes not in known:
+        known[budget_bytes] = fastest(chain, budget_bytes)
+    return known[budget_bytes]
+
+
+def smallest(chain: Chain, known: Known | None = None) -> Assignment:
     """Return the assignment with the smallest peak, and among those the fastest found.
 
     Found by halving the budget's interval, so it is exact to one part in five hundred.
+
+    Args:
+        chain: the blocks.
+        known: what was found of this chain before; what is found now is added.
     """
+    known = {} if known is None else known
     high = store_all(chain)
     low_bytes = chain.elsewhere_bytes - 1
     while high.peak_bytes - low_bytes > max(1, int(high.peak_bytes * _CLOSE_ENOUGH)):
         middle_bytes = (low_bytes + high.peak_bytes) // 2
-        found = fastest(chain, middle_bytes)
+        found = _fastest_once(chain, middle_bytes, known)
         if found is None:
             low_bytes = middle_bytes
         else:
@@ -69,7 +84,10 @@ def store_all(chain: Chain) -> Assignment:
 
 
 def frontier(
-    chain: Chain, num_budgets: int = _NUM_BUDGETS, budgets_bytes: Iterable[int] = ()
+    chain: Chain,
+    num_budgets: int = _NUM_BUDGETS,
+    budgets_bytes: Iterable[int] = (),
+    known: Known | None = None,
 ) -> list[Assignment]:
     """Return the fastest assignments for some budgets, from storing all to the smallest.
 
@@ -77,8 +95,10 @@ def frontier(
         chain: the blocks.
         num_budgets: evenly spaced budgets between the two.
         budgets_bytes: further budgets, of which those in between count.
+        known: what was found of this chain before; what is found now is added.
     """
-    store, least = store_all(chain), smallest(chain)
+    known = {} if known is None else known
+    store, least = store_all(chain), smallest(chain, known)
     span_bytes = store.peak_bytes - least.peak_bytes
     budgets = {
         store.peak_bytes - span_bytes * part // num_budgets for part in range(1, num_budgets)
@@ -86,7 +106,7 @@ def frontier(
     budgets |= {b for b in budgets_bytes if least.peak_bytes < b < store.peak_bytes}
     found = [store]
     for budget_bytes in sorted(budgets, reverse=True):
-        assignment = fastest(chain, budget_bytes)
+        assignment = _fastest_once(chain, budget_bytes, known)
         if assignment is not None and assignment.peak_bytes < found[-1].peak_bytes:
             found.append(assignment)
     if least.peak_bytes < found[-1].peak_bytes:

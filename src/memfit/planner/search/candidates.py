@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from memfit.figures import Prediction
+from memfit.planner.recompute.assignment import Known
 from memfit.planner.recompute.chain import Chain
 from memfit.strategies.base import Strategy
 
@@ -36,6 +37,8 @@ class Candidate:
     """From the fastest to the smallest; empty where nothing can be recomputed."""
     chain: Chain | None = None
     """What the refinements were chosen from; None where nothing can be recomputed."""
+    known: Known = field(default_factory=dict, repr=False)
+    """What was found of the chain, for whatever budget."""
     repeats: float = 1.0
     """How many times what was recorded is run in a step."""
 

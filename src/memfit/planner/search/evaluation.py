@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,22 +11,19 @@ from memfit.devices.spec import CPU, Device
 from memfit.errors import StrategyError
 from memfit.figures import Prediction
 from memfit.job import Job
-from memfit.planner.recompute.assignment import Assignment, frontier, store_all
 from memfit.planner.recompute.blocks import chain_of
-from memfit.planner.recompute.chain import Chain
 from memfit.planner.search.candidates import (
     Candidate,
-    Refinement,
     Strategies,
     recorded_members,
 )
 from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.refinements import refined
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate
 from memfit.prediction.process_memory import rules_of
 from memfit.prediction.recording import Recording, record
 from memfit.session.batches import BatchLayout
-from memfit.session.block_names import shorten_names
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.base import Strategy
@@ -44,9 +41,6 @@ _MANY_PIECES = 32
 _MOST_KEPT = 3
 """Recordings are large, so only the latest wait for the same with another allocator setting."""
 
-_NEAR_BUDGET = (1.01, 1.0, 0.995, 0.98, 0.95)
-"""Peaks for which blocks are chosen exactly, as shares of what the budget leaves."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
@@ -57,6 +51,8 @@ class Foreseen:
     """Before and after; see ``JobEvaluator``."""
     few: Mapping[Strategies, tuple[Abridgement, float]]
     recorded: frozenset[Strategies]
+    besides: Sequence[Candidate] = ()
+    """The same recording with what the allocator may be told."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,7 +85,16 @@ class JobEvaluator:
     def foresee(self, strategies: Strategies) -> Foreseen:
         """Record in short in a copy of this process, and return all that it has learnt by it."""
         self.progress = None  # what draws it is not there in a copy
-        return self.learning(self.in_short, strategies)
+        found = self.learning(self.in_short, strategies)
+        return replace(found, besides=tuple(self._besides(strategies)))
+
+    def _besides(self, strategies: Strategies) -> Iterator[Candidate]:
+        """Yield what comes of a recording without making it again, where making it takes long."""
+        names = {strategy.name for strategy in strategies}
+        options = (option for options in self.space.options for option in options if option)
+        for option in options if self.plain.is_long else ():
+            if not option.is_recorded and option.name not in names:
+                yield self.in_short(in_catalogue_order((*strategies, option)))
 
     def learning(
         self, record: Callable[[Strategies], Candidate], strategies: Strategies
@@ -125,7 +130,7 @@ class JobEvaluator:
             fits=budget.holds(num_bytes, known.host_bytes, known.disk_bytes),
         )
         found = replace(candidate, prediction=prediction)
-        return found if found.chain is None else _refined(found)
+        return found if found.chain is None else refined(found)
 
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record the whole step; of a long one, what stands for it."""
@@ -334,7 +339,7 @@ class JobEvaluator:
             link if may_offload and offload not in names else None,
             self.plain.steady,
         )
-        return _refined(replace(found, chain=chain, repeats=repeats))
+        return refined(replace(found, chain=chain, repeats=repeats))
 
 
 def _keeping_nothing(strategy: Strategy) -> Strategy:
@@ -356,39 +361,3 @@ def failure_of(error: Exception) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return f"the step could not be recorded with it ({said.rstrip('.')})."
-
-
-def _refined(candidate: Candidate) -> Candidate:
-    """Turn the assignments of a candidate's chain, as far as they help, into combinations."""
-    chain, prediction = candidate.chain, candidate.prediction
-    assert chain is not None, "asked of what has blocks only"
-    beside_bytes = prediction.bounded_bytes() - store_all(chain).peak_bytes
-    budget_bytes = (prediction.budget_bytes or 0) - beside_bytes
-    near = (int(budget_bytes * share) for share in _NEAR_BUDGET)
-    _, *smaller = frontier(chain, budgets_bytes=near)
-    refinements = tuple(
-        Refinement(
-            strategies=in_catalogue_order((*candidate.strategies, *_written(chain, assignment))),
-            peak_bytes=assignment.peak_bytes + beside_bytes,
-            seconds=prediction.step_seconds + assignment.seconds * candidate.repeats,
-        )
-        for assignment in smaller
-    )
-    return replace(candidate, refinements=refinements)
-
-
-def _written(chain: Chain, assignment: Assignment) -> list[Strategy]:
-    """Write an assignment as strategies: one for all blocks that keep the same results."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for block, option in zip(chain.blocks, assignment.options, strict=True):
-        if option.recomputes:
-            groups.setdefault(option.keep, []).append(block.name)
-    found: list[Strategy] = [
-        ActivationCheckpointing(blocks=shorten_names(names), keep=keep)
-        for keep, names in groups.items()
-    ]
-    pairs = zip(chain.blocks, assignment.options, strict=True)
-    offloaded = [block.name for block, option in pairs if option.offloads]
-    if offloaded:
-        found.append(ActivationOffload(blocks=shorten_names(offloaded)))
-    return found

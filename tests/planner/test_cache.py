@@ -38,6 +38,8 @@ HERE = pathlib.Path(__file__).parent
 
 def build_model():
     width = json.loads((HERE / "config.json").read_text())["width"]
+    with contextlib.suppress(FileNotFoundError):
+        json.loads((HERE / "override.json").read_text())
     blocks = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
               for _ in range(3)]
     return nn.Sequential(*blocks)
@@ -56,7 +58,9 @@ job = memfit.Job(
 @pytest.fixture
 def job_file(tmp_path: pathlib.Path) -> pathlib.Path:
     """Write a job whose model reads a file."""
-    (tmp_path / "config.json").write_text(json.dumps({"width": 64}))
+    (tmp_path / "one.json").write_text(json.dumps({"width": 64}))
+    (tmp_path / "other.json").write_text(json.dumps({"width": 64, "depth": 3}))
+    (tmp_path / "config.json").symlink_to("one.json")
     path = tmp_path / "cached_job.py"
     path.write_text(_JOB)
     for each in tmp_path.iterdir():
@@ -149,8 +153,22 @@ def _set_variable(_: pathlib.Path) -> None:
     os.environ["HIDDEN_SIZE"] = "5"
 
 
+def _add_what_was_looked_for(job_file: pathlib.Path) -> None:
+    (job_file.parent / "override.json").write_text("{}")
+
+
+def _move_link(job_file: pathlib.Path) -> None:
+    link = job_file.parent / "config.json"
+    link.unlink()
+    link.symlink_to("other.json")
+
+
 @pytest.mark.parametrize(
-    "change", [_edit_job, _edit_config, _delete_config_and_write_it, _set_variable]
+    "change",
+    [
+        *(_edit_job, _edit_config, _delete_config_and_write_it, _set_variable),
+        *(_add_what_was_looked_for, _move_link),
+    ],
 )
 def test_what_changed_is_recorded_again(
     job_file, recorded, change: Callable[[pathlib.Path], None], monkeypatch

@@ -118,20 +118,27 @@ class FilesRead:
         finally:
             _hook().listeners = [each for each in _hook().listeners if each is not self._opened]
 
-    def contents(self) -> Mapping[str, str] | None:
+    def contents(self) -> Mapping[str, str | None] | None:
         """Return what stands for the content of every file, by its path.
 
         None if one was written since this watches: what was read may not be what is there now.
-        What is gone is left out: it was made meanwhile, from the others.
+        Files that were looked for in vain count as well, with None for their content.
         """
         modules = [*sys.modules.values()]
         loaded = (getattr(module, "__file__", None) for module in modules)
-        paths = {os.path.realpath(each) for each in (*loaded, *self._opened) if each}
-        inputs = [path for path in sorted(paths) if _is_input(path)]
-        found = {path: content_of(path) for path in inputs if not path.startswith(self._besides)}
-        there = {path: content for path, content in found.items() if content is not None}
-        is_new = any(Path(path).stat().st_mtime_ns >= self._begun_ns for path in there)
-        return None if is_new else there
+        paths = sorted({str(Path(each).absolute()) for each in (*loaded, *self._opened) if each})
+        found = {path: content_of(path) for path in paths if self._is_input(path)}
+        is_new = any(
+            Path(path).stat().st_mtime_ns >= self._begun_ns
+            for path, content in found.items()
+            if content is not None
+        )
+        return None if is_new else found
+
+    def _is_input(self, path: str) -> bool:
+        """Return whether a file counts; links are kept by their own names, as they may be moved."""
+        real = os.path.realpath(path)
+        return _is_input(real) and not real.startswith(self._besides)
 
 
 def _is_input(path: str) -> bool:
@@ -144,7 +151,7 @@ def _known_folders() -> tuple[str, ...]:
     """Return the folders whose content versions stand for."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {sysconfig.get_path(name) for name in names}
-    folders |= {*site.getsitepackages(), str(_OWN)}
+    folders |= {*site.getsitepackages(), site.getusersitepackages(), str(_OWN)}
     real = {os.path.realpath(folder) for folder in folders if folder}
     return (*sorted(f"{folder}{os.sep}" for folder in real), *_NO_INPUTS)
 

@@ -71,8 +71,12 @@ class JobCache:
 
     def keep_findings(self, separation: Separation | None, *name: object) -> None:
         """Keep what was found out about pieces of a batch."""
-        if self.cache is not None and separation is not None:
-            self.put(separation.findings(), "findings", *name)
+        if self.cache is None or separation is None:
+            return
+        found = separation.findings()
+        # What a trial could not tell may be for want of memory, which there is another time.
+        told = {k: each for k, each in found.settled.items() if each.is_settled or each.is_refuted}
+        self.put(replace(found, settled=told), "findings", *name)
 
 
 @dataclass(frozen=True, slots=True)

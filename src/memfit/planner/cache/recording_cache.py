@@ -70,7 +70,7 @@ class RecordingCache:
         self._folder = self._all / digest_of([reference, device, *surroundings()])
         self._most_bytes = most_bytes
         self._files = FilesRead(besides=self._all)
-        self._inputs: dict[str, str] = {}
+        self._inputs: dict[str, str | None] = {}
         self._lock: IO[str] | None = None
         self._is_usable = False
         self.num_found = 0
@@ -139,7 +139,7 @@ class RecordingCache:
             return False
         return True
 
-    def _up_to_date_inputs(self) -> dict[str, str] | None:
+    def _up_to_date_inputs(self) -> dict[str, str | None] | None:
         """Return what the recordings that are there depend on; None where it has changed."""
         try:
             known = json.loads((self._folder / _INPUTS).read_text())

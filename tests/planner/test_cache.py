@@ -276,23 +276,27 @@ planned(pathlib.Path({str(job_file)!r}), "3MiB", progress=kill)
     assert planned(job_file, "3MiB")[1].num_found == 0
 
 
-def test_the_oldest_make_room(job_file, monkeypatch):
-    folder = job_file.parent / "cache"
-    caches = []
-    for number in range(3):
+def test_the_oldest_make_room_unless_somebody_has_put_something_there(tmp_path, monkeypatch):
+    def filled(number: int) -> pathlib.Path:
         monkeypatch.setenv("NUMBER", str(number))
-        cache = RecordingCache(folder, "a", load_device("cpu"), most_bytes=100_000)
+        cache = RecordingCache(tmp_path, "a", load_device("cpu"), most_bytes=100_000)
         with cache.used():
             cache.put(os.urandom(60_000), "x")
-        caches.append(cache)
         os.utime(cache._folder, (number, number))
-    monkeypatch.setenv("NUMBER", "0")
-    foreign = folder / "recordings" / "notes.txt"
-    foreign.write_text("mine")
-    last = RecordingCache(folder, "a", load_device("cpu"), most_bytes=100_000)
-    with last.used():
-        assert last.get("x") is None
-    assert foreign.exists()
+        return cache._folder
+
+    first = filled(1)
+    foreign = [tmp_path / "recordings" / "notes.txt", first / "notes.txt"]
+    for each in foreign:
+        each.write_text("mine")
+    os.utime(first, (1, 1))
+    second = filled(2)
+    assert [*map(pathlib.Path.exists, (first, second, *foreign))] == [True] * 4
+    foreign[1].unlink()
+    os.utime(first, (1, 1))
+    third = filled(3)
+    assert [*map(pathlib.Path.exists, (first, second, third))] == [False, False, True]
+    assert foreign[0].exists()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import IO, Any
 
 from memfit.devices.spec import Device
 from memfit.errors import MemfitError
-from memfit.files import write_atomically
+from memfit.files import remove_own_folder, write_atomically
 from memfit.planner.cache.inputs import FilesRead, content_of, digest_of, surroundings
 from memfit.units import MIB
 
@@ -27,6 +26,7 @@ MOST_BYTES = 512 * MIB
 """Of all jobs together; what was not used for longest goes first."""
 _INPUTS = "inputs.json"
 _JOB_FOLDER = re.compile(r"[0-9a-f]{64}")
+_OWN_FILE = re.compile(r"inputs\.json|[0-9a-f]{64}\.pickle|\..*\.part")
 _WRITABLE_BY_OTHERS = 0o022
 
 
@@ -130,8 +130,8 @@ class RecordingCache:
             self._lock = (self._all / f"{self._folder.name}.lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             known = self._up_to_date_inputs()
-            if known is None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            if known is None and remove_own_folder(self._folder, _OWN_FILE) is not None:
+                return False
             self._inputs = known or {}
             self._folder.mkdir(exist_ok=True, mode=0o700)
             os.utime(self._folder)
@@ -171,5 +171,5 @@ class RecordingCache:
         for folder in sorted(folders, key=lambda each: each.stat().st_mtime, reverse=True):
             left -= sum(file.stat().st_size for file in folder.iterdir())
             if left < 0 and folder != self._folder:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_own_folder(folder, _OWN_FILE)
                 folder.with_suffix(".lock").unlink(missing_ok=True)

@@ -102,7 +102,10 @@ class KeptRecordings:
         candidate = self.evaluator.accept(found)
         if candidate is not None:
             self.kept.put(found, *name)
-            self.besides.update({each.strategies: each for each in found.besides})
+            for each in found.besides:
+                alone = replace(found, candidate=each, besides=())
+                self.kept.put(alone, *self._name("short", each.strategies))
+                self.besides[each.strategies] = each
         return candidate
 
     def is_known(self, strategies: Strategies) -> bool:

@@ -45,6 +45,11 @@ def few_pieces(most: int) -> Iterator[Abridgement]:
         _IN_FORCE.reset(token)
 
 
+def is_abridged() -> bool:
+    """Return whether only a few pieces are recorded now."""
+    return _IN_FORCE.get() is not None
+
+
 def left_out(num_pieces: int) -> range:
     """Get the numbers of the pieces to leave out: in the middle, as the first and last differ."""
     found = _IN_FORCE.get()

@@ -201,6 +201,8 @@ def test_labels_say_that_names_are_kept_and_not_cast(tmp_path):
     assert setting.label() == "bf16(keep=0-1 head)"
     assert Bf16().label() == "bf16"
     Plan(strategies=(setting,)).save(tmp_path / "plan.yaml")
-    assert Plan.load(tmp_path / "plan.yaml").strategies == (setting,)
+    loaded = Plan.load(tmp_path / "plan.yaml")
+    assert loaded.strategies == (setting,)
+    assert loaded.numerics == "approximate"
     with pytest.raises(ConfigFileError, match="keeps 0-1, head out of autocast"):
         read_plan_settings(tmp_path / "plan.yaml")

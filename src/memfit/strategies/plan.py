@@ -94,7 +94,7 @@ class Plan:
             "memfit_plan": _VERSION,
             "device": self.device,
             "ranks": self.ranks,
-            "numerics": str(self.numerics),
+            "numerics": str(_at_least(self.numerics, self.strategies)),
             "proof": None if self.proof is None else str(self.proof),
             "reasons": list(self.reasons),
             "strategies": _strategies_json(self.strategies),
@@ -198,13 +198,19 @@ def _strategies(entries: Any) -> tuple[Strategy, ...]:
 
 def _numerics(said: str | None, strategies: Sequence[Strategy], where: str) -> Numerics:
     """Read what a plan does to the results; its strategies know better where it says too little."""
-    classes = [Numerics(said or Numerics.EXACT), *(each.least_numerics for each in strategies)]
-    numerics = max(classes, key=lambda each: each.rank)
-    if said is not None and numerics is not classes[0]:
+    claimed = Numerics(said or Numerics.EXACT)
+    numerics = _at_least(claimed, strategies)
+    if said is not None and numerics is not claimed:
         worst = next(each.name for each in strategies if each.least_numerics is numerics)
         msg = f"{where} says numerics: {said}, and with {worst} the plan is {numerics}."
         warnings.warn(msg, MemfitWarning, stacklevel=4)
     return numerics
+
+
+def _at_least(claimed: Numerics, strategies: Sequence[Strategy]) -> Numerics:
+    """Return what a plan does to the results, where it was made without looking at its job."""
+    classes = (claimed, *(each.least_numerics for each in strategies))
+    return max(classes, key=lambda each: each.rank)
 
 
 def _ranks(value: Any) -> int | None:

@@ -25,6 +25,7 @@ from memfit.planner.search.evaluation import JobEvaluator
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
 _JOB = """
+import contextlib
 import json
 import pathlib
 

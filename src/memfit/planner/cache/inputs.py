@@ -23,9 +23,18 @@ _LARGE_BYTES = 8 * MIB
 """Of larger files size and time of the last change stand for the content."""
 _NO_INPUTS = ("/proc", "/sys", "/dev")
 _PASSING = frozenset(
-    {"_", "SHLVL", "OLDPWD", "COLUMNS", "LINES", "WINDOWID", "PYTEST_CURRENT_TEST"}
+    {
+        "_",
+        "SHLVL",
+        "OLDPWD",
+        "COLUMNS",
+        "LINES",
+        "WINDOWID",
+        "PYTEST_CURRENT_TEST",
+        "TORCHINDUCTOR_CACHE_DIR",
+    }
 )
-"""Variables that shells and terminals change by themselves."""
+"""Variables that shells and terminals change by themselves, and one that torch sets."""
 _PASSING_GROUPS = (
     "TERM",
     "SSH_",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memfit.observe.enforced_budget import EnforcedBudget as EnforcedBudget
     from memfit.observe.leaks import LeakFinder as LeakFinder
     from memfit.observe.leaks import LeakLimits as LeakLimits
-    from memfit.planner import plan as plan
+    from memfit.planner.planning import plan as plan
     from memfit.planner.result.planning_result import PlanningResult as PlanningResult
     from memfit.prediction.predict import predict as predict
     from memfit.prediction.predict import predict_step as predict_step
@@ -53,7 +53,7 @@ _HOMES = {
     "Total": "memfit.job",
     "attach": "memfit.runtime.attach",
     "measure": "memfit.measurement.measure",
-    "plan": "memfit.planner",
+    "plan": "memfit.planner.planning",
     "predict": "memfit.prediction.predict",
     "predict_step": "memfit.prediction.predict",
     "replay": "memfit.snapshots.replaying",

@@ -318,7 +318,8 @@ def test_the_command_keeps_recordings_and_says_so(job_file, tmp_path, monkeypatc
     command = ["plan", f"{job_file}:job", "--budget", "6MiB", "--processes", "1"]
     assert main(command) == 0
     assert "kept from earlier calls" not in capsys.readouterr().out
-    assert main(command) == 0
+    other = [*command[:3], "4MiB", *command[4:]]
+    assert main(other) == 0
     assert "recordings were kept from earlier calls" in capsys.readouterr().out
-    assert main([*command, "--no-cache"]) == 0
+    assert main([*other, "--no-cache"]) == 0
     assert "kept from earlier calls" not in capsys.readouterr().out

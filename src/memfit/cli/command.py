@@ -50,8 +50,13 @@ def write_json(data: object) -> None:
         TypeError: if a part of it is no plain JSON value.
         ValueError: if a number is infinite or undefined, which JSON cannot say.
     """
+    write_json_text(json_text(data))
+
+
+def write_json_text(text: str) -> None:
+    """Write what ``json_text`` gave where ``write_json`` would."""
     out = _ANSWERS_GO_TO[-1] if _ANSWERS_GO_TO else sys.stdout
-    out.write(json_text(data))
+    out.write(text)
 
 
 def json_text(data: object) -> str:

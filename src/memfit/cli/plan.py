@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.devices.spec import CPU
 from memfit.errors import UsageError
 
-from .command import Command, add_json_argument, write_json
+from .command import Command, add_json_argument
 from .job_arguments import (
     add_budget_arguments,
     add_device_argument,
@@ -37,7 +33,7 @@ _ASKED = (
 )
 """What `memfit.plan` is given by the same names."""
 _KEPT = "{} recordings were kept from earlier calls; --no-cache makes all of them again."
-_RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
+_ANSWERED = "An earlier call has found this plan; --no-cache looks for it again."
 
 
 class PlanCommand:
@@ -82,26 +78,25 @@ class PlanCommand:
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Plan, show why, and save."""
         from memfit.devices.catalogue import load_device
-        from memfit.job import BuildsTrainerError, load_job
-        from memfit.prediction.importing import imported_on
 
-        _check_can_write(args)
+        from .kept_plan import KeptPlan
+        from .plan_output import check_can_write, form_of, output_of
+
+        _check_seconds(args)
         device = load_device(args.device)
-        with _kept_between_calls(args, device) as cache:
-            try:
-                job = imported_on(device, load_job, args.job)
-                plan = _plan(job, args, console, cache)
-            except BuildsTrainerError as found:
-                plan = _plan_of_trainer(found, args, console)
-        written = _write_files(args, plan)
-        if args.json:
-            write_json(_as_json(plan))
-        else:
-            _show(plan, console, args)
-            for path in written:
-                console.print(f"Wrote {path}.", markup=False)
-            if cache is not None and cache.num_found:
-                console.print(_KEPT.format(cache.num_found), markup=False)
+        kept, form = KeptPlan(args, device), form_of(args, console)
+        with kept.used():
+            output, note = kept.output(form), _ANSWERED
+            if output is None:
+                check_can_write(args)
+                found = kept.result()
+                plan = _new_plan(args, console, device, kept.cache) if found is None else found
+                output = output_of(plan, args, console)
+                kept.keep(plan, form, output)
+                note = _num_kept(kept.cache) if found is None else _ANSWERED
+        output.write(console)
+        if note and not args.json:
+            console.print(note, markup=False)
         return 0
 
 
@@ -156,64 +151,41 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _check_can_write(args: argparse.Namespace) -> None:
-    """Find out before a long search whether a picture or a page can be made.
+def _check_seconds(args: argparse.Namespace) -> None:
+    """Refuse a bound on time that is none, whether it is needed or not.
 
     Raises:
-        MissingExtraError: if a package for it is not installed.
+        UsageError: if it is not a positive number.
     """
-    if args.pareto:
-        from memfit.reports.pareto_plot import check_can_draw
+    from memfit.planner.search.patience import Patience
 
-        check_can_draw()
-    if args.html:
-        from memfit.reports.plan_html import check_can_render
-
-        check_can_render()
+    Patience(args.seconds)
 
 
-def _write_files(args: argparse.Namespace, plan: PlanningResult) -> list[str]:
-    """Write what was asked for; picture and page are made before anything is written."""
-    from memfit.files import write_atomically
+def _new_plan(
+    args: argparse.Namespace, console: Console, device: Device, cache: RecordingCache | None
+) -> PlanningResult:
+    """Import the job, and look for a plan."""
+    from memfit.job import BuildsTrainerError, load_job
+    from memfit.prediction.importing import imported_on
 
-    contents: dict[str, bytes] = {}
-    if args.pareto:
-        from memfit.reports.pareto_plot import pareto_figure
-        from memfit.reports.plots import png_bytes
-
-        contents[args.pareto] = png_bytes(pareto_figure(plan))
-    if args.html:
-        from memfit.reports.plan_html import plan_html
-
-        contents[args.html] = plan_html(plan, job=args.job).encode()
-    if args.save:
-        plan.save(args.save)
-    for path, content in contents.items():
-        write_atomically(Path(path), content)
-    return [path for path in (args.save, args.pareto, args.html) if path]
+    try:
+        job = imported_on(device, load_job, args.job)
+        return _plan(job, args, console, cache)
+    except BuildsTrainerError as found:
+        return _plan_of_trainer(found, args, console)
 
 
-@contextmanager
-def _kept_between_calls(
-    args: argparse.Namespace, device: Device
-) -> Iterator[RecordingCache | None]:
-    """Give what earlier calls have recorded for the job, and keep what this one records."""
-    from memfit.planner.cache.recording_cache import RecordingCache, cache_folder
-
-    folder = None if args.no_cache else cache_folder()
-    if folder is None:
-        yield None
-        return
-    cache = RecordingCache(folder, args.job, device)
-    with cache.used():
-        yield cache
+def _num_kept(cache: RecordingCache | None) -> str:
+    """Say how much did not have to be recorded."""
+    return _KEPT.format(cache.num_found) if cache is not None and cache.num_found else ""
 
 
 def _plan(
     job: Job, args: argparse.Namespace, console: Console, cache: RecordingCache | None
 ) -> PlanningResult:
     """Plan, saying which plan is being recorded where someone is watching."""
-    from memfit.planner import plan
+    from memfit.planner.planning import plan
     from memfit.planner.search.aside import usable_processes
 
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
@@ -256,53 +228,3 @@ def _plan_of_trainer(
         from memfit.integrations.transformers import plan as plan_training
 
         return plan_training(found.trainer, **wanted)
-
-
-def _as_json(plan: PlanningResult) -> dict[str, Any]:
-    """Return the plan, its prediction and everything that lies around it."""
-    from dataclasses import asdict
-
-    prediction = plan.prediction
-    assert prediction is not None, "the planner predicts what it plans"
-    rungs = (rung.to_json() for rung in plan.ladder)
-    return {
-        **plan.to_json(),
-        **prediction.to_json(),
-        "strategies": plan.to_json()["strategies"],
-        "placements": [asdict(each) for each in plan.placements],
-        "considered": [asdict(considered) for considered in plan.considered],
-        "ladder": [{name: rung[name] for name in _RUNG} for rung in rungs],
-        "pareto": [asdict(point) for point in plan.pareto],
-        "approximations": [asdict(each) for each in plan.approximations],
-        "remedies": [asdict(remedy) for remedy in plan.remedies],
-        "notes": list(plan.notes),
-        "refused": [
-            {"kind": str(each.kind), "strategy": each.strategy, "reason": each.sentence}
-            for each in plan.refused
-        ],
-    }
-
-
-def _show(plan: PlanningResult, console: Console, args: argparse.Namespace) -> None:
-    """Show the chosen plan on a screen, or with all that lies around it."""
-    from memfit.reports.brief_plan_text import brief_plan
-    from memfit.reports.text import plan_report
-
-    shown = plan_report(plan) if args.verbose else brief_plan(plan, _next_commands(plan, args))
-    console.print(shown)
-
-
-def _next_commands(plan: PlanningResult, args: argparse.Namespace) -> list[str]:
-    """Say what may be typed once there is a plan."""
-    if args.save is None:
-        return ["`--save plan.yaml` keeps the plan, for training, `measure` and `verify`."]
-    words = f"{args.job} --plan {args.save}"
-    needs_card = any(each.needs_card for each in plan.strategies)
-    commands = (
-        []
-        if needs_card or plan.parallel is not None
-        else [f"`memfit verify {words}` proves that results are kept."]
-    )
-    if args.device == CPU:
-        commands.append(f"`memfit measure {words}` runs it here.")
-    return [*commands, f'In training: `memfit.start(job, memfit.Plan.load("{args.save}"))`.']

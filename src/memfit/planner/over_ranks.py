@@ -65,7 +65,12 @@ def plan_over_ranks(
     best = min(fitting, key=lambda each: each.device_seconds)
     rows = tuple(each.row(is_chosen=each is best) for each in found)
     assert best.plan is not None, "it fits"
-    return replace(best.plan, ranks=best.placement.num_ranks, placements=rows)
+    return replace(
+        best.plan,
+        ranks=best.placement.num_ranks,
+        placements=rows,
+        ended_early=wanted.patience.is_over,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

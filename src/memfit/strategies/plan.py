@@ -102,11 +102,15 @@ class Plan:
             "ladder": [_strategies_json(rung.strategies) for rung in self.ladder],
         }
 
-    def save(self, path: str | Path) -> None:
-        """Write the plan as YAML."""
+    def to_yaml(self) -> str:
+        """Return the plan as the text of its file."""
         stream = io.StringIO()
         _yaml().dump(self.to_json(), stream)
-        write_atomically(Path(path), stream.getvalue())
+        return stream.getvalue()
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as YAML."""
+        write_atomically(Path(path), self.to_yaml())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

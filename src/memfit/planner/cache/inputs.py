@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import site
@@ -14,8 +15,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from memfit.units import MIB
 
@@ -64,13 +63,28 @@ def surroundings() -> list[object]:
         if name not in _PASSING and not name.startswith(_PASSING_GROUPS)
     }
     return [
-        *(sys.version, torch.__version__, platform.platform(), os.cpu_count()),
-        *(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()),
+        *(sys.version, platform.platform(), _processor()),
         str(Path.cwd()),
         sorted(variables.items()),
-        _installed(),
-        _own_source(),
+        *(_torch_version(), _installed(), _own_source()),
     ]
+
+
+def _torch_version() -> str | None:
+    """Return what stands for torch's version, which may be built in place; does not import it."""
+    found = importlib.util.find_spec("torch")
+    origin = None if found is None else found.origin
+    return None if origin is None else content_of(str(Path(origin).with_name("version.py")))
+
+
+def _processor() -> list[object]:
+    """Say what torch chooses its kernels and its number of threads by."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    kind: list[object] = [platform.processor(), os.cpu_count(), usable]
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        kind += sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    return kind
 
 
 def _installed() -> list[str]:
@@ -107,7 +121,8 @@ def content_of(path: str) -> str | None:
 class FilesRead:
     """The files that this process reads while it is watched, and the modules that are loaded.
 
-    Does not see what is read by other processes or by libraries past Python's ``open``.
+    Does not see what is read by other processes, or by libraries past Python's ``open`` unless they
+    map it into memory and hold it.
 
     Args:
         besides: a folder whose files do not count.
@@ -135,7 +150,8 @@ class FilesRead:
         """
         modules = [*sys.modules.values()]
         loaded = (getattr(module, "__file__", None) for module in modules)
-        paths = sorted({str(Path(each).absolute()) for each in (*loaded, *self._opened) if each})
+        seen = (*loaded, *self._opened, *_mapped())
+        paths = sorted({str(Path(each).absolute()) for each in seen if each})
         found = {path: content_of(path) for path in paths if self._is_input(path)}
         is_new = any(
             Path(path).stat().st_mtime_ns >= self._begun_ns
@@ -163,6 +179,19 @@ def _known_folders() -> tuple[str, ...]:
     folders |= {*site.getsitepackages(), site.getusersitepackages(), str(_OWN)}
     real = {os.path.realpath(folder) for folder in folders if folder}
     return (*sorted(f"{folder}{os.sep}" for folder in real), *_NO_INPUTS)
+
+
+def _mapped() -> set[str]:
+    """Return the files that this process has mapped, as libraries do past Python's ``open``.
+
+    Shared libraries do not count.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:  # not on Linux
+        return set()
+    paths = {line[line.index("/") :] for line in lines if "/" in line}
+    return {each for each in paths if not each.endswith(" (deleted)") and ".so" not in each}
 
 
 class _Hook:

@@ -82,6 +82,7 @@ class FinishedSearch:
             remedies=remedies(held, removed, best.strategies, refused),
             refused=refused,
             notes=tuple(notes),
+            ended_early=search.is_over,
         )
 
     def _plan_fields(self, candidate: Candidate) -> dict[str, Any]:

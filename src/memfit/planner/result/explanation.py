@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memfit.allocator.simulate import AllocatorRules, alive_at_peak
 from memfit.figures import ConsideredPlan, Refusal, Remedy
+from memfit.planner.result.planning_result import over_budget
 from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.options import SearchSpace
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import Strategy
 from memfit.trace.events import Category, Phase, Trace
-from memfit.units import format_bytes, format_seconds
+from memfit.units import format_seconds
 
 Held = Mapping[tuple[Category, Phase], int]
 """The bytes that live at a step's peak, by what they are for and by the part that made them."""
@@ -109,7 +110,7 @@ def _reason(candidate: Candidate, best: Candidate) -> str:
     prediction = candidate.prediction
     budget_bytes = prediction.budget_bytes or 0
     if not prediction.fits:
-        return f"{format_bytes(candidate.peak_bytes - budget_bytes)} over the budget"
+        return over_budget(candidate.peak_bytes - budget_bytes)
     slower_seconds = prediction.step_seconds - best.prediction.step_seconds
     if slower_seconds > 0:
         return f"slower by {format_seconds(slower_seconds)} a step"

@@ -275,3 +275,47 @@ def test_a_model_copied_from_a_template_with_buffers_is_followed():
     template = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     job = mean_square_job(lambda: copy.deepcopy(template), 4, batch_size=8)
     assert found_in(job).is_proved
+
+
+class Positioned(nn.Module):
+    """Looks for packed sequences by its positions, as decoders of transformers do.
+
+    The positions of few samples have values while a step is recorded, and those of many do not.
+    """
+
+    def __init__(self, length: int, weigh) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(length, 2)
+        self.weigh = weigh
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(values.shape[1])
+        of_all = positions.unsqueeze(0).expand(len(values), -1)
+        breaks = torch.diff(of_all, prepend=of_all[:, :1] - 1, dim=-1) != 1
+        is_first = (breaks.cumsum(-1) == 0).float()
+        weights = self.weigh(positions.unsqueeze(0), of_all)
+        return self.embedding(of_all).sum(-1) * is_first * values * weights
+
+
+def positioned_job(length, weigh):
+    def batch(size):
+        return torch.randn(size, length)
+
+    return job_with(
+        lambda model, batch: model(batch).mean(),
+        batch,
+        model=lambda: Positioned(length, weigh),
+        batch_size=8,
+    )
+
+
+@pytest.mark.parametrize("length", [512, 1024, 2048, 4096])
+def test_positions_whose_values_are_known_of_few_samples_alone_are_followed(length):
+    separation = separation_of(positioned_job(length, lambda one, _: one + 1))
+    assert all(separation.of(size).is_proved for size in (4, 2, 1))
+
+
+@pytest.mark.parametrize("length", [512, 1024, 4096])
+def test_what_positions_of_all_samples_add_up_to_is_no_constant(length):
+    separation = separation_of(positioned_job(length, lambda _, of_all: of_all.sum(0) + 1))
+    assert not any(separation.of(size).is_proved for size in (4, 2, 1))

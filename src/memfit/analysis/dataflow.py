@@ -25,6 +25,9 @@ _COPY = torch.ops.aten.copy_.default
 _CLONE = torch.ops.aten.clone.default
 _SMALL = 64
 
+Contents = tuple[float, ...] | bytes
+"""The numbers of a small tensor, or a digest of a larger one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -112,7 +115,7 @@ class DataflowRecorder(OperatorMode):
         super().__init__()
         self.flow = Dataflow()
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._contents: dict[int, tuple[float, ...] | bytes | None] = {}
+        self._contents: dict[int, Contents | None] = {}
         self._seen: dict[int, tuple[int, int]] = {}
         self._modules = ModuleTracker()
         self._modules.name_modules(model)
@@ -207,7 +210,7 @@ class DataflowRecorder(OperatorMode):
         if all(isinstance(value, (int, float)) for value in values):
             self._note_contents(number, tuple(float(value) for value in values))
 
-    def _note_contents(self, number: int, contents: tuple[float, ...] | bytes | None) -> None:
+    def _note_contents(self, number: int, contents: Contents | None) -> None:
         """Keep what a tensor holds, unless it holds something else at another time."""
         if self._contents.setdefault(number, contents) != contents:
             self._contents[number] = contents = None

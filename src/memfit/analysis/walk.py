@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memfit.analysis.alignment import Alignment, culprit_of
-from memfit.analysis.dataflow import Call, Dataflow, Ref, refs_in
+from memfit.analysis.dataflow import Call, Contents, Dataflow, Ref, refs_in
 from memfit.analysis.flow import Flow, Kind, Problem
 from memfit.analysis.memory import (
     is_apart,
@@ -167,11 +167,18 @@ class _Walk:
 
     def _with_values(self, flow: Flow, number: int, counterpart: int) -> Flow:
         """Compare the numbers that a tensor holds at both sizes, where they are known."""
-        one, other = self._first.digests.get(number), self._second.digests.get(counterpart)
-        if one != other:
-            return _differing(flow)
-        values = self._first.values.get(number), self._second.values.get(counterpart)
-        return _with_values(flow, values)
+        one, other = self._known(number, counterpart)
+        if isinstance(one, bytes) or isinstance(other, bytes):
+            return flow if one == other else _differing(flow)
+        return _with_values(flow, (one, other))
+
+    def _known(self, number: int, counterpart: int) -> tuple[Contents | None, Contents | None]:
+        """Return what is known of a tensor's numbers at both sizes."""
+        one, other = self._first, self._second
+        return (
+            one.digests.get(number) or one.values.get(number),
+            other.digests.get(counterpart) or other.values.get(counterpart),
+        )
 
     def _follow(self, call: Call, other: Call) -> None:
         use = Use((call, other), (self._first, self._second), self._flow_of, self._sizes)
@@ -238,7 +245,10 @@ class _Walk:
         for ref in use.call.results:
             counterpart = self._alignment.other_of[ref.number]
             flow = Flow(kind=Kind.FREE, axes=(None,) * len(use.size_of(ref)))
-            found.append(self._with_values(flow, ref.number, counterpart))
+            if self._known(ref.number, counterpart).count(None) != 1:
+                # Not where a value is known at one size alone: of a view of a large tensor, say.
+                flow = self._with_values(flow, ref.number, counterpart)
+            found.append(flow)
         if use.name in _ZEROS:
             return [replace(flow, is_uniform=True, value=0.0) for flow in found]
         if use.name == "scalar_tensor" and found[0].value is None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.search.descent import smallest
+from memfit.planner.search.first_guess import piece_guesses
 from memfit.planner.search.neighbours import TOLERANCE, Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.patience import Patience
@@ -39,6 +40,8 @@ _MOST_RECORDINGS = 120
 _MOST_ALIKE = 2
 _SPARING = 0.95
 """Of the budget: what is estimated to take no more is all but sure to fit."""
+_MOST_GUESSES = 2
+"""So many pieces of a batch are tried for a first plan, before the search looks for the best."""
 _NUM_GUESSES = 3
 """So many entries of the queue may be recorded ahead of their turn."""
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
@@ -140,6 +143,24 @@ class Search:
         if fitting:
             *_, node, refinement = min(fitting, key=lambda each: each[:2])
             self._try_refinement(node, refinement)
+        elif self.tree.nodes:
+            self._look_for_pieces()
+
+    def _look_for_pieces(self) -> None:
+        """Record pieces of the batch that are likely to fit, with blocks recomputed if need be."""
+        root = self.recordings.of(self.tree.nodes[0].strategies)
+        alone = [*self.recordings.tried.values()]
+        for guess in piece_guesses(root, alone, self.space)[:_MOST_GUESSES]:
+            found = self.recordings.attempt(guess.strategies)
+            if found is None:
+                continue
+            node = SearchNode(found.strategies, 0, None, found)
+            within = _SPARING * self._budget_bytes(node)
+            enough = [each for each in found.refinements if each.peak_bytes <= within]
+            if enough and not found.prediction.fits:
+                self._try_refinement(node, min(enough, key=lambda each: each.seconds))
+            if self.best_so_far is not None:
+                return
 
     def _budget_bytes(self, node: SearchNode) -> int:
         return self.recordings.of(node.strategies).prediction.budget_bytes or 0

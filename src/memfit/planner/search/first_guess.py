@@ -1,0 +1,84 @@
+"""Guesses pieces of a batch that would fit, by what is known of the whole one, for a first plan.
+
+The search would come to them step by step, and where a step takes seconds to record, in minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memfit.planner.search.candidates import Candidate, Strategies
+from memfit.planner.search.options import SearchSpace
+from memfit.strategies.base import AbstractSplitting
+from memfit.strategies.plan import conflict, in_catalogue_order
+from memfit.trace.events import Category
+
+_MOST_SIZES = 2
+_LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceGuess:
+    """A combination that is likely to fit, with the pieces that it cuts the batch into."""
+
+    strategies: Strategies
+    seconds: float
+    """Of the same on the whole batch, at least."""
+
+
+def piece_guesses(root: Candidate, alone: list[Candidate], space: SearchSpace) -> list[PieceGuess]:
+    """Return the largest pieces that may fit with each strategy, and the next size, in that order.
+
+    The fastest strategies come first. Parameters, what the optimizer keeps and gradients stay, and
+    the rest of the smallest peak is taken to shrink with the pieces. That is too little where the
+    peak is reached before there are gradients.
+
+    Args:
+        root: what a search begins with, on the whole batch.
+        alone: the step with one strategy each, whose smallest peaks are known.
+        space: what may be combined.
+    """
+    found = [*_of(root, root.strategies, root.prediction.step_seconds, space)]
+    plain = next((each for each in alone if not each.strategies), root)
+    for each in alone:
+        added = [member for member in each.strategies if member not in root.strategies]
+        if not added or conflict([*root.strategies, *added]):
+            continue
+        ratio = each.prediction.step_seconds / plain.prediction.step_seconds
+        seconds = root.prediction.step_seconds * ratio
+        found += _of(each, in_catalogue_order((*root.strategies, *added)), seconds, space)
+    return sorted(found, key=lambda guess: guess.seconds)
+
+
+def _of(
+    whole: Candidate, strategies: Strategies, seconds: float, space: SearchSpace
+) -> Iterator[PieceGuess]:
+    """Yield the largest pieces that may fit, by what a step takes on the whole batch."""
+    prediction = whole.prediction
+    budget_bytes, num_samples = prediction.budget_bytes, prediction.batch_size
+    lasting_bytes = sum(prediction.by_category.get(each.value, 0) for each in _LASTING)
+    if not (budget_bytes and num_samples and lasting_bytes) or any(
+        isinstance(member, AbstractSplitting) for member in strategies
+    ):
+        return
+    kept_bytes = lasting_bytes + _gradient_bytes(whole)
+    passing_bytes = max(0, whole.floor_bytes - kept_bytes)
+    num_found = 0
+    for split in space.splits:
+        share = split.micro_batch_size / num_samples
+        if split.keeps_batch_whole or kept_bytes + passing_bytes * share > budget_bytes:
+            continue
+        combined = in_catalogue_order((*strategies, split))
+        if not conflict(combined) and space.obstacle([split]) is None:
+            yield PieceGuess(strategies=combined, seconds=seconds)
+            num_found += 1
+        if num_found == _MOST_SIZES:
+            return
+
+
+def _gradient_bytes(whole: Candidate) -> int:
+    """Bound what gradients take: optimizers keep as much for each, or nothing at all."""
+    known = whole.prediction.by_category
+    parameter_bytes = known.get(Category.PARAMETERS.value, 0)
+    return min(parameter_bytes, known.get(Category.OPTIMIZER_STATE.value, 0) or parameter_bytes)

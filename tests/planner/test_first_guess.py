@@ -1,0 +1,98 @@
+"""Pieces of a batch that are guessed to fit, so that a large step has some plan soon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.test_search import CHUNKED, FIXED, FUSED, SPLITS, World, search_of, space_of
+
+from memfit.planner.search import search as searching
+from memfit.planner.search.candidates import Candidate
+from memfit.planner.search.first_guess import piece_guesses
+from memfit.planner.search.options import SearchSpace
+from memfit.strategies.cached_gradients import CachedGradients
+from memfit.strategies.micro_batching import MicroBatching
+from memfit.trace.events import Category
+
+LASTING_BYTES = 9_000
+
+
+class Refusing:
+    """Refuses pieces of some sizes."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def obstacle(self, split: MicroBatching) -> str | None:
+        return "no" if split.micro_batch_size in self.sizes else None
+
+
+@pytest.fixture
+def world() -> World:
+    """Make a world in which half of what lasts are parameters, and nothing is kept for each."""
+    made = World(seed=5, errors=False)
+    half = LASTING_BYTES // 2
+    made.by_category = dict.fromkeys([Category.PARAMETERS.value, Category.BUFFERS.value], half)
+    return made
+
+
+def guesses(
+    world: World, budget_bytes: int, space: SearchSpace, *alone: tuple
+) -> list[tuple[object, ...]]:
+    evaluator = world.evaluator(budget_bytes)
+    root, *others = (evaluator.in_short(strategies) for strategies in ((), *alone))
+    return [guess.strategies for guess in piece_guesses(root, [root, *others], space)]
+
+
+def most_bytes(whole: Candidate, size: int) -> int:
+    """Compute what pieces of a size are guessed to take: gradients as large as parameters."""
+    kept_bytes = LASTING_BYTES + LASTING_BYTES // 2
+    return kept_bytes + -(-(whole.floor_bytes - kept_bytes) * size // 64)
+
+
+def test_the_largest_pieces_that_are_likely_to_fit_are_taken(world):
+    whole = world.evaluator(1).in_short(())
+    for place, split in enumerate(SPLITS):
+        budget_bytes = most_bytes(whole, split.micro_batch_size)
+        fitting = [(each,) for each in SPLITS[place : place + 3]]
+        assert guesses(world, budget_bytes, space_of()) == fitting[:2]
+        assert guesses(world, budget_bytes - 1, space_of()) == fitting[1:]
+        assert fitting[0] == (split,)
+
+
+def test_other_strategies_are_combined_with_them_the_fastest_first(world):
+    budget_bytes = most_bytes(world.evaluator(1).in_short(()), 1)
+    found = guesses(world, budget_bytes, space_of(), (FUSED,), (CHUNKED,))
+    kinds = [*dict.fromkeys(tuple(member for member in each[:-1]) for each in found)]
+    assert kinds == sorted([(), (FUSED,), (CHUNKED,)], key=world.seconds)
+
+
+def test_pieces_that_may_not_be_taken_are_passed_over(world):
+    budget_bytes = most_bytes(world.evaluator(1).in_short(()), 32)
+    refusing = replace(space_of(), split_checks=Refusing(32, 16))
+    assert guesses(world, budget_bytes, refusing) == [(SPLITS[2],), (SPLITS[3],)]
+    whole_batch = replace(space_of(), splits=(CachedGradients(micro_batch_size=8),))
+    assert guesses(world, budget_bytes, whole_batch) == []
+
+
+def test_nothing_is_guessed_where_nothing_is_known(world):
+    world.by_category = {}
+    assert guesses(world, 10**9, space_of()) == []
+
+
+def test_a_step_that_is_far_too_large_has_a_plan_after_few_recordings(world, monkeypatch):
+    numbers = []
+
+    def first_plan(found) -> None:
+        numbers.append(found.num_recorded)
+
+    budget_bytes = most_bytes(world.evaluator(1).in_short(()), 2)
+    with_guess = search_of(world, budget_bytes, on_better=first_plan).run()
+    num_guessed = numbers[0]
+    numbers.clear()
+    monkeypatch.setattr(searching, "piece_guesses", lambda *_: [])
+    without = search_of(world, budget_bytes, on_better=first_plan).run()
+    assert num_guessed < numbers[0]
+    assert with_guess.strategies == without.strategies
+    assert len(FIXED) < num_guessed <= len(FIXED) + 5

@@ -5,14 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.planner.test_search import CHUNKED, FIXED, FUSED, SPLITS, World, search_of, space_of
+from tests.planner.test_search import (
+    BLOCKS,
+    CHUNKED,
+    FIXED,
+    FUSED,
+    SPLITS,
+    World,
+    search_of,
+    space_of,
+)
 
 from memfit.planner.search import search as searching
 from memfit.planner.search.candidates import Candidate
 from memfit.planner.search.first_guess import piece_guesses
+from memfit.planner.search.neighbours import Neighbours
 from memfit.planner.search.options import SearchSpace
+from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.cached_gradients import CachedGradients
+from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 from memfit.trace.events import Category
 
 LASTING_BYTES = 9_000
@@ -96,3 +109,21 @@ def test_a_step_that_is_far_too_large_has_a_plan_after_few_recordings(world, mon
     assert num_guessed < numbers[0]
     assert with_guess.strategies == without.strategies
     assert len(FIXED) < num_guessed <= len(FIXED) + 5
+
+
+def test_where_pieces_do_not_help_all_that_saves_most_is_tried_at_once(world, monkeypatch):
+    slower = (CHUNKED, OptimizerInBackward(), ActivationOffload(), FusedAttention())
+    world.savings = dict.fromkeys(slower, 900)
+    world.factors = {each: 1.05 + 0.01 * place for place, each in enumerate(slower)}
+    fixed = tuple((None, each) for each in slower)
+    budget_bytes = int(world.estimated_bytes((*slower, BLOCKS[-1])) / 0.94)
+    numbers = []
+
+    def first_plan(found) -> None:
+        numbers.append(found.num_recorded)
+
+    for _ in range(2):
+        search = search_of(world, budget_bytes, fixed=fixed, splits=(), on_better=first_plan)
+        assert set(slower) <= set(search.run().strategies)
+        monkeypatch.setattr(Neighbours, "strongest", lambda _: iter(()))
+    assert numbers[0] < numbers[1]

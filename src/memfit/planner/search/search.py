@@ -40,7 +40,7 @@ _MOST_RECORDINGS = 120
 _MOST_ALIKE = 2
 _SPARING = 0.95
 """Of the budget: what is estimated to take no more is all but sure to fit."""
-_MOST_GUESSES = 2
+_MOST_GUESSES = 1
 """So many pieces of a batch are tried for a first plan, before the search looks for the best."""
 _NUM_GUESSES = 3
 """So many entries of the queue may be recorded ahead of their turn."""
@@ -147,11 +147,12 @@ class Search:
             self._look_for_pieces()
 
     def _look_for_pieces(self) -> None:
-        """Record pieces of the batch that are likely to fit, with blocks recomputed if need be."""
+        """Record pieces of the batch that may fit, or else what takes least, for some plan."""
         root = self.recordings.of(self.tree.nodes[0].strategies)
-        alone = [*self.recordings.tried.values()]
-        for guess in piece_guesses(root, alone, self.space)[:_MOST_GUESSES]:
-            found = self.recordings.attempt(guess.strategies)
+        guesses = piece_guesses(root, [*self.recordings.tried.values()], self.space)
+        strongest = (node.strategies for node in self.neighbours.strongest())
+        for strategies in (*(each.strategies for each in guesses[:_MOST_GUESSES]), *strongest):
+            found = self.recordings.attempt(strategies) if self.space.allows(strategies) else None
             if found is None:
                 continue
             node = SearchNode(found.strategies, 0, None, found)

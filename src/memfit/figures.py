@@ -339,6 +339,33 @@ class Remedy:
     """``used``, ``not needed``, or why it was left out."""
 
 
+class Topic(StrEnum):
+    """Name what a piece of advice is about."""
+
+    EXPANDABLE_SEGMENTS = "expandable-segments"
+    OPTIMIZER_TEMPORARIES = "optimizer-temporaries"
+    SAVED_ACTIVATIONS = "saved-activations"
+    GUESSED_TERM = "guessed-term"
+    BYTES_PER_SAMPLE = "bytes-per-sample"
+    MICRO_BATCH = "micro-batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One thing that would change the answer.
+
+    ``num_bytes`` is what it is worth: bytes saved for expandable segments and the optimizer, bytes
+    held for saved activations and guessed terms, and bytes per sample for the batch.
+    ``part_fraction`` is its part of the figure it belongs to.
+    """
+
+    topic: Topic
+    num_bytes: int
+    part_fraction: float
+    subject: str = ""
+    """The guessed term, or the micro-batch size that fits."""
+
+
 def without_timeline(fields: dict[str, Any]) -> dict[str, Any]:
     """Drop the timeline, which is for pictures."""
     fields.pop("timeline", None)

@@ -17,9 +17,8 @@ from tests.zoo.terminal import rendered
 from memfit import predict_step
 from memfit.cli.main import main
 from memfit.errors import JobFunctionError, RecordingError, StepBuilderError
-from memfit.figures import Certainty, Holder, Interval
+from memfit.figures import Advice, Certainty, Holder, Interval, Topic
 from memfit.job import BuildsJobError, Job, StepBuilder, load_target
-from memfit.prediction.advice import Advice, Topic
 from memfit.prediction.predict import predict
 from memfit.reports.text import prediction_table
 from memfit.reports.wording import advice_sentence, fits_sentence, interval_words, verdict

@@ -14,7 +14,7 @@ from memfit import Job, Plan
 from memfit.errors import StrategyError
 from memfit.figures import ParetoPoint
 from memfit.planner.result import assembly
-from memfit.planner.result.assembly import pareto
+from memfit.planner.result.front import pareto
 from memfit.prediction import recording
 from memfit.prediction.recording import record
 from memfit.strategies import CATALOGUE, build_strategy

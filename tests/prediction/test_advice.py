@@ -10,8 +10,9 @@ from torch import nn
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.devices.catalogue import load_device
+from memfit.figures import Advice, Topic
 from memfit.job import Job
-from memfit.prediction.advice import Advice, Topic, advise, largest_holders
+from memfit.prediction.advice import advise, largest_holders
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.largest_batch import PredictedJob, largest_fitting, largest_micro_batch
 from memfit.prediction.predict import evaluate

@@ -9,7 +9,8 @@ from torch import nn
 import memfit
 from memfit.allocator.settings import AllocatorSettings
 from memfit.devices.catalogue import load_device
-from memfit.prediction.advice import Topic, advise
+from memfit.figures import Topic
+from memfit.prediction.advice import advise
 from memfit.prediction.predict import evaluate
 from memfit.prediction.recording import record
 from memfit.strategies.plan import Plan

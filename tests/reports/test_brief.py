@@ -10,9 +10,9 @@ from tests.reports.step_samples import MEASURED, PLAIN, PLANNED
 from tests.reports.test_plan_reports import PLAN, RECOMPUTED, ROWS, make_plan, make_remedy, refused
 from tests.zoo.terminal import rendered
 
-from memfit.figures import Answer, Certainty, Holder, Interval, Prediction
+from memfit.figures import Advice, Answer, Certainty, Holder, Interval, Prediction, Topic
 from memfit.peak_changes.moments import StepMoments
-from memfit.prediction.advice import Advice, Topic, in_order
+from memfit.prediction.advice import in_order
 from memfit.reports.brief_plan_text import brief_plan, trade_rows
 from memfit.reports.brief_text import SCREEN_LINES, brief_prediction
 from memfit.reports.plan_rows import lost_remedies, refusals

@@ -14,8 +14,7 @@ import pytest
 from tests.reports.step_samples import PLANNED
 from tests.reports.test_run_page import needs_browser, opened
 
-from memfit.figures import Timeline
-from memfit.prediction.advice import Advice, Topic
+from memfit.figures import Advice, Timeline, Topic
 from memfit.prediction.lives import Life
 from memfit.reports.charts import embedding
 from memfit.reports.charts.embedding import charts_of, visible

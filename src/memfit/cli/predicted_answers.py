@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit.devices.spec import Device
-    from memfit.figures import Prediction
+    from memfit.figures import Advice, Prediction
     from memfit.job import Job, StepBuilder
     from memfit.peak_changes.moments import StepMoments
-    from memfit.prediction.advice import Advice
     from memfit.prediction.card_replays import CardReplays
     from memfit.prediction.compared_cards import ComparedCard
     from memfit.prediction.largest_batch import PredictedJob

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .command import json_text
 
 if TYPE_CHECKING:
-    from memfit.figures import Prediction
-    from memfit.prediction.advice import Advice
+    from memfit.figures import Advice, Prediction
     from memfit.prediction.lives import Life
     from memfit.script.prediction import PhasePeak
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.allocator.simulate import alive_at_peak, replay
 from memfit.devices.device_file import is_own_file
 from memfit.devices.spec import CUDA, Device
-from memfit.figures import Certainty, Holder, Prediction
+from memfit.figures import Advice, Certainty, Holder, Prediction, Topic
 from memfit.prediction.card_replays import CardReplays
 from memfit.prediction.largest_batch import PredictedJob, largest_micro_batch
 from memfit.prediction.predict import holder_of
@@ -24,35 +23,8 @@ _DOMINANT_SHARE = 0.5
 _CHEAP_SECONDS = 3.0
 
 
-class Topic(StrEnum):
-    """Name what a piece of advice is about."""
-
-    EXPANDABLE_SEGMENTS = "expandable-segments"
-    OPTIMIZER_TEMPORARIES = "optimizer-temporaries"
-    SAVED_ACTIVATIONS = "saved-activations"
-    GUESSED_TERM = "guessed-term"
-    BYTES_PER_SAMPLE = "bytes-per-sample"
-    MICRO_BATCH = "micro-batch"
-
-
 _RANKS = {Topic.MICRO_BATCH: 0, Topic.GUESSED_TERM: 2, Topic.BYTES_PER_SAMPLE: 3}
 """Where a topic stands among others; those between save bytes, up to as many as they name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """One thing that would change the answer.
-
-    ``num_bytes`` is what it is worth: bytes saved for expandable segments and the optimizer, bytes
-    held for saved activations and guessed terms, and bytes per sample for the batch.
-    ``part_fraction`` is its part of the figure it belongs to.
-    """
-
-    topic: Topic
-    num_bytes: int
-    part_fraction: float
-    subject: str = ""
-    """The guessed term, or the micro-batch size that fits."""
 
 
 def advise(

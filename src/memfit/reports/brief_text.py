@@ -10,8 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from memfit.devices.spec import CPU
-from memfit.figures import Answer, Certainty, Prediction
-from memfit.prediction.advice import Advice, Topic
+from memfit.figures import Advice, Answer, Certainty, Prediction, Topic
 from memfit.units import format_bytes, format_seconds
 
 from .plan_words import plan_in_words

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memfit.figures import ConsideredPlan, ParetoPoint
-from memfit.planner.result.assembly import pareto
+from memfit.planner.result.front import pareto
 from memfit.units import MIB, format_bytes, format_seconds
 
 from .wording import brief_plan, plan_name
 
 _MOST_POINTS = 150
+_LONGEST_SETTINGS = 2000
+"""Longer ones are shown of the chosen plan alone: those of a hundred plans would be megabytes."""
 _ESTIMATED = "Not recorded: both figures are estimates."
 _FASTEST = "No larger plan is known to be faster."
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from memfit.figures import ConsideredPlan, ParetoPoint, Prediction
-from memfit.planner.result.assembly import pareto
-from memfit.planner.result.planning_result import PlanningResult
-from memfit.strategies import CATALOGUE
-from memfit.strategies.base import AbstractSplitting
-from memfit.strategies.plan import Plan
+from memfit.planner.result.front import pareto
 from memfit.units import GIB, format_bytes
+
+if TYPE_CHECKING:  # they need torch, which the page of a run does not
+    from memfit.planner.result.planning_result import PlanningResult
+    from memfit.strategies.plan import Plan
 
 _NUM_OVER = 3
 _NUM_FITTING = 3
@@ -218,6 +219,9 @@ def lost_remedies(plan: PlanningResult) -> tuple[LostRemedy, ...]:
 
     What keeps a loss from being cut is for the job's owner to change, as by ``memfit.Total``.
     """
+    from memfit.strategies import CATALOGUE  # they need torch, which the page of a run does not
+    from memfit.strategies.base import AbstractSplitting
+
     if plan.splitting is not None:
         return ()
     most = _most_bytes(plan)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memfit.figures import Certainty, Prediction
-from memfit.prediction.advice import Advice
+from memfit.figures import Advice, Certainty, Prediction
 from memfit.prediction.lives import Life
 from memfit.units import format_bytes, format_seconds
 

@@ -10,8 +10,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from memfit.figures import Certainty, Holder, Prediction, Term
-from memfit.prediction.advice import Advice
+from memfit.figures import Advice, Certainty, Holder, Prediction, Term
 from memfit.units import format_bytes, format_seconds
 
 from .brief_text import module_table

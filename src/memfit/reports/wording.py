@@ -7,8 +7,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memfit.figures import Answer, Certainty, ConsideredPlan, Interval, Measurement, Prediction
-from memfit.prediction.advice import Advice, Topic
+from memfit.figures import (
+    Advice,
+    Answer,
+    Certainty,
+    ConsideredPlan,
+    Interval,
+    Measurement,
+    Prediction,
+    Topic,
+)
 from memfit.units import format_bytes, format_fraction, format_seconds, in_unit_of
 
 from .terminal import shorten as shorten

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from memfit.planner.result.explanation import (
     remedies,
     removed_alone,
 )
+from memfit.planner.result.front import pareto
 from memfit.planner.result.ladder import Ladder
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.candidates import Candidate, Evaluator, Strategies
@@ -28,9 +29,6 @@ from memfit.strategies.evidence import evidence_of
 from memfit.strategies.plan import Plan
 from memfit.units import format_seconds
 
-_BEYOND = 1.05
-"""An estimate is worth showing where nothing recorded is as good when the estimate is made worse
-by this factor in both figures; about so far off estimated times have been seen."""
 _WORTH_A_NOTE = 0.01
 """The share of a step's time that what was not recorded has to promise before a note says so."""
 _MOST_OPERATORS = 500
@@ -136,43 +134,6 @@ class FinishedSearch:
             return (), [note]
         space, facts = self.search.space, self.plain.facts
         return approximations(self.evaluate, best.strategies, space, facts)
-
-
-def pareto(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Keep the points that nothing recorded beats, and the chosen one; the fastest first.
-
-    An estimate hides nothing that was recorded, and is kept only where it is clearly beyond.
-    """
-    points = list(points)
-    recorded = _front(point for point in points if point.is_recorded)
-    beyond = _front(
-        point
-        for point in points
-        if not point.is_recorded and not any(_is_near_or_beaten(point, by) for by in recorded)
-    )
-    return tuple(sorted([*recorded, *beyond], key=_by_time))
-
-
-def _front(points: Iterable[ParetoPoint]) -> list[ParetoPoint]:
-    """Keep the points that no other beats, and the chosen one."""
-    found: list[ParetoPoint] = []
-    least_bytes: int | None = None
-    for point in sorted(points, key=_by_time):
-        if point.is_chosen or least_bytes is None or point.peak_bytes < least_bytes:
-            found.append(point)
-            least_bytes = min(point.peak_bytes, least_bytes or point.peak_bytes)
-    return found
-
-
-def _by_time(point: ParetoPoint) -> tuple[float, int, bool]:
-    return point.step_seconds, point.peak_bytes, not point.is_chosen
-
-
-def _is_near_or_beaten(estimate: ParetoPoint, recorded: ParetoPoint) -> bool:
-    return (
-        recorded.peak_bytes <= _BEYOND * estimate.peak_bytes
-        and recorded.step_seconds <= _BEYOND * estimate.step_seconds
-    )
 
 
 def _points(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memfit.prediction.compared_cards import ComparedCard
 from memfit.reports.plan_points import PlanPoint, PointKind
 from memfit.reports.wording import instead_of, verdict
 from memfit.units import format_bytes, format_seconds
 
 from .embedding import visible
+
+if TYPE_CHECKING:
+    from memfit.prediction.compared_cards import ComparedCard  # it needs torch
 
 _PLANS = (
     {"kind": "recorded", "name": "recorded", "size": 11, "colour": "--bar-planned"},

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memfit.figures import Timeline
-from memfit.prediction.lives import Life
 from memfit.reports.plots import CATEGORY_COLOURS, OTHER_COLOUR, ordered_categories
 from memfit.reports.timeline_points import downsample, phase_spans
 
 from .embedding import visible
+
+if TYPE_CHECKING:
+    from memfit.prediction.lives import Life  # it needs torch
 
 _MOST_POINTS = 2000
 _MOST_LIVES = 15_000

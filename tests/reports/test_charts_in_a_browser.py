@@ -7,26 +7,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.reports.run_samples import recovered
-from tests.reports.step_samples import PLANNED
-from tests.reports.test_cards import FAST, SLOW, SMALL
-from tests.reports.test_plan_reports import PLAN
-from tests.reports.test_verification_page import BROKEN, EXACT
+from tests.reports.page_samples import EVIL, PAGES
 
-from memfit.figures import Timeline
-from memfit.prediction.lives import Life
-from memfit.reports.cards_html import cards_html
-from memfit.reports.plan_html import plan_html
-from memfit.reports.prediction_html import prediction_html
-from memfit.reports.run_contents import read_report
-from memfit.reports.run_page import run_html
-from memfit.reports.verification_html import verification_html
 from memfit.units import MIB
-from memfit.verification.proof import Verifications
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -39,44 +25,9 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium here to open pages in"),
 ]
 
-EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-STEP = Timeline(
-    allocated_bytes=[100 * MIB, 300 * MIB, 700 * MIB, 300 * MIB, 100 * MIB],
-    by_category={
-        "parameters": [100 * MIB] * 5,
-        "saved activations": [0, 200 * MIB, 600 * MIB, 200 * MIB, 0],
-    },
-    phases=[(0, "forward"), (3, "backward")],
-)
-
-
-def life(begin: int, end: int, mib: int, module: str, category: str = "saved activations") -> Life:
-    return Life(
-        begin=begin, end=end, num_bytes=mib * MIB, num_blocks=1, category=category, module=module,
-        source_line="model.py:7",
-    )  # fmt: skip
-
-
-LIVES = (
-    life(0, 6, 100, "encoder", "parameters"),
-    life(1, 4, 200, "encoder.first"),
-    life(2, 3, 380, EVIL),
-)
-
-
-def prediction_page() -> str:
-    return prediction_html(replace(PLANNED, timeline=STEP), (), job=EVIL, lives=LIVES)
-
-
-PAGES: dict[str, Callable[[Path], str]] = {
-    "prediction": lambda _: prediction_page(),
-    "plan": lambda _: plan_html(PLAN, job="job.py:job"),
-    "cards": lambda _: cards_html([FAST, SLOW, SMALL], job=EVIL),
-    "run": lambda folder: run_html(read_report(recovered(folder))),
-    "proof": lambda _: verification_html(
-        Verifications(batch_size=8, verifications=(EXACT, BROKEN)), job="job.py:job"
-    ),
-}
+CHARTLESS = ("table", "comparison", "huge-table", "huge-comparison")
+"""Pages that have no charts, and no scripts."""
+WIDTHS = (420, 1000, 1600)
 
 
 @pytest.fixture(scope="module")
@@ -158,29 +109,56 @@ def opened(browser, pages) -> Iterator[Callable[..., Opened]]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [420, 1000, 1600])
 @pytest.mark.parametrize("name", sorted(PAGES))
-def test_a_page_is_whole_on_every_screen_and_complains_of_nothing(opened, name, width, scheme):
-    found = opened(name, viewport={"width": width, "height": 900}, color_scheme=scheme)
-    inside = found.page.evaluate(
-        "[document.documentElement.scrollWidth, document.documentElement.clientWidth,"
-        " ...[...document.querySelectorAll('.canvas')].map("
-        "canvas => canvas.getBoundingClientRect().right)]"
-    )
-    assert len(inside) > 2, "it has charts"
-    assert max(inside) <= width
+def test_a_page_is_whole_on_every_screen_and_complains_of_nothing(opened, name, scheme):
+    found = opened(name, color_scheme=scheme)
+    for width in WIDTHS:
+        found.page.set_viewport_size({"width": width, "height": 900})
+        found.page.wait_for_timeout(50)
+        assert found.page.evaluate(WIDEST) <= width, f"at {width}: {found.page.evaluate(CULPRITS)}"
+        assert found.page.evaluate(CUT) == [], f"at {width}"
+        charts = found.page.evaluate(CHART_WIDTHS)
+        assert bool(charts) == (name not in CHARTLESS)
+        assert all(0.5 * min(width, 1260) < each <= width for each in charts)
     ground = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(18, 22, 27)") == (scheme == "dark")
     found.check()
+
+
+WIDEST = """Math.max(document.documentElement.scrollWidth, ...[...document.querySelectorAll("body *")]
+    .filter((each) => each.checkVisibility() && !each.closest(".scroll, svg"))
+    .map((each) => each.getBoundingClientRect().right))"""
+"""How far the page reaches, but for what scrolls inside a frame of its own."""
+CULPRITS = """[...document.querySelectorAll("body *")]
+    .filter((each) => each.checkVisibility() && !each.closest(".scroll, svg")
+        && each.getBoundingClientRect().right > document.documentElement.clientWidth)
+    .map((each) => each.className)"""
+CUT = """[...document.querySelectorAll(".card *, .verdict, section > ul li, h1, dd, summary")]
+    .filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth + 1
+        && getComputedStyle(each).display !== "inline")
+    .map((each) => each.textContent.slice(0, 60))"""
+"""Texts that stick out of their frames."""
+CHART_WIDTHS = """[...document.querySelectorAll(".canvas")].map(
+    (canvas) => canvas.getBoundingClientRect().width)"""
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_the_verdict_comes_first_and_no_page_is_endless(opened, name):
+    found = opened(name)
+    top = found.page.locator(".verdict").first.bounding_box()
+    assert top["y"] + top["height"] < 600
+    assert found.page.evaluate("document.documentElement.scrollHeight") < 10_000
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_without_scripts_a_page_is_read_by_its_pictures_and_tables(opened, name):
     found = opened(name, java_script_enabled=False)
     assert found.page.locator(".canvas").count() == 0
-    assert not found.page.locator(".scripted").first.is_visible()
-    assert found.page.locator("table" if name in ("cards", "proof") else "svg").first.is_visible()
+    assert not any(each.is_visible() for each in found.page.locator(".scripted").all())
+    assert found.page.locator(".verdict").first.is_visible()
     assert found.page.locator("table").first.is_visible()
+    has_pictures = name.removeprefix("huge-") in ("prediction", "plan", "run", "ranks")
+    assert found.page.locator("figure svg").first.is_visible() == has_pictures
 
 
 def test_a_picture_comes_back_where_its_chart_cannot_be_drawn(browser, pages, tmp_path):
@@ -246,7 +224,32 @@ def test_a_name_from_outside_is_never_markup(opened):
     found.check()
 
 
-@pytest.mark.parametrize(("name", "chart"), [("prediction", "step"), ("run", "lines")])
+ALL_CHARTS = [
+    ("prediction", "step", (2.5, 100)),
+    ("plan", "frontier", (90, 1.5)),
+    ("cards", "frontier", (24, 2)),
+    ("run", "lines", (600, 10)),
+    ("ranks", "bars", (0, 1)),
+    ("proof", "errors", (1, 3e-12)),
+    ("huge-prediction", "step", (2000, 1)),
+    ("huge-plan", "step", (2000, 1)),
+    ("huge-run", "lines", (3000, 1)),
+    ("huge-proof", "errors", (1000, 1e-9)),
+]
+"""Where there is something to point at, in the units of the axes."""
+
+
+@pytest.mark.parametrize(("name", "chart", "place"), ALL_CHARTS)
+def test_pointing_at_a_chart_tells_its_figures(opened, name, chart, place):
+    found = opened(name)
+    found.page.mouse.move(*found.pixel(chart, *place))
+    tip = found.page.locator(f"figure[data-chart={chart}] .tip").first
+    tip.wait_for(state="visible", timeout=2000)
+    assert tip.locator("tr").count() >= 1
+    found.check()
+
+
+@pytest.mark.parametrize(("name", "chart"), [each[:2] for each in ALL_CHARTS])
 def test_ctrl_and_the_wheel_zoom_and_the_page_alone_scrolls(opened, name, chart):
     found = opened(name)
     assert found.zoom(chart) == (0, 100)
@@ -295,7 +298,71 @@ def test_a_screen_that_turns_dark_is_followed_and_keeps_the_zoom(opened):
     assert found.zoom("step") == (20, 60)
 
 
-# --- A plan, a proof ---
+# --- A plan, a proof, devices, a table ---
+
+
+@pytest.mark.parametrize("name", ["plan", "cards"])
+def test_labels_stay_inside_the_picture_however_often_it_is_drawn(opened, name):
+    found = opened(name, viewport={"width": 420, "height": 900})
+    canvas = found.page.locator("figure[data-chart=frontier] .canvas")
+    for _ in range(3):
+        ends = canvas.evaluate(LABEL_ENDS)
+        assert len(ends) > 2
+        assert all(0 <= left < right <= canvas.bounding_box()["width"] for left, right in ends)
+        canvas.evaluate(
+            "canvas => echarts.getInstanceByDom(canvas)"
+            ".dispatchAction({ type: 'dataZoom', start: 0, end: 100 })"
+        )
+
+
+LABEL_ENDS = """canvas => echarts.getInstanceByDom(canvas).getZr().storage.getDisplayList(true)
+    .filter((each) => each.style && each.style.text && !each.ignore)
+    .map((each) => {
+        const box = each.getBoundingRect().clone();
+        box.applyTransform(each.transform || [1, 0, 0, 1, 0, 0]);
+        return box;
+    })
+    .filter((box) => box.y < canvas.clientHeight - 60)
+    .map((box) => [box.x, box.x + box.width])"""
+"""Of all texts above the legend, which scrolls."""
+
+
+@pytest.mark.parametrize("name", ["table", "huge-table"])
+def test_a_click_on_a_place_of_a_table_opens_it_without_scripts(opened, name):
+    found = opened(name, java_script_enabled=False, viewport={"width": 420, "height": 900})
+    place = found.page.locator(".place:visible")
+    assert place.count() == 0
+    found.page.locator("table.places a").nth(1).click()
+    first = place.get_attribute("id")
+    assert place.locator("dd").first.inner_text().endswith("MiB")
+    place.locator(".steps a").first.click()
+    assert place.count() == 1
+    assert place.get_attribute("id") != first
+    found.check()
+
+
+@pytest.mark.parametrize("name", ["huge-run"])
+def test_what_is_folded_unfolds(opened, name):
+    found = opened(name)
+    seen = sum(each.is_visible() for each in found.page.locator(".finding").all())
+    found.page.get_by_text("25 more", exact=True).first.click()
+    assert (seen, sum(each.is_visible() for each in found.page.locator(".finding").all())) == (
+        5,
+        30,
+    )
+
+
+def test_the_map_of_a_huge_model_begins_with_all_of_it_and_names_kinds_of_layers(opened):
+    found = opened("huge-prediction")
+    canvas = found.page.locator("figure[data-chart=holders] .canvas")
+    shown = canvas.evaluate(
+        "canvas => echarts.getInstanceByDom(canvas).getZr().storage.getDisplayList(true)"
+        ".filter((each) => each.style && each.style.text).map((each) => each.style.text)"
+    )
+    assert "all" in shown
+    assert not any("others" in text for text in shown)
+    assert any("*.up" in text for text in shown)
+    assert "(400 modules)" in found.page.locator(".alive").inner_text()
 
 
 def test_a_click_on_a_point_opens_its_plan(opened):

@@ -46,6 +46,16 @@ def test_a_point_says_what_it_is_and_why_it_was_not_chosen() -> None:
     assert seconds == sorted(seconds)
 
 
+def test_hundreds_of_blocks_are_spelt_out_of_the_chosen_plan_alone() -> None:
+    blocks = " ".join(f"layers.{number}" for number in range(500))
+    long = (f"activation-checkpointing(blocks={blocks})",)
+    rows = [replace(row, strategies=(*long, f"x({n})")) for n, row in enumerate(ROWS)]
+    spelt = [point.kind for point in plan_points(rows) if blocks in point.settings]
+    assert spelt == [PointKind.CHOSEN]
+    (few,) = (p for p in plan_points(ROWS) if p.kind is PointKind.CHOSEN)
+    assert few.settings in ("", *(" + ".join(row.strategies) for row in ROWS))
+
+
 def test_a_point_says_what_the_next_larger_plan_would_buy() -> None:
     rows = (
         make_row(100, 2.0, "small"),

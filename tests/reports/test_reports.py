@@ -23,7 +23,7 @@ from memfit.reports.timeline_points import (
     labelled_spans,
     phase_spans,
 )
-from memfit.reports.wording import explanation_lines, fits_sentence, shorten
+from memfit.reports.wording import change_words, explanation_lines, fits_sentence, shorten
 from memfit.units import GIB, MIB
 
 
@@ -78,6 +78,12 @@ At the peak, by category
 
 error = predicted / measured - 1"""
     assert rendered(text.measurement_table(MEASURED, PLANNED)) == expected
+
+
+def test_a_change_is_written_in_percent_up_to_many_times() -> None:
+    changes = [(5, 5), (0, 5), (5, 0), (4, 5), (5, 50), (3, 4000)]
+    words = [change_words(*each) for each in changes]
+    assert words == ["same", "new", "gone", "+25.00 %", "10 times", "1,333 times"]
 
 
 def test_a_measurement_alone_compares_the_peak_it_carries() -> None:

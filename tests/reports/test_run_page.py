@@ -33,7 +33,7 @@ from memfit.reports.training import read_training, write_training
 from memfit.units import GIB, MIB
 
 PNG = b"\x89PNG"
-VOID_TAGS = {"meta", "br", "hr", "img", "input", "link"}
+VOID_TAGS = {"meta", "br", "hr", "img", "input", "link", "wbr"}
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
@@ -239,6 +239,25 @@ def test_a_training_is_written_and_read_back(tmp_path):
     assert json.dumps(found.planned.to_json()) == json.dumps(TRAINING.planned.to_json())
     assert list(found.plain.timeline.allocated_bytes) == list(PLAIN.timeline.allocated_bytes)
     assert tuple(found.considered) == TRAINING.considered
+
+
+def test_many_modules_of_one_kind_are_one_row(tmp_path):
+    layers = {f"h.{number}.fc": 3 * MIB for number in range(400)}
+    plain = replace(PLAIN, by_module={**layers, "head": MIB})
+    write_run(tmp_path, FACTS, make_steps(3), ())
+    write_training(tmp_path, replace(TRAINING, plain=plain, planned=replace(plain, fits=True)))
+    page = run_html(read_report(tmp_path))
+    section = page.partition("At the peak, by module")[2].partition("</table>")[0]
+    assert "h.*.fc (400 modules)" in section
+    assert "1.17 GiB" in section
+    assert "h.0.fc" not in section
+    assert re.findall(r">(head|\(\d+ others\))<", section) == ["head"]
+
+
+def test_a_title_may_end_its_line_behind_what_joins_its_parts_alone(tmp_path):
+    write_run(tmp_path, replace(FACTS, title="a/very_long.py:<job>&"), make_steps(3), ())
+    page = run_html(read_report(tmp_path))
+    assert "<h1>a/<wbr>very_<wbr>long.<wbr>py:<wbr>&lt;job&gt;&amp;</h1>" in page
 
 
 def test_a_run_above_its_budget_is_not_called_fitting(tmp_path):

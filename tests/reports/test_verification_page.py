@@ -82,6 +82,15 @@ def test_what_is_above_its_bound_stands_out_and_comes_first() -> None:
     assert chart_of(page)["plans"][1]["errors"] == [0.25, None]
 
 
+def test_plans_of_hundreds_of_blocks_are_named_in_brief() -> None:
+    blocks = " ".join(f"layers.{number}" for number in range(500))
+    errors = {f"layers.{number}.weight": 1e-12 for number in range(500)}
+    plan = (f"activation-checkpointing(blocks={blocks})",)
+    page = page_of(replace(EXACT, strategies=plan, gradient_errors=errors))
+    assert page.count("activation-checkpointing(blocks=500 modules)") > 500
+    assert blocks not in page
+
+
 def test_what_is_no_proof_is_not_called_one() -> None:
     page = page_of(replace(EXACT, is_proof=False, earned="unproved", notes=("fp32 only",)))
     assert "1 plan ran as claimed; of 1 it is no proof." in page

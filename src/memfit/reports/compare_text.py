@@ -16,7 +16,6 @@ from memfit.units import format_bytes
 
 from .compare_wording import (
     budget_sentence,
-    change_words,
     exact_bytes,
     figure_rows,
     notes,
@@ -28,7 +27,7 @@ from .compare_wording import (
     where_words,
 )
 from .terminal import Fitted, amount, at_page_width, dashed, folded, grid, section, word
-from .wording import module_name, shorten
+from .wording import change_words, module_name, shorten
 
 _STYLES = {"good": "green", "bad": "bold red", "": ""}
 _NAME_WIDTH = 34

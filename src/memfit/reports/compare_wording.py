@@ -9,9 +9,9 @@ from memfit.peak_changes.moments import Moment
 from memfit.peak_changes.parts import PartChange
 from memfit.peak_changes.saved import STEADY_STEP
 from memfit.peak_changes.sides import Kind, Side
-from memfit.units import format_bytes, format_fraction, format_seconds
+from memfit.units import format_bytes, format_seconds
 
-from .wording import FIGURE_NAMES, module_name, plan_name
+from .wording import FIGURE_NAMES, change_words, module_name, plan_name
 
 FIGURES = {
     "peak_reserved_bytes": "peak reserved",
@@ -20,8 +20,6 @@ FIGURES = {
     "host_peak_bytes": "host peak",
 }
 _MOST_MODULES = 3
-_MANY_TIMES = 10
-"""From so many times on, a change is not written in percent."""
 
 
 def signed_bytes(num_bytes: int) -> str:
@@ -34,25 +32,14 @@ def exact_bytes(num_bytes: int) -> str:
     return f"{num_bytes:+,} bytes" if num_bytes else "0 bytes"
 
 
-def change_words(before_bytes: int, after_bytes: int) -> str:
-    """Write how a part changes, in percent of what it was."""
-    if before_bytes == after_bytes:
-        return "same"
-    if not before_bytes:
-        return "new"
-    if after_bytes >= _MANY_TIMES * before_bytes:
-        return f"{after_bytes / before_bytes:,.0f} times"
-    return format_fraction(after_bytes / before_bytes - 1) if after_bytes else "gone"
-
-
 def verdict_sentence(found: Comparison) -> str:
     """Say what became of the peak, and whether that is allowed."""
     before, after = (format_bytes(side.peak_bytes) for side in (found.before, found.after))
     whose = _whose_peak(found)
     if found.verdict is Verdict.SAME:
         return f"{whose} stays as it was: {after}."
-    part = found.change_fraction
-    share = "" if part is None else f", {format_fraction(part)}"
+    before_bytes, after_bytes = found.before.peak_bytes, found.after.peak_bytes
+    share = f", {change_words(before_bytes, after_bytes)}" if before_bytes else ""
     way = "falls" if found.verdict is Verdict.LOWER else "rises"
     changed = (
         f"{whose} {way} by {format_bytes(abs(found.change_bytes))}, from {before} to {after} "
@@ -245,7 +232,7 @@ def figure_rows(found: Comparison) -> list[tuple[str, str, str, str]]:
     ]
     before_seconds, after_seconds = found.before.step_seconds, found.after.step_seconds
     if before_seconds and after_seconds:
-        change = format_fraction(after_seconds / before_seconds - 1)
+        change = change_words(before_seconds, after_seconds)
         written.append(
             ("step time", format_seconds(before_seconds), format_seconds(after_seconds), change)
         )

@@ -16,7 +16,7 @@ from memfit.units import format_bytes, format_seconds
 from .charts.embedding import visible
 from .plots import CATEGORY_COLOURS, OTHER_COLOUR
 from .rollup import rolled_up, unfolded
-from .wording import brief_plan, largest_first, module_name, percent, plan_name, signed_error
+from .wording import brief_plan, change_words, largest_first, module_name, percent, plan_name
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -28,6 +28,7 @@ TOP_MODULES = 12
 TONES = {True: "good", False: "bad", None: ""}
 """The class of what fits, of what does not, and where there is no budget."""
 _QUOTED = re.compile(r"`([^`\n]+)`")
+_JOINT = re.compile(r"([/\\.:_])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ def page_environment() -> Environment:
         brief=brief_plan,
         module=module_name,
         prose=_prose,
+        breakable=_breakable,
     )
     return environment
 
@@ -90,6 +92,13 @@ def _prose(text: str) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(visible(text)))))
+
+
+def _breakable(text: str) -> Markup:
+    """Let a line end behind the signs that join the parts of a name, and not within a part."""
+    from markupsafe import Markup, escape
+
+    return Markup(_JOINT.sub(r"\1<wbr>", str(escape(visible(text)))))
 
 
 def peak_parts(
@@ -124,7 +133,7 @@ def peak_parts(
         cells: tuple[str, ...] = (format_bytes(now), percent(now, whole_bytes))
         bars = {"planned": now}
         if plain is not None:
-            cells = (format_bytes(then), cells[0], _change(then, now), cells[1])
+            cells = (format_bytes(then), cells[0], change_words(then, now), cells[1])
             bars = {"plain": then, **bars}
         parts.append(
             PeakPart(
@@ -147,10 +156,3 @@ def module_parts(by_module: Mapping[str, int], whole_bytes: int) -> list[PeakPar
         for group in groups
     }
     return peak_parts(rows, whole_bytes)
-
-
-def _change(before_bytes: int, after_bytes: int) -> str:
-    """Write how a part of the peak changes."""
-    if before_bytes == after_bytes:
-        return "same"
-    return signed_error(after_bytes, before_bytes) if before_bytes else "new"

@@ -55,6 +55,13 @@ class PlanPoint:
         return plan_name(list(dict.fromkeys(each.partition("(")[0] for each in self.strategies)))
 
     @property
+    def settings(self) -> str:
+        """Return its strategies with every setting; empty where that adds nothing."""
+        found = plan_name(self.strategies)
+        is_short = self.kind is PointKind.CHOSEN or len(found) <= _LONGEST_SETTINGS
+        return found if is_short and found != self.name else ""
+
+    @property
     def is_recorded(self) -> bool:
         """Return whether its figures come from recording the step so."""
         return self.kind is not PointKind.ESTIMATED

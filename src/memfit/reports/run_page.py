@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from memfit.files import write_atomically
 from memfit.journal.one_axis import laid_along
 from memfit.journal.sentences import drift_sentence
+from memfit.peak_changes.parts import kind_of, part_changes
 from memfit.units import format_bytes
 
 from .charts.embedding import charts_of
 from .charts.frontier_chart import frontier_chart
 from .charts.run_charts import metrics_chart, ranks_chart, run_chart
 from .charts.step_chart import step_chart
-from .page import INLINE_POINTS, TOP_MODULES, page_environment, peak_parts
+from .page import INLINE_POINTS, TOP_MODULES, PeakPart, page_environment, peak_parts
 from .plan_points import plan_points
 from .plan_rows import considered_rows
 from .plots import png_bytes, svg_text
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 PAGE_NAME = "report.html"
 _MOST_ROWS = 30
+_MOST_OPEN = 5
+"""So many findings are read at once; the others unfold."""
 _MOST_METRIC_ROWS = 500
 
 
@@ -90,6 +94,7 @@ def run_html(report: RunReport) -> str:
         metric_rows=_metric_rows(report.metrics),
         num_metrics=len(report.metrics),
         most_rows=_MOST_ROWS,
+        most_open=_MOST_OPEN,
         **_training_parts(report),
     )
 
@@ -204,9 +209,7 @@ def _training_parts(report: RunReport) -> dict[str, Any]:
         ),
         "considered": considered_rows(training.considered),
         "categories": peak_parts(planned.by_category, whole_bytes, plain=plain.by_category),
-        "modules": peak_parts(
-            planned.by_module, whole_bytes, plain=plain.by_module, limit=TOP_MODULES
-        ),
+        "modules": _module_parts(plain.by_module, planned.by_module, whole_bytes),
         "results": flat_values(training.results),
         "shown": [
             (name.removesuffix(".png"), _data_address(path.read_bytes()))
@@ -214,6 +217,24 @@ def _training_parts(report: RunReport) -> dict[str, Any]:
             if (path := report.folder / name).exists()
         ],
     }
+
+
+def _module_parts(
+    plain: Mapping[str, int], planned: Mapping[str, int], whole_bytes: int
+) -> list[PeakPart]:
+    """Set modules of both steps beside each other; of many those of one kind in one row."""
+    rows = part_changes(plain, planned)
+    names = {row.name: row.name for row in rows}
+    if len(rows) > TOP_MODULES:
+        kinds = Counter(kind_of(name) for name in names)
+        for name in names:
+            kind = kind_of(name)
+            names[name] = f"{kind} ({kinds[kind]:,} modules)" if kinds[kind] > 1 else name
+    sides: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for row in rows:
+        sides[0][names[row.name]] += row.before_bytes
+        sides[1][names[row.name]] += row.after_bytes
+    return peak_parts(sides[1], whole_bytes, plain=sides[0], limit=TOP_MODULES)
 
 
 def _data_address(png: bytes) -> str:

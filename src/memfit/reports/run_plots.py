@@ -203,7 +203,7 @@ def _draw_events(axes: Axes, report: RunReport, rank: int, *, with_labels: bool)
                 color=colour,
                 markeredgecolor=INK,
                 markeredgewidth=0.5,
-                label=f"{label} ({len(set(numbers)):,})",
+                label=f"{label} ({len(numbers):,})",
                 zorder=6,
             )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .charts.embedding import charts_of, visible
 from .page import page_environment
 from .plots import BLUE, CYAN, GREEN, GREY, PURPLE, RED, YELLOW
-from .wording import NUMERICS_MEANING, plan_name
+from .wording import NUMERICS_MEANING, brief_plan
 
 if TYPE_CHECKING:
     from memfit.verification.proof import Verifications
@@ -98,7 +98,7 @@ def _plan_row(found: Verification) -> _PlanRow:
     tone = "" if found.is_proof else "guess"
     return _PlanRow(
         found=found,
-        name=plan_name(found.strategies),
+        name=brief_plan(found.strategies),
         tone=tone if found.keeps_promise else "no",
         cells=[_cell(error, found.bound) for error in errors],
     )
@@ -132,7 +132,7 @@ def _parameter_rows(
         for errors in (of_gradient, of_parameter):
             error, found = max(errors, key=lambda pair: pair[0], default=(None, None))
             cells.append(_cell(error, found.bound if found else 0.0))
-            worst = worst or (plan_name(found.strategies) if found and error else "")
+            worst = worst or (brief_plan(found.strategies) if found and error else "")
         rows.append((name, cells, worst))
     return sorted(rows, key=lambda row: -max(cell.value for cell in row[1]))
 
@@ -155,7 +155,7 @@ def _chart(proof: Verifications, names: Sequence[str]) -> dict[str, Any] | None:
         "bound": bounds.pop() if len(bounds) == 1 else None,
         "plans": [
             {
-                "name": visible(plan_name(found.strategies)),
+                "name": visible(brief_plan(found.strategies)),
                 "colour": _COLOURS[index % len(_COLOURS)],
                 "errors": [_finite(found.gradient_errors.get(name)) for name in shown],
             }

@@ -35,6 +35,8 @@ FIGURE_NAMES = {
 }
 
 _BRIEF_WIDTH = 160
+_MANY_TIMES = 10
+"""From so many times on, a change is not written in percent."""
 _MOST_ALIKE = 2
 _MOST_ANSWERS = 12
 _LONG_LIST = re.compile(r"(?P<setting>\w+=|)(?P<words>[^=,()]+ [^=,()]+)")
@@ -130,6 +132,17 @@ def signed_error(predicted: float | None, measured: float | None) -> str:
     """Write the signed error of a prediction, or ``-`` where one side is unknown."""
     error = error_fraction(predicted, measured)
     return "-" if error is None else format_fraction(error)
+
+
+def change_words(before: float, after: float) -> str:
+    """Write how a figure changes, in percent of what it was."""
+    if before == after:
+        return "same"
+    if not before:
+        return "new"
+    if after >= _MANY_TIMES * before:
+        return f"{after / before:,.0f} times"
+    return format_fraction(after / before - 1) if after else "gone"
 
 
 def measured_bytes(measurement: Measurement, budget_of: str) -> int | None:

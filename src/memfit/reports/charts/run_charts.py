@@ -83,7 +83,13 @@ def _events(report: RunReport, rank: int) -> list[dict[str, Any]]:
         ("leak found", PURPLE, "pin", [t.event.step for t in report.leaks if t.rank == rank]),
     ]
     return [
-        {"name": name, "colour": colour, "symbol": symbol, "steps": marked_steps(steps)}
+        {
+            "name": name,
+            "colour": colour,
+            "symbol": symbol,
+            "steps": marked_steps(steps),
+            "count": len(steps),
+        }
         for name, colour, symbol, steps in kinds
         if steps
     ]

@@ -3,7 +3,6 @@
 // Memory against time: each plan or device a point, which opens what is written about it below.
 Memfit.kind("frontier", ({ chart, content }) => {
   const { points, mark, line: stairs, kinds, figure_name: figureName } = content;
-  const scaleType = content.scale || "value";
   const top = points.reduce((most, { bytes }) => Math.max(most, bytes), 1);
   const longest = points.reduce((most, { seconds }) => Math.max(most, seconds), 0);
   const unit = Memfit.unitOf(top);
@@ -23,17 +22,22 @@ Memfit.kind("frontier", ({ chart, content }) => {
   }
 
   // Labels stay inside the picture, and those of the chosen plan and the plain step come first.
-  const inside = ({ labelRect: { x, width } }) => ({
-    hideOverlap: true, dx: Math.min(0, chart.getWidth() - 6 - x - width) + Math.max(0, 6 - x) });
+  // They are placed by their points: their own place is where the drawing before has moved them.
+  const inside = ({ rect, labelRect: { width } }) => {
+    const room = 6 + width / 2;
+    return { hideOverlap: true, align: "center", verticalAlign: "bottom", y: rect.y - 4,
+      x: Math.max(room, Math.min(chart.getWidth() - room, rect.x + rect.width / 2)) };
+  };
 
   // Points keep clear of the edges, where they have their labels.
   function wide(values) {
-    if (scaleType === "log") {
-      return { min: 0.8 * Math.min(...values), max: 1.25 * Math.max(...values), axisLabel: { formatter: (value) => Memfit.grouped(Number(value.toPrecision(3))), showMinLabel: false, showMaxLabel: false } };
-    }
     const [low, high] = [Math.min(...values), Math.max(...values)];
+    if (content.scale === "log" && high >= 4 * low) {
+      return { type: "log", logBase: 2, min: 0.8 * low, max: 1.25 * high,
+        axisLabel: { formatter: (value) => Number(value.toPrecision(3)).toLocaleString("en-US"), showMinLabel: false, showMaxLabel: false } };
+    }
     const margin = 0.09 * (high - low) || 0.1 * high || 1;
-    return { min: Math.max(0, low - margin), max: high + margin, axisLabel: { showMinLabel: false, showMaxLabel: false } };
+    return { type: "value", min: Math.max(0, low - margin), max: high + margin, axisLabel: { showMinLabel: false, showMaxLabel: false } };
   }
 
   function staircase() {
@@ -63,8 +67,8 @@ Memfit.kind("frontier", ({ chart, content }) => {
       grid: { left: 66, right: 26, top: 48, bottom: 108 },
       legend: Memfit.legend(),
       tooltip: Memfit.tooltip({ trigger: "item", formatter: describe }),
-      xAxis: Memfit.axis({ type: scaleType, logBase: 2, name: `${figureName} (${unit.name})`, nameLocation: "middle", nameGap: 26, ...wide(points.map(({ bytes }) => bytes / unit.size).concat(isNear ? [mark.bytes / unit.size] : [])) }),
-      yAxis: Memfit.axis({ type: scaleType, name: `step (${timeName})`, nameGap: 22, ...wide(points.map(({ seconds }) => seconds * scale)),
+      xAxis: Memfit.axis({ name: `${figureName} (${unit.name})`, nameLocation: "middle", nameGap: 26, ...wide(points.map(({ bytes }) => bytes / unit.size).concat(isNear ? [mark.bytes / unit.size] : [])) }),
+      yAxis: Memfit.axis({ name: `step (${timeName})`, nameGap: 22, ...wide(points.map(({ seconds }) => seconds * scale)),
         nameTextStyle: { align: "left", color: Memfit.colour("--muted") } }),
       dataZoom: Memfit.zoom(),
       series: [line, ...kinds.map(marks).filter(({ data }) => data.length)],

@@ -9,6 +9,7 @@ Memfit.kind("holders", ({ figure, chart, content }) => {
   const MOST_MODULES = 80;
   const MOST_LINES = 12;
   const MANY_ROWS = 60;
+  const LONGEST_NAME = 22;
   const peak = total.reduce((best, value, point) => (value > total[best] ? point : best), 0);
   const colours = new Map(parts.map(({ name, colour }) => [name, colour]));
   const table = Memfit.element("div", { class: "scroll alive" });
@@ -82,7 +83,9 @@ Memfit.kind("holders", ({ figure, chart, content }) => {
   function tree(rows) {
     const lines = (members) => nodes(members, ({ line }) => line, MOST_LINES, () => undefined);
     const modules = (members) => nodes(members, ({ module }) => module, MOST_MODULES, lines);
-    const families = (members) => nodes(members, ({ module }) => family(module), MOST_MODULES, modules);
+    // Of more layers than there is room for, the lines say more than some of the layers.
+    const inFamily = (members) => (new Set(members.map(({ module }) => module)).size > MOST_MODULES ? lines : modules)(members);
+    const families = (members) => nodes(members, ({ module }) => family(module), MOST_MODULES, inFamily);
     const inside = rows.length > MANY_ROWS ? families : modules;
     return nodes(rows, ({ category }) => category, 20, inside).map(
       (node) => coloured(node, colours.get(node.name) || "#8c959f", 0));
@@ -131,6 +134,9 @@ Memfit.kind("holders", ({ figure, chart, content }) => {
 
   const counted = (members) => (members && members.size > 1 ? ` (${Memfit.grouped(members.size)} modules)` : "");
 
+  // The end of a long name tells modules apart, not its beginning.
+  const tail = (name) => (name.length > LONGEST_NAME ? `\u2026${name.slice(-LONGEST_NAME).replace(/^[^.]*\.(?=.)/, "")}` : name);
+
   function option() {
     const rows = rowsAt();
     fillTable(rows);
@@ -142,13 +148,14 @@ Memfit.kind("holders", ({ figure, chart, content }) => {
         [["transparent", Memfit.share(value, total[point]), Memfit.bytes(value)]]) }),
       series: [{
         type: "treemap", name: "all", data: tree(rows), left: 0, right: 0, top: 0, bottom: 30, roam: false,
+        leafDepth: 9, // all of them; without it the path below begins at whatever lies in the middle
         emphasis: { disabled: true },
         nodeClick: "zoomToNode", visibleMin: 60, childrenVisibleMin: 900,
         breadcrumb: { bottom: 0, height: 22, itemStyle: { color: Memfit.colour("--raised"),
           borderColor: Memfit.colour("--line"), textStyle: { color: Memfit.colour("--ink") } } },
         label: { formatter: label, color: "#101418", overflow: "truncate", fontSize: 11.5, lineHeight: 15 },
         upperLabel: { show: true, height: 20, color: "#101418", overflow: "truncate",
-          formatter: ({ name, value }) => `${name}  ${Memfit.bytes(value)}` },
+          formatter: ({ name, value }) => `${tail(name)}  ${Memfit.bytes(value)}` },
         itemStyle: { borderColor: surface, gapWidth: 1 },
         levels: [
           { itemStyle: { borderWidth: 0, gapWidth: 3 }, upperLabel: { show: false } },

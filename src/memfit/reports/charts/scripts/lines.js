@@ -5,7 +5,7 @@ Memfit.kind("lines", ({ canvas, chart, content }) => {
   const { along, panels, events } = content;
   const HEIGHTS = panels.map(({ weight }) => weight);
   const tops = [];
-  const room = { top: 34, between: 46, bottom: 112 };
+  const room = { top: 34, between: 58, bottom: 112 };
   const inner = 190 * HEIGHTS.reduce((sum, weight) => sum + weight, 0);
   canvas.style.height = `${inner + room.top + room.bottom + room.between * (panels.length - 1)}px`;
   chart.resize();
@@ -35,8 +35,8 @@ Memfit.kind("lines", ({ canvas, chart, content }) => {
   }
 
   // What happened: a shape at the top of the first panel and a thin line below it.
-  const marks = ({ name, colour, symbol, steps }) => ({
-    name: `${name} (${steps.length})`, type: "scatter", xAxisIndex: 0, yAxisIndex: 0, color: colour, symbol,
+  const marks = ({ name, colour, symbol, steps, count }) => ({
+    name: `${name} (${Memfit.grouped(count)})`, type: "scatter", xAxisIndex: 0, yAxisIndex: 0, color: colour, symbol,
     symbolSize: 12, z: 6, data: steps.map((step) => [step, 0.97 * maximum(0)]),
     markLine: { symbol: "none", silent: true, label: { show: false }, lineStyle: { color: colour, type: "solid", opacity: 0.5 },
       data: steps.length <= 40 ? steps.map((step) => ({ xAxis: step })) : [] },

@@ -115,15 +115,38 @@ def startup(figures: Figures) -> Iterator[str]:
 
 
 def page_sizes(figures: Figures) -> Iterator[str]:
-    """Say how large pages are."""
+    """Say how large pages are, and how long they take to open and to write."""
     yield (
         "A job of three modules and one of two thousand (`benchmarks/page_jobs.py`); a run of 200 "
-        f"steps and one of 3. Of each page {figures['scripts_kilobytes']:,} kB are the scripts."
+        f"steps and one of 3. Of each page with charts {figures['scripts_kilobytes']:,} kB are the "
+        "scripts. Opened in Chromium without a GPU, until the charts are drawn."
     )
     yield table(
-        "page | job | kB",
-        "llr",
-        ((row["page"], row["job"], f"{row['kilobytes']:,}") for row in figures["rows"]),
+        "page | job | kB | seconds to open",
+        "llrr",
+        (
+            (
+                row["page"],
+                row["job"],
+                f"{row['kilobytes']:,}",
+                "-" if row["open_seconds"] is None else f"{row['open_seconds']:.2f}",
+            )
+            for row in figures["rows"]
+        ),
+    )
+    yield "What `memfit report` takes for the journal of a very long run, start-up included:"
+    yield table(
+        "steps | events | processor seconds | kB",
+        "rrrr",
+        (
+            (
+                f"{row['num_steps']:,}",
+                f"{row['num_events']:,}",
+                f"{row['processor_seconds']:.1f}",
+                f"{row['kilobytes']:,}",
+            )
+            for row in figures["long_runs"]
+        ),
     )
 
 

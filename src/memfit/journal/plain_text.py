@@ -16,10 +16,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from memfit.errors import DataError
 from memfit.units import MIB
 
 MOST_BYTES = MIB
 """Of a plan, or a file with settings."""
+_MOST_WRITTEN_BYTES = 4 * MIB
+"""Of a file that a run writes whole; six times the largest that were seen."""
 _MOST_ENTRIES = 20_000
 """At ten thousand a second for YAML; a plan for a model of a thousand modules has a quarter."""
 _MOST_BRACKETS = 64
@@ -51,6 +54,18 @@ def read_plain(path: Path, most_bytes: int = MOST_BYTES) -> str:
     except UnicodeDecodeError as error:
         msg = f"it is not written in UTF-8 (byte {error.start})"
         raise ValueError(msg) from None
+
+
+def read_written(path: Path) -> str:
+    """Read a text file that memfit has written, which is large where it holds timelines.
+
+    Raises:
+        DataError: if it is far larger than that, no regular file, or not written in UTF-8.
+    """
+    try:
+        return read_plain(path, _MOST_WRITTEN_BYTES)
+    except ValueError as error:
+        raise DataError(str(path), str(error)) from None
 
 
 def parsed_json(text: str | bytes) -> Any:

@@ -13,6 +13,7 @@ from pages import (
     convolutions,
     devices,
     documents,
+    endurance,
     exactness,
     knowledge_graphs,
     linear_algebra,
@@ -90,6 +91,8 @@ _SECTIONS = (
     Section("Lightning modules as people write them", "lightning", runs.lightning),
     Section("Trainers of transformers as people write them", "transformers", runs.transformers),
     Section("What watching a script costs", "watch_overhead", runs.watch_overhead),
+    Section("A hundred thousand steps", "soak", endurance.soak),
+    Section("Files that no user means", "fuzz_readers", endurance.fuzz_readers, "fuzz_readers.py"),
     Section("Starting the command", "startup", prediction.startup),
     Section("How large pages are", "pages", prediction.page_sizes),
     Section(

@@ -99,12 +99,12 @@ def _shown(value: object) -> str:
     return repr(value)[:_MOST_SHOWN]
 
 
-def _is_count(value: object, least: int) -> bool:
-    return type(value) is int and least <= value < _TOO_MANY
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and bool(least <= value < _TOO_MANY)
 
 
-def _is_norm(value: object) -> bool:
-    return value is None or (type(value) in {int, float} and 0 <= value < _TOO_MANY)
+def _is_norm(value: Any) -> bool:
+    return value is None or (type(value) in {int, float} and bool(0 <= value < _TOO_MANY))
 
 
 def _of_batches(config: Mapping[str, Any], batch_size: int, num_ranks: int) -> Iterator[str]:

@@ -24,21 +24,23 @@ def soak(figures: Figures) -> Iterator[str]:
         f"{format_seconds(runs['bare']['processor_step_seconds'])}): a plain script by itself and "
         "under `memfit run`, side by side, and a guarded run, in which a batch that is too large "
         f"comes every 500 steps (out of memory {guarded['num_out_of_memory']} times; then a "
-        "smaller plan is kept for longer). Growth is the highest of all later samples, one in "
-        f"{figures['sampled_every']:,} steps, less that of step {figures['from_step']:,}: of "
-        "resident memory, and of all of Python's objects, which are looked at ten times. The time "
-        "is processor time per step over that of a bare loop."
+        "smaller plan is kept for longer). One sample in "
+        f"{figures['sampled_every']:,} steps; growth is that of the last tenth of them over step "
+        f"{figures['from_step']:,}. All of Python's objects are looked at ten times, which takes "
+        "memory itself: the highest is then. Of them, growth is the highest. The time is processor "
+        "time per step over that of a bare loop."
     )
     yield table(
-        "run | resident | grows by | objects grow by | time | journal at most | its lines "
-        "| page | report takes",
-        "lllllllll",
+        "run | resident | highest | grows by | objects grow by | time | journal at most "
+        "| its lines | page | report takes",
+        "llllllllll",
         ([name, *_cells(runs[key])] for key, name in _RUNS.items()),
     )
 
 
 def _cells(run: Figures) -> Iterator[str]:
     yield format_bytes(run["resident_bytes"])
+    yield format_bytes(run["resident_highest_bytes"])
     yield format_bytes(run["resident_growth_bytes"])
     yield format_bytes(run["objects_growth_bytes"])
     if "ratio" not in run:
@@ -68,6 +70,12 @@ def fuzz_readers(figures: Figures) -> Iterator[str]:
         "time on a busy machine (a page, which may take 10 s, apart), the largest rose by "
         f"{format_bytes(max(row['most_grown_bytes'] for row in rows))}."
     )
+    for mended in figures.get("mended", ()):
+        yield (
+            f"Before, input {mended['input']} of {mended['reader']} had given a traceback "
+            f"({mended['told']}). That was mended, and the reader was given its "
+            f"{mended['run_again']:,} files again."
+        )
     yield table(
         "reader | files | read | refused | slowest | rose by at most",
         "lrrrrr",

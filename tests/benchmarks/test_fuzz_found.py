@@ -51,6 +51,7 @@ FOUND = [
     ("entity ids", b"a\t" + b"9" * 40 + b"\n", "the id a number from 0"),
     ("entity ids", b"a\t" + b"9" * 5000 + b"\n", "the id a number from 0"),
     ("entity ids", b"a\t\x1f0\n", "train.txt, line 1"),
+    ("CIFAR-10", b"\x80\x04\x8e" + (2**45).to_bytes(8, "little"), "a batch of CIFAR-10"),
     ("frames", npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2,"), "array"),
     ("frames", npy("{'descr': '|u1', 'fortran_order': False, 'shape': (None,), }"), "array"),
     ("frames, archived", archived(a=np.zeros(3)).replace(b"\x14\x00", b"\x6c\x00"), "array"),

@@ -40,14 +40,15 @@ def test_a_journal_that_keeps_what_it_writes_is_found_out(tmp_path: Path) -> Non
     assert len(beyond({"runs": {"guarded": run}})) == 2
 
 
-def test_growth_is_that_of_the_highest_of_the_later_samples() -> None:
+def test_growth_is_from_a_step_to_the_end() -> None:
     samples = [
         {"step": n, "processor_seconds": n / 4, "resident_bytes": size, "python_blocks": 5}
         | {"objects_bytes": size if n % 2 == 0 else None}
         for n, size in ((1, 50), (2, 10), (3, 40), (4, 20))
     ]
     run = memory_of(samples, 2)
-    assert (run["resident_growth_bytes"], run["objects_growth_bytes"]) == (30, 10)
+    assert (run["resident_growth_bytes"], run["objects_growth_bytes"]) == (10, 10)
+    assert run["resident_highest_bytes"] == 40
     assert run["processor_step_seconds"] == 0.25
 
 

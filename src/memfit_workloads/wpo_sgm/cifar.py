@@ -85,8 +85,9 @@ def _read_pickle(path: Path) -> NDArray[np.uint8]:
     try:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
-        reason = f"it cannot be read as a batch of CIFAR-10 ({error}). {_WHERE}"
+    except Exception as error:  # noqa: BLE001 - unpickling raises whatever damage leads to
+        cause = str(error).partition("\n")[0] or type(error).__name__
+        reason = f"it cannot be read as a batch of CIFAR-10 ({cause}). {_WHERE}"
         raise DataError(str(path), reason) from None
     pixels = content.get(b"data") if isinstance(content, dict) else None
     if (

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import shlex
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from contextlib import redirect_stdout
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from fuzz_commands import COMMAND_READERS
+from fuzz_data_readers import DATA_READERS
+from fuzzed_reader import Reader, of
 from rich.console import Console
 
 import memfit
@@ -22,7 +24,6 @@ from memfit.configfile.document import read_document
 from memfit.configfile.plan_settings import read_plan_settings
 from memfit.devices.calibration import read_calibration
 from memfit.devices.device_file import read_own_device
-from memfit.errors import MemfitError
 from memfit.journal.records import LeakEvent, RunFacts, StepRecord
 from memfit.peak_changes.saved import read_prediction
 from memfit.reports.run_contents import read_report
@@ -36,22 +37,6 @@ from memfit_workloads.conve.data import GraphFiles, read_graph
 from memfit_workloads.conve.tracin.labels import read_edge_map, read_node_names
 from memfit_workloads.naics.config import read_yaml
 from memfit_workloads.trident.deepspeed_file import read_deepspeed_file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """What reads a kind of file."""
-
-    title: str
-    name: str
-    """Of the file, below a folder."""
-    read: Callable[[Path], object]
-    contents: Callable[[], tuple[bytes, ...]]
-    """Files that it reads."""
-    beside: tuple[tuple[str, bytes], ...] = ()
-    """Files that have to lie beside, which stay as they are."""
-    most_seconds: float = 1.0
-
 
 PLAN = b"""memfit_plan: 1
 device: cpu
@@ -115,46 +100,6 @@ TIMELINE = (
     b'{"memfit_timeline": 1, "step": 1, "predicted": null, "measured": {"allocated_bytes": '
     b'[1, 5, 2], "by_category": {"x": [1, 5, 2]}, "phases": [[0, "forward"]], "places": null}}'
 )
-WORDS = (
-    *(
-        "devices",
-        "undo",
-        "apply",
-        "report",
-        "replay",
-        "compare",
-        "config",
-        "predict",
-        "--help",
-        "x.py",
-    ),
-    *(
-        "--json",
-        "--device",
-        "cpu",
-        "rtx-3060-12gb",
-        "--budget",
-        "1GiB",
-        "-1",
-        "",
-        "--",
-        "a:b",
-        "x.py:j",
-    ),
-    *(
-        "--batch-size",
-        "0",
-        "99999999999999999999",
-        "--save",
-        "/",
-        "--plan",
-        "plan.yaml",
-        "\x1b[2J",
-        "é",
-    ),
-)
-
-
 JOB = """
 import torch, memfit
 job = memfit.Job(
@@ -235,77 +180,52 @@ def _graph(path: Path) -> None:
     read_graph(GraphFiles(train=path, valid=path, test=path))
 
 
-def _command(path: Path) -> None:
-    """Run a command line whose words are those of a file, and see that errors are one line."""
-    try:
-        words = shlex.split(path.read_text("utf-8", errors="surrogateescape"))
-    except ValueError:
-        return
-    allowed = [
-        word for word in words if word not in {"calibrate", "doctor", "train", "run", "tracin"}
-    ]
-    if not allowed:
-        return
-    told = io.StringIO()
-    with redirect_stderr(told), redirect_stdout(io.StringIO()):
-        code = main(allowed)
-    errors = [line for line in told.getvalue().splitlines() if "error:" in line]
-    if code and errors and "unexpected" in errors[-1]:
-        raise AssertionError(errors[-1])
-    if code:
-        raise MemfitError(errors[-1] if errors else "refused")
-
-
-def _of(*contents: bytes) -> Callable[[], tuple[bytes, ...]]:
-    return lambda: contents
-
-
 def _journal(name: str, *contents: bytes, read: Callable[[Path], object] = _report) -> Reader:
     return Reader(
         title=f"{name}{' on a page' if read is _page else ''}",
         name=f"run/{name}",
         read=read,
-        contents=_of(*contents),
+        contents=of(*contents),
         beside=() if name == "run.json" else (RUN,),
         most_seconds=10.0 if read is _page else 1.0,
     )
 
 
 READERS = (
-    Reader(title="plan", name="plan.yaml", read=Plan.load, contents=_of(PLAN)),
-    Reader(title="plan settings", name="plan.yaml", read=read_plan_settings, contents=_of(PLAN)),
-    Reader(title="config YAML", name="c.yaml", read=read_document, contents=_of(CONFIG)),
+    Reader(title="plan", name="plan.yaml", read=Plan.load, contents=of(PLAN)),
+    Reader(title="plan settings", name="plan.yaml", read=read_plan_settings, contents=of(PLAN)),
+    Reader(title="config YAML", name="c.yaml", read=read_document, contents=of(CONFIG)),
     Reader(
         title="config JSON",
         name="c.json",
         read=read_document,
-        contents=_of(b'{"train_batch_size": 8, "fp16": {"enabled": true}, "x": [1, 2.5, null]}\n'),
+        contents=of(b'{"train_batch_size": 8, "fp16": {"enabled": true}, "x": [1, 2.5, null]}\n'),
     ),
     Reader(
         title="config TOML",
         name="c.toml",
         read=read_document,
-        contents=_of(b'[train]\nbatch_size = 8\nx = {a = 1, b = [1, 2]}\ns = "t"\n'),
+        contents=of(b'[train]\nbatch_size = 8\nx = {a = 1, b = [1, 2]}\ns = "t"\n'),
     ),
     Reader(
         title="config Python",
         name="c.py",
         read=read_document,
-        contents=_of(b"batch_size = 8\nargs = dict(lr=0.1, x=[1, 2])\nname = 'a'\n"),
+        contents=of(b"batch_size = 8\nargs = dict(lr=0.1, x=[1, 2])\nname = 'a'\n"),
     ),
     Reader(
         title="device file",
         name="card.toml",
         read=lambda path: read_own_device(str(path)),
-        contents=_of(DEVICE),
+        contents=of(DEVICE),
     ),
     Reader(
         title="calibration",
         name="cpu.toml",
         read=read_calibration,
-        contents=_of(b"[" + DEVICE.partition(b"\n[")[2]),
+        contents=of(b"[" + DEVICE.partition(b"\n[")[2]),
     ),
-    _journal("run.json", json.dumps(asdict(FACTS)).encode()),
+    _journal(*RUN),
     _journal("steps.jsonl", _lines(*map(asdict, STEPS))),
     _journal("events.jsonl", _lines({"event": "leak", **asdict(LEAK)}, FAILED)),
     _journal("reason.json", json.dumps({**ENDING, "leaks": [asdict(LEAK)]}).encode()),
@@ -321,25 +241,19 @@ READERS = (
         contents=_checkpoints,
     ),
     Reader(
-        title="triples", name="train.txt", read=_graph, contents=_of(b"a\tr\tb\nb\tr\tc\nc\ts\ta\n")
+        title="triples", name="train.txt", read=_graph, contents=of(b"a\tr\tb\nb\tr\tc\nc\ts\ta\n")
     ),
     Reader(
-        title="node names", name="n.txt", read=read_node_names, contents=_of(b"a\tThe a\nb\tB\n")
+        title="node names", name="n.txt", read=read_node_names, contents=of(b"a\tThe a\nb\tB\n")
     ),
-    Reader(title="edge map", name="e.json", read=read_edge_map, contents=_of(b'{"[1, 2]": "r"}')),
-    Reader(title="NAICS config", name="n.yaml", read=read_yaml, contents=_of(PLAN)),
+    Reader(title="edge map", name="e.json", read=read_edge_map, contents=of(b'{"[1, 2]": "r"}')),
+    Reader(title="NAICS config", name="n.yaml", read=read_yaml, contents=of(PLAN)),
     Reader(
         title="DeepSpeed file",
         name="d.json",
         read=read_deepspeed_file,
-        contents=_of(b'{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'),
+        contents=of(b'{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'),
     ),
-    Reader(
-        title="command line",
-        name="words",
-        read=_command,
-        contents=_of(
-            *(shlex.join(WORDS[n::7]).encode() for n in range(7)), shlex.join(WORDS).encode()
-        ),
-    ),
+    *DATA_READERS,
+    *COMMAND_READERS,
 )

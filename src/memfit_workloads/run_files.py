@@ -13,10 +13,11 @@ from memfit.errors import UsageError
 from memfit.files import naming_full_disk, write_atomically
 from memfit.journal.folder import JOURNAL_NAMES, clear_journal, has_own_facts, holds_journal
 from memfit.journal.folder_lock import LOCK_NAME, hold_folder
+from memfit.journal.plan_words import PLAN_WORDS_NAME
 from memfit.reports.training import METRICS_NAME, TRAINING_NAME
 
 _OUTPUTS = (
-    *("config.json", "plan.yaml", METRICS_NAME, TRAINING_NAME),
+    *("config.json", "plan.yaml", PLAN_WORDS_NAME, METRICS_NAME, TRAINING_NAME),
     *("report.html", "run-peaks.png", "timeline.png"),
 )
 _CHECKPOINT_KINDS = ("checkpoint_*.pt", "*.ckpt")

@@ -14,15 +14,15 @@ SEED = 20261126
 
 @pytest.mark.parametrize("reader", QUICK, ids=lambda reader: reader.title)
 def test_a_reader_gives_a_value_or_one_line_within_a_second(reader):
-    counts, faults = fuzzed(reader, SEED, range(12))
-    assert not faults
-    assert counts.total() == 12
-    assert not any(counts[kind] for kind in BAD)
+    tally = fuzzed(reader, SEED, range(12))
+    assert not tally.faults
+    assert tally.counts.total() == 12
+    assert not any(tally.counts[kind] for kind in BAD)
 
 
 @pytest.mark.parametrize("reader", QUICK, ids=lambda reader: reader.title)
 def test_the_files_that_are_changed_can_be_read_as_they_are(reader, tmp_path):
-    if reader.title == "command line":
+    if reader.title in {"command line", "words of any command"}:
         pytest.skip("its words are drawn")
     for content in reader.contents():
         for name, whole in (*reader.beside, (reader.name.rpartition("/")[2], content)):

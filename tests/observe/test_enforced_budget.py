@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import weakref
 
 import pytest
 import torch
@@ -154,3 +155,31 @@ def test_a_batch_size_that_fits_is_found_by_trying():
         found = train()
     assert tried[0] == 64
     assert found == tried[-1] < 64
+
+
+def test_a_budget_that_is_over_leaves_nothing_at_what_outlives_it():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    watched = []
+    for number in range(6):
+        with EnforcedBudget(MIB) as budget:
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert budget.live_bytes > 0  # states and parameters, which go on living
+        del budget
+        if number:
+            watched.append(len(weakref.finalize._registry))
+    assert len(set(watched)) == 1
+
+
+def test_what_is_freed_between_two_uses_of_a_budget_counts_no_more():
+    budget = EnforcedBudget(MIB)
+    with budget:
+        kept = torch.ones(1000)
+    assert budget.live_bytes == 4000
+    del kept
+    assert budget.live_bytes == 0
+    with budget:
+        torch.ones(2000)
+    assert budget.highest_bytes == 8000

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from tests.reports import run_samples
 from tests.reports.run_samples import FACTS, LEAK, PLANS, SMALL_LEAK, make_steps, write_run
-from tests.zoo.processes import environment
+from tests.zoo.processes import environment, imports_after
 from tests.zoo.run_records import CLIMBED, OUT_OF_MEMORY
 from tests.zoo.terminal import rendered
 
 from memfit import Plan
 from memfit.cli.main import main
 from memfit.errors import DataError
+from memfit.journal.plan_words import write_plan_words
 from memfit.journal.records import Ending, Reason, StepRecord
 from memfit.reports.run_contents import read_report
 from memfit.reports.run_state import State
@@ -360,3 +361,36 @@ def test_json_has_the_figures_by_the_names_of_the_records(tmp_path, capsys):
 def test_every_sample_is_plain_json(name, tmp_path):
     report = read_report(run_samples.SAMPLES[name](tmp_path))
     assert json.loads(json.dumps(report.to_json(), allow_nan=False))["title"] == report.title
+
+
+# --- The plan, in words ---
+
+
+def with_plan(folder: Path) -> Path:
+    write_run(folder, FACTS, STEPS)
+    plan = Plan(strategies=(MicroBatching(micro_batch_size=4),), ladder=(Plan(),))
+    plan.save(folder / "plan.yaml")
+    write_plan_words(folder, plan.in_words())
+    return folder
+
+
+def test_the_report_of_a_run_under_a_plan_leaves_torch_alone(tmp_path):
+    code = (
+        "import pathlib, memfit.reports.run_page, memfit.reports.run_text\n"
+        "from memfit.reports.run_contents import read_report\n"
+        f"report = read_report(pathlib.Path({str(with_plan(tmp_path))!r}))\n"
+        "assert report.plan.strategies == ('micro-batching(4)',)\n"
+    )
+    assert not imports_after(code, "torch")
+
+
+@pytest.mark.parametrize("spoilt", ["plan.yaml", "plan-words.json"])
+def test_words_of_another_plan_do_not_count(tmp_path, spoilt):
+    folder = with_plan(tmp_path)
+    before = read_report(folder).plan
+    if spoilt == "plan.yaml":
+        Plan().save(folder / spoilt)
+        assert read_report(folder).plan == Plan().in_words()
+    else:
+        (folder / spoilt).write_text('{"checksum": [')
+        assert read_report(folder).plan == before

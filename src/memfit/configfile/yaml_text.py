@@ -15,8 +15,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from memfit.errors import ConfigFileError
-from memfit.journal.plain_text import check_extent
-from memfit.journal.plain_yaml import bounded_yaml
+from memfit.journal.plain_yaml import bounded_yaml, check_yaml_extent
 
 from .tree import Entry, Insertion, Key, Scalar, Splice, Tree, Value, dotted, line_break_of, spliced
 
@@ -40,7 +39,7 @@ def read_yaml(text: str) -> Tree:
     yaml = bounded_yaml(refuses_aliases=False)
     yaml.version = (1, 1)
     try:
-        check_extent(text)
+        check_yaml_extent(text)
         documents = list(yaml.compose_all(text))
     except YAMLError as error:
         raise ConfigFileError(f"it is no YAML: {_first_words(error)}") from None

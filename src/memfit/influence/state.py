@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from memfit.errors import DataError, OtherScanError
 from memfit.files import write_atomically
+from memfit.journal.plain_text import parsed_json
 
 _FILE = "progress.npz"
 _FACTS = "facts"
@@ -67,16 +68,40 @@ def opened_state(folder: Path | None, facts: Mapping[str, Any]) -> ScanState:
     if path is None or not path.exists():
         return ScanState(facts=facts)
     try:
-        with np.load(path, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
-        about = json.loads(bytes(arrays.pop(_FACTS)).decode())
-        state = ScanState(arrays=arrays, **about)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        reason = f"it cannot be read ({error}). Remove it to begin anew"
+        state = _read(path)
+    except Exception as error:  # noqa: BLE001 - the readers raise whatever damage leads to
+        cause = str(error).partition("\n")[0]
+        reason = f"it cannot be read ({cause}). Remove it to begin anew"
         raise DataError(str(path), reason) from None
     for name, value in facts.items():
         if state.facts.get(name) != value:
             there = str(state.facts.get(name))
             difference = f"{name} is {there:.80} there and {value!s:.80} here"
             raise OtherScanError(str(folder), difference)
+    return state
+
+
+def _read(path: Path) -> ScanState:
+    """Read a file that ``save`` has written.
+
+    Raises:
+        ValueError: if its arrays are compressed, which may hide any number of bytes, or it does not
+            say how far which scan is.
+        Exception: if it is damaged.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
+            msg = "it is compressed"
+            raise ValueError(msg)
+    with np.load(path, allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    about = parsed_json(bytes(arrays.pop(_FACTS)))
+    state = ScanState(arrays=arrays, **about)
+    if not (
+        isinstance(state.facts, dict)
+        and isinstance(state.checksums, dict)
+        and type(state.num_done) is int
+    ):
+        msg = "it does not say how far which scan is"
+        raise ValueError(msg)
     return state

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from memfit.errors import DataError, UsageError
 from memfit.files import write_atomically
 
-from .lines import LineFile
-from .plain_text import parsed_json
+from .lines import LineFile, read_rows
+from .plain_text import parsed_json, read_written
 from .records import (
     DriftEvent,
     Ending,
@@ -25,6 +25,7 @@ from .records import (
     StepRecord,
     UnprovedPlanEvent,
 )
+from .step_file import StepFile, read_steps
 from .typed_records import record_of
 
 _R = TypeVar("_R")
@@ -36,7 +37,6 @@ _EVENTS: Mapping[str, type[Event]] = {
     "unproved-plan": UnprovedPlanEvent,
 }
 """The word in the file for each kind of event."""
-_STEP_FIELDS = tuple(field.name for field in fields(StepRecord))
 FACTS_NAME, STEPS_NAME, EVENTS_NAME, REASON_NAME = (
     "run.json",
     "steps.jsonl",
@@ -73,7 +73,7 @@ class JournalWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._steps: LineFile | None = None
+        self._steps: StepFile | None = None
         self._events: LineFile | None = None
 
     def begin(self, facts: RunFacts) -> None:
@@ -84,15 +84,8 @@ class JournalWriter:
     def step(self, record: StepRecord) -> None:
         """Add a step."""
         if self._steps is None:
-            self._steps = LineFile(self.folder / STEPS_NAME)
-        # By hand, because it is done in every step: asdict and json.dumps take three times as long.
-        # All fields are finite numbers, which JSON writes as Python does.
-        parts = [
-            f'"{name}": {value!r}'
-            for name in _STEP_FIELDS
-            if (value := getattr(record, name)) is not None
-        ]
-        self._steps.add(f"{{{', '.join(parts)}}}\n")
+            self._steps = StepFile(self.folder / STEPS_NAME)
+        self._steps.add(record)
 
     def event(self, event: Event) -> None:
         """Add an event."""
@@ -128,12 +121,11 @@ def read_journal(folder: Path) -> Journal:
     if not holds_journal(folder):
         raise DataError(str(folder), NO_JOURNAL)
     facts, ending = _read_json(folder / FACTS_NAME), _read_json(folder / REASON_NAME)
-    steps = (record_of(StepRecord, row) for row in _rows(folder / STEPS_NAME))
-    events = (_event(row) for row in _rows(folder / EVENTS_NAME))
+    events = (_event(row) for row in read_rows(folder / EVENTS_NAME))
     return Journal(
         folder=folder,
         facts=None if facts is None else _whole(folder / FACTS_NAME, RunFacts, facts),
-        steps=_latest(step for step in steps if step is not None),
+        steps=read_steps(folder / STEPS_NAME),
         events=tuple(event for event in events if event is not None),
         ending=None if ending is None else _ending(folder / REASON_NAME, ending),
     )
@@ -216,8 +208,9 @@ def read_ranks(folder: Path) -> dict[int, Journal]:
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
+    text = read_written(path)
     try:
-        value = parsed_json(path.read_text(encoding="utf-8"))
+        value = parsed_json(text)
     except ValueError as error:
         reason = f"it is not JSON: {error}"
         raise DataError(str(path), reason) from error
@@ -225,33 +218,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         reason = f"it holds a {type(value).__name__} instead of a JSON object"
         raise DataError(str(path), reason)
     return value
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file; the last one may have been cut off with the process."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = parsed_json(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
-
-
-def _latest(steps: Iterator[StepRecord]) -> tuple[StepRecord, ...]:
-    """Keep what was done last of steps done twice: a run that was continued counts on from there.
-
-    A run that went on from a checkpoint repeats the steps since; one that began anew in the same
-    folder repeats all of them.
-    """
-    kept: list[StepRecord] = []
-    for record in steps:
-        while kept and kept[-1].step >= record.step:
-            kept.pop()
-        kept.append(record)
-    return tuple(kept)
 
 
 def _whole(path: Path, kind: type[_R], row: Mapping[str, Any]) -> _R:

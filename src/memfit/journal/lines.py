@@ -1,12 +1,22 @@
-"""Appends lines to a file, each in one piece and at once."""
+"""Appends lines to a file, each in one piece and at once, and reads lines of JSON."""
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from memfit.errors import DataError
 from memfit.files import naming_full_disk
+from memfit.units import MIB
+
+from .plain_text import parsed_json
+
+MOST_FILE_BYTES = 64 * MIB
+"""Thirty times what a run writes by itself; a loop of one's own may tell of very many events."""
+_MOST_LINE_BYTES = MIB
 
 
 class LineFile:
@@ -43,3 +53,31 @@ class LineFile:
     def close(self) -> None:
         """Close the file."""
         self._close()
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in the lines of a file, none where there is no file.
+
+    A line that is something else is left out: the last one may have been cut off with its process.
+
+    Raises:
+        DataError: if the file is larger than any journal.
+    """
+    if not path.exists():
+        return
+    if path.stat().st_size > MOST_FILE_BYTES:
+        reason = (
+            f"it is larger than {MOST_FILE_BYTES:,} bytes; its last lines alone can be read "
+            "(tail --lines 100000)"
+        )
+        raise DataError(str(path), reason)
+    with path.open("rb") as file:
+        for line in file:
+            if len(line) > _MOST_LINE_BYTES:
+                continue
+            try:
+                row = parsed_json(line.decode("utf-8", errors="replace"))
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row

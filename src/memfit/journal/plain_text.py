@@ -16,12 +16,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from memfit.errors import DataError
 from memfit.units import MIB
 
 MOST_BYTES = MIB
 """Of a plan, or a file with settings."""
+_MOST_WRITTEN_BYTES = 4 * MIB
+"""Of a file that a run writes whole; six times the largest that were seen."""
 _MOST_ENTRIES = 20_000
-"""At ten thousand a second for YAML; a plan for a model of a thousand modules has a quarter."""
 _MOST_BRACKETS = 64
 _BRACKET, _KEY_END = re.compile(r"[\[\]{}]"), re.compile(r"[=,{\n]")
 _NUMBER = re.compile(r"[0-9a-fA-F_]{4000}")
@@ -53,6 +55,18 @@ def read_plain(path: Path, most_bytes: int = MOST_BYTES) -> str:
         raise ValueError(msg) from None
 
 
+def read_written(path: Path) -> str:
+    """Read a text file that memfit has written, which is large where it holds timelines.
+
+    Raises:
+        DataError: if it is far larger than that, no regular file, or not written in UTF-8.
+    """
+    try:
+        return read_plain(path, _MOST_WRITTEN_BYTES)
+    except ValueError as error:
+        raise DataError(str(path), str(error)) from None
+
+
 def parsed_json(text: str | bytes) -> Any:
     """Parse JSON.
 
@@ -81,14 +95,16 @@ def parsed_toml(text: str) -> dict[str, Any]:
         raise ValueError(TOO_DEEP) from None
 
 
-def check_extent(text: str) -> None:
+def check_extent(
+    text: str, *, most_characters: int = MOST_BYTES, most_entries: int = _MOST_ENTRIES
+) -> None:
     """Refuse a text of more entries than anybody writes, before it is parsed.
 
     Raises:
         ValueError: with how many there may be.
     """
-    if len(text) > MOST_BYTES:
-        msg = f"it is longer than {MOST_BYTES:,} characters"
+    if len(text) > most_characters:
+        msg = f"it is longer than {most_characters:,} characters"
         raise ValueError(msg)
     if _NUMBER.search(text):
         msg = "it has a number of thousands of digits"
@@ -97,6 +113,6 @@ def check_extent(text: str) -> None:
     if max(depths, default=0) > _MOST_BRACKETS:
         raise ValueError(TOO_DEEP)
     entries = sum(map(text.count, ("\n", ",", "{", "[")))
-    if entries > _MOST_ENTRIES:
-        msg = f"it has {entries:,} entries or lines, and at most {_MOST_ENTRIES:,} are read"
+    if entries > most_entries:
+        msg = f"it has {entries:,} entries or lines, and at most {most_entries:,} are read"
         raise ValueError(msg)

@@ -12,6 +12,8 @@ from ruamel.yaml.events import AliasEvent
 from .plain_text import TOO_DEEP, check_extent
 
 _MOST_LEVELS = 64
+_MOST_CHARACTERS, _MOST_ENTRIES = 2**19, 8000
+"""Either takes most of a second. A plan for a model of a thousand modules has 5,000 entries."""
 
 
 def parsed_yaml(text: str) -> Any:
@@ -20,13 +22,25 @@ def parsed_yaml(text: str) -> Any:
     Raises:
         ValueError: if it is none, or goes beyond the bounds.
     """
-    check_extent(text)
+    check_yaml_extent(text)
     try:
         return bounded_yaml(refuses_aliases=True).load(text)
     except YAMLError as error:
         raise ValueError(yaml_fault(error)) from None
     except (RecursionError, OverflowError):
         raise ValueError(TOO_DEEP) from None
+    except TypeError as error:  # keys of lists of mappings
+        msg = f"it has a key that is no plain value ({error})"
+        raise ValueError(msg) from None
+
+
+def check_yaml_extent(text: str) -> None:
+    """Refuse a text that YAML would take more than a second to read.
+
+    Raises:
+        ValueError: with how much is read.
+    """
+    check_extent(text, most_characters=_MOST_CHARACTERS, most_entries=_MOST_ENTRIES)
 
 
 def yaml_fault(error: Exception) -> str:

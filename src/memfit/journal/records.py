@@ -31,10 +31,10 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step; None where something was not measured, or is not known."""
+    """One step, or several of a long run; None where something is not known."""
 
     step: int
-    """Counted from 1."""
+    """Counted from 1; of several, the last."""
     time_seconds: float
     """Since the run began, at the end of the step."""
     step_seconds: float
@@ -48,6 +48,13 @@ class StepRecord:
     """Resident memory of the process at the end of the step."""
     micro_batch_size: int | None = None
     num_samples: int | None = None
+    num_steps: int = 1
+    """How many it stands for: of several, peaks are the highest, ``step_seconds`` the mean."""
+
+    @property
+    def first_step(self) -> int:
+        """Return the first of the steps that it stands for."""
+        return self.step - self.num_steps + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

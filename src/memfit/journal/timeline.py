@@ -17,7 +17,7 @@ from memfit.files import write_atomically
 
 from .folder import TIMELINE_NAME
 from .one_axis import laid_along
-from .plain_text import parsed_json
+from .plain_text import parsed_json, read_written
 
 _VERSION = 1
 _MOST_POINTS = 4000
@@ -59,7 +59,7 @@ def read_timeline(folder: Path) -> StepTimeline | None:
     if not path.exists():
         return None
     try:
-        content = parsed_json(path.read_text(encoding="utf-8"))
+        content = parsed_json(read_written(path))
         if content["memfit_timeline"] != _VERSION:
             raise DataError(str(path), f"it does not say memfit_timeline: {_VERSION}")
         predicted = content["predicted"]

@@ -48,7 +48,9 @@ class EnforcedBudget(OperatorMode):
         self.budget_bytes = budget_bytes
         self.live_bytes = 0
         self.highest_bytes = 0
-        self._live: set[int] = set()
+        self._live: dict[int, weakref.finalize[Any, Any]] = {}
+        # Parameters outlive it, and would keep what was to be told of their end.
+        weakref.finalize(self, _forget, self._live).atexit = False
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there already."""
@@ -85,14 +87,23 @@ class EnforcedBudget(OperatorMode):
         key, num_bytes = storage._cdata, storage.nbytes()
         if key in self._live:
             return
-        self._live.add(key)
         self.live_bytes += num_bytes
         self.highest_bytes = max(self.highest_bytes, self.live_bytes)
-        weakref.finalize(storage, self._freed, key, num_bytes).atexit = False
+        end = weakref.finalize(storage, _freed, weakref.ref(self), key, num_bytes)
+        end.atexit = False
+        self._live[key] = end
 
-    def _freed(self, key: int, num_bytes: int) -> None:
-        self._live.discard(key)
-        self.live_bytes -= num_bytes
+
+def _freed(whose: weakref.ref[EnforcedBudget], key: int, num_bytes: int) -> None:
+    budget = whose()
+    if budget is not None:
+        budget._live.pop(key, None)
+        budget.live_bytes -= num_bytes
+
+
+def _forget(live: dict[int, Any]) -> None:
+    for end in live.values():
+        end.detach()
 
 
 def _parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

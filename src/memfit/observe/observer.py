@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import GIVEN_UP, LostContextError, MemfitWarning
 from memfit.journal.folder import PLAN_NAME
+from memfit.journal.plan_words import write_plan_words
 from memfit.journal.records import (
     DriftEvent,
     Ending,
@@ -315,6 +316,7 @@ class StepObserver:
             if plan is not None and plan is not self._plan:
                 self._plan = plan
                 plan.save(self._folder / PLAN_NAME)
+                write_plan_words(self._folder, plan.in_words())
             if timeline is not None:
                 prediction = None if plan is None else plan.prediction
                 predicted = None if prediction is None else prediction.timeline

@@ -20,6 +20,7 @@ from memfit.journal.folder import (
     holds_journal,
     read_ranks,
 )
+from memfit.journal.plan_words import KnownPlan, read_plan_words
 from memfit.journal.records import (
     DriftEvent,
     Ending,
@@ -72,15 +73,6 @@ class RankSummary:
     allocator_retries: int | None
     num_out_of_memory: int
     num_leaks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPlan:
-    """The plan in a run folder: its strategies, and those of ever smaller plans in reserve."""
-
-    strategies: tuple[str, ...]
-    numerics: str
-    ladder: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,12 +313,10 @@ def _summary(rank: int, journal: Journal, *, num_leaks: int, num_out_of_memory: 
         rank=rank,
         state=State.ENDED if ending is not None else state_of(journal.facts),
         ending=ending,
-        num_steps=max(len(steps), ending.num_steps if ending else 0),
+        num_steps=max(sum(step.num_steps for step in steps), ending.num_steps if ending else 0),
         last_step=steps[-1].step if steps else 0,
         seconds=steps[-1].time_seconds if steps else 0.0,
-        median_step_seconds=(
-            statistics.median(step.step_seconds for step in steps) if steps else None
-        ),
+        median_step_seconds=_median_step_seconds(steps),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=_highest(step.peak_reserved_bytes for step in steps),
         predicted_peak_bytes=_predicted_bytes(steps),
@@ -335,6 +325,18 @@ def _summary(rank: int, journal: Journal, *, num_leaks: int, num_out_of_memory: 
         num_out_of_memory=num_out_of_memory,
         num_leaks=num_leaks,
     )
+
+
+def _median_step_seconds(steps: Sequence[StepRecord]) -> float | None:
+    """Return the step's time that half of all steps are below; None without steps."""
+    if all(step.num_steps == 1 for step in steps):
+        return statistics.median(step.step_seconds for step in steps) if steps else None
+    remaining = sum(step.num_steps for step in steps) / 2
+    for step in sorted(steps, key=lambda step: step.step_seconds):
+        remaining -= step.num_steps
+        if remaining <= 0:
+            break
+    return step.step_seconds
 
 
 def _predicted_bytes(steps: Sequence[StepRecord]) -> int | None:
@@ -367,11 +369,11 @@ def _known_plan(folder: Path) -> KnownPlan | None:
     path = folder / PLAN_NAME
     if not path.exists():
         return None
+    if (known := read_plan_words(folder)) is not None:
+        return known
     from memfit.strategies.plan import Plan  # it needs torch, which reading a journal does not
 
-    plan = Plan.load(path)
-    ladder = tuple(rung.labels() for rung in plan.ladder)
-    return KnownPlan(strategies=plan.labels(), numerics=str(plan.numerics), ladder=ladder)
+    return Plan.load(path).in_words()
 
 
 def _told_json(told: Iterable[Told[Any]]) -> list[dict[str, Any]]:

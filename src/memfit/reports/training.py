@@ -20,8 +20,9 @@ from memfit.figures import (
     Timeline,
 )
 from memfit.files import write_atomically
+from memfit.journal.lines import read_rows
 from memfit.journal.one_axis import laid_along
-from memfit.journal.plain_text import parsed_json
+from memfit.journal.plain_text import parsed_json, read_written
 from memfit.journal.timeline import timeline_from_json, timeline_json
 
 from .wording import measured_bytes
@@ -98,7 +99,7 @@ def read_training(folder: Path) -> Training | None:
     if not path.exists():
         return None
     try:
-        content = parsed_json(path.read_text(encoding="utf-8"))
+        content = parsed_json(read_written(path))
         if content.pop("memfit_training") != _VERSION:
             raise DataError(str(path), f"it does not say memfit_training: {_VERSION}")
         measured = content.pop("measured")
@@ -117,17 +118,10 @@ def read_training(folder: Path) -> Training | None:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the plain values of each line of ``metrics.jsonl``; a line that was cut off is none."""
     path = folder / METRICS_NAME
-    rows = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for line in text.splitlines():
-        try:
-            row = parsed_json(line)
-        except ValueError:
-            continue
-        if not isinstance(row, dict):
-            continue
-        rows.append({name: value for name, value in row.items() if not isinstance(value, dict)})
-    return rows
+    return [
+        {name: value for name, value in row.items() if not isinstance(value, dict)}
+        for row in read_rows(path)
+    ]
 
 
 def _prediction(content: dict[str, Any]) -> Prediction:

@@ -19,6 +19,7 @@ from memfit.figures import Prediction
 from memfit.files import write_atomically
 from memfit.journal.plain_text import read_plain
 from memfit.journal.plain_yaml import parsed_yaml
+from memfit.journal.plan_words import KnownPlan
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.compatibility import clash
@@ -64,6 +65,11 @@ class Plan:
     def labels(self) -> tuple[str, ...]:
         """Write the strategies with their settings."""
         return tuple(strategy.label() for strategy in self.strategies)
+
+    def in_words(self) -> KnownPlan:
+        """Return what the plan and its ladder are called."""
+        ladder = tuple(rung.labels() for rung in self.ladder)
+        return KnownPlan(strategies=self.labels(), numerics=str(self.numerics), ladder=ladder)
 
     def check_for_one_process(self, done: str) -> None:
         """Refuse a plan that several ranks carry out together, where one process is there.

@@ -299,13 +299,16 @@ def _unseen(seen: Seen) -> Iterator[str]:
     elif not any(words.rank is not None for words in seen.words):
         yield "no step of an optimizer of torch was seen"
     for rank, journal in sorted(seen.journals.items()):
-        num_measured = sum(step.peak_allocated_bytes is not None for step in journal.steps)
+        measured = [step for step in journal.steps if step.peak_allocated_bytes is not None]
+        num_steps = sum(step.num_steps for step in journal.steps)
         # The first step is no loss: it begins before there is anything to measure.
-        if num_measured < len(journal.steps) - 1:
+        if len(measured) < num_steps - 1:
             of_rank = f" of rank {rank}" if len(seen.journals) > 1 else ""
+            # Of several steps that were rolled up, it is not kept in how many.
+            at_least = "at least " if any(step.num_steps > 1 for step in measured) else ""
             yield (
-                f"the peak was measured in {num_measured} of {len(journal.steps)} steps{of_rank}; "
-                "evaluation and checkpoints between the others are not measured"
+                f"the peak was measured in {at_least}{len(measured)} of {num_steps} steps{of_rank};"
+                " evaluation and checkpoints between the others are not measured"
             )
     for process_id in seen.ended_afterwards:
         yield f"process {process_id} had outlived the command and was ended"

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 LineListener = Callable[[Path, int], None]
 _LINES_BETWEEN_NOTES = 1_000_000
+_MOST_DIGITS = 18
+"""Of an id; more is beyond 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +151,11 @@ def _read_names(kind: str, path: Path | None, bad: BadLines) -> Names:
     line_of_id: dict[int, int] = {}
     for number, text in lines_of(path):
         parts = text.split("\t")
-        if len(parts) != 2 or not parts[0] or not parts[1].strip().isdecimal():
+        if len(parts) != 2 or not parts[0] or not _is_id(parts[1].strip()):
             reason = f"found {text!r}, needed {kind} name TAB id, the id a number from 0 up"
             bad.report(path, number, reason)
             continue
-        name, value = parts[0], int(parts[1])
+        name, value = parts[0], int(parts[1].strip())
         if name in names.ids:
             bad.report(path, number, f"the {kind} {name!r} is already listed further up")
         elif value in line_of_id:
@@ -164,6 +166,10 @@ def _read_names(kind: str, path: Path | None, bad: BadLines) -> Names:
     if not names.ids:
         raise DataError(str(path), f"it lists no {kind}. Needed are lines of name TAB id.")
     return names
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _read_triples(

@@ -12,6 +12,7 @@ import numpy as np
 from memfit.errors import DataError
 
 Array = np.ndarray
+_MOST_CHARGE = 1000
 
 
 class OnBadRecord(StrEnum):
@@ -87,6 +88,8 @@ def fault_of(spectrum: Spectrum) -> str:
         return "an intensity is negative, or all are 0"
     if not np.isfinite(spectrum.precursor_mz) or spectrum.precursor_mz <= 0:
         return f"the precursor's m/z is {spectrum.precursor_mz}, needed is a number above 0"
+    if abs(spectrum.charge) > _MOST_CHARGE:
+        return f"the charge is beyond {_MOST_CHARGE}"
     return ""
 
 

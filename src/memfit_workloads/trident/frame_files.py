@@ -6,7 +6,6 @@ Shape suffixes: N frames of a file, H height, W width, C channels.
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from memfit.errors import DataError
 
 ARRAY_SUFFIXES = (".npy", ".npz")
-_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 _LAYOUTS = {
     3: "(frames, height, width, 3) of uint8, as videos are decoded",
     1: "(frames, height, width) of uint8",
@@ -120,7 +118,9 @@ def open_array(path: Path, *, head_only: bool = False) -> NDArray[Any]:
             found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
             return found
         return _archived(path, head_only=head_only)
-    except _UNREADABLE as error:
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the readers raise whatever damage leads to
         cause = str(error).partition("\n")[0] or type(error).__name__
         reason = f"it cannot be read as an array ({cause}). Write it anew with numpy.save."
         raise DataError(str(path), reason) from None

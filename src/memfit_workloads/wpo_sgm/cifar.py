@@ -39,7 +39,7 @@ def read_cifar10(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]
 
 
 def _read_all(folder: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
-    pixels = np.concatenate([_read(_find(folder, name)) for name in names])
+    pixels = np.concatenate([read_batch(_find(folder, name)) for name in names])
     pictures = pixels.reshape(-1, 3, 1024).astype(np.float32) / 255.0
     means = np.array(_MEANS, np.float32)[:, None]
     return ((pictures - means) / np.array(_DEVIATIONS, np.float32)[:, None]).reshape(
@@ -55,7 +55,7 @@ def _find(folder: Path, name: str) -> Path:
     raise DataError(str(folder), f"there is no {name} of CIFAR-10 there. {_WHERE}")
 
 
-def _read(path: Path) -> NDArray[np.uint8]:
+def read_batch(path: Path) -> NDArray[np.uint8]:
     """Read the pixels of one file, (pictures, 3072)."""
     return _read_binary(path) if path.suffix == ".bin" else _read_pickle(path)
 
@@ -85,8 +85,9 @@ def _read_pickle(path: Path) -> NDArray[np.uint8]:
     try:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
-        reason = f"it cannot be read as a batch of CIFAR-10 ({error}). {_WHERE}"
+    except Exception as error:  # noqa: BLE001 - unpickling raises whatever damage leads to
+        cause = str(error).partition("\n")[0] or type(error).__name__
+        reason = f"it cannot be read as a batch of CIFAR-10 ({cause}). {_WHERE}"
         raise DataError(str(path), reason) from None
     pixels = content.get(b"data") if isinstance(content, dict) else None
     if (

@@ -96,7 +96,9 @@ def load_samples(name: str, sizes: DataSizes, *, seed: int, folder: Path | None 
             f"({' or '.join(_FILES)}) with one sample per row."
         )
         raise UsageError(msg)
-    return _parted(path.name, np.random.default_rng(seed).permutation(_read(path)), sizes, path)
+    return _parted(
+        path.name, np.random.default_rng(seed).permutation(read_samples(path)), sizes, path
+    )
 
 
 def _parted(name: str, samples: _Array, sizes: DataSizes, path: Path | None = None) -> Samples:
@@ -172,7 +174,7 @@ def _usual_folder() -> Path | None:
     return usual if any(usual.glob("cifar-10-batches-*")) else None
 
 
-def _read(path: Path) -> _Array:
+def read_samples(path: Path) -> _Array:
     """Read a file of samples.
 
     Raises:

@@ -6,7 +6,7 @@ Keys and their meaning: deepspeed/runtime, config.py, constants.py and zero/conf
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 from memfit.errors import ConfigFileError, UsageError
 from memfit.files import write_atomically
 from memfit.integrations.deepspeed.choice import BF16, CPU_MEMORY, FP16, FP32, NONE, ZeroChoice
-from memfit.integrations.deepspeed.contradictions import contradictions
-from memfit.journal.plain_text import parsed_json
+from memfit.integrations.deepspeed.contradictions import contradictions, malformed
+from memfit.journal.plain_text import parsed_json, read_plain
 
 _TRAIN, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -143,14 +143,15 @@ def adapted(
         UsageError: if it contradicts the job, itself, or exact steps; each contradiction is named.
     """
     config = _read(given)
+    _refuse(malformed(config))
     if clip_grad_norm is None:
         found = config.get("gradient_clipping", _AUTO)
-        clip_grad_norm = None if found in {_AUTO, 0} else float(found)
-    faults = contradictions(
-        config, batch_size=batch_size, num_ranks=num_ranks, clip_grad_norm=clip_grad_norm
+        clip_grad_norm = None if found in (_AUTO, 0, None) else float(found)
+    _refuse(
+        contradictions(
+            config, batch_size=batch_size, num_ranks=num_ranks, clip_grad_norm=clip_grad_norm
+        )
     )
-    if faults:
-        raise UsageError(f"This configuration of DeepSpeed cannot be run: {' '.join(faults)}")
     choice = choice_of(config, batch_size)
     whole = config_of(
         choice, batch_size=batch_size, num_ranks=num_ranks, clip_grad_norm=clip_grad_norm
@@ -167,6 +168,16 @@ def adapted(
         if config.get(name, {}).get("enabled") == _AUTO:
             _fill(config[name], {"enabled": choice.precision == name}, ("enabled",), changes)
     return AdaptedConfig(config=config, changes=tuple(changes), choice=choice)
+
+
+def _refuse(faults: Sequence[str]) -> None:
+    """Refuse a configuration, if there is anything against it.
+
+    Raises:
+        UsageError: with all that there is.
+    """
+    if faults:
+        raise UsageError(f"This configuration of DeepSpeed cannot be run: {' '.join(faults)}")
 
 
 def choice_of(config: Mapping[str, Any], batch_size: int) -> ZeroChoice:
@@ -228,7 +239,7 @@ def _read(given: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return deepcopy(dict(given))
     try:
-        found = parsed_json(Path(given).read_text(encoding="utf-8"))
+        found = parsed_json(read_plain(Path(given)))
     except (OSError, ValueError) as error:
         raise ConfigFileError(str(given), f"{type(error).__name__}: {error}") from None
     if not isinstance(found, dict):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 _AUTO = "auto"
+_MOST_SHOWN = 60
+_TOO_MANY = 10**18
 _ROUNDS = "rounds what ranks exchange, so that results change"
 _RENAMED = "is an older name; say offload_optimizer or offload_param"
 _REFUSED_OF_ZERO = {
@@ -18,6 +20,12 @@ _REFUSED_OF_ZERO = {
     "legacy_stage1": "is of older releases",
     "elastic_checkpoint": "is of older releases",
 }
+_COUNTS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_SECTIONS = ("fp16", "bf16", "data_types", "compile")
+_SIZES = (
+    *("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"),
+    *("stage3_param_persistence_threshold", "stage3_max_live_parameters"),
+)
 _OTHER_STEPS = {
     "data_efficiency": "it changes what a batch holds",
     "curriculum_learning": "it changes what a batch holds",
@@ -44,15 +52,59 @@ def contradictions(
     clip_grad_norm: float | None,
 ) -> list[str]:
     """Say what of a configuration contradicts the job, itself, or exact steps; a sentence each."""
+    if found := malformed(config):
+        return found
     section = config.get("zero_optimization", {})
-    if not isinstance(section, Mapping):
-        return [f"zero_optimization is {section!r}, an older form. Give an object with a stage."]
     return [
         *_of_batches(config, batch_size, num_ranks),
         *_of_numerics(config, clip_grad_norm),
         *_of_zero(section),
         *_of_engines(config),
     ]
+
+
+def malformed(config: Mapping[str, Any]) -> list[str]:
+    """Say what of a configuration is of another kind than DeepSpeed takes; a sentence each."""
+    section = config.get("zero_optimization", {})
+    if not isinstance(section, Mapping):
+        return [f"zero_optimization is {_shown(section)}, an older form. Give an object."]
+    places = ("offload_optimizer", "offload_param")
+    objects = {
+        **{key: config.get(key, {}) for key in _SECTIONS},
+        **{key: section.get(key) or {} for key in places},
+    }
+    return [
+        *(
+            f"{key} is {_shown(value)}; needed is an object."
+            for key, value in objects.items()
+            if not isinstance(value, Mapping)
+        ),
+        *_not(config, _COUNTS, "a whole number above 0", lambda value: _is_count(value, 1)),
+        *_not(config, ("gradient_clipping",), "a number of at least 0", _is_norm),
+        *_not(section, ("stage",), "0, 1, 2 or 3", lambda value: _is_count(value, 0) and value < 4),
+        *_not(section, _SIZES, "a number of at least 0", _is_norm),
+    ]
+
+
+def _not(
+    section: Mapping[str, Any], keys: Iterable[str], needed: str, is_right: Callable[[Any], bool]
+) -> Iterator[str]:
+    for key in keys:
+        value = section.get(key, _AUTO)
+        if value != _AUTO and not is_right(value):
+            yield f"{key} is {_shown(value)}; needed is {needed}."
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:_MOST_SHOWN]
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and bool(least <= value < _TOO_MANY)
+
+
+def _is_norm(value: Any) -> bool:
+    return value is None or (type(value) in {int, float} and bool(0 <= value < _TOO_MANY))
 
 
 def _of_batches(config: Mapping[str, Any], batch_size: int, num_ranks: int) -> Iterator[str]:
@@ -85,7 +137,7 @@ def _of_numerics(config: Mapping[str, Any], clip_grad_norm: float | None) -> Ite
     if len(enabled) > 1:
         yield "fp16 and bf16 are both enabled."
     exchanged = config.get("communication_data_type")
-    if exchanged not in {None, _AUTO, "fp32", *enabled}:
+    if exchanged not in (None, _AUTO, "fp32", *enabled):
         yield (
             f"communication_data_type is {exchanged}, coarser than what is computed with: "
             "gradients would be rounded on their way."

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from memfit.journal.folder import STEPS_NAME, JournalWriter, rank_folder, read_journal
 from memfit.journal.records import LeakEvent, StepRecord
+from memfit.journal.step_file import read_steps
 from memfit.observe.processes import started_at
 from memfit.watch.last_words import words_folder
 
@@ -35,7 +36,8 @@ class RankJournal:
         facts = replace(run, device=device, rank=rank, num_ranks=num_ranks, process_id=os.getpid())
         own_folder = rank_folder(folder, rank)
         self._began_seconds = datetime.fromisoformat(run.started_at).timestamp()
-        self._num_steps_before = _num_lines(own_folder / STEPS_NAME)
+        before = read_steps(own_folder / STEPS_NAME)
+        self._num_steps_before = before[-1].step if before else 0
         self._writer = JournalWriter(own_folder)
         self._writer.begin(facts)
 
@@ -78,10 +80,3 @@ def _claim(path: Path) -> None:
     if owner.isdecimal() and started_at(int(owner)) is not None:
         raise RankTakenError(owner)
     path.write_text(str(os.getpid()), "utf-8")
-
-
-def _num_lines(path: Path) -> int:
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        return sum(1 for _ in file)

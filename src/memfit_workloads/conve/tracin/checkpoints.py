@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memfit.errors import DataError, UsageError
-from memfit.journal.plain_text import parsed_json
+from memfit.journal.plain_text import parsed_json, read_plain
 from memfit_workloads.checkpoint_files import read_checkpoint
 from memfit_workloads.conve.data import Graph
 from memfit_workloads.conve.sizes import ConvESizes
@@ -90,7 +90,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        content = parsed_json(path.read_text(encoding="utf-8"))
+        content = parsed_json(read_plain(path))
         return {"data": dict(content["data"]), "training": dict(content["training"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = (

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from memfit import influence
 from memfit.errors import DataError, OtherScanError
 from memfit.files import foreign_file, remove_own_folder, write_atomically
-from memfit.journal.plain_text import parsed_json
+from memfit.journal.plain_text import parsed_json, read_plain
 from memfit_workloads.interruption import InterruptWatch
 
 from .settings import TracinSettings
@@ -62,7 +62,7 @@ def _claim(folder: Path, definition: Mapping[str, Any]) -> None:
         if not path.exists():
             write_atomically(path, json.dumps(definition, indent=2) + "\n")
             return
-        there = parsed_json(path.read_text(encoding="utf-8"))
+        there = parsed_json(read_plain(path))
         differing = [name for name in definition if there.get(name) != definition[name]]
     except OSError as error:
         reason = f"progress cannot be kept there ({error.strerror}). Give another --folder"

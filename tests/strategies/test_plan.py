@@ -90,6 +90,19 @@ def test_a_prediction_is_kept_for_its_own_strategies_alone(tmp_path, regression_
     assert Plan.load(path).prediction is None
 
 
+def test_the_file_of_a_model_with_very_many_modules_can_be_read(tmp_path, regression_job):
+    prediction = memfit.predict(regression_job)
+    modules = {f"layers.{i // 64}.experts.{i % 64}.up": 30_000 - i for i in range(30_000)}
+    plan = Plan(prediction=replace(prediction, by_module=modules))
+    path = tmp_path / "plan.yaml"
+    plan.save(path)
+    found = Plan.load(path).prediction
+    assert len(found.by_module) == 2_000
+    assert sum(found.by_module.values()) == sum(modules.values())
+    assert found.by_module["layers.0.experts.0.up"] == 30_000
+    assert found.by_module["(other modules)"] > 30_000
+
+
 def test_a_prediction_of_another_version_is_read_and_a_broken_one_is_refused(tmp_path):
     content = {"memfit_plan": 1, "prediction": {**PREDICTION, "from_the_future": 3}}
     assert Plan.from_json(content).prediction.peak_allocated_bytes == 5

@@ -28,6 +28,9 @@ from memfit.strategies.evidence import Evidence
 from memfit.strategies.facts import JobFacts
 
 _VERSION = 1
+_MOST_MODULES = 2_000
+"""So many modules are named in a plan's file, which has to be read within a second."""
+_OTHERS = "(other modules)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,7 @@ class Plan:
             "proof": None if self.proof is None else str(self.proof),
             "reasons": list(self.reasons),
             "strategies": _strategies_json(self.strategies),
-            "prediction": _plain(prediction),
+            "prediction": _plain(_with_largest_modules(prediction)),
             "ladder": [_strategies_json(rung.strategies) for rung in self.ladder],
         }
 
@@ -196,6 +199,16 @@ def in_catalogue_order(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
         return next((i for i, kind in kinds if isinstance(strategy, kind)), len(CATALOGUE))
 
     return tuple(sorted(strategies, key=place))
+
+
+def _with_largest_modules(prediction: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Add up the bytes of all but the largest modules, where a model has very many."""
+    if prediction is None or len(prediction["by_module"]) <= _MOST_MODULES:
+        return prediction
+    ordered = sorted(prediction["by_module"].items(), key=lambda entry: -entry[1])
+    named, others = ordered[: _MOST_MODULES - 1], ordered[_MOST_MODULES - 1 :]
+    by_module = {**dict(named), _OTHERS: sum(num_bytes for _, num_bytes in others)}
+    return {**prediction, "by_module": by_module}
 
 
 def _strategies_json(strategies: Sequence[Strategy]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -17,6 +17,8 @@ from memfit.errors import FullDiskError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """No space, no more of a quota, no larger file: a limit of the process, or of the file system."""
+_FAILS = frozenset({errno.EIO, errno.EROFS})
+"""The device fails, or its file system has become one that is only read."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -88,20 +90,23 @@ def fill_atomically(
 
 @contextmanager
 def naming_full_disk(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn what a full disk raises, also inside of another error, into an error that says so.
+    """Turn what a disk raises, also inside of another error, into an error that names the disk.
 
     Raises:
-        FullDiskError: in its place.
+        FullDiskError: in the place of what a full disk raises.
+        OSError: with the path, in the place of what another failure of the disk raises.
     """
     try:
         yield
     except FullDiskError:
         raise
     except (OSError, RuntimeError) as error:  # torch.save raises what is no OSError
-        full = _full_disk_of(error)
-        if full is None:
+        if (full := _caused_by(error, _FULL)) is not None:
+            raise full_disk(path, full, needed_bytes) from error
+        failure = _caused_by(error, _FAILS)
+        if failure is None or (failure is error and failure.filename):
             raise
-        raise full_disk(path, full, needed_bytes) from error
+        raise OSError(failure.errno, failure.strerror, failure.filename or str(path)) from error
 
 
 def full_disk(path: Path, error: OSError, needed_bytes: int | None = None) -> FullDiskError:
@@ -111,10 +116,10 @@ def full_disk(path: Path, error: OSError, needed_bytes: int | None = None) -> Fu
     return FullDiskError(str(path), reason, needed_bytes, _free_bytes(path))
 
 
-def _full_disk_of(error: BaseException | None) -> OSError | None:
-    """Find the error of a full disk among those that led to an error."""
+def _caused_by(error: BaseException | None, numbers: Collection[int]) -> OSError | None:
+    """Find an error of the system with one of these numbers among those that led to an error."""
     for _ in range(10):
-        if error is None or (isinstance(error, OSError) and error.errno in _FULL):
+        if error is None or (isinstance(error, OSError) and error.errno in numbers):
             return error
         error = error.__cause__ or error.__context__
     return None

@@ -227,14 +227,15 @@ def _normal(path: Path) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second apply or undo in the folder waiting."""
-    make_folders(folder / HISTORY)
-    handle = os.open(folder / HISTORY / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    """Keep a second apply or undo in the folder waiting; say where the disk fails."""
+    with naming_full_disk(folder / HISTORY):
+        make_folders(folder / HISTORY)
+        handle = os.open(folder / HISTORY / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
 
 def backups_of(record: Record, folder: Path) -> Mapping[Path, Path]:

@@ -28,10 +28,11 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         # Not a text file: its layers take as long again as the system's own write.
-        self._path, self._is_cut = path, False
+        self._path = path
         with naming_full_disk(path):
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._close = weakref.finalize(self, os.close, self._file)  # not every run is closed
+        self._is_cut = _ends_in_a_line(self._file)  # of a process that was killed
 
     def add(self, line: str) -> None:
         """Add a line, which ends with a newline.
@@ -81,3 +82,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(row, dict):
                 yield row
+
+
+def _ends_in_a_line(file: int) -> bool:
+    """Return whether the last line of an open file lacks its end."""
+    length = os.fstat(file).st_size
+    return length > 0 and os.pread(file, 1, length - 1) != b"\n"

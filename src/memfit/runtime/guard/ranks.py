@@ -117,6 +117,7 @@ class JoinedRanks:
         self._said = np.zeros((self.num_ranks, _MOST_VALUES), dtype=np.int64)
         self._said_tensor = torch.from_numpy(self._said)
         before = connections().keys()
+        self._loss = ""
         self._group: Any = dist.ProcessGroupGloo(
             self._store_for("guard"), self.rank, self.num_ranks, _PATIENCE
         )
@@ -126,8 +127,10 @@ class JoinedRanks:
         """Return what every rank has said.
 
         Raises:
-            OtherRankError: if a rank has died.
+            OtherRankError: if a rank has died, now or in an exchange before.
         """
+        if self._group is None:
+            raise OtherRankError(self._loss)
         # A sum in place allocates nothing: memory is what may be short.
         self._said[:] = 0
         self._said[self.rank, : len(values)] = values
@@ -135,7 +138,8 @@ class JoinedRanks:
             self._group.allreduce([self._said_tensor]).wait()
         except RuntimeError as error:
             self._group = None  # the others are not to wait for this rank
-            raise OtherRankError(str(error).partition("\n")[0]) from error
+            self._loss = str(error).partition("\n")[0]
+            raise OtherRankError(self._loss) from error
         return [tuple(row) for row in self._said[:, : len(values)].tolist()]
 
     def begin_step(self) -> None:

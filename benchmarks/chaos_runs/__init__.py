@@ -1,0 +1,1 @@
+"""Runs in which something is broken at random, and what has to hold of each of them."""

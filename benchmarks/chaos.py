@@ -1,59 +1,156 @@
-"""Break things at random in small trainings, for as long as one lets it, and see what holds."""
+"""Break things at random in small trainings and commands, and see whether what is promised holds.
+
+Each run is drawn from its number: a job, a plan, how it is saved, and what befalls it. A run is a
+violation where its state is not that of the undisturbed run, an error does not name what was wrong,
+a file is neither old nor new, or a process is left behind. It is printed with the command that
+replays it. Linux on x86-64 alone.
+
+    python benchmarks/chaos.py --runs 2000 --seed 1           (about an hour on one core)
+    python benchmarks/chaos.py --seconds 36000 --workers 2 --seed 7
+    python benchmarks/chaos.py --replay 1000042 --keep /tmp/run
+    python benchmarks/chaos.py --minimise 1000042
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-from chaos_runs.stories import KINDS, draw
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: children are forked
+
+from chaos_runs.carrying_out import carried_out
+from chaos_runs.minimise import minimised
+from chaos_runs.outcomes import Outcome
+from chaos_runs.stories import KINDS, Story, draw
+from chaos_runs.system_calls import can_be_watched
+from chaos_runs.tally import Row, row_of, tallied
+from chaos_runs.warming import warm_up
+from results_file import write_result
+
+_NUMBERS_OF_A_SEED = 1_000_000
+_SHOWN_EVERY_SECONDS = 30.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
+    """Carry out runs; the exit code is 1 if a promise was broken."""
+    args = _parser().parse_args()
+    if not can_be_watched():
+        print("Nothing is done: processes are watched on Linux on x86-64 alone.")
+        return 0
+    if args.replay is not None or args.minimise is not None or args.story is not None:
+        return _one(args)
+    is_several = args.workers > 1 and args.worker is None
+    rows = _by_workers(args) if is_several else _rows(args)
+    figures = {"seed": args.seed, **tallied(rows)}
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows if args.worker is not None else figures))
+    if args.save:
+        write_result("chaos", figures)
+    if args.worker is None:
+        print(json.dumps({key: value for key, value in figures.items() if key != "violations"}))
+    return int(figures["num_violations"] > 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--only", choices=KINDS)
-    parser.add_argument("--ranks", type=int)
-    parser.add_argument("--replay", type=int)
-    args = parser.parse_args()
-    from chaos_runs import one_run, warming
-    warming.warm_up()
-    seed = args.seed * 1_000_000
-    done = 0
-    counts = Counter(); bad = 0
-    began = time.monotonic()
-    while done < args.runs and time.monotonic() - began < args.seconds:
-        story = draw(args.replay if args.replay is not None else seed)
-        seed += 1
-        if story.kind in ("command","budget"): continue
-        if args.only and story.kind != args.only or args.ranks and story.num_ranks != args.ranks:
-            if args.replay is None: continue
-        from chaos_runs import configs
-        o = configs.edited(story) if story.kind == 'config' else one_run.trained(story, keeps=Path("/tmp/me/h/keep") if args.replay is not None else None)
-        if o.unusable:
-            counts["unusable"] += 1
-            print("unusable", story.seed, o.unusable[:300])
-            if args.replay is not None: break
-            continue
-        done += 1
-        counts[story.kind] += 1
-        counts["struck"] += bool(o.struck)
-        if o.violations or args.replay is not None:
-            bad += 1
-            if args.replay is not None: print(json.dumps(story.to_json()))
-            print(o.struck, o.ended)
-            for v in o.violations: print("   VIOLATION", story.seed, story.kind, v)
-        if args.replay is not None: break
-    print(done, bad, dict(counts), time.monotonic() - began)
-    return int(bool(bad))
+    parser.add_argument("--only", choices=KINDS, help="runs of this kind alone")
+    parser.add_argument("--ranks", type=int, help="runs on so many ranks alone")
+    parser.add_argument("--replay", type=int, metavar="NUMBER", help="one run again")
+    parser.add_argument("--minimise", type=int, metavar="NUMBER", help="make a run small that fails")
+    parser.add_argument("--story", type=Path, metavar="FILE", help="a run as --minimise prints it")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of a replayed run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--save", action="store_true", help="keep them as results/chaos.json")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def _one(args: argparse.Namespace) -> int:
+    """Carry out one run, and say all of it."""
+    warm_up()
+    if args.story is not None:
+        story = Story.from_json(json.loads(args.story.read_text()))
+    else:
+        story = draw(args.replay if args.minimise is None else args.minimise)
+    outcome = carried_out(story, keeps=args.keep)
+    if args.minimise is not None and outcome.violations:
+        outcome = minimised(outcome, carried_out)
+    print(json.dumps(outcome.story.to_json()))
+    for name in ("unusable", "struck", "ended", "violations"):
+        print(f"{name}: {getattr(outcome, name)}")
+    return int(bool(outcome.violations))
+
+
+def _rows(args: argparse.Namespace) -> list[Row]:
+    """Carry out runs here, one after the other."""
+    warm_up()
+    rows: list[Row] = []
+    began = shown = time.monotonic()
+    num_done = num_broken = 0
+    for number, story in _stories(args):
+        now = time.monotonic()
+        if num_done >= args.runs or now - began > args.seconds:
+            break
+        if now - shown > _SHOWN_EVERY_SECONDS:
+            shown = now
+            print(f"{num_done:,} runs, {num_broken:,} violations, {now - began:,.0f} s", flush=True)
+        outcome = carried_out(story)
+        rows.append(row_of(number, outcome))
+        num_done += not outcome.unusable
+        num_broken += bool(outcome.violations)
+        _show(number, outcome)
+    return rows
+
+
+def _stories(args: argparse.Namespace) -> Iterator[tuple[int, Story]]:
+    number = args.seed * _NUMBERS_OF_A_SEED
+    if args.worker is not None:
+        number += args.worker
+    while True:
+        story = draw(number)
+        if args.only in (None, story.kind) and args.ranks in (None, story.num_ranks):
+            yield number, story
+        number += args.workers if args.worker is not None else 1
+
+
+def _show(number: int, outcome: Outcome) -> None:
+    if not outcome.violations:
+        return
+    print(f"{outcome.story.kind}: python benchmarks/chaos.py --replay {number}")
+    print(f"    met: {'; '.join(outcome.struck)}")
+    print(f"    ended: {' | '.join(outcome.ended)}"[:600])
+    for said in outcome.violations[:4]:
+        print(f"    {said[:900]}", flush=True)
+
+
+def _by_workers(args: argparse.Namespace) -> list[Row]:
+    """Have other processes carry out every so many-th run, and put theirs in order."""
+    with tempfile.TemporaryDirectory() as name:
+        files = [Path(name, f"{worker}.json") for worker in range(args.workers)]
+        words = [sys.executable, __file__, f"--seed={args.seed}", f"--workers={args.workers}"]
+        words += [f"--runs={-(-args.runs // args.workers)}", f"--seconds={args.seconds}"]
+        words += [f"--only={args.only}"] if args.only else []
+        words += [f"--ranks={args.ranks}"] if args.ranks else []
+        workers = [
+            subprocess.Popen([*words, f"--worker={worker}", f"--json={file}"])
+            for worker, file in enumerate(files)
+        ]
+        for worker in workers:
+            worker.wait()
+        rows = [row for file in files if file.exists() for row in json.loads(file.read_text())]
+    return sorted(rows, key=lambda row: row["number"])
+
 
 if __name__ == "__main__":
     sys.exit(main())

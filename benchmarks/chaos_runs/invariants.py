@@ -72,7 +72,7 @@ class Found:
 
 def broken_in(found: Found) -> list[str]:
     """Say what does not hold after the latest process."""
-    checks = (_process, _ending, _state, _files, _journal)
+    checks = (_process, _ending, _state, _memory, _files, _journal)
     return [f"life {found.life.number}: {said}" for check in checks for said in check(found)]
 
 
@@ -155,11 +155,27 @@ def _state(found: Found) -> Iterator[str]:
         yield from _differs(f"rank {rank}, losses", losses, others, tolerance)
         if "given up" in each:
             step = int(each["given up"]["num_steps"])
-            if "UpdateCutError" != each["type"]:
+            if each["type"] != "UpdateCutError":
                 where = f"rank {rank}, given up after step {step}"
-                yield from _differs(where, each["given up"], wanted["states"][step], tolerance)
+                state, other = (_without_rates(s) for s in (each["given up"], wanted["states"][step]))
+                yield from _differs(where, state, other, tolerance)
         if each["ended"] == "done" and found.story.num_steps not in each["states"]:
             yield f"rank {rank} is done without its last step"
+
+
+def _without_rates(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Leave out learning rates, which the loop sets before a step."""
+    return {name: each for name, each in state.items() if not name.startswith("rate.")}
+
+
+def _memory(found: Found) -> Iterator[str]:
+    """What was planned for a budget stays inside it, in whatever way it went on."""
+    told = found.place.told.parent.parent / "budget.txt"
+    if not told.exists():
+        return
+    budget_bytes, peak_bytes = int(told.read_text()), found.life.told[0].get("peak_bytes")
+    if peak_bytes is not None and peak_bytes > budget_bytes:
+        yield f"the peak of {peak_bytes:,} bytes is above the budget of {budget_bytes:,}"
 
 
 def _has_run_out(found: Found) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from random_programs.operators import NUM_CLASSES, NUM_FEATURES, NUM_ROWS
 from random_programs.program import Program, make_program
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 import memfit
 from chaos_runs.stories import JobSpec, Story
@@ -186,14 +188,20 @@ def _optimizer(spec: JobSpec) -> Any:  # noqa: C901
     return makers[spec.optimizer]
 
 
-def job_of(spec: JobSpec) -> Job:
-    """Build the job of a story."""
+def job_of(spec: JobSpec, *, is_sharded: bool = False) -> Job:
+    """Build the job of a story; it may shard its model over the ranks itself."""
     dtype = _DTYPES[spec.dtype]
 
     def model() -> nn.Module:
         with torch.random.fork_rng():
             torch.manual_seed(spec.seed)
-            return Network(spec).to(dtype)
+            made = Network(spec).to(dtype)
+        if is_sharded:
+            for block in made.blocks:
+                if any(each.requires_grad for each in block.parameters()):
+                    fully_shard(block)
+            fully_shard(made)
+        return made
 
     return Job(
         model=model,
@@ -284,3 +292,20 @@ def _is_taken(story: Story, strategies: Sequence[Mapping[str, Any]]) -> bool:
     except memfit.MemfitError:
         return False
     return True
+
+
+def planned(story: Story, told: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the strategies that the planner finds for a share of the plain peak, and tell it."""
+    job = job_of(story.job)
+    plain_bytes = memfit.predict(job, device="cpu").peak_allocated_bytes
+    budget_bytes = int(story.budget_fraction * plain_bytes)
+    plan = memfit.plan(job, device="cpu", budget=budget_bytes)
+    told.write_text(str(budget_bytes))
+    return tuple(
+        {"name": each.name, **{key: _plain(value) for key, value in each.settings().items()}}
+        for each in plan.strategies
+    )
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from chaos_runs.faults import AtOperators, at_numbers
-from chaos_runs.jobs import batches_from, job_of, plan_of, usable_strategies
-from chaos_runs.stories import Fault, Story
+from chaos_runs.jobs import batches_from, job_of, plan_of, planned, usable_strategies
+from chaos_runs.stories import BUDGET, Fault, Story
 from torch.distributed.tensor import DTensor
 
 import memfit
@@ -101,16 +101,25 @@ def live(
     mode = AtOperators(at_numbers(faults, num_operators))
     told: dict[str, Any] = {"states": {}, "losses": {}, "events": 0, "peak_bytes": None}
     try:
-        if strategies is None:
-            strategies = usable_strategies(story)
-        told["strategies"] = strategies
+        plan, told["strategies"] = _plan(story, place, strategies)
         with _joined(story, place, number, rank):
-            _trained(story, place, mode, plan_of(story, strategies), told)
+            _trained(story, place, mode, plan, told)
         told["ended"] = "done"
     except Exception as error:  # noqa: BLE001 - it is what is looked at
         told |= {"ended": "error", **_words_of(error)}
     told |= {"num_operators": mode.seen, "struck": mode.struck}
     torch.save(told, place.told / f"life-{number}-{rank}.pt")
+
+
+def _plan(
+    story: Story, place: Place, strategies: Sequence[Mapping[str, Any]] | None
+) -> tuple[Plan, Sequence[Mapping[str, Any]]]:
+    """Return the plan of a story and its strategies, which are found out where they are not given."""
+    if strategies is None and story.kind == BUDGET:
+        strategies = planned(story, place.told.parent.parent / "budget.txt")
+    if strategies is None:
+        strategies = usable_strategies(story)
+    return plan_of(story, strategies), strategies
 
 
 @contextlib.contextmanager
@@ -135,7 +144,7 @@ def _trained(
     plan.save(place.plan) if seed % 10 == 0 else None
     folder = place.journal if story.has_journal else None
     with memfit.start(
-        job_of(story.job),
+        job_of(story.job, is_sharded=story.shares == "sharded"),
         plan,
         folder=folder,
         earlier_run="continue",
@@ -154,20 +163,23 @@ def _trained(
 def _steps(
     story: Story, place: Place, mode: AtOperators, run: Run, told: dict[str, Any]
 ) -> None:
+    rates = [group["lr"] for group in run.optimizer.param_groups]
     _go_on(story, place, run)
     told["states"][run.num_steps] = everything(run)
     for batch in batches_from(story.job, run.num_steps, story.num_steps):
-        for group in run.optimizer.param_groups:
-            group["lr"] = group.get("initial_lr", group["lr"]) * 1.0
+        for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * 0.9**run.num_steps
+        own = _own(run, story, batch)
         with mode:
-            told["losses"][run.num_steps + 1] = run.step(_own(run, story, batch)).loss.clone()
+            result = run.step(own)
+        told["losses"][run.num_steps] = result.loss.clone()
         told["states"][run.num_steps] = everything(run)
         if run.num_steps % story.save_every == 0 or run.num_steps == story.num_steps:
             _save(story, place, run)
 
 
 def _own(run: Run, story: Story, batch: Any) -> Any:
-    if story.shares == "averaged":
+    if story.shares in ("averaged", "sharded"):
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         return tuple(each[rank::num_ranks].contiguous() for each in batch)
     return run.part(batch) if story.num_ranks > 1 else batch

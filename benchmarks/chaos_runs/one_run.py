@@ -85,7 +85,7 @@ class _Training:
         if not life.is_done:
             self._outcome.unusable = life.summary
             return None
-        self._strategies = life.told[0]["strategies"]
+        self._strategies = self._outcome.strategies = life.told[0]["strategies"]
         self._num_operators = [each.get("num_operators", 1) or 1 for each in life.told]
         return life
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from chaos_runs.stories import Story
 
@@ -26,6 +28,7 @@ class Outcome:
         ended: how each process ended.
         seconds: how long it took.
         unusable: why the story is none, such as a job that torch itself refuses.
+        strategies: of its plan.
     """
 
     story: Story
@@ -34,6 +37,7 @@ class Outcome:
     ended: list[str] = field(default_factory=list)
     seconds: float = 0.0
     unusable: str = ""
+    strategies: tuple[Mapping[str, Any], ...] = ()
 
 
 def names_disk(said: str, number: int) -> bool:

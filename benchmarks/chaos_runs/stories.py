@@ -12,7 +12,7 @@ from chaos_runs.system_calls import Blow
 MEMORY, KILL, DISK, CLOCK, RANKS, CONFIG, COMMAND, BUDGET = KINDS = (
     *("memory", "kill", "disk", "clock", "ranks", "config", "command", "budget"),
 )
-_WEIGHTS = {MEMORY: 25, KILL: 17, DISK: 16, CLOCK: 5, RANKS: 17, CONFIG: 11, COMMAND: 6, BUDGET: 3}
+_WEIGHTS = {MEMORY: 24, KILL: 16, DISK: 14, CLOCK: 4, RANKS: 17, CONFIG: 21, COMMAND: 3, BUDGET: 1}
 """How often each kind is drawn, of a hundred."""
 OF_MEMORY, OF_FILES, OF_CLOCK, OF_RANK, OF_ERROR, OF_STALL, OF_PIPE = (
     *("memory", "files", "clock", "lost rank", "error", "stall", "pipe"),
@@ -87,7 +87,7 @@ class Story:
     has_journal: bool = True
     num_ranks: int = 1
     shares: str = ""
-    """How ranks share the work: ``averaged``, ``ddp`` or ``fsdp2``."""
+    """How ranks share the work: ``averaged``, ``sharded`` (by the job), ``ddp`` or ``fsdp2``."""
     lives: tuple[tuple[Fault, ...], ...] = ()
     """What befalls each process in turn, before the one that nothing befalls."""
     words: str = ""
@@ -151,9 +151,7 @@ def _strategies(chance: Random, job: JobSpec) -> tuple[Mapping[str, Any], ...]:
     known: list[tuple[str, Mapping[str, Any]]] = [
         ("activation-checkpointing", {}),
         ("activation-checkpointing", {"blocks": ["blocks.0"]}),
-        ("micro-batching", pieces),
-        ("batchnorm-replay", pieces),
-        ("cached-gradients", pieces),
+        (chance.choice(["micro-batching", "batchnorm-replay", "cached-gradients"]), pieces),
         ("optimizer-in-backward", {}),
         ("optimizer-offload", off),
         ("activation-offload", off),
@@ -166,8 +164,11 @@ def _strategies(chance: Random, job: JobSpec) -> tuple[Mapping[str, Any], ...]:
         ("pure-bf16", {}),
     ]
     del job
-    chosen = [chance.choice(known) for _ in range(chance.choice([0, 0, 1, 1, 2, 3]))]
+    chosen = [chance.choice(known) for _ in range(chance.choice([0, 0, 0, 1, 1, 2, 3]))]
     return tuple({"name": name, **settings} for name, settings in chosen)
+
+
+_OF_RANKS = ("activation-checkpointing", "optimizer-implementation", "bf16", "activation-offload")
 
 
 def _memory_fault(chance: Random, rank: int = 0) -> Fault:
@@ -191,8 +192,8 @@ def _with_memory(chance: Random, story: Story) -> Story:
     lives = tuple(_memory_fault(chance) for _ in range(chance.choice([1, 1, 2, 3])))
     if chance.random() < 0.15:
         lives = (*lives, _file_fault(chance, (Blow.FULL, Blow.BRIEFLY, Blow.BROKEN)))
-    if chance.random() < 0.2:
-        chance_job = replace(
+    if chance.random() < 0.08:
+        plain_job = replace(
             story.job,
             layers=tuple(
                 each if each not in DRAWS_RANDOM | MIXES_SAMPLES else "mlp"
@@ -202,7 +203,7 @@ def _with_memory(chance: Random, story: Story) -> Story:
             optimizer=chance.choice(["sgd", "momentum"]),
             dtype="fp64",
         )
-        story = replace(story, ladder="pieces", job=chance_job, strategies=())
+        story = replace(story, ladder="pieces", job=plain_job, strategies=())
     return replace(story, lives=(lives,))
 
 
@@ -244,7 +245,7 @@ def _under_a_jumping_clock(chance: Random, story: Story) -> Story:
 
 def _among_ranks(chance: Random, story: Story) -> Story:
     num_ranks = chance.choice([2, 2, 2, 4])
-    shares = chance.choice(["averaged", "ddp", "ddp", "fsdp2", "fsdp2"])
+    shares = chance.choices(["averaged", "sharded", "ddp", "fsdp2"], [45, 35, 10, 10])[0]
     rank = chance.randrange(num_ranks)
     which = chance.choice([OF_MEMORY, OF_MEMORY, OF_RANK, OF_RANK, OF_FILES, OF_ERROR, OF_STALL])
     fault = Fault(kind=which, at=chance.random(), rank=rank)
@@ -253,7 +254,7 @@ def _among_ranks(chance: Random, story: Story) -> Story:
     elif which == OF_FILES:
         fault = _file_fault(chance, (*_HURTS, Blow.KILL, Blow.TEAR), rank)
     layers = tuple(
-        "mlp" if each in MIXES_SAMPLES or shares == "fsdp2" and each == "recurrent" else each
+        "mlp" if each in MIXES_SAMPLES | {"recurrent"} else each
         for each in story.job.layers
     )
     job = replace(
@@ -268,7 +269,7 @@ def _among_ranks(chance: Random, story: Story) -> Story:
         num_ranks=num_ranks,
         shares=shares,
         job=job,
-        strategies=story.strategies[:1],
+        strategies=tuple(each for each in story.strategies if each["name"] in _OF_RANKS)[:1],
         saves=chance.choice(["shards", "shards", "none"]),
         num_steps=min(story.num_steps, 4),
         lives=((fault,),),
@@ -289,9 +290,7 @@ def _by_command(chance: Random, story: Story) -> Story:
     pipe = Fault(kind=OF_PIPE, at=chance.random(), how=chance.choice(["out", "out", "err", "both"]))
     files = Fault(kind=OF_FILES, at=chance.random(), how=str(chance.choice(blows)))
     fault = chance.choice([pipe, files, files])
-    words = chance.choice(
-        ["predict", "plan", "report", "report html", "devices", "doctor", "run", "measure"]
-    )
+    words = chance.choice([*["run"] * 5, *["report"] * 4, "predict", "plan", "devices", "measure"])
     return replace(story, lives=((fault,),), words=words)
 
 

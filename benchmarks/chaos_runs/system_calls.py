@@ -25,7 +25,8 @@ _LIBRARY.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctype
 # Of linux/ptrace.h, linux/prctl.h, linux/seccomp.h and linux/filter.h.
 _TRACE_ME, _CONTINUE, _GET_REGISTERS, _SET_REGISTERS, _TO_NEXT_CALL = 0, 7, 12, 13, 24
 _SET_OPTIONS, _EVENT_SECCOMP = 0x4200, 7
-_OPTIONS = 0x1 | 0x2 | 0x4 | 0x8 | 0x80 | 0x100000  # marked calls, children, threads, seccomp
+_OPTIONS = 0x1 | 0x2 | 0x4 | 0x8 | 0x10 | 0x80 | 0x100000
+"""Mark calls, follow children, threads and programs, hear of seccomp, and end with the watcher."""
 _NO_NEW_PRIVILEGES, _SET_FILTER, _FILTER_MODE = 38, 22, 2
 _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _TRACE = 0x7FFF0000, 0x7FF00000

@@ -16,7 +16,7 @@ import memfit
 from chaos_runs.jobs import job_of
 from chaos_runs.lives import Place, live
 from chaos_runs.processes import adopt_orphans, forked, room, wait_for
-from chaos_runs.stories import draw
+from chaos_runs.stories import MEMORY, draw
 
 _MOST_SECONDS = 240.0
 _LAYERS = ("mlp", "norm", "dropout", "attention", "recurrent", "noise")
@@ -28,7 +28,7 @@ def warm_up() -> None:
     Backward would begin threads here, which a child does not have.
     """
     adopt_orphans()
-    story = replace(draw(1), num_ranks=1, shares="", saves="shards", has_journal=True)
+    story = replace(draw(1), kind=MEMORY, num_ranks=1, shares="", saves="shards", has_journal=True)
     job = replace(story.job, layers=_LAYERS, loss="classes", dtype="fp32", loader="list")
     story = replace(story, job=job)
     with tempfile.TemporaryDirectory(dir=room()) as name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -231,6 +231,7 @@ class Run:
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            _keep_types_of_scalars(self.optimizer, state["optimizer"])
             for name, part in self._steps.session.stateful.items():
                 if name in state:
                     part.load_state_dict(state[name])
@@ -293,6 +294,20 @@ class Run:
         if self._guard is not None:
             self._guard.close()
         self._observer.close()
+
+
+def _keep_types_of_scalars(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give scalars the type that they were saved in: torch gives them that of their parameter.
+
+    NAdam's product of momenta is float32 beside parameters in float64, and rounds so.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        own = optimizer.state.get(parameter, {})
+        for name, value in saved["state"].get(number, {}).items():
+            if isinstance(value, torch.Tensor) and not value.dim() and name in own:
+                own[name] = value.detach().clone().to(own[name].device)
 
 
 def open_plain_session(

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memfit.errors import CheckpointError, MemfitError, MemfitWarning
+from memfit.errors import CheckpointError, MemfitError, MemfitWarning, OtherRankError
 from memfit.files import (
     fill_atomically,
     naming_full_disk,
@@ -25,6 +25,7 @@ from memfit.files import (
 )
 from memfit.observe.starting import rank_here
 from memfit.runtime.guard.large_tensors import LargeTensors
+from memfit.runtime.guard.ranks import has_lost_peer
 from memfit.runtime.shards.kept_states import (
     RebuiltStates,
     kept_states,
@@ -130,7 +131,8 @@ class ShardedCheckpoint:
         if self._is_alone:
             return value
         held = [value]
-        dist.broadcast_object_list(held, src=0)
+        with _naming_lost_peer():
+            dist.broadcast_object_list(held, src=0)
         return held[0]
 
     def _point_to(self, target: Path) -> None:
@@ -169,6 +171,7 @@ class ShardedCheckpoint:
 
         Raises:
             CheckpointError: if it has failed on any of them.
+            OtherRankError: if one of them has died.
         """
         found, reason = None, ""
         try:
@@ -179,11 +182,23 @@ class ShardedCheckpoint:
         said = [reason]
         if not self._is_alone:
             said = [""] * self._num_ranks
-            dist.all_gather_object(said, reason)
+            with _naming_lost_peer():
+                dist.all_gather_object(said, reason)
         for rank, each in enumerate(said):
             if each:
                 raise CheckpointError(verb, self._folder, f"rank {rank}: {each}")
         return found  # type: ignore[return-value]  # it is what the action gave
+
+
+@contextmanager
+def _naming_lost_peer() -> Iterator[None]:
+    """Say that another rank has died, in place of what its connection says."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not has_lost_peer(error):
+            raise
+        raise OtherRankError(str(error).partition("\n")[0]) from error
 
 
 @contextmanager

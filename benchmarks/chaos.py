@@ -25,14 +25,12 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: children are forked
 
-from chaos_runs.carrying_out import carried_out
+from chaos_runs.carrying_out import carried_out, prepared
 from chaos_runs.minimise import minimised
 from chaos_runs.outcomes import Outcome
 from chaos_runs.stories import KINDS, Story, draw
 from chaos_runs.system_calls import can_be_watched
 from chaos_runs.tally import Row, row_of, tallied
-from chaos_runs.warming import warm_up
-from results_file import write_result
 
 _NUMBERS_OF_A_SEED = 1_000_000
 _SHOWN_EVERY_SECONDS = 30.0
@@ -41,21 +39,39 @@ _SHOWN_EVERY_SECONDS = 30.0
 def main() -> int:
     """Carry out runs; the exit code is 1 if a promise was broken."""
     args = _parser().parse_args()
+    if args.tally is not None:
+        return _told(args, _read(args.tally))
     if not can_be_watched():
         print("Nothing is done: processes are watched on Linux on x86-64 alone.")
         return 0
     if args.replay is not None or args.minimise is not None or args.story is not None:
         return _one(args)
-    is_several = args.workers > 1 and args.worker is None
-    rows = _by_workers(args) if is_several else _rows(args)
+    with tempfile.TemporaryDirectory() as name:
+        args.rows = args.rows or Path(name, "rows.jsonl")
+        if args.workers > 1 and args.worker is None:
+            _have_carried_out(args)
+        else:
+            _carry_out(args)
+        return 0 if args.worker is not None else _told(args, _read([args.rows]))
+
+
+def _told(args: argparse.Namespace, rows: list[Row]) -> int:
+    """Sum runs up, and keep that where it is asked for."""
     figures = {"seed": args.seed, **tallied(rows)}
     if args.json is not None:
-        args.json.write_text(json.dumps(rows if args.worker is not None else figures))
+        args.json.write_text(json.dumps(figures))
     if args.save:
+        from results_file import write_result  # noqa: PLC0415 - with torch
+
         write_result("chaos", figures)
-    if args.worker is None:
-        print(json.dumps({key: value for key, value in figures.items() if key != "violations"}))
+    print(json.dumps({key: value for key, value in figures.items() if key != "violations"}))
     return int(figures["num_violations"] > 0)
+
+
+def _read(files: list[Path]) -> list[Row]:
+    """Read the rows of runs, in the order of their numbers within each file."""
+    lists = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [row for rows in lists for row in sorted(rows, key=lambda row: row["number"])]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,9 +82,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=KINDS, help="runs of this kind alone")
     parser.add_argument("--ranks", type=int, help="runs on so many ranks alone")
     parser.add_argument("--replay", type=int, metavar="NUMBER", help="one run again")
-    parser.add_argument("--minimise", type=int, metavar="NUMBER", help="make a run small that fails")
+    parser.add_argument(
+        "--minimise", type=int, metavar="NUMBER", help="make a run small that fails"
+    )
     parser.add_argument("--story", type=Path, metavar="FILE", help="a run as --minimise prints it")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of a replayed run")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="add a line for each run")
+    parser.add_argument(
+        "--tally", type=Path, nargs="+", metavar="FILE", help="sum such lines up, and run nothing"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--save", action="store_true", help="keep them as results/chaos.json")
     parser.add_argument("--workers", type=int, default=1)
@@ -78,11 +100,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _one(args: argparse.Namespace) -> int:
     """Carry out one run, and say all of it."""
-    warm_up()
     if args.story is not None:
         story = Story.from_json(json.loads(args.story.read_text()))
     else:
         story = draw(args.replay if args.minimise is None else args.minimise)
+    prepared(story.kind)
     outcome = carried_out(story, keeps=args.keep)
     if args.minimise is not None and outcome.violations:
         outcome = minimised(outcome, carried_out)
@@ -92,10 +114,9 @@ def _one(args: argparse.Namespace) -> int:
     return int(bool(outcome.violations))
 
 
-def _rows(args: argparse.Namespace) -> list[Row]:
+def _carry_out(args: argparse.Namespace) -> None:
     """Carry out runs here, one after the other."""
-    warm_up()
-    rows: list[Row] = []
+    prepared(args.only)
     began = shown = time.monotonic()
     num_done = num_broken = 0
     for number, story in _stories(args):
@@ -106,11 +127,11 @@ def _rows(args: argparse.Namespace) -> list[Row]:
             shown = now
             print(f"{num_done:,} runs, {num_broken:,} violations, {now - began:,.0f} s", flush=True)
         outcome = carried_out(story)
-        rows.append(row_of(number, outcome))
+        with args.rows.open("a") as file:
+            file.write(json.dumps(row_of(number, outcome)) + "\n")
         num_done += not outcome.unusable
         num_broken += bool(outcome.violations)
         _show(number, outcome)
-    return rows
 
 
 def _stories(args: argparse.Namespace) -> Iterator[tuple[int, Story]]:
@@ -134,22 +155,16 @@ def _show(number: int, outcome: Outcome) -> None:
         print(f"    {said[:900]}", flush=True)
 
 
-def _by_workers(args: argparse.Namespace) -> list[Row]:
-    """Have other processes carry out every so many-th run, and put theirs in order."""
-    with tempfile.TemporaryDirectory() as name:
-        files = [Path(name, f"{worker}.json") for worker in range(args.workers)]
-        words = [sys.executable, __file__, f"--seed={args.seed}", f"--workers={args.workers}"]
-        words += [f"--runs={-(-args.runs // args.workers)}", f"--seconds={args.seconds}"]
-        words += [f"--only={args.only}"] if args.only else []
-        words += [f"--ranks={args.ranks}"] if args.ranks else []
-        workers = [
-            subprocess.Popen([*words, f"--worker={worker}", f"--json={file}"])
-            for worker, file in enumerate(files)
-        ]
-        for worker in workers:
-            worker.wait()
-        rows = [row for file in files if file.exists() for row in json.loads(file.read_text())]
-    return sorted(rows, key=lambda row: row["number"])
+def _have_carried_out(args: argparse.Namespace) -> None:
+    """Have other processes carry out every so many-th run."""
+    words = [sys.executable, __file__, f"--seed={args.seed}", f"--workers={args.workers}"]
+    words += [f"--runs={-(-args.runs // args.workers)}", f"--seconds={args.seconds}"]
+    words += [f"--rows={args.rows}"]
+    words += [f"--only={args.only}"] if args.only else []
+    words += [f"--ranks={args.ranks}"] if args.ranks else []
+    workers = [subprocess.Popen([*words, f"--worker={worker}"]) for worker in range(args.workers)]
+    for worker in workers:
+        worker.wait()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 import re
@@ -131,6 +132,24 @@ def test_what_a_full_disk_raises_inside_of_another_error_is_found(tmp_path, numb
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.needed_bytes == 2**20
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+def test_a_disk_that_fails_is_named_also_where_torch_hides_it(tmp_path, number):
+    """The system says it to a write, which names no file, and ``torch.save`` says something else."""
+
+    class Failing(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, _data) -> int:
+            raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        fill_atomically(path, lambda _: torch.save(torch.zeros(10), Failing()))
+    assert caught.value.filename == str(path)
     assert names_in(tmp_path) == []
 
 

@@ -17,7 +17,6 @@ from chaos_runs.outcomes import Outcome, names_disk
 from chaos_runs.processes import Ends, forked, room, wait_for
 from chaos_runs.stories import OF_PIPE, Fault, Story
 from chaos_runs.system_calls import ERRORS, Blow, Watch
-
 from memfit import Plan
 from memfit.errors import MemfitError
 from memfit.journal.folder import JournalWriter
@@ -236,7 +235,10 @@ def _made(work: Path) -> Path:
         peak_bytes = 1_000_000 + step
         journal.step(
             StepRecord(
-                step=step, time_seconds=0.1 * step, step_seconds=0.1, peak_allocated_bytes=peak_bytes
+                step=step,
+                time_seconds=0.1 * step,
+                step_seconds=0.1,
+                peak_allocated_bytes=peak_bytes,
             )
         )
     done = Reason.DONE

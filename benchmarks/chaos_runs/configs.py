@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from chaos_runs.outcomes import Outcome, names_disk
 from chaos_runs.processes import forked, room, wait_for
 from chaos_runs.stories import Fault, Story
 from chaos_runs.system_calls import ERRORS, Blow, Watch
-
 from memfit.configfile.history import State, records
 from memfit.configfile.transaction import Rewrite, put_back_unfinished, undo_last, write_all
 from memfit.errors import MemfitError
@@ -121,7 +119,7 @@ class _Editing:
                 if now != self._versions[first + 1]:
                     write_all(work, self._rewrites(work, first, first + 1))
         except (MemfitError, OSError) as error:
-            sys.stdout.write(f"{type(error).__name__}: {error}\n")
+            os.write(1, f"{type(error).__name__}: {error}\n".encode())
             where = isinstance(error, MemfitError) or bool(error.filename)
             return _REFUSED if where else 1
         return 0

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from chaos_runs.stories import (
     OF_CLOCK,
     OF_ERROR,
@@ -18,7 +20,6 @@ from chaos_runs.stories import (
     OF_STALL,
     Fault,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 STALL_SECONDS = 0.5
 _WORDS = {

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from chaos_runs.lives import Place
 from chaos_runs.outcomes import names_disk
 from chaos_runs.processes import Ends
 from chaos_runs.stories import OF_ERROR, OF_FILES, OF_MEMORY, OF_RANK, Fault, Story
 from chaos_runs.system_calls import ERRORS, Blow
-
 from memfit import Plan
 from memfit.errors import MemfitError
 from memfit.journal.folder import holds_journal, rank_folder, read_journal
@@ -127,7 +127,7 @@ def _names(told: Mapping[str, Any], faults: Sequence[Fault], *, is_own: bool) ->
     for fault in faults:
         if fault.kind == OF_MEMORY and (told["is_given_up"] or "out of memory" in told["message"]):
             return True
-        if fault.kind == OF_ERROR and told["type"] == "MadeUpError":
+        if fault.kind == OF_ERROR and "of the user's own" in told["message"]:
             return True
         if fault.kind == OF_FILES and fault.how not in _KILLS and fault.how != Blow.SHORT:
             return _names_disk(told, ERRORS[Blow(fault.how)])
@@ -149,7 +149,9 @@ def _state(found: Found) -> Iterator[str]:
         wanted = found.wanted.told[rank]
         for step, state in each.get("states", {}).items():
             if step in wanted["states"]:
-                yield from _differs(f"rank {rank}, step {step}", state, wanted["states"][step], tolerance)
+                yield from _differs(
+                    f"rank {rank}, step {step}", state, wanted["states"][step], tolerance
+                )
         losses = {str(k): v for k, v in each.get("losses", {}).items()}
         others = {str(k): v for k, v in wanted["losses"].items() if str(k) in losses}
         yield from _differs(f"rank {rank}, losses", losses, others, tolerance)
@@ -157,7 +159,9 @@ def _state(found: Found) -> Iterator[str]:
             step = int(each["given up"]["num_steps"])
             if each["type"] != "UpdateCutError":
                 where = f"rank {rank}, given up after step {step}"
-                state, other = (_without_rates(s) for s in (each["given up"], wanted["states"][step]))
+                state, other = (
+                    _without_rates(s) for s in (each["given up"], wanted["states"][step])
+                )
                 yield from _differs(where, state, other, tolerance)
         if each["ended"] == "done" and found.story.num_steps not in each["states"]:
             yield f"rank {rank} is done without its last step"
@@ -214,7 +218,9 @@ def _both_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    off = (found.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1e-30)
+    off = (found.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(
+        1e-30
+    )
     return float(off) if off.isfinite() else math.inf
 
 
@@ -231,7 +237,8 @@ def _files(found: Found) -> Iterator[str]:
     if cleans and life.number == 0:
         for path in place.work.rglob("*.part"):
             yield f"{path.relative_to(place.work)} is left behind"
-    if life.is_done and found.story.saves == "shards":
+    is_cut = any(f.how in _KILLS | _CANNOT_CLEAN for each in found.lives for f in each.faults)
+    if life.is_done and found.story.saves == "shards" and not is_cut:
         saves = [path.name for path in place.shards.glob("step-*")]
         if len(saves) != 1:
             yield f"there are {len(saves)} saves at the end: {saves}"

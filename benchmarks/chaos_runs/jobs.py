@@ -121,9 +121,7 @@ class Network(nn.Module):
         self.enter = nn.Linear(NUM_FEATURES, spec.width)
         self.blocks = nn.Sequential(*(_layer(name, spec.width) for name in spec.layers))
         tied = [
-            block[0]
-            for name, block in zip(spec.layers, self.blocks, strict=True)
-            if name == "tied"
+            block[0] for name, block in zip(spec.layers, self.blocks, strict=True) if name == "tied"
         ]
         for each in tied[1:]:
             each.weight = tied[0].weight
@@ -140,7 +138,7 @@ def _entries(batch: Any) -> tuple[Tensor, Tensor]:
 def _loss(spec: JobSpec) -> Any:
     program: Program | None = make_program(spec.seed) if spec.loss == "program" else None
 
-    def loss(model: nn.Module, batch: Any) -> Any:  # noqa: PLR0911 - a line for each
+    def loss(model: nn.Module, batch: Any) -> Any:
         inputs, labels = _entries(batch)
         if program is not None:
             return program.loss(model, (inputs, labels))
@@ -164,7 +162,7 @@ def _loss(spec: JobSpec) -> Any:
     return loss
 
 
-def _optimizer(spec: JobSpec) -> Any:  # noqa: C901
+def _optimizer(spec: JobSpec) -> Any:
     rate = _LEARNING_RATE
 
     def two_groups(parameters: Any) -> torch.optim.Optimizer:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from chaos_runs.faults import AtOperators, at_numbers
-from chaos_runs.jobs import batches_from, job_of, plan_of, planned, usable_strategies
-from chaos_runs.stories import BUDGET, Fault, Story
 from torch.distributed.tensor import DTensor
 
 import memfit
+from chaos_runs.faults import AtOperators, at_numbers
+from chaos_runs.jobs import batches_from, job_of, plan_of, planned, usable_strategies
+from chaos_runs.stories import BUDGET, Fault, Story
 from memfit import Plan
 from memfit.errors import GIVEN_UP, MemfitError
 from memfit.runtime.guard import step_log
@@ -160,9 +160,7 @@ def _trained(
             told["peak_bytes"] = run.measured_peak_bytes
 
 
-def _steps(
-    story: Story, place: Place, mode: AtOperators, run: Run, told: dict[str, Any]
-) -> None:
+def _steps(story: Story, place: Place, mode: AtOperators, run: Run, told: dict[str, Any]) -> None:
     rates = [group["lr"] for group in run.optimizer.param_groups]
     _go_on(story, place, run)
     told["states"][run.num_steps] = everything(run)

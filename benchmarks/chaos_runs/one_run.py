@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
 from chaos_runs.faults import AT_OPERATORS
 from chaos_runs.invariants import Found, Life, broken_in
-from chaos_runs.jobs import usable_strategies
 from chaos_runs.lives import OLD_PLAN, Place, live
 from chaos_runs.outcomes import Outcome
 from chaos_runs.processes import Ends, forked, room, wait_for
-from chaos_runs.stories import OF_FILES, OF_RANK, Fault, Story
+from chaos_runs.stories import OF_FILES, Fault, Story
 from chaos_runs.system_calls import Blow, Watch
 
 MOST_SECONDS, MOST_RANK_SECONDS = 60.0, 120.0

@@ -53,7 +53,7 @@ def adopt_orphans() -> None:
 
 def room() -> Path:
     """Return where rooms of runs are made: in memory, where a disk does not slow them down."""
-    shared = Path("/dev/shm")  # noqa: S108 - each run has a folder of its own in it
+    shared = Path("/dev/shm")
     return shared if shared.is_dir() else Path(tempfile.gettempdir())
 
 

@@ -12,7 +12,7 @@ from chaos_runs.system_calls import Blow
 MEMORY, KILL, DISK, CLOCK, RANKS, CONFIG, COMMAND, BUDGET = KINDS = (
     *("memory", "kill", "disk", "clock", "ranks", "config", "command", "budget"),
 )
-_WEIGHTS = {MEMORY: 24, KILL: 16, DISK: 14, CLOCK: 4, RANKS: 17, CONFIG: 21, COMMAND: 3, BUDGET: 1}
+_WEIGHTS = {MEMORY: 21, KILL: 15, DISK: 13, CLOCK: 4, RANKS: 16, CONFIG: 27, COMMAND: 3, BUDGET: 1}
 """How often each kind is drawn, of a hundred."""
 OF_MEMORY, OF_FILES, OF_CLOCK, OF_RANK, OF_ERROR, OF_STALL, OF_PIPE = (
     *("memory", "files", "clock", "lost rank", "error", "stall", "pipe"),
@@ -254,8 +254,7 @@ def _among_ranks(chance: Random, story: Story) -> Story:
     elif which == OF_FILES:
         fault = _file_fault(chance, (*_HURTS, Blow.KILL, Blow.TEAR), rank)
     layers = tuple(
-        "mlp" if each in MIXES_SAMPLES | {"recurrent"} else each
-        for each in story.job.layers
+        "mlp" if each in MIXES_SAMPLES | {"recurrent"} else each for each in story.job.layers
     )
     job = replace(
         story.job,

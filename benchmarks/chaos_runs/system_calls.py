@@ -87,7 +87,7 @@ _STAYS = {Blow.FULL, Blow.PARTLY, Blow.READ_ONLY, Blow.QUOTA}
 class _Registers(ctypes.Structure):
     """Be ``user_regs_struct`` of sys/user.h."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes wants a list
+    _fields_ = [
         (name, ctypes.c_ulonglong)
         for name in (
             *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx"),

@@ -228,6 +228,30 @@ def test_a_disk_that_fills_up_is_named_with_what_is_needed(tmp_path, monkeypatch
     assert file.read_bytes() == b"1" * 5000
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(28, "No space left on the disk"), (30, "Read-only file system"), (5, "Input/output error")],
+)
+def test_an_undo_on_a_disk_that_fails_says_where_and_can_be_done_again(
+    tmp_path, monkeypatch, number, words
+):
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"1")
+    write_all(tmp_path, [rewrite(file, b"2")])
+
+    def fails(*_) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", fails)
+        with pytest.raises(OSError, match=words) as caught:
+            undo_last(tmp_path)
+    assert str(tmp_path / HISTORY) in str(caught.value)
+    assert file.read_bytes() == b"2"
+    undo_last(tmp_path)
+    assert file.read_bytes() == b"1"
+
+
 def test_a_record_that_cannot_be_read_is_an_error_that_names_it(tmp_path):
     (tmp_path / HISTORY).mkdir(parents=True)
     (tmp_path / HISTORY / "0001.json").write_text("{")

@@ -198,6 +198,20 @@ def test_a_line_that_found_no_room_spoils_no_other(
     assert [step.step for step in steps] == [STEP.step, STEP.step + 2]
 
 
+def test_a_run_that_goes_on_after_a_cut_line_loses_none_of_its_own(tmp_path: Path) -> None:
+    """The line of a process that was killed while it wrote has no end."""
+    writer = JournalWriter(tmp_path)
+    writer.step(STEP)
+    writer.close()
+    file = tmp_path / "steps.jsonl"
+    file.write_text(file.read_text() + '{"step": 121, "time_sec')
+    later = JournalWriter(tmp_path)
+    for number in (1, 2):
+        later.step(replace(STEP, step=STEP.step + number))
+    steps = [step.step - STEP.step for step in read_journal(tmp_path).steps]
+    assert steps == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "row",
     [

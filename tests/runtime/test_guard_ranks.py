@@ -8,6 +8,9 @@ import pytest
 from tests.runtime import guard_ranks
 from torch.multiprocessing import spawn
 
+from memfit.errors import OtherRankError
+from memfit.runtime.guard.ranks import JoinedRanks
+
 
 @pytest.mark.slow
 def test_when_one_rank_fails_all_end_as_if_none_had(tmp_path: Path) -> None:
@@ -29,3 +32,18 @@ def test_errors_of_another_kind_and_death_stop_the_other_rank_with_a_message(
     assert "OtherRankError: Another rank has failed: rank 1 raised an error" in first
     assert first.count("OtherRankError") == 2, "once for the error, once for the death"
     assert "shapes cannot be multiplied" in second
+
+
+def test_a_rank_that_was_lost_is_named_however_often_the_others_are_asked(tmp_path: Path) -> None:
+    """After the exchange that it was lost in, the step tells of its error in another one."""
+
+    class Gone:
+        def allreduce(self, _tensors: object) -> None:
+            raise RuntimeError("Connection closed by peer [127.0.0.1]:4711")
+
+    with guard_ranks.joined(0, 1, str(tmp_path / "store")):
+        ranks = JoinedRanks()
+        ranks._group = Gone()
+        for _ in range(2):
+            with pytest.raises(OtherRankError, match="Connection closed by peer"):
+                ranks.exchange(1)

@@ -228,6 +228,28 @@ def test_training_goes_on_from_a_kept_state_bit_for_bit(name, tmp_path):
     assert second.num_steps == whole.num_steps == 4
 
 
+def test_a_scalar_of_an_optimizer_keeps_its_type_in_a_checkpoint():
+    """NAdam's product of momenta is float32, and torch gives it the type of its parameter."""
+    made = build_job()
+    job = replace(
+        made,
+        model=lambda: made.model().double(),
+        batch=lambda size: (torch.randn(size, 8).double(), torch.randint(0, 3, (size,))),
+        optimizer=lambda parameters: torch.optim.NAdam(parameters),
+    )
+    with memfit.start(job) as run:
+        run.step(job.batch(10))
+        kept = copy.deepcopy(run.state_dict())
+    with memfit.start(job) as other:
+        other.load_state_dict(kept)
+        found = other.optimizer.state_dict()["state"]
+    for number, wanted in kept["optimizer"]["state"].items():
+        assert {n: v.dtype for n, v in found[number].items()} == {
+            n: v.dtype for n, v in wanted.items()
+        }
+    assert found[0]["mu_product"].dtype == torch.float32
+
+
 def test_the_state_holds_no_trace_of_the_plan_in_the_names_of_weights():
     job = build_job()
     plain, _ = steps_of_run(job, [])

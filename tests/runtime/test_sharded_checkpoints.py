@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.multiprocessing import spawn
 
 import memfit
-from memfit.errors import CheckpointError, MemfitWarning
+from memfit.errors import CheckpointError, MemfitWarning, OtherRankError
 from memfit.runtime.shards import checkpoint
 
 
@@ -127,6 +127,23 @@ def test_a_full_disk_is_named_for_the_shards_as_well(
     monkeypatch.setattr(checkpoint, "save", fails)
     with pytest.raises(CheckpointError, match=r"rank 0: No space left on the disk that holds .*"):
         run.save_sharded(tmp_path)
+    run.close()
+
+
+def test_a_rank_that_dies_while_all_save_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reset(*_: object, **__: object) -> None:
+        raise RuntimeError("Read error [127.0.0.1]:29359: Connection reset by peer. GLHF!")
+
+    run = memfit.start(build_job(batch_norm=False))
+    monkeypatch.setattr(checkpoint, "rank_here", lambda: (0, 2))
+    for name in ("broadcast_object_list", "all_gather_object"):
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.distributed, "broadcast_object_list", lambda *_, **__: None)
+            patched.setattr(torch.distributed, name, reset)
+            with pytest.raises(OtherRankError, match="Connection reset by peer"):
+                run.save_sharded(tmp_path)
     run.close()
 
 

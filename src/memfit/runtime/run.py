@@ -255,6 +255,7 @@ class Run:
 
         Raises:
             CheckpointError: on all ranks, if one could not write its part.
+            OtherRankError: if another rank has died.
         """
         self._steps.passes.settle()
         run = {"num_steps": self._num_steps, "plan": self._found.state_dict()}
@@ -273,6 +274,7 @@ class Run:
 
         Raises:
             CheckpointError: on all ranks, if one could not read it, or if it is of another model.
+            OtherRankError: if another rank has died.
         """
         self._steps.passes.settle()
         try:

@@ -1,4 +1,4 @@
-"""Commands of memfit whose output nobody reads to its end, whose disk fails, or which are killed."""
+"""Commands whose output nobody reads to its end, whose disk fails, or which are killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OLD = b"old\n"
 _JOB = """
 import torch, memfit
 job = memfit.Job(
-    model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)),
+    model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1)),
     batch=lambda size: torch.randn(size, 8),
     loss=lambda model, batch: model(batch).square().mean(),
     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -164,7 +164,7 @@ class _Calling:
     def _look(
         self, work: Path, wanted: _End, found: _End, fault: Fault, *, is_struck: bool
     ) -> None:
-        kills = fault.how in (Blow.KILL, Blow.TEAR)
+        """No process stays, nothing is said that only a developer reads, and the end is named."""
         for left in found.ends.left:
             self._broken(f"a process is left behind: {left}")
         if found.ends.overtime:
@@ -172,18 +172,19 @@ class _Calling:
         for word in ("Traceback", "Exception ignored", "unexpected "):
             if word in found.err:
                 self._broken(f"it says {word!r}: {found.err[-600:]}")
-        if fault.kind == OF_PIPE:
-            if found.code not in (wanted.code, _BROKEN_PIPE):
-                self._broken(f"it ends with {found.code} as a pipe breaks: {found.err[-300:]}")
-        elif is_struck and kills:
-            if found.code not in (-9, wanted.code):
-                self._broken(f"it ends with {found.code} as it is killed")
-        elif found.code != wanted.code:
+        if found.code not in self._codes(wanted, fault, is_struck=is_struck):
             last = found.err.strip().rpartition("\n")[2]
-            is_named = fault.how != Blow.SHORT and names_disk(last, ERRORS[Blow(fault.how)])
-            if found.code != 1 or not is_named or not last.startswith("memfit: error: "):
+            if found.code != 1 or not _names(last, fault):
                 self._broken(f"it ends with {found.code}: {found.err[-600:]}")
         self._look_at_files(work, is_over=False)
+
+    def _codes(self, wanted: _End, fault: Fault, *, is_struck: bool) -> set[int]:
+        """Return the exit codes that need no word about the fault."""
+        if fault.kind == OF_PIPE:
+            return {wanted.code, _BROKEN_PIPE}
+        if is_struck and fault.how in (Blow.KILL, Blow.TEAR):
+            return {wanted.code, -9}
+        return {wanted.code}
 
     def _look_at_files(self, work: Path, *, is_over: bool) -> None:
         for name in self._files:
@@ -196,6 +197,12 @@ class _Calling:
 
     def _broken(self, what: str) -> None:
         self._outcome.violations.append(what)
+
+
+def _names(line: str, fault: Fault) -> bool:
+    """Return whether a line is an error that names what was done to the disk."""
+    number = None if fault.kind == OF_PIPE else ERRORS.get(Blow(fault.how))
+    return number is not None and line.startswith("memfit: error: ") and names_disk(line, number)
 
 
 def _is_whole(path: Path, content: bytes) -> bool:

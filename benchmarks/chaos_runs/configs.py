@@ -1,4 +1,4 @@
-"""Configuration files that are rewritten as one and put back, while the disk or the process fails."""
+"""Configuration files rewritten as one and put back, while the disk or the process fails."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ class _Editing:
             self._broken(f"it is ended by signal {-code}")
         if code > 0 and (kills or code != _REFUSED):
             self._broken(f"it ends with {code}: {said[-400:]}")
-        if code == _REFUSED and not kills and fault.how != Blow.SHORT:
-            if not names_disk(said, ERRORS[Blow(fault.how)]):
-                self._broken(f"the error does not name the fault: {said[-400:]}")
+        number = ERRORS.get(Blow(fault.how))
+        if code == _REFUSED and number is not None and not names_disk(said, number):
+            self._broken(f"the error does not name the fault: {said[-400:]}")
 
     def _look_at_end(self, work: Path, wanted: int) -> None:
         for name, content in self._versions[wanted].items():

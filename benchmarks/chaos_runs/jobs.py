@@ -128,6 +128,7 @@ class Network(nn.Module):
         self.leave = nn.Linear(spec.width, NUM_FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map features in blocks."""
         return self.leave(self.blocks(self.enter(x)))
 
 

@@ -114,7 +114,7 @@ def live(
 def _plan(
     story: Story, place: Place, strategies: Sequence[Mapping[str, Any]] | None
 ) -> tuple[Plan, Sequence[Mapping[str, Any]]]:
-    """Return the plan of a story and its strategies, which are found out where they are not given."""
+    """Return the plan of a story, and its strategies, found out where they are not given."""
     if strategies is None and story.kind == BUDGET:
         strategies = planned(story, place.told.parent.parent / "budget.txt")
     if strategies is None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from chaos_runs.outcomes import Outcome
-from chaos_runs.stories import Story
+from chaos_runs.stories import Fault, JobSpec, Story
 
+T = TypeVar("T")
+Lives = tuple[tuple[Fault, ...], ...]
 _MOST_TRIES = 60
 _OTHER_MOMENTS = (0.15, 0.5, 0.85)
 _PLAIN = {"loss": "squares", "optimizer": "sgd", "loader": "list", "dtype": "fp32", "clips": False}
@@ -42,32 +45,44 @@ def _kind_of(outcome: Outcome) -> str:
 
 def smaller(story: Story) -> Iterator[Story]:
     """Yield stories with one thing less."""
-    for at in range(len(story.lives)):
-        if len(story.lives) > 1:
-            yield replace(story, lives=(*story.lives[:at], *story.lives[at + 1 :]))
-        for fault in story.lives[at]:
-            if len(story.lives[at]) > 1:
-                less = tuple(each for each in story.lives[at] if each is not fault)
-                yield replace(story, lives=(*story.lives[:at], less, *story.lives[at + 1 :]))
-    for at in range(len(story.strategies)):
-        yield replace(story, strategies=(*story.strategies[:at], *story.strategies[at + 1 :]))
-    job = story.job
-    for at in range(len(job.layers)):
-        if len(job.layers) > 1:
-            fewer = (*job.layers[:at], *job.layers[at + 1 :])
-            yield replace(story, job=replace(job, layers=fewer))
-    for name, value in _PLAIN.items():
-        if getattr(job, name) != value:
-            yield replace(story, job=replace(job, **{name: value}))
-    if story.num_steps > 1:
-        yield replace(story, num_steps=story.num_steps - 1)
+    for lives in _fewer_faults(story.lives):
+        yield replace(story, lives=lives)
+    for strategies in _without_one(story.strategies):
+        yield replace(story, strategies=strategies)
+    for job in _plainer(story.job):
+        yield replace(story, job=job)
     if story.num_ranks > 2:
         yield _with_two_ranks(story)
     if story.has_journal:
         yield replace(story, has_journal=False)
     if story.saves != "none":
         yield replace(story, saves="none")
-    yield from _at_other_moments(story)
+    if story.num_steps > 1:
+        yield replace(story, num_steps=story.num_steps - 1)
+        yield from _at_other_moments(story)
+
+
+def _plainer(job: JobSpec) -> Iterator[JobSpec]:
+    """Yield jobs with a layer less, or with one thing as it usually is."""
+    for layers in _without_one(job.layers) if len(job.layers) > 1 else ():
+        yield replace(job, layers=layers)
+    for name, value in _PLAIN.items():
+        if getattr(job, name) != value:
+            yield replace(job, **{name: value})
+
+
+def _without_one(items: tuple[T, ...]) -> Iterator[tuple[T, ...]]:
+    for at in range(len(items)):
+        yield (*items[:at], *items[at + 1 :])
+
+
+def _fewer_faults(lives: Lives) -> Iterator[Lives]:
+    """Leave out a process, or one of the faults of a process that meets several."""
+    if len(lives) > 1:
+        yield from _without_one(lives)
+    for at, life in enumerate(lives):
+        for fewer in _without_one(life) if len(life) > 1 else ():
+            yield (*lives[:at], fewer, *lives[at + 1 :])
 
 
 def _with_two_ranks(story: Story) -> Story:
@@ -79,8 +94,6 @@ def _with_two_ranks(story: Story) -> Story:
 
 def _at_other_moments(story: Story) -> Iterator[Story]:
     """Try a shorter training with its faults elsewhere, where they may matter as well."""
-    if story.num_steps < 2:
-        return
     for at in _OTHER_MOMENTS:
         lives = tuple(tuple(replace(fault, at=at) for fault in life) for life in story.lives)
         yield replace(story, lives=lives, num_steps=story.num_steps - 1)

@@ -76,7 +76,6 @@ class _Training:
 
     def _undisturbed(self) -> Life | None:
         """Train with nothing in the way; None where that is refused."""
-        story = self._story
         place = Place(self._root / "wanted")
         place.make()
         life = self._lived(place, 0, (), counts=True)

@@ -1,8 +1,8 @@
 """Watches the system calls of a process that change files, and ends or fails it at one of them.
 
 A process that asks for it (``be_watched``) is stopped by the kernel before each system call that
-writes, makes, moves or removes a file, whichever library makes it, and in all its threads: a seccomp
-filter picks the calls, and ptrace hands them to the one who watches. Linux on x86-64 alone.
+writes, makes, moves or removes a file, whichever library makes it, and in all its threads: a filter
+of seccomp picks the calls, and ptrace hands them to the one who watches. Linux on x86-64 alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import platform
 import signal
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -170,24 +171,24 @@ class Watcher:
     def stopped(self, thread: int, status: int) -> None:
         """Handle a stop, and let the thread go on."""
         sign, event = os.WSTOPSIG(status), status >> 16
+        if sign == _MARKED_TRAP and thread in self._dies_after:
+            os.kill(self.process_id, signal.SIGKILL)
+            return
         request, handed_on = _CONTINUE, 0
         if thread not in self._threads:
-            self._threads.add(thread)
-            if thread == self.process_id:
-                _ptrace(_SET_OPTIONS, thread, _OPTIONS)
+            self._begin(thread)
         elif event == _EVENT_SECCOMP:
-            if self._is_to_stop_after(thread):
-                request = _TO_NEXT_CALL
-        elif sign == _MARKED_TRAP:
-            if thread in self._dies_after:
-                os.kill(self.process_id, signal.SIGKILL)
-                return
-        elif event == 0 and sign != signal.SIGSTOP:
+            request = _TO_NEXT_CALL if self._is_to_stop_after(thread) else _CONTINUE
+        elif event == 0 and sign not in (signal.SIGSTOP, _MARKED_TRAP):
             handed_on = sign
-        try:
+        with suppress(ProcessLookupError):
             _ptrace(request, thread, handed_on)
-        except ProcessLookupError:
-            return
+
+    def _begin(self, thread: int) -> None:
+        """Follow a thread; others that it begins are followed by themselves."""
+        self._threads.add(thread)
+        if thread == self.process_id:
+            _ptrace(_SET_OPTIONS, thread, _OPTIONS)
 
     def _is_to_stop_after(self, thread: int) -> bool:
         """Let a call have its way or not; return whether its end is waited for."""

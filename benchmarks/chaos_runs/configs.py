@@ -139,6 +139,9 @@ class _Editing:
             self._broken(f"it is ended by signal {-code}")
         if code > 0 and (kills or code != _REFUSED):
             self._broken(f"it ends with {code}: {said[-400:]}")
+        if code == _REFUSED and fault.how == Blow.BRIEFLY and self._story.words != "undo":
+            if any((work / name).read_bytes() != content for name, content in before.items()):
+                self._broken("an error has left files that are new")
         number = ERRORS.get(Blow(fault.how))
         if code == _REFUSED and number is not None and not names_disk(said, number):
             self._broken(f"the error does not name the fault: {said[-400:]}")

@@ -129,8 +129,9 @@ def _names(told: Mapping[str, Any], faults: Sequence[Fault], *, is_own: bool) ->
             return True
         if fault.kind == OF_ERROR and "of the user's own" in told["message"]:
             return True
-        if fault.kind == OF_FILES and fault.how not in _KILLS and fault.how != Blow.SHORT:
-            return _names_disk(told, ERRORS[Blow(fault.how)])
+        number = ERRORS.get(Blow(fault.how)) if fault.kind == OF_FILES else None
+        if number is not None and _names_disk(told, number):
+            return True
     return False
 
 

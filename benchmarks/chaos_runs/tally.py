@@ -51,7 +51,13 @@ def tallied(rows: Sequence[Row]) -> dict[str, Any]:
         "num_struck": sum(row["struck"] for row in done),
         "num_of_several_ranks": sum(row["ranks"] > 1 for row in done),
         "num_that_were_no_jobs": len(rows) - len(done),
-        "by_kind": _counted(row["kind"] for row in done),
+        "by_kind": {
+            kind: {
+                "runs": sum(row["kind"] == kind for row in done),
+                "struck": sum(row["kind"] == kind and row["struck"] for row in done),
+            }
+            for kind in sorted({row["kind"] for row in done})
+        },
         "by_ranks": _counted(str(row["ranks"]) for row in done),
         "by_sharing": _counted(row["shares"] for row in done if row["shares"]),
         "by_fault": _counted(name for row in done for name in row["faults"]),

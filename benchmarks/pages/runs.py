@@ -67,6 +67,29 @@ def sharded_faults(figures: Figures) -> Iterator[str]:
     )
 
 
+def chaos(figures: Figures) -> Iterator[str]:
+    """Say how many runs were broken at random, and in how many a promise was."""
+    thousands = ", ".join(map(str, figures["num_violations_by_thousand"]))
+    yield (
+        f"{figures['num_runs']:,} runs drawn at random ([chaos.md](chaos.md)), "
+        f"{figures['num_of_several_ranks']} of them on 2 or 4 ranks over gloo; a fault was met in "
+        f"{figures['num_struck']:,}. Runs that broke a promise: {figures['num_violations']} "
+        f"(by thousand: {thousands})."
+    )
+    yield table(
+        "kind | runs | that met a fault",
+        "lrr",
+        (
+            (kind, f"{found['runs']:,}", f"{found['struck']:,}")
+            for kind, found in figures["by_kind"].items()
+        ),
+    )
+    counts = figures["by_fault"].items()
+    yield f"Faults drawn: {', '.join(f'{name} {count:,}' for name, count in counts)}."
+    counts = figures["by_strategy"].items()
+    yield f"Strategies of their plans: {', '.join(f'{name} {count:,}' for name, count in counts)}."
+
+
 def _difference(row: Figures) -> str:
     found = row["largest_difference"]
     if found is None:

@@ -27,12 +27,13 @@ def chaos(*words: str) -> subprocess.CompletedProcess[str]:
 
 @needs_watching
 def test_configuration_files_survive_kills_and_bad_disks(tmp_path):
+    """Trainings need seconds to begin with; files do not."""
     words = ("--only", "config", "--seed", str(SEED), "--json", str(tmp_path / "found.json"))
-    done = chaos("--runs", "12", *words)
+    done = chaos("--runs", "6", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["num_runs"], found["num_violations"]) == (12, 0)
-    assert found["num_struck"] >= 10
+    assert (found["num_runs"], found["num_violations"]) == (6, 0)
+    assert found["num_struck"] == 6
 
 
 @needs_watching

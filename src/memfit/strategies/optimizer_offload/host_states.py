@@ -135,10 +135,11 @@ class HostStates:
                 destination.copy_(source, non_blocking=True)
 
     def _is_large(self, value: object) -> bool:
-        """Return whether a state is moved: a plain tensor that fills its memory."""
+        """Return whether a state is moved: a plain tensor that fills its memory, and no scalar."""
         return (
             type(value) in {torch.Tensor, FakeTensor}
             and isinstance(value, torch.Tensor)
+            and value.dim() > 0  # optimizers look at their counts of steps when they are loaded
             and value.layout is torch.strided
             and not (value.is_conj() or value.is_neg())
             and value.numel() * value.element_size() >= self._min_tensor_bytes

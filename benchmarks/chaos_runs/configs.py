@@ -68,7 +68,7 @@ class _Editing:
             code, said = self._lived(work, f"life-{number}", own)
             if own.struck is not None:
                 self._outcome.struck.append(f"{fault.how} at call {own.seen}, {own.struck.name}")
-            self._look(work, (before, after), code, said, fault)
+            self._look(work, (before, after), code, said, fault, is_first=number == 0)
             if self._outcome.violations or code == 0:
                 break
         else:
@@ -125,7 +125,14 @@ class _Editing:
         return 0
 
     def _look(
-        self, work: Path, versions: tuple[int, int], code: int, said: str, fault: Fault
+        self,
+        work: Path,
+        versions: tuple[int, int],
+        code: int,
+        said: str,
+        fault: Fault,
+        *,
+        is_first: bool,
     ) -> None:
         """Every file is old or new; an error names the fault, and leaves all files old."""
         kills = fault.how in (Blow.KILL, Blow.TEAR)
@@ -139,12 +146,18 @@ class _Editing:
             self._broken(f"it is ended by signal {-code}")
         if code > 0 and (kills or code != _REFUSED):
             self._broken(f"it ends with {code}: {said[-400:]}")
-        if code == _REFUSED and fault.how == Blow.BRIEFLY and self._story.words != "undo":
-            if any((work / name).read_bytes() != content for name, content in before.items()):
-                self._broken("an error has left files that are new")
+        if code == _REFUSED:
+            self._look_at_refusal(work, before if is_first else {}, said, fault)
+
+    def _look_at_refusal(self, work: Path, before: Contents, said: str, fault: Fault) -> None:
+        """An error names the fault, and an apply that could put its files back has done so."""
         number = ERRORS.get(Blow(fault.how))
-        if code == _REFUSED and number is not None and not names_disk(said, number):
+        if number is not None and not names_disk(said, number):
             self._broken(f"the error does not name the fault: {said[-400:]}")
+        is_full = fault.how in (Blow.BRIEFLY, Blow.FULL, Blow.PARTLY, Blow.QUOTA)
+        could_put_back = is_full and self._story.words != "undo"
+        if could_put_back and any((work / each).read_bytes() != before[each] for each in before):
+            self._broken("an error has left files that are new")
 
     def _look_at_end(self, work: Path, wanted: int) -> None:
         for name, content in self._versions[wanted].items():

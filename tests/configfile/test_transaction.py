@@ -36,7 +36,7 @@ def deaths(folder: Path, what: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(("what", "least"), [("apply", 50), ("undo", 30), ("recovery", 8)])
+@pytest.mark.parametrize(("what", "least"), [("apply", 50), ("undo", 25), ("recovery", 8)])
 def test_a_process_killed_at_any_change_of_the_disk_leaves_each_file_old_or_new(
     what, least, tmp_path
 ):

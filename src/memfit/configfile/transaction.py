@@ -142,10 +142,7 @@ def _put_back(folder: Path, record: Record, *, even_if_changed: bool) -> None:
     for file in record.files:
         path, backup, part = root / file.path, root / file.backup, root / file.part
         if _sum_of(path) != file.before:
-            remove(part)
-            write_new(part, backup.read_bytes(), file.mode)
-            os.utime(part, ns=(file.modified_ns, file.modified_ns))
-            take_place(part, path)
+            take_place(backup, path)  # needs no room; it has the mode and the time
         remove(part)
     for file in record.files:
         _remove_own(root / file.backup, root / file.path)

@@ -63,6 +63,15 @@ def test_every_optimizer_of_torch_gives_the_same_bits(name):
     assert_same_bits(trained(job, Plan()), trained(job, OFFLOADED))
 
 
+def test_counts_of_steps_stay_where_optimizers_look_for_them_when_they_are_loaded():
+    """Adagrad asks its states for them before anything that is held back is there again."""
+    job = tied_job(partial(torch.optim.Adagrad, lr=0.1))
+    kept = trained(job, OFFLOADED)
+    with memfit.start(job, OFFLOADED) as other:
+        other.load_state_dict(copy.deepcopy(kept.state_dict()))
+        assert_same_bits(kept, other)
+
+
 def sparse_job() -> Job:
     return Job(
         model=lambda: nn.Embedding(12, 6, sparse=True),

@@ -32,7 +32,7 @@ class LineFile:
         with naming_full_disk(path):
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._close = weakref.finalize(self, os.close, self._file)  # not every run is closed
-        self._is_cut = _ends_in_a_line(self._file)  # of a process that was killed
+        self._is_cut = _is_cut_off(self._file)  # of a process that was killed
 
     def add(self, line: str) -> None:
         """Add a line, which ends with a newline.
@@ -84,7 +84,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _ends_in_a_line(file: int) -> bool:
+def _is_cut_off(file: int) -> bool:
     """Return whether the last line of an open file lacks its end."""
     length = os.fstat(file).st_size
     return length > 0 and os.pread(file, 1, length - 1) != b"\n"

@@ -211,8 +211,8 @@ def test_what_is_loaded_takes_no_memory_of_the_device_before_the_next_step():
     (undo,) = apply_strategies(session, OFFLOADED.strategies)
     session.optimizer.load_state_dict(saved)
     states = states_of(session.optimizer)
-    assert states
-    assert all(session.spill.holds(state) for state in states)
+    assert any(state.dim() for state in states)
+    assert all(session.spill.holds(state) == bool(state.dim()) for state in states)
     undo()
 
 

@@ -20,6 +20,8 @@ from memfit.journal.folder import holds_journal, rank_folder, read_journal
 
 TOLERANCE = 1e-7
 """Of runs that went on under another plan, in fp64, relative to the largest value of a tensor."""
+_NOTHING = 1e-9
+"""Values below are the rounding of what is zero, as gradients of a bias before a normalisation."""
 LOST_SECONDS = 45.0
 """Ranks have to end within this time after one of them is lost."""
 _KILLS = {str(Blow.KILL), str(Blow.TEAR)}
@@ -220,7 +222,7 @@ def _both_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     off = (found.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(
-        1e-30
+        _NOTHING
     )
     return float(off) if off.isfinite() else math.inf
 

@@ -153,3 +153,17 @@ def fails_otherwise(rank: int, num_ranks: int, store: str, folder: str) -> None:
         except MemfitError as error:
             said.append(f"{type(error).__name__}: {error}")
         Path(folder, f"error-{rank}.txt").write_text("\n".join(said))
+
+
+def is_gone_before_the_start(rank: int, num_ranks: int, store: str, folder: str) -> None:
+    """Leave before the other starts its run; write what that one makes of it, and when."""
+    torch.set_num_threads(1)
+    with joined(rank, num_ranks, store):
+        if rank == 1:
+            os._exit(0)
+        began = time.monotonic()
+        try:
+            memfit.start(build_job(), average_gradients=True)
+        except MemfitError as error:
+            seconds = time.monotonic() - began
+            Path(folder, "said.txt").write_text(f"{type(error).__name__} {seconds:.0f}")

@@ -34,6 +34,15 @@ def test_errors_of_another_kind_and_death_stop_the_other_rank_with_a_message(
     assert "shapes cannot be multiplied" in second
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_gone_before_the_run_starts_is_named(tmp_path: Path) -> None:
+    arguments = (2, str(tmp_path / "store"), str(tmp_path))
+    spawn(guard_ranks.is_gone_before_the_start, args=arguments, nprocs=2)
+    name, seconds = (tmp_path / "said.txt").read_text().split()
+    assert name == "OtherRankError"
+    assert int(seconds) < guard_ranks.MOST_SECONDS
+
+
 def test_a_rank_that_was_lost_is_named_however_often_the_others_are_asked(tmp_path: Path) -> None:
     """After the exchange that it was lost in, the step tells of its error in another one."""
 

@@ -116,6 +116,7 @@ class JoinedRanks:
         self.has_left = False
         self._said = np.zeros((self.num_ranks, _MOST_VALUES), dtype=np.int64)
         self._said_tensor = torch.from_numpy(self._said)
+        _meet(self._backend)
         before = connections().keys()
         self._loss = ""
         self._group: Any = dist.ProcessGroupGloo(
@@ -181,6 +182,20 @@ class JoinedRanks:
 
     def _store_for(self, name: str) -> Any:
         return dist.distributed_c10d.PrefixStore(f"memfit-{self._number}-{name}", self._store)
+
+
+def _meet(backend: str) -> None:
+    """Notice a rank that has gone already, for which a new group would wait half an hour.
+
+    Raises:
+        OtherRankError: if there is one.
+    """
+    if backend != "gloo":
+        return
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        raise OtherRankError(str(error).partition("\n")[0]) from error
 
 
 def ranks_here() -> Ranks:

@@ -62,7 +62,7 @@ def test_a_file_that_is_torn_is_seen(tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks" / "chaos.py")]
     places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*command, "--runs", "12", "--only", "kill", "--seed", str(SEED)],
+        [*command, "--runs", "30", "--only", "kill", "--seed", str(SEED)],
         capture_output=True,
         text=True,
         check=False,

@@ -200,6 +200,13 @@ def test_another_version_of_a_package_counts_as_a_change(job_file, monkeypatch):
     assert planned(job_file)[1].num_found == 0
 
 
+def test_what_is_known_on_a_machine_with_a_card_does_not_count_on_one_without(monkeypatch):
+    assert inputs.surroundings() == inputs.surroundings()
+    before = inputs.digest_of(inputs.surroundings())
+    monkeypatch.setattr(inputs, "_cards", lambda: ["nvidia0"])
+    assert inputs.digest_of(inputs.surroundings()) != before
+
+
 def test_variables_that_shells_change_do_not_count(job_file, monkeypatch):
     planned(job_file)
     monkeypatch.setenv("COLUMNS", "77")

@@ -63,7 +63,7 @@ def surroundings() -> list[object]:
         if name not in _PASSING and not name.startswith(_PASSING_GROUPS)
     }
     return [
-        *(sys.version, platform.platform(), _processor()),
+        *(sys.version, platform.platform(), _processor(), _cards()),
         str(Path.cwd()),
         sorted(variables.items()),
         *(_torch_version(), _installed(), _own_source()),
@@ -75,6 +75,12 @@ def _torch_version() -> str | None:
     found = importlib.util.find_spec("torch")
     origin = None if found is None else found.origin
     return None if origin is None else content_of(str(Path(origin).with_name("version.py")))
+
+
+def _cards() -> list[str]:
+    """Name the GPUs of this machine, which a file may ask for: a home may be that of others too."""
+    found = (Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "kfd"))
+    return sorted(path.name for paths in found for path in paths)
 
 
 def _processor() -> list[object]:

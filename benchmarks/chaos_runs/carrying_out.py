@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import time
 from pathlib import Path
 
 from chaos_runs.outcomes import Outcome
-from chaos_runs.processes import adopt_orphans
+from chaos_runs.processes import adopt_orphans, room
 from chaos_runs.stories import COMMAND, CONFIG, Story
 
 
@@ -20,20 +23,33 @@ def prepared(kind: str | None) -> None:
 
 
 def carried_out(story: Story, *, keeps: Path | None = None) -> Outcome:
-    """Carry out a story.
+    """Carry out a story in a folder of its own.
 
     Args:
         story: what is done.
-        keeps: a folder for the files of a training; None drops them.
+        keeps: a folder for its files; None drops them.
     """
+    began = time.monotonic()
+    root = Path(tempfile.mkdtemp(prefix="memfit-chaos-", dir=room()))
+    try:
+        outcome = _of_its_kind(story, root)
+    finally:
+        if keeps is not None:
+            shutil.copytree(root, keeps, dirs_exist_ok=True)
+        shutil.rmtree(root, ignore_errors=True)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _of_its_kind(story: Story, root: Path) -> Outcome:
     if story.kind == CONFIG:
         from chaos_runs.configs import edited  # noqa: PLC0415 - without torch
 
-        return edited(story)
+        return edited(story, root)
     if story.kind == COMMAND:
         from chaos_runs.commands import called  # noqa: PLC0415 - as above
 
-        return called(story)
+        return called(story, root)
     from chaos_runs.one_run import trained  # noqa: PLC0415 - with torch
 
-    return trained(story, keeps=keeps)
+    return trained(story, root)

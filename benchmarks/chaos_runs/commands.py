@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from chaos_runs.lives import OLD_PLAN
 from chaos_runs.outcomes import Outcome, names_disk
-from chaos_runs.processes import Ends, forked, room, wait_for
+from chaos_runs.processes import Ends, forked, wait_for
 from chaos_runs.stories import OF_PIPE, Fault, Story
 from chaos_runs.system_calls import ERRORS, Blow, Watch
 from memfit import Plan
@@ -58,16 +55,9 @@ class _End:
     ends: Ends
 
 
-def called(story: Story) -> Outcome:
-    """Carry out a story of a command."""
-    began = time.monotonic()
-    root = Path(tempfile.mkdtemp(prefix="memfit-chaos-", dir=room()))
-    try:
-        outcome = _Calling(story, root).outcome()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    outcome.seconds = time.monotonic() - began
-    return outcome
+def called(story: Story, root: Path) -> Outcome:
+    """Carry out a story of a command in an empty folder."""
+    return _Calling(story, root).outcome()
 
 
 class _Calling:

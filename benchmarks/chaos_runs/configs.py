@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from chaos_runs.outcomes import Outcome, names_disk
-from chaos_runs.processes import forked, room, wait_for
+from chaos_runs.processes import forked, wait_for
 from chaos_runs.stories import Fault, Story
 from chaos_runs.system_calls import ERRORS, Blow, Watch
 from memfit.configfile.history import State, records
@@ -24,16 +21,9 @@ _REFUSED = 3
 Contents = Mapping[str, bytes]
 
 
-def edited(story: Story) -> Outcome:
-    """Carry out a story of configuration files."""
-    began = time.monotonic()
-    root = Path(tempfile.mkdtemp(prefix="memfit-chaos-", dir=room()))
-    try:
-        outcome = _Editing(story, root).outcome()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    outcome.seconds = time.monotonic() - began
-    return outcome
+def edited(story: Story, root: Path) -> Outcome:
+    """Carry out a story of configuration files in an empty folder."""
+    return _Editing(story, root).outcome()
 
 
 class _Editing:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +13,7 @@ from chaos_runs.faults import AT_OPERATORS
 from chaos_runs.invariants import Found, Life, broken_in
 from chaos_runs.lives import OLD_PLAN, Place, live
 from chaos_runs.outcomes import Outcome
-from chaos_runs.processes import Ends, forked, room, wait_for
+from chaos_runs.processes import Ends, forked, wait_for
 from chaos_runs.stories import OF_FILES, OF_RANK, Fault, Story
 from chaos_runs.system_calls import Blow, Watch
 
@@ -25,18 +22,9 @@ MOST_SECONDS = 300.0
 UNUSABLE = "unusable"
 
 
-def trained(story: Story, *, keeps: Path | None = None) -> Outcome:
-    """Carry out a story of a training."""
-    began = time.monotonic()
-    root = Path(tempfile.mkdtemp(prefix="memfit-chaos-", dir=room()))
-    try:
-        outcome = _Training(story, root).outcome()
-    finally:
-        if keeps is not None:
-            shutil.copytree(root, keeps, dirs_exist_ok=True)
-        shutil.rmtree(root, ignore_errors=True)
-    outcome.seconds = time.monotonic() - began
-    return outcome
+def trained(story: Story, root: Path) -> Outcome:
+    """Carry out a story of a training in an empty folder."""
+    return _Training(story, root).outcome()
 
 
 class _Training:

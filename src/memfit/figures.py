@@ -250,6 +250,16 @@ class ConsideredPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPlan:
+    """A plan that an earlier call has recorded."""
+
+    strategies: tuple[str, ...]
+    peak_bytes: int
+    """The peak that the budget bounds."""
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSoFar:
     """The fastest plan that fits of those recorded so far, while planning goes on."""
 

@@ -122,6 +122,41 @@ def test_a_budget_that_it_does_not_fit_is_looked_into(ask):
     assert ask.num_imports == 3
 
 
+def test_a_plan_that_is_known_to_fit_is_told_of_first(ask, capsys):
+    found = json.loads(ask("--json"))
+    rung = min(found["ladder"], key=lambda each: each["prediction"]["peak_allocated_bytes"])
+    peak_bytes = rung["prediction"]["peak_allocated_bytes"]
+    budget = f"{peak_bytes}B"
+    assert peak_bytes < found["peak_allocated_bytes"]
+    ask("--json")
+    command = ("plan", f"{ask.file}:job", "--processes", "1", "--budget", budget)
+    assert main(command) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("memfit: an earlier call has found a plan that fits in ")
+    assert all(each["name"] in first for each in rung["strategies"])
+    assert main((*command, "--forbid", "tiling")) == 0
+    assert "earlier call has found" not in capsys.readouterr().err
+
+
+def test_an_interrupted_search_falls_back_on_a_plan_that_is_known(ask, monkeypatch):
+    found = json.loads(ask("--json"))
+    rung = min(found["ladder"], key=lambda each: each["prediction"]["peak_allocated_bytes"])
+    peak_bytes = rung["prediction"]["peak_allocated_bytes"]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memfit.planner.search.search.starting_points", interrupted)
+    taken = json.loads(ask("--json", budget=f"{peak_bytes}B"))
+    assert taken["ended_early"]
+    assert taken["fits"]
+    assert taken["budget_bytes"] == taken["peak_allocated_bytes"] == peak_bytes
+    assert taken["strategies"] == rung["strategies"]
+    assert "interrupted" in taken["notes"][0]
+    command = ("plan", f"{ask.file}:job", "--processes", "1", "--budget", f"{peak_bytes - 1}B")
+    assert main(command) == 130
+
+
 def test_other_wishes_are_another_question(ask):
     used = {each["name"] for each in json.loads(ask("--json"))["strategies"]}
     others = json.loads(ask("--json", "--forbid", min(used)))

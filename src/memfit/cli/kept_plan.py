@@ -17,6 +17,7 @@ from memfit.prediction.budget import MemoryBudget, read_budget
 from .plan_output import PlanOutput
 
 if TYPE_CHECKING:
+    from memfit.figures import KnownPlan
     from memfit.planner.result.planning_result import PlanningResult
 
 _WISHES = ("budget_of", "allow", "require", "forbid", "thorough", "prove")
@@ -65,6 +66,21 @@ class KeptPlan:
         The job is not imported.
         """
         return None if self.cache is None else self._results(self.cache).find(self._budget_bytes)
+
+    def fastest_fitting(self) -> KnownPlan | None:
+        """Return the fastest of what was found for other budgets that fits this one.
+
+        Neither torch nor the job is imported.
+        """
+        if self.cache is None:
+            return None
+        return self._results(self.cache).fastest_fitting(self._budget_bytes)
+
+    def fallback(self) -> PlanningResult | None:
+        """Return that plan, for when the search is interrupted before it has found any."""
+        return (
+            None if self.cache is None else self._results(self.cache).fallback(self._budget_bytes)
+        )
 
     def keep(self, result: PlanningResult, form: tuple[object, ...], output: PlanOutput) -> None:
         """Keep what was found, unless it came with warnings or too early."""

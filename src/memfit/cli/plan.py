@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from memfit.planner.cache.recording_cache import RecordingCache
     from memfit.planner.result.planning_result import PlanningResult
 
+    from .kept_plan import KeptPlan
+    from .planning_progress import PlanningProgress
 
 _ASKED = (
     *("device", "budget", "budget_of", "host_memory", "disk"),
@@ -90,7 +92,7 @@ class PlanCommand:
             if output is None:
                 check_can_write(args)
                 found = kept.result()
-                plan = _new_plan(args, console, device, kept.cache) if found is None else found
+                plan = _new_plan(args, console, device, kept) if found is None else found
                 output = output_of(plan, args, console)
                 kept.keep(plan, form, output)
                 note = _num_kept(kept.cache) if found is None else _ANSWERED
@@ -163,7 +165,24 @@ def _check_seconds(args: argparse.Namespace) -> None:
 
 
 def _new_plan(
-    args: argparse.Namespace, console: Console, device: Device, cache: RecordingCache | None
+    args: argparse.Namespace, console: Console, device: Device, kept: KeptPlan
+) -> PlanningResult:
+    """Look for a plan; where that is interrupted before one is found, take one that is known."""
+    known = kept.fastest_fitting()
+    try:
+        with planning_progress(console, "importing the job", quiet=args.json) as seen:
+            if known is not None:
+                seen.known(known)
+            return _searched(args, device, seen, kept.cache)
+    except KeyboardInterrupt:
+        fallback = None if known is None else kept.fallback()
+        if fallback is None:
+            raise
+        return fallback
+
+
+def _searched(
+    args: argparse.Namespace, device: Device, seen: PlanningProgress, cache: RecordingCache | None
 ) -> PlanningResult:
     """Import the job, and look for a plan."""
     from memfit.job import BuildsTrainerError, load_job
@@ -171,9 +190,9 @@ def _new_plan(
 
     try:
         job = imported_on(device, load_job, args.job)
-        return _plan(job, args, console, cache)
+        return _plan(job, args, seen, cache)
     except BuildsTrainerError as found:
-        return _plan_of_trainer(found, args, console)
+        return _plan_of_trainer(found, args, seen)
 
 
 def _num_kept(cache: RecordingCache | None) -> str:
@@ -182,7 +201,7 @@ def _num_kept(cache: RecordingCache | None) -> str:
 
 
 def _plan(
-    job: Job, args: argparse.Namespace, console: Console, cache: RecordingCache | None
+    job: Job, args: argparse.Namespace, seen: PlanningProgress, cache: RecordingCache | None
 ) -> PlanningResult:
     """Plan, saying which plan is being recorded where someone is watching."""
     from memfit.planner.planning import plan
@@ -190,20 +209,19 @@ def _plan(
 
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
     wanted |= read_rank_numbers(args)
-    with planning_progress(console, "recording the step as it is", quiet=args.json) as seen:
-        processes = usable_processes() if args.processes is None else args.processes
-        return plan(
-            job,
-            **wanted,
-            progress=seen.recording,
-            on_better=seen.better,
-            processes=processes,
-            cache=cache,
-        )
+    processes = usable_processes() if args.processes is None else args.processes
+    return plan(
+        job,
+        **wanted,
+        progress=seen.recording,
+        on_better=seen.better,
+        processes=processes,
+        cache=cache,
+    )
 
 
 def _plan_of_trainer(
-    found: BuildsTrainerError, args: argparse.Namespace, console: Console
+    found: BuildsTrainerError, args: argparse.Namespace, seen: PlanningProgress
 ) -> PlanningResult:
     """Plan for a framework's trainer; Lightning's comes with its module and data.
 
@@ -219,12 +237,12 @@ def _plan_of_trainer(
         )
         raise UsageError(msg)
     wanted: dict[str, Any] = {name: getattr(args, name) for name in _ASKED}
-    with planning_progress(console, "beginning the training", quiet=args.json) as seen:
-        wanted |= {"progress": seen.recording, "on_better": seen.better}
-        if isinstance(found.trainer, tuple):
-            from memfit.integrations.lightning import plan as plan_fit
+    wanted |= {"progress": seen.recording, "on_better": seen.better}
+    seen.say("beginning the training")
+    if isinstance(found.trainer, tuple):
+        from memfit.integrations.lightning import plan as plan_fit
 
-            return plan_fit(*found.trainer, **wanted)
-        from memfit.integrations.transformers import plan as plan_training
+        return plan_fit(*found.trainer, **wanted)
+    from memfit.integrations.transformers import plan as plan_training
 
-        return plan_training(found.trainer, **wanted)
+    return plan_training(found.trainer, **wanted)

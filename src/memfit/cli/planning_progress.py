@@ -13,7 +13,7 @@ from memfit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memfit.figures import PlanSoFar
+    from memfit.figures import KnownPlan, PlanSoFar
 
 _LEAST_WORDS = 20
 
@@ -44,6 +44,20 @@ class PlanningProgress:
         words = label if len(label) <= room else f"{label[: room - 1]}…"
         # Square brackets in a label would be read as markup.
         self._show(f"{begun}{words}".replace("[", r"\["))
+
+    def say(self, text: str) -> None:
+        """Say what is done before anything is recorded."""
+        if self._show is not None:
+            self._show(text)
+
+    def known(self, found: KnownPlan) -> None:
+        """Tell of a plan that fits before any is looked for."""
+        sizes = f"{format_bytes(found.peak_bytes)}, {format_seconds(found.step_seconds)} a step"
+        self._best = f"known to fit: {sizes}"
+        self.say(self._best)
+        if self._show is None:
+            plan = " + ".join(found.strategies) or "as it is"
+            self._write(f"memfit: an earlier call has found a plan that fits in {sizes}: {plan}\n")
 
     def better(self, found: PlanSoFar) -> None:
         """Take note of a plan that is better than those before it."""

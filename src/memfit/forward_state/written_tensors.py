@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,6 +77,12 @@ def _storage(tensor: torch.Tensor) -> int:
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[torch.Tensor]:
     """Yield the tensors that a call writes to."""
     yield from changed_tensors(func, args, kwargs)
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name in _WRITTEN_UNSAID:
-            yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
+    for place, name in _written_unsaid(func):
+        yield from tensors_in(args[place] if place < len(args) else kwargs.get(name))
+
+
+@cache
+def _written_unsaid(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return places and names of the arguments that are written to though no schema says so."""
+    names = enumerate(argument.name for argument in func._schema.arguments)
+    return tuple((place, name) for place, name in names if name in _WRITTEN_UNSAID)

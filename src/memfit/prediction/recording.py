@@ -328,16 +328,17 @@ def _record_job(
         if facts is None:
             stack.enter_context(modes)
             stack.enter_context(precision)
-        positions = _generators_of(session)
+        positions = _generators_of(session) if facts is None else None
         for _ in range(_NUM_STEPS):
             recorder.begin_step()
             run.step(batch)
             recorder.end_step()
             stack.close()  # one step shows all of it
-        draws_random = positions.first_moved() is not None or _draws_in_forward(recorder)
+        has_drawn = positions is not None and positions.first_moved() is not None
         with recorder.paused():  # what comes back then is no matter of the step
             run.close()
         if facts is None:
+            draws_random = has_drawn or _draws_in_forward(recorder)
             facts = gather_facts(session, probed=probed(), draws_random=draws_random)
             facts = replace(facts, modules_in_evaluation=modes.found, own_precision=precision.found)
         notes = mode.compiled_code.notes(session.model)

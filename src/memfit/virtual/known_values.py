@@ -9,7 +9,7 @@ parameters or on large random draws are unknown.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -54,6 +54,14 @@ def value_of(tensor: object) -> torch.Tensor | None:
     if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and not tensor.is_sparse:
         return None if tensor.requires_grad else tensor
     return None
+
+
+def are_known(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether the values of all tensors are known."""
+    for tensor in tensors:  # noqa: SIM110 - asked for every operator; a generator takes longer
+        if value_of(tensor) is None:
+            return False
+    return True
 
 
 def is_assumed(tensor: torch.Tensor) -> bool:

@@ -24,6 +24,7 @@ from memfit.virtual.known_values import (
     NOT_KNOWN,
     Arguments,
     KnownValues,
+    are_known,
     is_assumed,
     is_worth_computing,
     value_of,
@@ -98,13 +99,12 @@ class TensorsWithValues(VirtualTensors):
             return super()._make(func, types, args, kwargs)
         if func is ITEM:
             return self._number(cast(torch.Tensor, args[0]))
-        known = self._values.arguments(args, kwargs)
-        tensors = list(tensors_in((args, tuple(kwargs.values()))))
+        tensors = tensors_in((args, tuple(kwargs.values())))
+        known = self._values.arguments(args, kwargs) if are_known(tensors) else None
         if known is not None and self._stays_real(func, tensors, kwargs):
             values = self._values.run(func, known)
             if values is not NOT_KNOWN:
                 return values
-        own = [id(each) for each in tensors]
         try:
             with self._draws.inside():
                 out = super()._make(func, types, self._without_masks(func, args), kwargs)
@@ -119,7 +119,7 @@ class TensorsWithValues(VirtualTensors):
         if values is NOT_KNOWN:
             self._values.forget_changed(func, args, kwargs)
             return out
-        return self._with_values(args, out, values, own)
+        return self._with_values(args, out, values, [id(each) for each in tensors])
 
     def _stays_real(
         self, func: Any, tensors: Sequence[torch.Tensor], kwargs: Mapping[str, object]

@@ -138,6 +138,8 @@ class FilesRead:
         self._besides = f"{os.path.realpath(besides)}{os.sep}"
         self._opened: set[str] = set()
         self._begun_ns = time.time_ns()
+        self._known: dict[str, bool] = {}
+        """Whether a path is an input, of all that were asked for: following links takes long."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -168,8 +170,10 @@ class FilesRead:
 
     def _is_input(self, path: str) -> bool:
         """Return whether a file counts; links are kept by their own names, as they may be moved."""
-        real = os.path.realpath(path)
-        return _is_input(real) and not real.startswith(self._besides)
+        if path not in self._known:
+            real = os.path.realpath(path)
+            self._known[path] = _is_input(real) and not real.startswith(self._besides)
+        return self._known[path]
 
 
 def _is_input(path: str) -> bool:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from memfit.figures import KnownPlan
 from memfit.planner.cache.recording_cache import RecordingCache
 
 if TYPE_CHECKING:
     from memfit.planner.result.planning_result import PlanningResult
+    from memfit.strategies.plan import Plan
 
 _MOST_RESULTS = 32
 """Of one question under different budgets; the oldest goes first."""
+_INTERRUPTED = (
+    "The search was interrupted before it had found a plan: this is one that an earlier call has "
+    "found, and faster ones may fit."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is known of a result without reading it."""
+
+    plans: tuple[KnownPlan, ...]
+    """The chosen one, and those in reserve."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the peak of the chosen one."""
+        return self.plans[0].peak_bytes
 
 
 class KeptResults:
@@ -43,23 +64,63 @@ class KeptResults:
             return None
         larger = (each for each in known if each is not None and each >= budget_bytes)
         for each in sorted(larger):
-            if known[each] <= budget_bytes:
+            if known[each].peak_bytes <= budget_bytes:
                 found = self._get(each)
                 return None if found is None else found.under_smaller_budget(budget_bytes)
         return None
 
     def keep(self, budget_bytes: int | None, result: PlanningResult) -> None:
         """Keep what was found for a budget, if planning came to its end."""
-        prediction = result.prediction
-        if result.ended_early or prediction is None or budget_bytes in self._known():
+        if result.ended_early or result.prediction is None or budget_bytes in self._known():
             return
         self._cache.put(result, *self._name(budget_bytes))
-        known = {**self._known(), budget_bytes: prediction.bounded_bytes()}
+        known = {**self._known(), budget_bytes: _Kept(tuple(map(_figures, _plans(result))))}
         newest = dict([*known.items()][-_MOST_RESULTS:])
         self._cache.put(newest, "results", self._question)
 
-    def _known(self) -> dict[int | None, int]:
-        """Return the peaks of what was found, by budget."""
+    def fastest_fitting(self, budget_bytes: int | None) -> KnownPlan | None:
+        """Return the fastest of all plans that were given and fit a budget, chosen or in reserve.
+
+        A search may find a faster one.
+        """
+        fitting = self._fitting(budget_bytes)
+        return min((plan for _, plan in fitting), key=_cost, default=None)
+
+    def fallback(self, budget_bytes: int | None) -> PlanningResult | None:
+        """Return the same plan, to be used where the search has come to nothing."""
+        fitting = self._fitting(budget_bytes)
+        found = min(fitting, key=lambda each: _cost(each[1]), default=None)
+        result = None if found is None else self._get(found[0])
+        if found is None or result is None:
+            return None
+        plan = next(each for each in _plans(result) if _figures(each) == found[1])
+        prediction = plan.prediction
+        assert prediction is not None, "every plan that is given has one"
+        return replace(
+            result,
+            strategies=plan.strategies,
+            prediction=replace(prediction, budget_bytes=budget_bytes, fits=True),
+            considered=(),
+            pareto=(),
+            approximations=(),
+            ladder=(),
+            notes=[_INTERRUPTED],
+            ended_early=True,
+        )
+
+    def _fitting(self, budget_bytes: int | None) -> list[tuple[int | None, KnownPlan]]:
+        """List what fits a budget, each with the budget that it was found for."""
+        if budget_bytes is None:
+            return []
+        return [
+            (budget, plan)
+            for budget, kept in self._known().items()
+            for plan in kept.plans
+            if plan.peak_bytes <= budget_bytes
+        ]
+
+    def _known(self) -> dict[int | None, _Kept]:
+        """Return what is known of each result, by budget."""
         found = self._cache.get("results", self._question)
         return found if isinstance(found, dict) else {}
 
@@ -69,3 +130,22 @@ class KeptResults:
 
     def _name(self, budget_bytes: int | None) -> tuple[object, ...]:
         return "result", self._question, budget_bytes
+
+
+def _plans(result: PlanningResult) -> Iterator[Plan]:
+    """Yield the plans that a result gives, each with its prediction."""
+    yield from (each for each in (result, *result.ladder) if each.prediction is not None)
+
+
+def _figures(plan: Plan) -> KnownPlan:
+    prediction = plan.prediction
+    assert prediction is not None, "asked of those that have one"
+    return KnownPlan(
+        strategies=tuple(plan.labels()),
+        peak_bytes=prediction.bounded_bytes(),
+        step_seconds=prediction.step_seconds,
+    )
+
+
+def _cost(plan: KnownPlan) -> tuple[float, int]:
+    return plan.step_seconds, plan.peak_bytes

@@ -5,6 +5,7 @@ heap. Each pair here runs all-reduces, broadcasts of objects and a barrier, then
 training does. Freed memory is filled with a pattern, so that a use after a free shows.
 
     python benchmarks/rerun_gloo.py --runs 20
+    python benchmarks/rerun_gloo.py --runs 200 --save
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from results_file import write_result
+
+NAME = "gloo"
 CHECKS = {
     "plain": {},
     "perturbed": {"MALLOC_PERTURB_": "165"},
     "no thread cache": {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "MALLOC_PERTURB_": "90"},
+    "checked heap": {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"},
     "one arena": {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1", "MALLOC_PERTURB_": "165"},
 }
 """What is set of glibc's own, by name."""
@@ -80,6 +85,7 @@ def main() -> int:
     """Run the pairs in turn, and print how they ended; the exit code is 1 if one was killed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--save", action="store_true", help="keep the counts as a result")
     args = parser.parse_args()
     counts: Counter[tuple[str, str]] = Counter()
     has_failed = False
@@ -95,6 +101,9 @@ def main() -> int:
                     f"run {number}, {name}: {word} after {time.monotonic() - began_seconds:.0f} s"
                 )
                 print(told[-2000:])
+    if args.save:
+        rows = [{"checks": name, "end": word, "ranks": n} for (name, word), n in counts.items()]
+        write_result(NAME, {"runs": args.runs, "rows": rows})
     for (name, word), count in sorted(counts.items()):
         print(f"{name:<20}{word:>10}{count:>6}")
     return int(has_failed)

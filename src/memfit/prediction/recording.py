@@ -397,5 +397,4 @@ def _record_code(
                 recorder.end_step()
     notes = [*evaluation_notes(modes.found), *precision.found.notes_of_a_step()]
     notes += mode.compiled_code.notes()
-    seen = _Seen(modules_in_evaluation=modes.found, notes=notes, group_sizes=group_sizes)
-    return recorder, seen
+    return recorder, _Seen(modules_in_evaluation=modes.found, notes=notes, group_sizes=group_sizes)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.devices.spec import CPU
 from memfit.session.carried_effects import CarriedEffects
@@ -182,7 +182,6 @@ class _Passes:
         for piece in few_of(self._pieces):
             self._begin(piece, stop_at=None)
             loss = self._carried.run_part(partial(self._session.loss_of, piece.batch))
-            randomness.look(piece.seed)
             part = total.weighted(loss, piece.share)
             del loss
             self._enter_phase(Phase.BACKWARD)
@@ -190,6 +189,7 @@ class _Passes:
             self._carried.end_piece()
             total.add(part)
             del part
+            randomness.look(piece.seed)
         for call in reversed(range(len(self._calls.known))):
             for piece in few_of(self._pieces):
                 self._carry_back(call, piece)
@@ -226,22 +226,31 @@ class _Randomness:
 
     def __init__(self, seed: int, device_type: str) -> None:
         self.seed = seed
-        self.has_drawn = device_type != CPU
+        self._is_looked_at = device_type == CPU
+        self.has_drawn = not self._is_looked_at
         """On a GPU it is not looked at, as reading a state would wait for the kernels."""
 
     def look(self, seed: int) -> None:
-        """See whether a forward has drawn since the generator was seeded."""
-        if not self.has_drawn:
-            with _disable_current_modes():
-                untouched = torch.Generator().manual_seed(seed).get_state()
-                self.has_drawn = not torch.equal(torch.get_rng_state(), untouched)
+        """See whether a piece has drawn since the generator was seeded, and seed it again.
+
+        Meant for the end of a piece, when its activations are gone: a state takes memory.
+        """
+        if self._is_looked_at:
+            left = _random_state()
+            torch.default_generator.manual_seed(seed)
+            self.has_drawn |= _random_state() != left
+
+
+def _random_state() -> bytes:
+    """Return the state of the CPU's generator; a recording sees its memory, and gets nothing."""
+    state = torch.get_rng_state()
+    return b"" if isinstance(state, FakeTensor) else state.numpy().tobytes()
 
 
 @contextmanager
 def _replayed_randomness(device_type: str) -> Iterator[_Randomness]:
     """Give a seed taken from the random state, which has moved on afterwards if any piece drew."""
-    with _disable_current_modes():
-        seed = hash(tuple(torch.get_rng_state().tolist()))
+    seed = hash(tuple(_random_state()))
     devices = [torch.cuda.current_device()] if device_type == "cuda" else []
     randomness = _Randomness(seed, device_type)
     with torch.random.fork_rng(devices=devices):

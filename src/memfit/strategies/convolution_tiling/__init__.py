@@ -21,7 +21,7 @@ from memfit.strategies.convolution_tiling.capture import NotCapturedError, captu
 from memfit.strategies.convolution_tiling.execution import TiledForwards
 from memfit.strategies.convolution_tiling.rules import Rules, rules_of
 from memfit.strategies.convolution_tiling.schedule import schedule
-from memfit.strategies.facts import JobFacts
+from memfit.strategies.facts import BatchNorm, JobFacts
 from memfit.units import MIB
 
 _LEAST_TILE_BYTES = MIB // 4
@@ -173,6 +173,9 @@ def _rules_of_call(module: nn.Module, forward: Callable[..., Any], args: Any, kw
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors or any(type(each) is nn.Parameter or not each.numel() for each in tensors):
         raise NotCapturedError("it gets no tensors")
+    if any(isinstance(each, BatchNorm) and each.training for each in module.modules()):
+        # Said before it is followed: another strategy may stand in for the layer, and count calls.
+        raise NotCapturedError("it normalises over the batch")
     metas = {id(each): _meta(each) for each in tensors}
     stand_ins: dict[int, Tensor] = {}
     for member in (*module.parameters(), *module.buffers()):

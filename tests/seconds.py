@@ -28,7 +28,7 @@ LIST = FOLDER / "seconds.txt"
 LISTED_SECONDS = 0.05
 CASE_SECONDS = 0.1
 """A case that takes longer is named by itself, and does not count in its function's mean."""
-SLOW_SECONDS = 0.27
+SLOW_SECONDS = 0.2
 PROPERTY = "processor_seconds"
 """What the report of a run calls it."""
 FIXTURE_PROPERTY = "fixture_seconds"

@@ -127,3 +127,25 @@ def test_where_pieces_do_not_help_all_that_saves_most_is_tried_at_once(world, mo
         assert set(slower) <= set(search.run().strategies)
         monkeypatch.setattr(Neighbours, "strongest", lambda _: iter(()))
     assert numbers[0] < numbers[1]
+
+
+def test_what_costs_little_is_tried_before_what_saves_most(world, monkeypatch):
+    """Its smallest peak is estimated to fit just so."""
+    cheap, dear = OptimizerInBackward(), (ActivationOffload(), FusedAttention())
+    assert cheap.costs_little
+    assert not any(each.costs_little for each in dear)
+    world.savings = {cheap: 900, **dict.fromkeys(dear, 900)}
+    world.factors = {cheap: 1.01, **dict.fromkeys(dear, 1.8)}
+    fixed = tuple((None, each) for each in (cheap, *dear))
+    budget_bytes = world.estimated_bytes((cheap, BLOCKS[-1]))
+    found = []
+    search = search_of(world, budget_bytes, fixed=fixed, splits=(), on_better=found.append)
+    best = search.run()
+    assert cheap.label() in found[0].strategies
+    assert not any(each.label() in found[0].strategies for each in dear)
+    assert found[0].num_recorded < 7
+    assert best.prediction.step_seconds <= found[0].step_seconds
+    monkeypatch.setattr(Neighbours, "mildest", lambda *_: iter(()))
+    found.clear()
+    search_of(world, budget_bytes, fixed=fixed, splits=(), on_better=found.append).run()
+    assert any(each.label() in found[0].strategies for each in dear)

@@ -74,6 +74,8 @@ class Strategy(abc.ABC):
     """The parts of a step whose temporaries it can make smaller."""
     never_faster: ClassVar[bool] = False
     """Whether it can only add time to a step, so that there is no need to try it for speed."""
+    costs_little: ClassVar[bool] = False
+    """Whether it moves nothing and computes little again, so that a step takes hardly longer."""
 
     none_offered: ClassVar[str] = "there is nothing in this job that it could act on."
     """What is said, as a sentence, where ``options`` yields nothing."""

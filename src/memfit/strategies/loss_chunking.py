@@ -45,6 +45,7 @@ class LossChunking(Strategy):
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
     goes_with_shards: ClassVar[bool] = True
     never_faster: ClassVar[bool] = True
+    costs_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.check_at_least(1, "num_candidates")

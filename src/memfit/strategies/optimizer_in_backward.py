@@ -52,6 +52,7 @@ class OptimizerInBackward(Strategy):
     }
     acts_in: ClassVar[tuple[Phase, ...]] = (Phase.OPTIMIZER,)
     never_faster: ClassVar[bool] = True
+    costs_little: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
         "micro-batching": (
             "an update needs the gradients of all pieces, which are added up after one another"

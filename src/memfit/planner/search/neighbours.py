@@ -51,6 +51,15 @@ class Neighbours:
                 yield from self._node(_compatible([split, *settings]), position)
                 return
 
+    def mildest(self, root: Strategies) -> Iterator[SearchNode]:
+        """Yield a combination with all that is said to cost little, in its mildest setting."""
+        firsts = (next((o for o in options if o), None) for options in self._space.options)
+        mild = [option for option in firsts if option is not None and option.costs_little]
+        names = {member.name for member in root}
+        added = [option for option in mild if option.name not in names]
+        if added:
+            yield from self._node(_compatible([*root, *added]), 0)
+
     def halved(self, strategies: Strategies) -> Strategies | None:
         """Return a combination with the next smaller micro-batch; None if there is none."""
         return next((node.strategies for node in self._smaller_pieces(strategies)), None)

@@ -147,19 +147,20 @@ class Search:
             self._look_for_pieces()
 
     def _look_for_pieces(self) -> None:
-        """Record pieces of the batch that may fit, or else what takes least, for some plan."""
+        """Record what may fit, for some plan: what costs little, pieces, then what saves most."""
         root = self.recordings.of(self.tree.nodes[0].strategies)
         guesses = piece_guesses(root, [*self.recordings.tried.values()], self.space)
+        pieces = (each.strategies for each in guesses[:_MOST_GUESSES])
+        mildest = (node.strategies for node in self.neighbours.mildest(root.strategies))
         strongest = (node.strategies for node in self.neighbours.strongest())
-        for strategies in (*(each.strategies for each in guesses[:_MOST_GUESSES]), *strongest):
+        for strategies in (*mildest, *pieces, *strongest):
             found = self.recordings.attempt(strategies) if self.space.allows(strategies) else None
             if found is None:
                 continue
             node = SearchNode(found.strategies, 0, None, found)
-            within = _SPARING * self._budget_bytes(node)
-            enough = [each for each in found.refinements if each.peak_bytes <= within]
-            if enough and not found.prediction.fits:
-                self._try_refinement(node, min(enough, key=lambda each: each.seconds))
+            enough = _likely_to_fit(found, self._budget_bytes(node))
+            if enough is not None and not found.prediction.fits:
+                self._try_refinement(node, enough)
             if self.best_so_far is not None:
                 return
 
@@ -335,6 +336,8 @@ class Search:
             self._queue.push_candidate(node, candidate)
             return
         for refinement in candidate.refinements if is_allowed else ():
+            if refinement.strategies in self.recordings.tried:  # for a first plan
+                node.learn(refinement, self.recordings.of(refinement.strategies))
             self._queue.push_refinement(node, refinement)
         seconds = candidate.prediction.step_seconds
         budget_bytes = candidate.prediction.budget_bytes or 0
@@ -377,6 +380,15 @@ class Search:
             if category not in reached
         )
         return prediction.budget_bytes is not None and least_bytes > prediction.budget_bytes
+
+
+def _likely_to_fit(candidate: Candidate, budget_bytes: int) -> Refinement | None:
+    """Return the fastest refinement that fits by its estimate with room to spare, or at all."""
+    for most_bytes in (_SPARING * budget_bytes, budget_bytes):
+        enough = [each for each in candidate.refinements if each.peak_bytes <= most_bytes]
+        if enough:
+            return min(enough, key=lambda each: each.seconds)
+    return None
 
 
 def without_recomputation(candidate: Candidate) -> Strategies:

@@ -48,6 +48,7 @@ class LinearCrossEntropy(Strategy):
     numerics: ClassVar[Numerics] = Numerics.EXACT
     seams: ClassVar[frozenset[Seam]] = frozenset({Seam.FORWARD})
     goes_with_shards: ClassVar[bool] = True
+    costs_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.check_at_least(1, "num_rows")

@@ -38,6 +38,7 @@ _LINEAR = _VIEWS | {
     "index_put", "_index_put_impl", "_unsafe_index_put", "as_strided", "constant_pad_nd", "repeat",
     "flip", "roll", "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag",
     "_conj", "conj", "_conj_physical", "flatten", "broadcast_to", "embedding_dense_backward",
+    "_sparse_coo_tensor_with_dims_and_tensors",
     "slice_backward", "select_backward", "where", "masked_fill", "diagonal_backward",
     "triu", "tril",
 }  # fmt: skip

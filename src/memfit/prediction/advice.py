@@ -21,6 +21,8 @@ _LEAST_SHARE = 0.02
 """What is less than this part of the figure it belongs to is not worth a line."""
 _DOMINANT_SHARE = 0.5
 _CHEAP_SECONDS = 3.0
+_BY_ROWS = "_coalesce"
+"""What optimizers begin with where a gradient is sparse."""
 
 
 _RANKS = {Topic.MICRO_BATCH: 0, Topic.GUESSED_TERM: 2, Topic.BYTES_PER_SAMPLE: 3}
@@ -88,6 +90,8 @@ def _optimizer_temporaries(recording: StepRecording, device: Device) -> Advice |
     outcome, phases = replay(trace, rules), _phases(trace)
     if not phases or phases[outcome.peak_event] is not Phase.OPTIMIZER:
         return None
+    if any(operation.name == _BY_ROWS for operation in trace.operations):
+        return None  # updates of sparse gradients have no other implementation
     temporaries = sum(
         num_bytes
         for index, num_bytes in alive_at_peak(trace, rules)

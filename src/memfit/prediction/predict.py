@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from memfit.allocator.settings import AllocatorSettings
@@ -13,7 +13,7 @@ from memfit.devices.catalogue import load_device
 from memfit.devices.placement import Placement
 from memfit.devices.spec import CUDA, Device
 from memfit.errors import MemfitError, UsageError
-from memfit.figures import BOUNDED_FIGURES, Holder, Prediction
+from memfit.figures import BOUNDED_FIGURES, Certainty, Holder, Prediction
 from memfit.job import Job
 from memfit.prediction.brief_recording import record_briefly
 from memfit.prediction.budget import MemoryBudget
@@ -206,10 +206,14 @@ def evaluate_steps(
     in_full: bool = False,
     replays: CardReplays | None = None,
 ) -> Prediction:
-    """Turn a recording of any code into a prediction for the device it was made for."""
+    """Turn a recording of any code into a prediction for the device it was made for.
+
+    It is a guess where the size of a tensor rests on an answer.
+    """
     seconds = OperatorTimes(device=device).step_seconds(recording.steady)
     step = _PricedStep(step_seconds=seconds, replays=replays)
-    return _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
+    found = _predicted(recording, device, step, budget, settings=settings, in_full=in_full)
+    return replace(found, certainty=Certainty.GUESS) if recording.decides_sizes else found
 
 
 def evaluate(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -219,9 +220,7 @@ def record_steps(
         marks=recorder.marks,
         card=card,
         record_seconds=time.perf_counter() - started,
-        modules_in_evaluation=seen.modules_in_evaluation,
-        group_sizes=seen.group_sizes,
-        notes=seen.notes,
+        **seen,
     )
 
 
@@ -369,23 +368,16 @@ def _draws_in_forward(recorder: Recorder) -> bool:
     return any(each.is_random and each.phase is Phase.FORWARD for each in operations)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """What was seen of any code besides its memory."""
-
-    modules_in_evaluation: Sequence[str]
-    notes: Sequence[str]
-    group_sizes: Sequence[int]
-
-
 def _record_code(
     setup: Callable[[], Step], card: Card | None, num_steps: int, *, disguised: bool
-) -> tuple[Recorder, _Seen]:
-    """Record code of any kind."""
+) -> tuple[Recorder, Mapping[str, Any]]:
+    """Record code of any kind; return as well what else is kept of it, by its field's name."""
     precision = OwnPrecisionWatch(CPU if card is None else CUDA)
+    assumptions = Assumptions()
+    make_mode = partial(VirtualTensors, assumptions=assumptions)
     with (
         groups_counted() as group_sizes,
-        recording_on(card, disguised=disguised) as (recorder, mode),
+        recording_on(card, disguised=disguised, make_mode=make_mode) as (recorder, mode),
         StepFollower(recorder),
     ):
         step = setup()
@@ -397,4 +389,9 @@ def _record_code(
                 recorder.end_step()
     notes = [*evaluation_notes(modes.found), *precision.found.notes_of_a_step()]
     notes += mode.compiled_code.notes()
-    return recorder, _Seen(modules_in_evaluation=modes.found, notes=notes, group_sizes=group_sizes)
+    return recorder, {
+        "modules_in_evaluation": modes.found,
+        "notes": notes,
+        "answers": assumptions.answers,
+        "group_sizes": group_sizes,
+    }

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memfit.figures import BOUNDED_FIGURES, Interval, Prediction
+from memfit.figures import BOUNDED_FIGURES, Certainty, Interval, Prediction, Term
 from memfit.job import Job
 from memfit.session.batches import real_batch, shapes_of
 from memfit.session.borrowing import left_alone
@@ -58,7 +59,7 @@ class Way:
 def mode_of(way: Way, assumptions: Assumptions) -> Callable[..., VirtualTensors]:
     """Return what makes the fake mode for a way."""
     if not way.is_answered:
-        return VirtualTensors
+        return partial(VirtualTensors, assumptions=assumptions)
 
     def make(*, has_card: bool) -> VirtualTensors:
         # Batches are there already, so that their order does not hang on how weights are drawn.
@@ -106,7 +107,17 @@ def widened(prediction: Prediction, other: Prediction) -> Prediction:
     """
     fits = None if prediction.fits is None else bool(prediction.fits and other.fits)
     intervals = {figure: _around((prediction, other), figure) for figure in BOUNDED_FIGURES}
-    return replace(prediction, intervals=intervals, fits=fits)
+    widened = replace(prediction, intervals=intervals, fits=fits)
+    if prediction.peak_allocated_bytes == other.peak_allocated_bytes:
+        return widened
+    terms = [_less_certain(*pair) for pair in zip(prediction.terms, other.terms, strict=False)]
+    return replace(widened, certainty=Certainty.GUESS, terms=terms)
+
+
+def _less_certain(term: Term, other: Term) -> Term:
+    """Return a term that is a guess where it comes out otherwise the other way."""
+    is_same = term.name != other.name or term.num_bytes == other.num_bytes
+    return term if is_same else replace(term, certainty=Certainty.GUESS)
 
 
 def _around(predictions: Sequence[Prediction], figure: str) -> Interval:

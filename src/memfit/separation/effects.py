@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -117,7 +118,7 @@ def _recorded(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool
         snapshot = state.snapshot()
         with noter:
             _step(session, batch, noter)
-        changes = tuple(_without_shadows(snapshot.changes()))
+        changes = tuple(_that_count(snapshot.changes()))
         drawn = _lines_that_draw(session, batch, changes)
         functions = stays.functions
     seen = _Seen({}, {}, tuple(str(obstacle) for obstacle in state.obstacles))
@@ -161,9 +162,14 @@ def _optimizers_own(
                 yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
-def _without_shadows(changes: Iterable[Change]) -> Iterator[Change]:
-    """Leave out the generators whose draws are seen as operators are."""
-    return (change for change in changes if (change.owner, change.kind) != _TORCH_DRAWS)
+def _that_count(changes: Iterable[Change]) -> Iterator[Change]:
+    """Leave out generators whose draws are seen as operators are, and optimizers' own counts."""
+    for change in changes:
+        is_count = change.full_name.startswith("optimizer.state[") and _STEP.fullmatch(
+            change.detail
+        )
+        if (change.owner, change.kind) != _TORCH_DRAWS and not is_count:
+            yield change
 
 
 def _lines_that_draw(session: Session, batch: Any, changes: Iterable[Change]) -> Mapping[str, str]:
@@ -180,6 +186,8 @@ def _is_global_draw(change: Change) -> bool:
     return change.kind is ChangeKind.GENERATOR and not change.name
 
 
+_STEP = re.compile(r"'step' was \d+, is \d+")
+"""Of SparseAdam; others count in a tensor."""
 _TORCH_DRAWS = ("torch", ChangeKind.GENERATOR)
 
 

@@ -48,7 +48,7 @@ def _is_sum(args: tuple[Any, ...]) -> bool:
     """Return whether two gradients of one shape are added."""
     if len(args) != 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
         return False
-    return bool(args[0].shape == args[1].shape)
+    return bool(args[0].shape == args[1].shape) and not args[0].is_sparse
 
 
 def _comes_from_engine(frame: FrameType | None) -> bool:
@@ -83,7 +83,7 @@ class Sums:
         key = _key_of(torch._C._current_autograd_node())
         if key != self._node:
             self._node, self._made = key, set()
-        if isinstance(out, torch.Tensor):
+        if isinstance(out, torch.Tensor) and not out.is_sparse:
             self._made.add(out.untyped_storage()._cdata)
 
     def is_in_place(self, func: Any, args: tuple[Any, ...]) -> bool:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.trace.collectives import Exchange, exchange_of
 from memfit.trace.events import Operation, Phase
+from memfit.trace.subclasses import parts_of
 from memfit.trace.uncounted_flops import UNCOUNTED
 
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
@@ -63,7 +64,7 @@ def describe(
     if kind.is_free:
         return None
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
-    tensors = [*tensors_in(out), *tensors_in(args)]
+    tensors = with_memory((out, args))
     layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors]
     exchange = exchange_of(func, args) or _NO_EXCHANGE
     return Operation(
@@ -134,14 +135,28 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     return found
 
 
+def with_memory(values: Any) -> list[torch.Tensor]:
+    """List the same, with indices and values in the place of sparse tensors."""
+    tensors = tensors_in(values)
+    if not any(tensor.is_sparse for tensor in tensors):
+        return tensors
+    return [part for tensor in tensors for part in parts_of(tensor)]
+
+
 def _num_bytes(values: tuple[Any, ...]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(values))
+    return sum(tensor.numel() * tensor.element_size() for tensor in with_memory(values))
 
 
 def _moved_bytes(name: str, args: tuple[Any, ...], out: Any) -> int:
-    """Count what is read and written: of a table that is looked up in, no more than is found."""
+    """Count what is read and written: of a table that is looked up in, no more than is found.
+
+    Of one that sparse rows are added to, or that is read where they lie, no more than these.
+    """
     if name in _RENAMED:
         return 0
+    tensors = tensors_in((args, out))
+    if rows := [tensor for tensor in tensors if tensor.is_sparse]:
+        return sum(min(_num_bytes((tensor,)), _num_bytes((rows,))) for tensor in tensors)
     out_bytes = _num_bytes((out,))
     if name in _LOOK_UPS:
         return min(_num_bytes(args[:1]), out_bytes) + _num_bytes(args[1:]) + out_bytes

@@ -31,7 +31,7 @@ from memfit.trace.events import (
 from memfit.trace.lent_memory import memory_of
 from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
-from memfit.trace.operators import changed_tensors, describe, tensors_in
+from memfit.trace.operators import changed_tensors, describe, tensors_in, with_memory
 from memfit.trace.origins import line_of_caller, line_of_user, origins_noted
 from memfit.trace.owners import Owned as Owned
 from memfit.trace.owners import Owners
@@ -210,10 +210,10 @@ class Recorder(OperatorMode):
                 self._meet(out, "tensor", self._place())
             return
         place = self._place()
-        given, made = (*tensors_in(args), *tensors_in([*kwargs.values()])), tensors_in(out)
+        given, made = with_memory((args, *kwargs.values())), with_memory(out)
         operation.reads = self._allocations_of(given)
         operation.is_on_host = not any(map(self.hidden.is_counted, (*given, *made)))
-        operation.changes = self._allocations_of(changed_tensors(func, args))
+        operation.changes = self._allocations_of(with_memory([*changed_tensors(func, args)]))
         operation.first_event = len(self.history.events)
         self.history.operations.append(operation)
         before, scratch = self.hidden.around(func, args, kwargs, out)
@@ -226,7 +226,7 @@ class Recorder(OperatorMode):
         for tensor, category in purposes_of(func, args, kwargs):
             self.name_purpose(tensor, category)
         if self.follower is not None:
-            self.follower.after_operator(operation.name, given, out)
+            self.follower.after_operator(operation.name, tuple(given), out)
         if scratch is not None:
             self._pass_by(scratch, operation.name, place)
 

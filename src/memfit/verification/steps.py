@@ -100,7 +100,7 @@ def run_steps(
     def keep_gradients(phase: Phase) -> None:
         if phase is Phase.OPTIMIZER and is_first:
             gradients.update(
-                (name, parameter.grad.detach().clone())
+                (name, _copy_of(parameter.grad))
                 for name, parameter in session.model.named_parameters()
                 if parameter.grad is not None
             )
@@ -226,7 +226,13 @@ class _GradientKeeper(Instrument):
     def __call__(self, parameter: torch.Tensor) -> None:
         """Take the place of a gradient that was not whole yet."""
         if parameter.grad is not None:
-            self.gradients[self.name] = parameter.grad.detach().clone()
+            self.gradients[self.name] = _copy_of(parameter.grad)
+
+
+def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Copy a gradient, a sparse one as the dense one that it stands for."""
+    found = gradient.detach()
+    return found.clone() if found.layout is torch.strided else found.to_dense()
 
 
 def _kept_gradients(session: Session) -> tuple[dict[str, torch.Tensor], list[Any]]:

@@ -17,6 +17,8 @@ from memfit.trace.origins import line_of_caller
 
 _MOST_EQUAL_ANSWERS = 1000
 """Truths in a row at one line: code that asks until it hears another gets another."""
+_SPARSE = "sparse gradients"
+"""In the place of a line: an optimizer asks, which is nobody's code here."""
 _ATEN = torch.ops.aten
 
 
@@ -63,9 +65,28 @@ class Assumptions:
         self.note("mask", words, decides_sizes=True)
         return given
 
-    def note(self, operator: str, given: str, *, decides_sizes: bool = False) -> int:
-        """List an answer; return how often it was given at this line."""
-        line = line_of_caller()
+    def num_different(self, count: int, most: int) -> int:
+        """Return how many of some rows of a sparse gradient differ: all that can, or one."""
+        bound = min(count, most)
+        if bound > 1:
+            self._note_rows()
+        return min(1, bound) if self.is_skewed else bound
+
+    def num_joined(self, *counts: int) -> int:
+        """Return how many rows two sparse gradients have together: all, or where they are alike."""
+        if min(counts) > 0:
+            self._note_rows()
+        return max(counts) if self.is_skewed else sum(counts)
+
+    def _note_rows(self) -> None:
+        words = "that all rows are the same" if self.is_skewed else "that all rows differ"
+        self.note("rows", words, decides_sizes=True, line=_SPARSE)
+
+    def note(
+        self, operator: str, given: str, *, decides_sizes: bool = False, line: str = ""
+    ) -> int:
+        """List an answer; return how often it was given at this line, the caller's if not said."""
+        line = line or line_of_caller()
         before = self._answers.get((line, operator))
         times = before.num_times + 1 if before else 1
         self._answers[line, operator] = Answer(

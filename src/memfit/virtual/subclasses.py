@@ -11,7 +11,6 @@ from torch.utils._mode_utils import no_dispatch
 
 from memfit.errors import OpaqueTensorError, RecordingError
 from memfit.trace.subclasses import inside_of, is_hollow
-from memfit.units import format_bytes
 
 _MOST_KNOWN_VALUES = 4096
 _NESTED_WITHOUT_PARTS = "the batch has a nested tensor of layout torch.strided"
@@ -104,14 +103,3 @@ def _values_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     with no_dispatch():
         return tensor.detach().cpu().clone()
-
-
-def sparse_refusal(func: Any, tensor: torch.Tensor) -> RecordingError:
-    """Say what to do where an operator gives a sparse tensor, with what a dense one takes."""
-    dense_bytes = tensor.numel() * tensor.element_size()
-    return RecordingError(
-        f"The operator {func} gives a sparse tensor, whose size depends on its values",
-        f"Use dense tensors (for embeddings, sparse=False): this one takes "
-        f"{format_bytes(dense_bytes)} then, and needs an optimizer such as Adam in place of "
-        "SparseAdam. Or use `memfit measure`, which really runs the step.",
-    )

@@ -32,6 +32,7 @@ from memfit.kernels.cuda.operators import CUDA_OPERATORS
 from memfit.kernels.registration import Rule, call_rule, names_argument
 from memfit.trace.origins import OWN_FOLDERS
 from memfit.trace.subclasses import is_left_to_a_class
+from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cache_keys import append_key
 from memfit.virtual.compiled_code import CompiledCode
 from memfit.virtual.cuda.autocast import VirtualAutocast
@@ -48,7 +49,8 @@ from memfit.virtual.cuda.wrappers import wrappers
 from memfit.virtual.own_fakes import OWN_FAKES
 from memfit.virtual.repeated_results import key_of, learn, made_again
 from memfit.virtual.replacements import replacements
-from memfit.virtual.subclasses import FakeWrappers, is_nested_int, nested_int, sparse_refusal
+from memfit.virtual.sparse_gradients import SparseGradients
+from memfit.virtual.subclasses import FakeWrappers, is_nested_int, nested_int
 
 _RANGES = (
     torch.ops.aten.linspace.default,
@@ -81,8 +83,9 @@ class VirtualTensors(FakeTensorMode):
     positions, optimizer step counts. They need neither a batch nor noteworthy memory.
     """
 
-    def __init__(self, *, has_card: bool = False) -> None:
+    def __init__(self, *, has_card: bool = False, assumptions: Assumptions | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self._sparse = SparseGradients(assumptions or Assumptions(), has_card=has_card)
         self._has_card = has_card
         self._fakes: dict[Any, Rule | None] = {}
         self.compiled_code = CompiledCode()
@@ -105,7 +108,8 @@ class VirtualTensors(FakeTensorMode):
             return device_told_to_cpp(cast(FakeTensor, args[0]))
         if self._has_card and not self.in_kernel_invocation:
             kwargs = with_device_meant(kwargs)
-        return self._make(func, types, args, kwargs)
+        out = self._sparse.carry_out(self, func, args, kwargs)
+        return self._make(func, types, args, kwargs) if out is NotImplemented else out
 
     def _make(
         self,
@@ -192,7 +196,7 @@ class VirtualTensors(FakeTensorMode):
                 raise UnsupportedOperatorException(func) from error
             raise
         if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
-            raise sparse_refusal(func, out)
+            self._sparse.meet(func, out)
         return out
 
     @property

@@ -66,7 +66,7 @@ class TensorsWithValues(VirtualTensors):
         assumptions: Assumptions,
         draws: HostDraws | None = None,
     ) -> None:
-        super().__init__(has_card=has_card)
+        super().__init__(has_card=has_card, assumptions=assumptions)
         self._assumptions = assumptions
         self._values = KnownValues()
         self._draws = draws or HostDraws()

@@ -51,6 +51,20 @@ def embedded_back(use: Use) -> list[Flow]:
     return [found if is_sum else replace(found, kind=gradient.kind)]
 
 
+def sparse(use: Use) -> list[Flow]:
+    """Lay down rows and their numbers, which stand for a sum over all rows with one number."""
+    index, rows = use.known("indices", "values")
+    plain_index(index)
+    if index.is_positions or len(index.axes) != 2 or index.axes[0] is not None:
+        raise CoupledError("uses the positions of samples in the batch")
+    if Kind.SUM in (index.kind, rows.kind):
+        raise CoupledError("multiplies a sum over the batch by each sample")
+    _check_rows(rows, replace(index, axes=index.axes[1:]))
+    found = sum_over_batch(len(use.result_size()), rows.ratio, rows, index)
+    is_sum = Kind.EACH in (rows.kind, index.kind)
+    return [found if is_sum else replace(found, kind=rows.kind)]
+
+
 def _check_rows(gradient: Flow, index: Flow) -> None:
     """Check that gradients belong to the samples by whose numbers they are added up.
 
@@ -222,6 +236,7 @@ def distances_back(use: Use) -> list[Flow]:
 RULES: Mapping[str, Any] = {
     "embedding": embedded,
     "embedding_dense_backward": embedded_back,
+    "_sparse_coo_tensor_with_dims_and_tensors": sparse,
     "gather": gathered,
     "index_select": selected,
     **dict.fromkeys(("index", "_unsafe_index"), indexed),

@@ -50,14 +50,14 @@ def test_a_test_that_takes_too_long_fails_unless_it_is_called_slow() -> None:
 
 
 def test_fast_is_what_is_not_listed_and_the_quickest_of_each_file() -> None:
-    listed = {"a.py::one": 0.5, "a.py::two": 0.25, "b.py::two": 0.2, "c.py::one": 2.0}
+    listed = {"a.py::one": 0.5, "a.py::two": 0.19, "b.py::two": 0.15, "c.py::one": 2.0}
     names = ["a.py::one", "a.py::two[1]", "b.py::two", "c.py::one", "b.py::one"]
 
     assert seconds.fast(dict.fromkeys(names, ()), listed) == {"a.py::two[1]", "b.py::one"}
 
 
 def test_what_needs_a_fixture_that_is_not_quick_is_not_fast() -> None:
-    listed = {"a.py@made": 0.25, "b.py@made": 9.0, "b.py::two": 0.2}
+    listed = {"a.py@made": 0.19, "b.py@made": 9.0, "b.py::two": 0.15}
     needs = {"a.py::one": ["a.py@made"], "b.py::one": ["b.py@made"], "b.py::two": []}
 
     assert seconds.fast(needs | {"a.py::two": ["a.py@other"]}, listed) == {"a.py::two", "b.py::two"}
@@ -81,8 +81,8 @@ def test_a_long_case_is_named_by_itself() -> None:
 
 def test_a_report_takes_the_place_of_what_was_listed() -> None:
     before = {"a.py::one": 0.2, "a.py::two[1]": 3.0, "b.py::one": 0.25}
-    reported = {"a.py::one": 0.01, "a.py::two[2]": 0.2, "a.py::two[3]": 0.26, "a.py::all[1]": 1.0}
+    reported = {"a.py::one": 0.01, "a.py::two[2]": 0.14, "a.py::two[3]": 0.18, "a.py::all[1]": 1.0}
 
     assert seconds.updated(before, reported) == pytest.approx(
-        {"a.py::two[1]": 3.0, "a.py::two": 0.23, "b.py::one": 0.25, "a.py::all": 1.0}
+        {"a.py::two[1]": 3.0, "a.py::two": 0.16, "b.py::one": 0.25, "a.py::all": 1.0}
     )

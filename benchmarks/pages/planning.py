@@ -119,17 +119,20 @@ def plan_command(figures: Figures) -> Iterator[str]:
         "once torch, memfit and the job's own file are imported; after the last better plan it is "
         "shown that nothing estimated is faster, and plans in reserve are recorded. Processor "
         "time and peak memory are those of the command with all its processes, and of its first. "
-        "What is kept was recorded by the calls above for the same job."
+        "What is kept was recorded by the calls above for the same job; a plan that is known from "
+        "them is told of before torch is imported. The loop is one of plain Python, timed before "
+        "each command: where it takes longer, the machine was slower."
     )
     yield table(
-        "job | asked | kept | first plan | all | planning begins | last plan | processor | "
-        "memory | step",
-        "lllrrrrrrr",
+        "job | asked | kept | known plan | first plan | all | planning begins | last plan | "
+        "processor | memory | step | loop",
+        "lllrrrrrrrrr",
         (
             (
                 row["job"],
                 f"`{row['asked']}`",
                 "yes" if row["is_kept"] else "no",
+                _after(row.get("known_plan_seconds")),
                 _after(row.get("first_plan_seconds")),
                 _after(row["seconds"]),
                 _after(row.get("before_planning_seconds")),
@@ -137,6 +140,7 @@ def plan_command(figures: Figures) -> Iterator[str]:
                 _after(row["cpu_seconds"]),
                 format_bytes(row["peak_bytes"]),
                 _step_of(row),
+                format_seconds(row["loop_seconds"]),
             )
             for row in figures["rows"]
         ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memfit.cli.planning_progress import PlanningProgress
-from memfit.figures import PlanSoFar
+from memfit.figures import KnownPlan, PlanSoFar
 
 FOUND = PlanSoFar(
     strategies=("fused-attention", "micro-batching(4)"),
@@ -46,3 +48,25 @@ def test_brackets_of_labels_are_no_markup():
     shown: list[str] = []
     PlanningProgress(shown.append, lambda _line: None, 80).recording("activation[red]")
     assert r"\[red]" in shown[0]
+
+
+def test_what_is_slower_than_a_plan_that_is_known_is_not_told():
+    lines: list[str] = []
+    progress = PlanningProgress(None, lines.append)
+    progress.known(KnownPlan(strategies=("tiling(4)",), peak_bytes=2 << 30, step_seconds=0.29))
+    assert lines == [
+        "memfit: an earlier call has found a plan that fits in 2.00 GiB, 290 ms a step: tiling(4)\n"
+    ]
+    progress.better(FOUND)
+    assert len(lines) == 1
+    progress.better(replace(FOUND, step_seconds=0.28))
+    assert "280 ms" in lines[1]
+
+
+def test_somebody_who_watches_sees_the_plan_that_is_known():
+    shown: list[str] = []
+    progress = PlanningProgress(shown.append, lambda _line: pytest.fail("one line is enough"))
+    progress.known(KnownPlan(strategies=(), peak_bytes=2 << 30, step_seconds=0.29))
+    progress.recording("as it is")
+    assert shown[0] == "known to fit: 2.00 GiB, 290 ms a step"
+    assert shown[1] == "known to fit: 2.00 GiB, 290 ms a step · 1: as it is"

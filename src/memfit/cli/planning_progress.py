@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ class PlanningProgress:
         self, show: Callable[[str], None] | None, write: Callable[[str], object], width: int = 80
     ) -> None:
         self._show, self._write, self._width = show, write, width
-        self._best = ""
+        self._best, self._known_seconds = "", math.inf
         self._num_begun = 0
 
     def recording(self, label: str) -> None:
@@ -53,14 +54,16 @@ class PlanningProgress:
     def known(self, found: KnownPlan) -> None:
         """Tell of a plan that fits before any is looked for."""
         sizes = f"{format_bytes(found.peak_bytes)}, {format_seconds(found.step_seconds)} a step"
-        self._best = f"known to fit: {sizes}"
+        self._best, self._known_seconds = f"known to fit: {sizes}", found.step_seconds
         self.say(self._best)
         if self._show is None:
             plan = " + ".join(found.strategies) or "as it is"
             self._write(f"memfit: an earlier call has found a plan that fits in {sizes}: {plan}\n")
 
     def better(self, found: PlanSoFar) -> None:
-        """Take note of a plan that is better than those before it."""
+        """Take note of a plan that is better than those before it, unless one is known that is."""
+        if found.step_seconds > self._known_seconds:
+            return
         sizes = f"{format_bytes(found.peak_bytes)}, {_against(found)}"
         self._best = f"fits: {sizes}"
         if self._show is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.options import SearchSpace
@@ -19,7 +19,13 @@ def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategi
         space.split_checks.look_ahead()
     smaller, faster = list(root), list(root)
     groups = [_maybe_faster(options, root) for options in space.options]
-    recordings.expect(_expected(root, groups))
+    singles = [in_catalogue_order((*root, option)) for wanted in groups for option in wanted]
+    together = _together(root, groups)
+    if plain.prediction.fits or together in singles:
+        recordings.expect([*singles, together])
+    else:  # the first plan that fits is wanted soon, and this is likely to be one
+        recordings.expect([together, *singles])
+        recordings.attempt(together)
     for wanted in groups:
         for option, alone in _alone(recordings, root, wanted):
             if alone.cost[:2] >= plain.cost[:2] or conflict([*faster, option]):
@@ -37,14 +43,13 @@ def _maybe_faster(options: Sequence[Strategy | None], root: Strategies) -> list[
     return [o for o in options if o is not None and o not in root and not o.never_faster]
 
 
-def _expected(root: Strategies, groups: Sequence[Sequence[Strategy]]) -> Iterator[Strategies]:
-    """Yield what will be recorded: each alone, and all at once, as is likely."""
+def _together(root: Strategies, groups: Sequence[Sequence[Strategy]]) -> Strategies:
+    """Return the first setting of each at once, which is likely to be faster than any alone."""
     together = list(root)
     for wanted in groups:
-        yield from (in_catalogue_order((*root, option)) for option in wanted)
         if wanted and not conflict([*together, wanted[0]]):
             together.append(wanted[0])
-    yield in_catalogue_order(together)
+    return in_catalogue_order(together)
 
 
 def _alone(

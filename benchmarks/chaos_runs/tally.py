@@ -48,6 +48,9 @@ def tallied(rows: Sequence[Row]) -> dict[str, Any]:
         "num_violations_by_thousand": [
             sum(bool(row["violations"]) for row in each) for each in thousands
         ],
+        "num_violations_in_last_thousand": sum(
+            bool(row["violations"]) for row in done[-_THOUSAND:]
+        ),
         "num_struck": sum(row["struck"] for row in done),
         "num_of_several_ranks": sum(row["ranks"] > 1 for row in done),
         "num_that_were_no_jobs": len(rows) - len(done),

@@ -74,7 +74,8 @@ def chaos(figures: Figures) -> Iterator[str]:
         f"{figures['num_runs']:,} runs drawn at random ([chaos.md](chaos.md)), "
         f"{figures['num_of_several_ranks']} of them on 2 or 4 ranks over gloo; a fault was met in "
         f"{figures['num_struck']:,}. Runs that broke a promise: {figures['num_violations']} "
-        f"(by thousand: {thousands})."
+        f"(by thousand: {thousands}; {figures['num_violations_in_last_thousand']} in the last "
+        "thousand)."
     )
     yield table(
         "kind | runs | that met a fault",

@@ -131,7 +131,7 @@ def test_where_pieces_do_not_help_all_that_saves_most_is_tried_at_once(world, mo
 
 def test_what_costs_little_is_tried_before_what_saves_most(world, monkeypatch):
     """Its smallest peak is estimated to fit just so."""
-    cheap, dear = OptimizerInBackward(), (ActivationOffload(), FusedAttention())
+    cheap, dear = OptimizerInBackward(), (ActivationOffload(),)
     assert cheap.costs_little
     assert not any(each.costs_little for each in dear)
     world.savings = {cheap: 900, **dict.fromkeys(dear, 900)}

@@ -1,6 +1,6 @@
-"""Guesses pieces of a batch that would fit, by what is known of the whole one, for a first plan.
+"""Guesses what would fit for a first plan: blocks to recompute, and pieces of a batch.
 
-The search would come to them step by step, and where a step takes seconds to record, in minutes.
+The search would come to pieces step by step, and where a step takes seconds to record, in minutes.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memfit.planner.search.candidates import Candidate, Strategies
+from memfit.planner.search.candidates import Candidate, Refinement, Strategies
 from memfit.planner.search.options import SearchSpace
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.plan import conflict, in_catalogue_order
 from memfit.trace.events import Category
 
+SPARING = 0.95
+"""Of the budget: what is estimated to take no more is all but sure to fit."""
 _MOST_SIZES = 2
 _LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 
@@ -25,6 +27,15 @@ class PieceGuess:
     strategies: Strategies
     seconds: float
     """Of the same on the whole batch, at least."""
+
+
+def likely_to_fit(candidate: Candidate, budget_bytes: int) -> Refinement | None:
+    """Return the fastest refinement that fits by its estimate with room to spare, or at all."""
+    for most_bytes in (SPARING * budget_bytes, budget_bytes):
+        enough = [each for each in candidate.refinements if each.peak_bytes <= most_bytes]
+        if enough:
+            return min(enough, key=lambda each: each.seconds)
+    return None
 
 
 def piece_guesses(root: Candidate, alone: list[Candidate], space: SearchSpace) -> list[PieceGuess]:

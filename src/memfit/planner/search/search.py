@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.search.descent import smallest
-from memfit.planner.search.first_guess import piece_guesses
+from memfit.planner.search.first_guess import SPARING, likely_to_fit, piece_guesses
 from memfit.planner.search.neighbours import TOLERANCE, Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.patience import Patience
 from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.relaxation import relaxed
-from memfit.planner.search.starting_points import starting_points
+from memfit.planner.search.starting_points import likely_start, starting_points
 from memfit.planner.search.tree import SearchNode, SearchTree
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.trace.events import Category, Phase
@@ -38,8 +38,6 @@ OnBetter = Callable[[PlanSoFar], None]
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
 _MOST_ALIKE = 2
-_SPARING = 0.95
-"""Of the budget: what is estimated to take no more is all but sure to fit."""
 _MOST_GUESSES = 1
 """So many pieces of a batch are tried for a first plan, before the search looks for the best."""
 _NUM_GUESSES = 3
@@ -111,6 +109,9 @@ class Search:
             return self.best_so_far
 
     def _run(self) -> Candidate | None:
+        likely = likely_start(self.recordings, self.space)
+        if likely is not None:
+            self._try_guess(likely)
         for root in starting_points(self.recordings, self.space):
             node = SearchNode(root, 0, None)
             self._add(node, 0.0)
@@ -138,7 +139,7 @@ class Search:
             for node in nodes
             if node.candidate is not None and self.space.allows(node.strategies)
             for refinement in node.candidate.refinements
-            if refinement.peak_bytes <= _SPARING * self._budget_bytes(node)
+            if refinement.peak_bytes <= SPARING * self._budget_bytes(node)
         ]
         if fitting:
             *_, node, refinement = min(fitting, key=lambda each: each[:2])
@@ -154,15 +155,19 @@ class Search:
         mildest = (node.strategies for node in self.neighbours.mildest(root.strategies))
         strongest = (node.strategies for node in self.neighbours.strongest())
         for strategies in (*mildest, *pieces, *strongest):
-            found = self.recordings.attempt(strategies) if self.space.allows(strategies) else None
-            if found is None:
-                continue
-            node = SearchNode(found.strategies, 0, None, found)
-            enough = _likely_to_fit(found, self._budget_bytes(node))
-            if enough is not None and not found.prediction.fits:
-                self._try_refinement(node, enough)
+            self._try_guess(strategies)
             if self.best_so_far is not None:
                 return
+
+    def _try_guess(self, strategies: Strategies) -> None:
+        """Record a combination for some plan; recompute blocks where that is estimated to do."""
+        found = self.recordings.attempt(strategies) if self.space.allows(strategies) else None
+        if found is None or found.prediction.fits:
+            return
+        node = SearchNode(found.strategies, 0, None, found)
+        enough = likely_to_fit(found, self._budget_bytes(node))
+        if enough is not None:
+            self._try_refinement(node, enough)
 
     def _budget_bytes(self, node: SearchNode) -> int:
         return self.recordings.of(node.strategies).prediction.budget_bytes or 0
@@ -380,15 +385,6 @@ class Search:
             if category not in reached
         )
         return prediction.budget_bytes is not None and least_bytes > prediction.budget_bytes
-
-
-def _likely_to_fit(candidate: Candidate, budget_bytes: int) -> Refinement | None:
-    """Return the fastest refinement that fits by its estimate with room to spare, or at all."""
-    for most_bytes in (_SPARING * budget_bytes, budget_bytes):
-        enough = [each for each in candidate.refinements if each.peak_bytes <= most_bytes]
-        if enough:
-            return min(enough, key=lambda each: each.seconds)
-    return None
 
 
 def without_recomputation(candidate: Candidate) -> Strategies:

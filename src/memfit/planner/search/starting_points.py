@@ -11,6 +11,20 @@ from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
 
 
+def likely_start(recordings: Recordings, space: SearchSpace) -> Strategies | None:
+    """Return what the search is likely to begin with; None where the step fits as it is.
+
+    It is to be recorded first, as the first plan is wanted soon.
+    """
+    root = in_catalogue_order(space.required)
+    if recordings.of(root).prediction.fits:
+        return None
+    groups = _groups(space, root)
+    together = _together(root, groups)
+    recordings.expect([together, *_singles(root, groups)])
+    return together
+
+
 def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategies]:
     """Return the combinations to begin with: what is required, and what makes a step faster."""
     root = in_catalogue_order(space.required)
@@ -18,14 +32,8 @@ def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategi
     if recordings.looks_ahead and space.split_checks is not None and not plain.prediction.fits:
         space.split_checks.look_ahead()
     smaller, faster = list(root), list(root)
-    groups = [_maybe_faster(options, root) for options in space.options]
-    singles = [in_catalogue_order((*root, option)) for wanted in groups for option in wanted]
-    together = _together(root, groups)
-    if plain.prediction.fits or together in singles:
-        recordings.expect([*singles, together])
-    else:  # the first plan that fits is wanted soon, and this is likely to be one
-        recordings.expect([together, *singles])
-        recordings.attempt(together)
+    groups = _groups(space, root)
+    recordings.expect([*_singles(root, groups), _together(root, groups)])
     for wanted in groups:
         for option, alone in _alone(recordings, root, wanted):
             if alone.cost[:2] >= plain.cost[:2] or conflict([*faster, option]):
@@ -38,9 +46,16 @@ def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategi
     return [strategies for strategies in found if recordings.attempt(strategies)] or [root]
 
 
-def _maybe_faster(options: Sequence[Strategy | None], root: Strategies) -> list[Strategy]:
-    """Return those settings of a strategy that may make a step faster."""
-    return [o for o in options if o is not None and o not in root and not o.never_faster]
+def _groups(space: SearchSpace, root: Strategies) -> list[list[Strategy]]:
+    """Return the settings of each strategy that may make a step faster."""
+    return [
+        [o for o in options if o is not None and o not in root and not o.never_faster]
+        for options in space.options
+    ]
+
+
+def _singles(root: Strategies, groups: Sequence[Sequence[Strategy]]) -> list[Strategies]:
+    return [in_catalogue_order((*root, option)) for wanted in groups for option in wanted]
 
 
 def _together(root: Strategies, groups: Sequence[Sequence[Strategy]]) -> Strategies:

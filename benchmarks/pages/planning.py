@@ -121,7 +121,7 @@ def plan_command(figures: Figures) -> Iterator[str]:
         "time and peak memory are those of the command with all its processes, and of its first. "
         "What is kept was recorded by the calls above for the same job; a plan that is known from "
         "them is told of before torch is imported. The loop is one of plain Python, timed before "
-        "each command: where it takes longer, the machine was slower."
+        "each command: where it takes longer, the machine was slower. " + figures.get("beside", "")
     )
     yield table(
         "job | asked | kept | known plan | first plan | all | planning begins | last plan | "

@@ -19,7 +19,7 @@ from memfit.job import Job
 from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.cuda.card import Card
 from memfit.live_state import LiveState
-from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault
+from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault, step_at_fault
 from memfit.prediction.ways import Way, batch_for, fake_batch, mode_of
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.separation.separation import Separation
@@ -330,7 +330,8 @@ def _record_job(
         positions = _generators_of(session) if facts is None else None
         for _ in range(_NUM_STEPS):
             recorder.begin_step()
-            run.step(batch)
+            with step_at_fault(recorder):
+                run.step(batch)
             recorder.end_step()
             stack.close()  # one step shows all of it
         has_drawn = positions is not None and positions.first_moved() is not None

@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 from memfit.errors import JobFunctionError, MemfitError, RecordingError
+from memfit.job import expected_signature
 from memfit.kernels.cuda.card import Card
+from memfit.trace.events import Phase
 from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Recorder
 from memfit.virtual.tensors import ValuesNeededError
@@ -29,6 +31,8 @@ _SAY_RANKS = (
     "Say how many ranks train together, with --ranks N or memfit.predict(..., ranks=N): a process "
     "group is open then while the job's functions are called."
 )
+_BLAMED = {Phase.BACKWARD: ("loss", "backward pass"), Phase.OPTIMIZER: ("optimizer", "step")}
+"""The function that made what fails in a phase, and what that phase is called."""
 
 
 @contextmanager
@@ -74,6 +78,28 @@ def code_at_fault(card: Card | None) -> Iterator[None]:
         elif card is None and "cuda" in str(error).lower():
             remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
         raise RecordingError(what, remedy) from error
+
+
+@contextmanager
+def step_at_fault(recorder: Recorder) -> Iterator[None]:
+    """Say which of a job's functions is to blame where torch refuses the rest of a step.
+
+    Raises:
+        JobFunctionError: with torch's own sentence, where backward or the optimizer's step fails.
+    """
+    try:
+        yield
+    except (MemfitError, torch.OutOfMemoryError):
+        raise
+    except RuntimeError as error:
+        blamed = _BLAMED.get(recorder.phase)
+        if blamed is None or type(error).__module__.startswith("torch._subclasses"):
+            raise
+        function, part = blamed
+        place = _place_of(error)
+        where = f" ({place})" if place else ""
+        reason = f"its {part} raised {type(error).__name__}: {str(error).rstrip('.')}{where}"
+        raise JobFunctionError(function, expected_signature(function), reason) from error
 
 
 def check_placed(recorder: Recorder, card: Card | None) -> None:

@@ -28,6 +28,8 @@ _AS_TORCH_DOES = frozenset(
         _ATEN._has_compatible_shallow_copy_type.default,
         _ATEN._indices.default,
         _ATEN._values.default,
+        _ATEN.indices.default,
+        _ATEN.values.default,
         _ATEN._nnz.default,
         _ATEN.dense_dim.default,
         _ATEN.detach.default,
@@ -94,21 +96,27 @@ class SparseGradients:
 
     def coalesce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Add up the rows with the same index, in memory for all rows as the CPU's kernel does."""
-        indices, values = tensor._indices(), tensor._values()
         most = 1
         for extent in tensor.shape[: tensor.sparse_dim()]:
             most *= extent
         count = self._num_different(tensor._nnz(), most)
-        new_indices = torch.empty_like(indices, memory_format=torch.contiguous_format)
-        new_values = torch.empty_like(values, memory_format=torch.contiguous_format)
+        new_indices, new_values = _new_parts(tensor)
         kept = new_indices.narrow(1, 0, count), new_values.narrow(0, 0, count)
         return _made_like(tensor, *kept, is_coalesced=True)
 
     def copy(self, tensor: torch.Tensor, **_kwargs: Any) -> Any:
-        """Take a gradient over as autograd does where nothing watches it; no other copies."""
+        """Take a gradient over as autograd does where nothing watches it; no other copies.
+
+        Indices that lie apart, as those of a column, are copied with their rows, and so are rows
+        that lie apart. Source: ``AccumulateGrad::accumulateGrad`` in
+        torch/csrc/autograd/functions/accumulate_grad.h.
+        """
         if not _is_asked_by("AccumulateGrad"):
             raise sparse_refusal(_COPIED, tensor)
-        return _made_like(tensor, tensor._indices(), tensor._values())
+        indices, values = tensor._indices(), tensor._values()
+        if not (indices.is_contiguous() and values.is_contiguous()):
+            return _made_like(tensor, *_new_parts(tensor))
+        return _made_like(tensor, indices, values)
 
     def add(self, first: torch.Tensor, second: torch.Tensor, **_kwargs: Any) -> Any:
         """Join the rows of two sparse tensors, or add them to a dense one.
@@ -131,10 +139,61 @@ class SparseGradients:
         """Do the same to the first; what it consisted of lives until the kernel has ended."""
         if first.layout is not torch.sparse_coo:
             return first
-        joined = self.add(first, second)
-        self._replaced = (first._indices(), first._values())
-        first.data = joined
-        return first
+        return self._replace(first, self.add(first, second))
+
+    def _replace(self, tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Have a sparse tensor consist of what another does; keep its old parts until the next."""
+        self._replaced = (tensor._indices(), tensor._values())
+        tensor.data = new
+        return tensor
+
+    def scale(self, tensor: torch.Tensor, number: Any) -> Any:
+        """Multiply or divide by one number: indices and rows are new.
+
+        Source: ``div_out_sparse_zerodim`` and ``_mul_dense_sparse_out`` in
+        aten/src/ATen/native/sparse/SparseTensorMath.cpp.
+        """
+        return self.negate(tensor) if _is_scaled(tensor, number) else NotImplemented
+
+    def multiply_in_place(self, tensor: torch.Tensor, number: Any) -> Any:
+        """Do the same, and let go of the old indices and rows; torch forgets that they differ."""
+        if not _is_scaled(tensor, number):
+            return NotImplemented
+        return self._replace(tensor, _made_like(tensor, *_new_parts(tensor)))
+
+    def divide_in_place(self, tensor: torch.Tensor, number: Any) -> Any:
+        """Divide the rows where they lie."""
+        return tensor if _is_scaled(tensor, number) else NotImplemented
+
+    def negate(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make rows anew out of each of the old ones, with indices of their own."""
+        return _made_like(tensor, *_new_parts(tensor), is_coalesced=tensor.is_coalesced())
+
+    def empty(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Let go of all rows: zeros take none."""
+        indices, values = tensor._indices(), tensor._values()
+        none = indices.new_empty((indices.shape[0], 0)), values.new_empty((0, *values.shape[1:]))
+        return self._replace(tensor, _made_like(tensor, *none))
+
+    def norm(
+        self,
+        tensor: torch.Tensor,
+        _power: Any = None,
+        dims: Sequence[int] = (),
+        keepdim: bool = False,
+        **others: Any,
+    ) -> Any:
+        """Give one number, that of the rows once they are added up."""
+        is_whole = len(dims) in (0, tensor.dim())
+        if tensor.layout is not torch.sparse_coo or not is_whole or keepdim or others:
+            return NotImplemented
+        return tensor._values().new_empty(())
+
+    def lay_out(self, tensor: torch.Tensor, dtype: Any = None, **_kwargs: Any) -> Any:
+        """Make a dense tensor, as large as the table."""
+        if dtype is not None:
+            return NotImplemented
+        return tensor._values().new_empty(tensor.shape)
 
     def mask(self, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
         """Take the rows of a dense tensor that a sparse one has."""
@@ -174,10 +233,18 @@ class SparseGradients:
 
 _RULES: Mapping[Any, Callable[..., Any]] = {
     _ATEN._coalesce.default: SparseGradients.coalesce,
+    _ATEN._to_dense.default: SparseGradients.lay_out,
     _ATEN.add.Tensor: SparseGradients.add,
     _ATEN.add_.Tensor: SparseGradients.add_in_place,
     _ATEN.clone.default: SparseGradients.copy,
+    _ATEN.div.Tensor: SparseGradients.scale,
+    _ATEN.div_.Tensor: SparseGradients.divide_in_place,
+    _ATEN.mul.Tensor: SparseGradients.scale,
+    _ATEN.mul_.Tensor: SparseGradients.multiply_in_place,
+    _ATEN.neg.default: SparseGradients.negate,
+    _ATEN.norm.ScalarOpt_dim: SparseGradients.norm,
     _ATEN.sparse_mask.default: SparseGradients.mask,
+    _ATEN.zero_.default: SparseGradients.empty,
     _BAGS_BACK: SparseGradients.gradient_of_bags,
     _PICK: SparseGradients.without_padding,
 }
@@ -204,6 +271,22 @@ def _reason(func: Any) -> str:
     if any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in keys):
         return f"It is not known what {func} takes for a sparse tensor"
     return f"Sparse tensors have no {func} {_FAILS}"
+
+
+def _is_scaled(tensor: Any, number: Any) -> bool:
+    """Return whether a sparse tensor and one number are given, in this order."""
+    if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.sparse_coo:
+        return False
+    if isinstance(number, torch.Tensor):
+        return number.layout is torch.strided and not number.dim() and not number.is_complex()
+    return isinstance(number, (int, float))
+
+
+def _new_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make indices and values like those of a sparse tensor, in memory of their own."""
+    indices = torch.empty_like(tensor._indices(), memory_format=torch.contiguous_format)
+    values = torch.empty_like(tensor._values(), memory_format=torch.contiguous_format)
+    return indices, values
 
 
 def _made_like(

@@ -12,16 +12,25 @@ from typing import Any
 import torch
 
 from memfit.kernels.registration import Operator
-from memfit.kernels.tensor_bytes import num_bytes
+from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
 
 _LONG_BYTES = 8
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _coalesce(*, self: torch.Tensor) -> int:
-    """Sort the indices: their places, and two copies of them."""
+    """Sort the indices: their places, and two copies of them; a single row is only copied."""
+    if self._nnz() <= 1:
+        return 0
     copies = 3 + (self.sparse_dim() > 1)
-    return copies * self._nnz() * _LONG_BYTES
+    return copies * self._nnz() * _LONG_BYTES + sum(copied_bytes(self._values()))
+
+
+def _norm(*, self: torch.Tensor) -> int:
+    """Add up rows of a sparse tensor by index first."""
+    if self.layout is not torch.sparse_coo or self.is_coalesced():
+        return 0
+    return num_bytes(self._indices()) + num_bytes(self._values()) + _coalesce(self=self)
 
 
 def _sparse_mask(*, out: torch.Tensor) -> int:
@@ -84,5 +93,6 @@ OPERATORS = {
     "_embedding_bag": Operator(fake=_with_room, scratch=_bags),
     "_embedding_bag_backward": Operator(scratch=_bags_backward),
     "index.Tensor": Operator(scratch=_index),
+    "norm.ScalarOpt_dim": Operator(scratch=_norm),
     "sparse_mask": Operator(scratch=_sparse_mask),
 }

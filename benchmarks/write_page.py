@@ -87,6 +87,7 @@ _SECTIONS = (
     Section("Runs that fail at random operators", "guard_faults", runs.faults),
     Section("Sharded runs that fail at random operators", "sharded_faults", runs.sharded_faults),
     Section("Things broken at random", "chaos", runs.chaos, "chaos.py --runs 2000 --save"),
+    Section("Ranks under heap checks", "gloo", runs.gloo, "rerun_gloo.py --runs 200 --save"),
     Section("Several ranks under every engine", "engines", ranks.engines, "record_engines.py"),
     Section("Training loops with state of their own", "guard_scenarios", runs.scenarios),
     Section("What guard, monitor and journal cost", "guard_overhead", runs.guard_overhead),

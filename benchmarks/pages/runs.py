@@ -91,6 +91,20 @@ def chaos(figures: Figures) -> Iterator[str]:
     yield f"Strategies of their plans: {', '.join(f'{name} {count:,}' for name, count in counts)}."
 
 
+def gloo(figures: Figures) -> Iterator[str]:
+    """Say how pairs of ranks ended whose heaps were checked."""
+    counts = ", ".join(
+        f"{row['checks']} {row['ranks']} {row['end']}"
+        for row in sorted(figures["rows"], key=lambda row: row["checks"])
+    )
+    ended = sum(row["ranks"] for row in figures["rows"] if row["end"] != "done")
+    yield (
+        f"{figures['runs']} pairs of ranks that talk through gloo, under glibc's checks of the "
+        f"heap in turn; {ended} ranks ended otherwise than they should. Ranks by what was set: "
+        f"{counts}."
+    )
+
+
 def _difference(row: Figures) -> str:
     found = row["largest_difference"]
     if found is None:

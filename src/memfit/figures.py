@@ -250,7 +250,7 @@ class ConsideredPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPlan:
+class EarlierPlan:
     """A plan that an earlier call has recorded."""
 
     strategies: tuple[str, ...]

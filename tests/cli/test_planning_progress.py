@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memfit.cli.planning_progress import PlanningProgress
-from memfit.figures import KnownPlan, PlanSoFar
+from memfit.figures import EarlierPlan, PlanSoFar
 
 FOUND = PlanSoFar(
     strategies=("fused-attention", "micro-batching(4)"),
@@ -53,7 +53,7 @@ def test_brackets_of_labels_are_no_markup():
 def test_what_is_slower_than_a_plan_that_is_known_is_not_told():
     lines: list[str] = []
     progress = PlanningProgress(None, lines.append)
-    progress.known(KnownPlan(strategies=("tiling(4)",), peak_bytes=2 << 30, step_seconds=0.29))
+    progress.known(EarlierPlan(strategies=("tiling(4)",), peak_bytes=2 << 30, step_seconds=0.29))
     assert lines == [
         "memfit: an earlier call has found a plan that fits in 2.00 GiB, 290 ms a step: tiling(4)\n"
     ]
@@ -66,7 +66,7 @@ def test_what_is_slower_than_a_plan_that_is_known_is_not_told():
 def test_somebody_who_watches_sees_the_plan_that_is_known():
     shown: list[str] = []
     progress = PlanningProgress(shown.append, lambda _line: pytest.fail("one line is enough"))
-    progress.known(KnownPlan(strategies=(), peak_bytes=2 << 30, step_seconds=0.29))
+    progress.known(EarlierPlan(strategies=(), peak_bytes=2 << 30, step_seconds=0.29))
     progress.recording("as it is")
     assert shown[0] == "known to fit: 2.00 GiB, 290 ms a step"
     assert shown[1] == "known to fit: 2.00 GiB, 290 ms a step · 1: as it is"

@@ -17,7 +17,7 @@ from memfit.prediction.budget import MemoryBudget, read_budget
 from .plan_output import PlanOutput
 
 if TYPE_CHECKING:
-    from memfit.figures import KnownPlan
+    from memfit.figures import EarlierPlan
     from memfit.planner.result.planning_result import PlanningResult
 
 _WISHES = ("budget_of", "allow", "require", "forbid", "thorough", "prove")
@@ -67,7 +67,7 @@ class KeptPlan:
         """
         return None if self.cache is None else self._results(self.cache).find(self._budget_bytes)
 
-    def fastest_fitting(self) -> KnownPlan | None:
+    def fastest_fitting(self) -> EarlierPlan | None:
         """Return the fastest of what was found for other budgets that fits this one.
 
         Neither torch nor the job is imported.

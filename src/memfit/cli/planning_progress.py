@@ -14,7 +14,7 @@ from memfit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memfit.figures import KnownPlan, PlanSoFar
+    from memfit.figures import EarlierPlan, PlanSoFar
 
 _LEAST_WORDS = 20
 
@@ -51,7 +51,7 @@ class PlanningProgress:
         if self._show is not None:
             self._show(text)
 
-    def known(self, found: KnownPlan) -> None:
+    def known(self, found: EarlierPlan) -> None:
         """Tell of a plan that fits before any is looked for."""
         sizes = f"{format_bytes(found.peak_bytes)}, {format_seconds(found.step_seconds)} a step"
         self._best, self._known_seconds = f"known to fit: {sizes}", found.step_seconds

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memfit.figures import KnownPlan
+from memfit.figures import EarlierPlan
 from memfit.planner.cache.recording_cache import RecordingCache
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _INTERRUPTED = (
 class _Kept:
     """What is known of a result without reading it."""
 
-    plans: tuple[KnownPlan, ...]
+    plans: tuple[EarlierPlan, ...]
     """The chosen one, and those in reserve."""
 
     @property
@@ -78,18 +78,17 @@ class KeptResults:
         newest = dict([*known.items()][-_MOST_RESULTS:])
         self._cache.put(newest, "results", self._question)
 
-    def fastest_fitting(self, budget_bytes: int | None) -> KnownPlan | None:
+    def fastest_fitting(self, budget_bytes: int | None) -> EarlierPlan | None:
         """Return the fastest of all plans that were given and fit a budget, chosen or in reserve.
 
         A search may find a faster one.
         """
-        fitting = self._fitting(budget_bytes)
-        return min((plan for _, plan in fitting), key=_cost, default=None)
+        found = self._fastest(budget_bytes)
+        return None if found is None else found[1]
 
     def fallback(self, budget_bytes: int | None) -> PlanningResult | None:
         """Return the same plan, to be used where the search has come to nothing."""
-        fitting = self._fitting(budget_bytes)
-        found = min(fitting, key=lambda each: _cost(each[1]), default=None)
+        found = self._fastest(budget_bytes)
         result = None if found is None else self._get(found[0])
         if found is None or result is None:
             return None
@@ -99,6 +98,9 @@ class KeptResults:
         return replace(
             result,
             strategies=plan.strategies,
+            numerics=plan.numerics,
+            proof=plan.proof,
+            reasons=plan.reasons,
             prediction=replace(prediction, budget_bytes=budget_bytes, fits=True),
             considered=(),
             pareto=(),
@@ -108,16 +110,17 @@ class KeptResults:
             ended_early=True,
         )
 
-    def _fitting(self, budget_bytes: int | None) -> list[tuple[int | None, KnownPlan]]:
-        """List what fits a budget, each with the budget that it was found for."""
+    def _fastest(self, budget_bytes: int | None) -> tuple[int | None, EarlierPlan] | None:
+        """Return the fastest plan that fits a budget, with the budget that it was found for."""
         if budget_bytes is None:
-            return []
-        return [
+            return None
+        fitting = (
             (budget, plan)
             for budget, kept in self._known().items()
             for plan in kept.plans
             if plan.peak_bytes <= budget_bytes
-        ]
+        )
+        return min(fitting, key=lambda each: _cost(each[1]), default=None)
 
     def _known(self) -> dict[int | None, _Kept]:
         """Return what is known of each result, by budget."""
@@ -137,15 +140,15 @@ def _plans(result: PlanningResult) -> Iterator[Plan]:
     yield from (each for each in (result, *result.ladder) if each.prediction is not None)
 
 
-def _figures(plan: Plan) -> KnownPlan:
+def _figures(plan: Plan) -> EarlierPlan:
     prediction = plan.prediction
     assert prediction is not None, "asked of those that have one"
-    return KnownPlan(
+    return EarlierPlan(
         strategies=tuple(plan.labels()),
         peak_bytes=prediction.bounded_bytes(),
         step_seconds=prediction.step_seconds,
     )
 
 
-def _cost(plan: KnownPlan) -> tuple[float, int]:
+def _cost(plan: EarlierPlan) -> tuple[float, int]:
     return plan.step_seconds, plan.peak_bytes

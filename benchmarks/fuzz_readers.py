@@ -123,7 +123,18 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 
 
 def outcome_of(reader: Reader, content: bytes, folder: Path) -> Outcome:
-    """Have a reader read a content."""
+    """Have a reader read a content; what seems slow is read up to twice more.
+
+    A virtual machine that is held up counts the wait as the process's own time, once in a while.
+    """
+    found = _once_read(reader, content, folder)
+    for _ in range(2):
+        if found.kind == SLOW:
+            found = _once_read(reader, content, folder)
+    return found
+
+
+def _once_read(reader: Reader, content: bytes, folder: Path) -> Outcome:
     path = folder / reader.name
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, whole in reader.beside:

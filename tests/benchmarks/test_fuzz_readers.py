@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
+from dataclasses import replace
 
 import pytest
-from fuzz_readers import BAD, fuzzed, inputs_of, mutated
+from fuzz_readers import BAD, fuzzed, inputs_of, mutated, outcome_of
 from fuzz_readers_list import READERS
 
 QUICK = [each for each in READERS if "on a page" not in each.title]
@@ -46,3 +48,18 @@ def test_an_input_is_the_same_whatever_came_before_it():
     (_, alone), *_ = inputs_of(reader, SEED, range(7, 8))
     assert [*inputs_of(reader, SEED, range(9))][7] == (7, alone)
     assert mutated(b"abc", random.Random(1)) == mutated(b"abc", random.Random(1))
+
+
+def test_only_what_is_slow_whenever_it_is_read_is_called_slow(tmp_path):
+    def takes(*processor_seconds):
+        left = iter(processor_seconds)
+
+        def read(_path):
+            until = time.process_time() + next(left)
+            while time.process_time() < until:
+                pass
+
+        return replace(QUICK[0], read=read, most_seconds=0.02)
+
+    assert outcome_of(takes(0.03, 0.0), b"", tmp_path).kind == "read"
+    assert outcome_of(takes(0.03, 0.03, 0.03), b"", tmp_path).kind == "slow"

@@ -114,7 +114,8 @@ def _uses(history: Trace, position: int) -> Iterator[int]:
     """Yield the events of quantizing the weight that is read at a position."""
     made = {history.events[position]}
     for event in history.events[position + 1 :]:
-        if event >= 0 and _is_from(history, event, quantized, "quantize", "_quantize_scales"):
+        # A packed weight is attributed to the layer that holds it, not to where it is packed.
+        if event >= 0 and _is_from(history, event, quantized):
             made.add(event)
         elif event >= 0 or -1 - event not in made:
             return
@@ -124,11 +125,13 @@ def _uses(history: Trace, position: int) -> Iterator[int]:
 
 
 def _is_from(history: Trace, event: int, module: object, *functions: str) -> bool:
-    """Return whether one of a module's functions asked for the memory of an allocation."""
+    """Return whether an allocation is one of some functions of a module's, or of any."""
     place, _, line = history.allocations[event].source_line.rpartition(":")
     name = str(getattr(module, "__name__", "")).replace(".", "/")
     if place != f"{name}.py":
         return False
+    if not functions:
+        return True
     codes = (getattr(module, function).__code__ for function in functions)
     return any(int(line) in {number for *_, number in code.co_lines()} for code in codes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from memfit.errors import StrategyError
 from memfit.figures import Approximation, RefusalKind
@@ -37,11 +38,15 @@ def approximations(
     """
     found: list[Approximation] = []
     failures: list[str] = []
-    for setting in [*_mildest_settings(space, facts)][:_MOST_RECORDINGS]:
-        others = [strategy for strategy in chosen if not conflict([strategy, setting])]
-        strategies = in_catalogue_order([*others, setting])
+    wanted = [
+        (setting, in_catalogue_order([*(s for s in chosen if not conflict([s, setting])), setting]))
+        for setting in islice(_mildest_settings(space, facts), _MOST_RECORDINGS)
+    ]
+    if evaluate.ahead is not None:
+        evaluate.ahead.expect([strategies for _, strategies in wanted])
+    for setting, strategies in wanted:
         try:
-            prediction = evaluate.in_short(strategies).prediction
+            prediction = evaluate.once_expected(strategies).prediction
         except StrategyError as error:
             failures.append(f"--allow {setting.name} was tried: {error.reason}")
             continue

@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
@@ -47,11 +47,13 @@ def can_fork() -> bool:
     )
 
 
-class Aside(Generic[Found]):
-    """Work that is done in a copy of this process, which changes nothing here.
+class AsideSeries(Generic[Found]):
+    """Work in a copy of this process whose results are taken one by one, as they come.
+
+    It changes nothing here.
 
     Args:
-        work: is called in the copy; what it returns is pickled.
+        work: is iterated over in the copy; what it yields is pickled.
         niceness: added to the copy's, so that it takes only what others leave of the processor.
         most_seconds: what is waited for no longer is done here: a lock that another thread held
             while the copy was made is never given back in it.
@@ -59,17 +61,17 @@ class Aside(Generic[Found]):
 
     def __init__(
         self,
-        work: Callable[[], Found],
+        work: Callable[[], Iterable[Found]],
         niceness: int = 0,
         most_seconds: float = _USUAL_SECONDS,
     ) -> None:
         self._most_seconds = most_seconds
+        self._owner = os.getpid()
         here, there = multiprocessing.Pipe(duplex=False)
         self._connection: Connection = here
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(
-            target=_carry_out, args=(work, there, here, niceness), daemon=True
-        )
+        words = work, there, here, niceness, self._owner
+        self._process = context.Process(target=_carry_out, args=words, daemon=True)
         with warnings.catch_warnings():
             # The threads that draw progress are not there in the copy, which draws nothing.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -81,21 +83,22 @@ class Aside(Generic[Found]):
         """Return whether there is nothing to be had yet."""
         return self._process.is_alive() and not self._connection.poll()
 
-    def result(self) -> Found | None:
-        """Wait for what the work returned; None if it failed in any way, so that it is done here.
+    def next(self) -> Found | None:
+        """Wait for the next result; None if none came or is to come, so that it is done here.
 
-        Can be asked once.
+        The copy is ended then. Another copy of the process that started this one is told nothing,
+        as what it took would be missed there.
         """
-        try:
-            if not self._connection.poll(self._most_seconds):
-                return None
-            found: Found = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError, ImportError):
+        if self._connection.closed or os.getpid() != self._owner:
             return None
-        else:
-            return found
-        finally:
-            self.stop()
+        try:
+            if self._connection.poll(self._most_seconds):
+                found: Found = pickle.loads(self._connection.recv_bytes())
+                return found
+        except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError, ImportError):
+            pass
+        self.stop()
+        return None
 
     def stop(self) -> None:
         """End the process, if it has not ended."""
@@ -106,22 +109,56 @@ class Aside(Generic[Found]):
         self._process.join()
 
 
+class Aside(AsideSeries[Found]):
+    """Work with one result that is done in a copy of this process, which changes nothing here.
+
+    Args:
+        work: is called in the copy; what it returns is pickled.
+        niceness: as for ``AsideSeries``.
+        most_seconds: as for ``AsideSeries``.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Found],
+        niceness: int = 0,
+        most_seconds: float = _USUAL_SECONDS,
+    ) -> None:
+        super().__init__(lambda: (work(),), niceness, most_seconds)
+
+    def result(self) -> Found | None:
+        """Wait for what the work returned; None if it failed in any way, so that it is done here.
+
+        Can be asked once.
+        """
+        try:
+            return self.next()
+        finally:
+            self.stop()
+
+
 def _carry_out(
-    work: Callable[[], Found], connection: Connection, others: Connection, niceness: int
+    work: Callable[[], Iterable[Found]],
+    connection: Connection,
+    others: Connection,
+    niceness: int,
+    parent: int,
 ) -> None:
-    """Do the work in the copy, and send what it returns; where it fails, nothing."""
+    """Do the work in the copy, and send what it gives; where it fails, nothing more."""
     others.close()  # else nobody would notice that the reader is gone
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended before it was followed
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it decides what becomes of it
     os.nice(niceness)
     _say_nothing()
     torch.set_num_threads(1)  # the threads of a pool are not copied
     gc.freeze()  # what was there stays; looking through it would copy its memory
     try:
-        found = pickle.dumps(work())
+        for found in work():
+            connection.send_bytes(pickle.dumps(found))
     except BaseException:  # noqa: BLE001 - it is done again where it can be reported
         return
-    connection.send_bytes(found)
 
 
 def _say_nothing() -> None:

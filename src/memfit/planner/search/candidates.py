@@ -83,6 +83,11 @@ class Evaluator:
         self.in_full = in_full or in_short
         self.ahead = ahead
 
+    def once_expected(self, strategies: Strategies) -> Candidate:
+        """Record a combination in short, or take what was recorded ahead."""
+        found = None if self.ahead is None else self.ahead.take(strategies)
+        return found or self.in_short(strategies)
+
 
 def recorded_members(strategies: Strategies) -> Strategies:
     """Leave out what changes nothing that is recorded, such as what the allocator is told."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from memfit.planner.search.candidates import Candidate, Refinement, Strategies
 from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.tree import LASTING
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.plan import conflict, in_catalogue_order
 from memfit.trace.events import Category
@@ -17,7 +18,6 @@ from memfit.trace.events import Category
 SPARING = 0.95
 """Of the budget: what is estimated to take no more is all but sure to fit."""
 _MOST_SIZES = 2
-_LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,23 @@ def piece_guesses(root: Candidate, alone: list[Candidate], space: SearchSpace) -
     return sorted(found, key=lambda guess: guess.seconds)
 
 
+def bytes_in_pieces(whole: Candidate, share: float) -> int:
+    """Estimate the peak of pieces of a share of the size, nothing recomputed."""
+    kept_bytes = _lasting_bytes(whole) + _gradient_bytes(whole)
+    return kept_bytes + int(share * max(0, whole.peak_bytes - kept_bytes))
+
+
+def _lasting_bytes(whole: Candidate) -> int:
+    return sum(whole.prediction.by_category.get(each.value, 0) for each in LASTING)
+
+
 def _of(
     whole: Candidate, strategies: Strategies, seconds: float, space: SearchSpace
 ) -> Iterator[PieceGuess]:
     """Yield the largest pieces that may fit, by what a step takes on the whole batch."""
     prediction = whole.prediction
     budget_bytes, num_samples = prediction.budget_bytes, prediction.batch_size
-    lasting_bytes = sum(prediction.by_category.get(each.value, 0) for each in _LASTING)
+    lasting_bytes = _lasting_bytes(whole)
     if not (budget_bytes and num_samples and lasting_bytes) or any(
         isinstance(member, AbstractSplitting) for member in strategies
     ):

@@ -27,10 +27,17 @@ class Neighbours:
         """Yield the combinations with one strategy or one halving more.
 
         Strategies are added to the whole batch, so that each combination is reached one way.
+        Whether the pieces of a halving keep the results is left to who opens it, as that may take
+        seconds to find out.
         """
         if node.split == 0:
             yield from self._with_one_more(node)
-        yield from self._smaller_pieces(node.strategies, node, self._line_through(node))
+        yield from self._next_pieces(node.strategies, node, node.split)
+
+    def instead(self, node: SearchNode) -> Iterator[SearchNode]:
+        """Yield what takes the place of a child whose pieces may not be taken: the next smaller."""
+        if node.parent is not None:
+            yield from self._next_pieces(node.parent.strategies, node.parent, node.split)
 
     def smaller(self, node: SearchNode) -> Iterator[SearchNode]:
         """Yield whatever could be smaller than a node by one strategy or one halving."""
@@ -65,24 +72,35 @@ class Neighbours:
         return next((node.strategies for node in self._smaller_pieces(strategies)), None)
 
     def _smaller_pieces(
-        self,
-        strategies: Strategies,
-        parent: SearchNode | None = None,
-        line: _Line | None = None,
+        self, strategies: Strategies, parent: SearchNode | None = None
     ) -> Iterator[SearchNode]:
-        """Yield the combination with the next smaller pieces that keep the results, if any.
+        """Yield the combination with the next smaller pieces that keep the results, if any."""
+        splits = self._space.splits
+        position = next((n for n, split in enumerate(splits, 1) if split in strategies), 0)
+        for place, split in enumerate(splits[position:], position + 1):
+            if self._space.obstacle([split]) is None:
+                yield from self._in_pieces(strategies, place, parent)
+                return
+
+    def _next_pieces(
+        self, strategies: Strategies, parent: SearchNode, position: int
+    ) -> Iterator[SearchNode]:
+        """Yield the combination with the first pieces after a position among the splits, if any.
 
         Sizes that are over the budget by a line that bounds them from below are passed over.
         """
-        splits = self._space.splits
-        position = next((n for n, split in enumerate(splits, 1) if split in strategies), 0)
-        whole = [member for member in strategies if member not in splits]
-        for place, split in enumerate(splits[position:], position + 1):
-            if line is not None and not line.may_fit(split):
-                continue
-            if self._space.obstacle([split]) is None:
-                yield from self._node([*whole, split], place, parent)
+        line = self._line_through(parent)
+        for place, split in enumerate(self._space.splits[position:], position + 1):
+            if line is None or line.may_fit(split):
+                yield from self._in_pieces(strategies, place, parent)
                 return
+
+    def _in_pieces(
+        self, strategies: Strategies, place: int, parent: SearchNode | None
+    ) -> Iterator[SearchNode]:
+        splits = self._space.splits
+        whole = [member for member in strategies if member not in splits]
+        yield from self._node([*whole, splits[place - 1]], place, parent)
 
     def _with_one_more(self, node: SearchNode) -> Iterator[SearchNode]:
         for options in self._space.options:

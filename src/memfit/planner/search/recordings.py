@@ -66,9 +66,7 @@ class Recordings:
             StrategyError: if it turns out not to apply.
         """
         if strategies not in self.tried:
-            ahead = self._evaluate.ahead
-            found = None if ahead is None else ahead.take(strategies)
-            self._keep(found or self._evaluate.in_short(strategies))
+            self._keep(self._evaluate.once_expected(strategies))
         return self.tried[strategies]
 
     def expect(self, combinations: Iterable[Strategies], *, is_sure: bool = True) -> None:

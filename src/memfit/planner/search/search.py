@@ -14,7 +14,6 @@ fits, those first that may become smallest.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -22,6 +21,7 @@ from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.search.descent import smallest
 from memfit.planner.search.first_guess import SPARING, likely_to_fit, piece_guesses
+from memfit.planner.search.guesses import Guesses
 from memfit.planner.search.neighbours import TOLERANCE, Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.patience import Patience
@@ -29,9 +29,9 @@ from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.relaxation import relaxed
 from memfit.planner.search.starting_points import likely_start, starting_points
-from memfit.planner.search.tree import SearchNode, SearchTree
+from memfit.planner.search.tree import LASTING, SearchNode, SearchTree
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
-from memfit.trace.events import Category, Phase
+from memfit.strategies.plan import in_catalogue_order
 
 OnBetter = Callable[[PlanSoFar], None]
 
@@ -40,13 +40,8 @@ _MOST_RECORDINGS = 120
 _MOST_ALIKE = 2
 _MOST_GUESSES = 1
 """So many pieces of a batch are tried for a first plan, before the search looks for the best."""
-_NUM_GUESSES = 3
-"""So many entries of the queue may be recorded ahead of their turn."""
-_LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 _LEAST_SAVING = 0.002
 """Of the budget: what saves less is not taken further, as it would take as many recordings."""
-_LITTLE = 0.01
-"""Of the budget: what cannot save more is combined only with what nearly fits."""
 _LARGEST_ERROR = 0.15
 """How far off estimates may be where nothing has shown by how much, as a share of the budget."""
 
@@ -78,6 +73,7 @@ class Search:
         self._slack = slack
         self._on_better = on_better
         self._queue = SearchQueue()
+        self._guesses = Guesses(space, self.neighbours, self._may_fit)
         self._seen: set[Strategies] = set()
 
     @property
@@ -109,6 +105,7 @@ class Search:
             return self.best_so_far
 
     def _run(self) -> Candidate | None:
+        self._look_ahead()
         likely = likely_start(self.recordings, self.space)
         if likely is not None:
             self._try_guess(likely)
@@ -124,7 +121,22 @@ class Search:
             found = reached if reached.prediction.fits else None
         if found is None or self.is_over:
             return found
+        self._settle_largest_pieces()
         return relaxed(found, self.recordings, self.neighbours)
+
+    def _look_ahead(self) -> None:
+        """Have pieces of a batch looked into beside this process, if any may be needed."""
+        checks = self.space.split_checks
+        if checks is not None and self.recordings.looks_ahead and not self._fits_as_it_is():
+            checks.look_ahead()
+
+    def _settle_largest_pieces(self) -> None:
+        """Find out which pieces may be taken, for the report, if none had to be asked for."""
+        if not self._fits_as_it_is():
+            self.neighbours.halved(in_catalogue_order(self.space.required))
+
+    def _fits_as_it_is(self) -> bool:
+        return self.recordings.of(in_catalogue_order(self.space.required)).prediction.fits is True
 
     def _look_for_any(self) -> None:
         """Record what is estimated to fit with room to spare, so that there soon is some plan.
@@ -228,28 +240,26 @@ class Search:
             if self.is_over and self.best_so_far is not None:
                 return self.best_so_far
             entry = self._next()
-            self.recordings.expect(self._guesses(), is_sure=False)
+            likely = self._guesses.after(entry, self._queue.entries, may_open=self._may_go_on())
+            self.recordings.expect(likely, is_sure=False)
             if entry.candidate is not None:
                 confirmed = self._confirmed(entry)
                 if confirmed is not None:
                     return confirmed
             elif entry.refinement is not None:
                 self._try_refinement(entry.node, entry.refinement)
-            elif self._is_slower_by_now(entry):
-                self._queue.push_node(entry.node, self.tree.expected_seconds(entry.node))
-            elif self._may_go_on() and self.tree.open(entry.node, _LEAST_SAVING):
-                self._expand(entry.node)
+            else:
+                self._open(entry)
         return None
 
-    def _guesses(self) -> list[Strategies]:
-        """Return what is likely to be recorded after the entry at hand."""
-        found: list[Strategies] = []
-        for entry in heapq.nsmallest(_NUM_GUESSES, self._queue.entries):
-            if entry.refinement is not None and self._may_fit(entry.node, entry.refinement):
-                found.append(entry.refinement.strategies)
-            elif entry.is_node and self._may_go_on():
-                found.append(entry.node.strategies)
-        return found
+    def _open(self, entry: Entry) -> None:
+        """Record a node, and queue what follows from it."""
+        if self._is_slower_by_now(entry):
+            self._queue.push_node(entry.node, self.tree.expected_seconds(entry.node))
+        elif self.space.obstacle(entry.node.strategies) is not None:
+            self._go_around(entry.node)
+        elif self._may_go_on() and self.tree.open(entry.node, _LEAST_SAVING):
+            self._expand(entry.node)
 
     def _next(self) -> Entry:
         """Take what could be fastest; within the slack, what fits, or halves a batch further."""
@@ -348,25 +358,17 @@ class Search:
         budget_bytes = candidate.prediction.budget_bytes or 0
         is_near = candidate.floor_bytes <= budget_bytes * (1 + TOLERANCE)
         for child in self.neighbours.children(node):
-            if is_near or not (self.tree.adds_little(child) or self._acts_on_little(child)):
+            if is_near or not (self.tree.adds_little(child) or self.tree.acts_on_little(child)):
                 self._add(child, max(seconds, self.tree.expected_seconds(child)))
 
-    def _acts_on_little(self, node: SearchNode) -> bool:
-        """Return whether what is new in a node acts on next to nothing, however it is combined."""
-        before = () if node.parent is None else node.parent.strategies
-        added = [each for each in node.strategies if each not in before]
-        reached = {category for each in added for category in each.acts_on}
-        if all(each.acts_in == (Phase.OPTIMIZER,) for each in added):
-            # What an update makes on the way is about as large as the parameters.
-            reached = reached - {Category.TEMPORARIES} | {Category.PARAMETERS}
-        if not reached or not reached <= set(_LASTING):
-            return False
-        prediction = next(iter(self.recordings.tried.values())).prediction
-        known = prediction.by_category
-        if any(each.value not in known for each in reached):
-            return False
-        most_bytes = sum(known[each.value] for each in reached)
-        return most_bytes <= _LITTLE * (prediction.budget_bytes or 0)
+    def _go_around(self, node: SearchNode) -> None:
+        """Queue what takes the place of a node whose pieces may not be taken."""
+        for other in self.neighbours.instead(node):
+            before = 0.0 if node.parent is None else self._seconds_of(node.parent)
+            self._add(other, max(before, self.tree.expected_seconds(other)))
+
+    def _seconds_of(self, node: SearchNode) -> float:
+        return self.recordings.of(node.strategies).prediction.step_seconds
 
     def _add(self, node: SearchNode, least_seconds: float) -> None:
         """Queue a node, once."""
@@ -381,7 +383,7 @@ class Search:
         prediction = next(iter(self.recordings.tried.values())).prediction
         least_bytes = sum(
             prediction.by_category.get(category.value, 0)
-            for category in _LASTING
+            for category in LASTING
             if category not in reached
         )
         return prediction.budget_bytes is not None and least_bytes > prediction.budget_bytes

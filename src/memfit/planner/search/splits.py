@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from memfit.analysis.separability import Separability
 from memfit.errors import StrategyError
 from memfit.figures import Refusal, RefusalKind
-from memfit.planner.search.aside import Aside
+from memfit.planner.search.aside import AsideSeries
 from memfit.planner.trial import BatchTrial
 from memfit.separation.batch_conditions import broken_condition
 from memfit.separation.separation import Findings
@@ -26,11 +26,16 @@ _NICE = 10
 """Pieces are looked into ahead with what recording leaves of the processor."""
 
 
+_MOST_FURTHER = 2
+"""So many sizes are looked into ahead below the largest that may be taken."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedInto:
-    """What a copy of this process has found out about pieces, up to the first that may be taken."""
+    """What a copy of this process has found out about pieces."""
 
-    refusals: Mapping[AbstractSplitting, Refusal | None]
+    split: AbstractSplitting
+    refusal: Refusal | None
     findings: Findings | None
 
 
@@ -57,13 +62,14 @@ class SplitChecks:
         self._trial = trial
         self._batch: Any = None
         self._refusals: dict[AbstractSplitting, Refusal | None] = {}
-        self._ahead: Aside[LookedInto] | None = None
+        self._has_tried = False
+        self._ahead: AsideSeries[LookedInto] | None = None
         self._foreseen: dict[AbstractSplitting, Refusal | None] = {}
 
     def look_ahead(self) -> None:
-        """Look into pieces in a process beside this one, until one is found that may be taken."""
+        """Look into pieces in a process beside this one, in the order in which they are wanted."""
         if self._splits and self._facts.separation is not None:
-            self._ahead = Aside(self._looked_ahead, _NICE)
+            self._ahead = AsideSeries(self._looked_ahead, _NICE)
 
     def close(self) -> None:
         """End what looks ahead, if nobody has asked for it."""
@@ -74,7 +80,7 @@ class SplitChecks:
     def obstacle(self, split: AbstractSplitting) -> str | None:
         """Say why a batch may not be cut that way; None if it may."""
         if split not in self._refusals:
-            self._learn()
+            self._learn(split)
             if split in self._foreseen:
                 self._refusals[split] = self._foreseen[split]
             else:
@@ -82,22 +88,45 @@ class SplitChecks:
         refusal = self._refusals[split]
         return None if refusal is None else refusal.sentence
 
-    def _looked_ahead(self) -> LookedInto:
-        """Look into pieces in the order in which they are asked for; called in a copy."""
-        for split in self._splits:
-            if self.obstacle(split) is None:
-                break
-        separation = self._facts.separation
-        findings = None if separation is None else separation.findings()
-        return LookedInto(refusals=self._refusals, findings=findings)
+    def is_settled(self, split: AbstractSplitting) -> bool:
+        """Return whether it is known by now, without waiting, if a batch may be cut that way."""
+        while self._ahead is not None and not self._ahead.is_running:
+            self._take_over_next()
+        return split in self._refusals or split in self._foreseen
 
-    def _learn(self) -> None:
-        """Take over what was looked into ahead."""
-        ahead, self._ahead = self._ahead, None
-        found = None if ahead is None else ahead.result()
+    def _looked_ahead(self) -> Iterator[LookedInto]:
+        """Look into pieces down to the first that may be taken, and a few below; in a copy.
+
+        What was tried on a real batch is not tried for smaller ones before they are asked for.
+        """
+        num_left = _MOST_FURTHER
+        taken: AbstractSplitting | None = None
+        for split in self._splits:
+            if taken is not None and (not num_left or split.name != taken.name or self._has_tried):
+                break
+            num_left -= taken is not None
+            is_refused = self.obstacle(split) is not None
+            separation = self._facts.separation
+            yield LookedInto(
+                split=split,
+                refusal=self._refusals[split],
+                findings=None if separation is None else separation.findings(),
+            )
+            if taken is None and not is_refused:
+                taken = split
+
+    def _learn(self, split: AbstractSplitting) -> None:
+        """Take over what was looked into ahead, down to a size; waits for it."""
+        while self._ahead is not None and split not in self._foreseen:
+            self._take_over_next()
+
+    def _take_over_next(self) -> None:
+        """Wait for what is looked into ahead now; end that if there is nothing more to come."""
+        found = None if self._ahead is None else self._ahead.next()
         if found is None:
+            self.close()
             return
-        self._foreseen |= found.refusals
+        self._foreseen[found.split] = found.refusal
         if self._facts.separation is not None and found.findings is not None:
             self._facts.separation.learn(found.findings)
 
@@ -145,6 +174,7 @@ class SplitChecks:
     def _looked_into(self, split: AbstractSplitting) -> Refusal | None:
         found = split.separability(self._facts.separation)
         if not (found.is_settled or found.is_refuted) and self._trial is not None:
+            self._has_tried = True
             found = self._trial(split, found)
             split.settle(self._facts.separation, found)
         if found.is_refuted:

@@ -29,8 +29,6 @@ def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategi
     """Return the combinations to begin with: what is required, and what makes a step faster."""
     root = in_catalogue_order(space.required)
     plain = recordings.of(root)
-    if recordings.looks_ahead and space.split_checks is not None and not plain.prediction.fits:
-        space.split_checks.look_ahead()
     smaller, faster = list(root), list(root)
     groups = _groups(space, root)
     recordings.expect([*_singles(root, groups), _together(root, groups)])

@@ -9,6 +9,12 @@ from memfit.planner.search.candidates import Candidate, Refinement, Strategies
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.recordings import Recordings
 from memfit.strategies.base import Strategy
+from memfit.trace.events import Category, Phase
+
+LASTING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
+"""What lives all the time."""
+_LITTLE = 0.01
+"""Of the budget: what cannot save more is combined only with what nearly fits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +99,23 @@ class SearchTree:
         before = () if node.parent is None else node.parent.strategies
         added = set(node.strategies) - set(before)
         return bool(added) and added <= self._with_little
+
+    def acts_on_little(self, node: SearchNode) -> bool:
+        """Return whether what is new in a node acts on next to nothing, however it is combined."""
+        before = () if node.parent is None else node.parent.strategies
+        added = [each for each in node.strategies if each not in before]
+        reached = {category for each in added for category in each.acts_on}
+        if all(each.acts_in == (Phase.OPTIMIZER,) for each in added):
+            # What an update makes on the way is about as large as the parameters.
+            reached = reached - {Category.TEMPORARIES} | {Category.PARAMETERS}
+        if not reached or not reached <= set(LASTING):
+            return False
+        prediction = next(iter(self._recordings.tried.values())).prediction
+        known = prediction.by_category
+        if any(each.value not in known for each in reached):
+            return False
+        most_bytes = sum(known[each.value] for each in reached)
+        return most_bytes <= _LITTLE * (prediction.budget_bytes or 0)
 
     def expected_seconds(self, node: SearchNode) -> float:
         """Multiply the root's time by what each further member was seen or is known to cost."""

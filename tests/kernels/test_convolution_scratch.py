@@ -12,6 +12,8 @@ from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
+from memfit.kernels.cpu_onednn_3_12 import convolutions
+from memfit.kernels.cpu_onednn_3_12.convolutions import is_beyond_rules
 
 pytestmark = pytest.mark.skipif(
     not HAS_KNOWN_CONVOLUTIONS, reason="the rules were read off AVX2 and AVX-512"
@@ -151,6 +153,9 @@ HALF = [
 @pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 on this processor"
 )
+@pytest.mark.skipif(
+    is_beyond_rules("bfloat16"), reason="what oneDNN's kernels for AMX take is not known"
+)
 @pytest.mark.parametrize("shape", HALF, ids=str)
 def test_a_convolution_in_bf16_is_predicted_not_far_above(shape, num_threads):
     assert_close(shape, most_high_fraction=0.6)
@@ -178,3 +183,34 @@ def test_a_job_with_a_narrow_or_strided_convolution_is_predicted_within_a_thousa
         measured = memfit.measure(job)
         error_fraction = measured.predicted_peak_bytes / measured.peak_allocated_bytes - 1
         assert abs(error_fraction) < 0.001
+
+
+def half_job() -> memfit.Job:
+    def model():
+        return nn.Conv2d(16, 24, 3, padding=1).bfloat16()
+
+    def loss(model, batch):
+        return model(batch.bfloat16()).float().square().mean()
+
+    return mean_square_job(model, 16, 16, 16, batch_size=4, loss=loss)
+
+
+@pytest.mark.parametrize("is_unknown", [False, True])
+def test_a_prediction_says_where_no_rule_describes_a_convolution(monkeypatch, is_unknown):
+    monkeypatch.setattr(convolutions, "has_avx512", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: is_unknown)
+    notes = [note for note in memfit.predict(half_job()).notes if "convolutions" in note]
+    assert len(notes) == is_unknown
+    assert all("convolutions in bfloat16 take here is a guess" in note for note in notes)
+
+
+def test_what_holds_onednn_back_decides_which_rules_there_are(monkeypatch):
+    monkeypatch.setattr(convolutions, "has_avx512", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    for limit, is_beyond in (
+        *(("", True), ("all", True), ("AVX512_CORE_AMX", True)),
+        *(("AVX512_CORE_BF16", False), ("AVX10_1_512", False)),
+    ):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+        assert is_beyond_rules("bfloat16") is is_beyond
+        assert not is_beyond_rules("float32")

@@ -18,7 +18,7 @@ from memfit.cli.main import main
 from memfit.errors import NoPlanFitsError, UsageError
 from memfit.planner import beside
 from memfit.planner.search import aside, foresight
-from memfit.planner.search.aside import Aside, can_fork
+from memfit.planner.search.aside import Aside, AsideSeries, can_fork
 from memfit.planner.search.foresight import Foresight
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="this machine makes no copies of processes")
@@ -64,6 +64,27 @@ def test_a_copy_that_hangs_is_given_up():
     assert task.result() is None
     assert time.perf_counter() - began < 10
     task.stop()  # a second time, which does nothing
+
+
+def test_a_series_gives_what_comes_until_it_fails():
+    def work():
+        yield 1
+        yield os.getpid()
+        raise ValueError
+
+    series = AsideSeries(work)
+    assert series.next() == 1
+    assert series.next() not in {None, os.getpid()}
+    assert series.next() is None
+    assert series.next() is None
+    series.stop()  # a second time, which does nothing
+
+
+def test_a_series_is_left_to_the_process_that_started_it():
+    series = AsideSeries(lambda: iter("ab"))
+    assert Aside(lambda: (series.next(), "asked")).result() == (None, "asked")
+    assert [series.next(), series.next()] == ["a", "b"]
+    series.stop()
 
 
 def test_an_interrupt_is_left_to_whoever_started_the_copy():

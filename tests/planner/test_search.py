@@ -18,6 +18,7 @@ from memfit.planner.result.ladder import Ladder
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.search import Search
+from memfit.planner.search.splits import SplitChecks
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.fused_attention import FusedAttention
@@ -202,6 +203,33 @@ def test_with_right_estimates_the_chosen_plan_is_the_fastest_of_all(seed, budget
     chosen = search_of(world, budget).run()
     found = chosen and pytest.approx(chosen.prediction.step_seconds)
     assert found == world.fastest_seconds(budget)
+
+
+class SomeRefused(SplitChecks):
+    """Take only some sizes, which is known at once."""
+
+    def __init__(self, refused: set[MicroBatching]) -> None:
+        self.mixed = refused
+
+    def obstacle(self, split) -> str | None:
+        return "it mixes samples." if split in self.mixed else None
+
+    def is_settled(self, split) -> bool:
+        return True
+
+
+@given(SEEDS, BUDGETS, st.sets(st.sampled_from(SPLITS)))
+def test_of_sizes_that_may_not_be_taken_none_is_recorded_and_the_next_ones_are(
+    seed, budget, refused
+):
+    world = World(seed, errors=False)
+    space = replace(space_of(), split_checks=SomeRefused(refused))
+    chosen = Search(world.evaluator(budget), space).run()
+    assert not any(refused.intersection(strategies) for strategies in world.short)
+    allowed = (each for each in world.every_combination() if not refused.intersection(each))
+    fitting = [world.seconds(each) for each in allowed if world.fits(each, budget)]
+    found = chosen and pytest.approx(chosen.prediction.step_seconds)
+    assert found == min(fitting, default=None)
 
 
 @given(SEEDS, BUDGETS, st.integers(0, 20_000))

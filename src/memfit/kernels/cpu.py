@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
+from memfit.kernels.cpu_onednn_3_12.convolutions import is_beyond_rules
 from memfit.kernels.gloo import GLOO_SOURCE, staging_bytes
 from memfit.kernels.registration import call_rule
 from memfit.kernels.scratch import Scratch
@@ -48,3 +49,19 @@ def scratch_bytes(
         return 0
     num_bytes = call_rule(operator.scratch, func, args, kwargs, operands=args, out=out)
     return 0 if num_bytes is NotImplemented else int(num_bytes)
+
+
+def unknown_kernel_notes(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Say of which operators no rule describes the memory that they take on this processor.
+
+    Args:
+        operators: names of operators, each with the type that it computes in, as torch names it.
+    """
+    dtypes = {dtype for name, dtype in operators if name.startswith("convolution")}
+    return tuple(
+        f"the memory that convolutions in {dtype} take here is a guess: oneDNN has kernels for "
+        "this processor that memfit has no rules for, and those of AVX-512 are taken for them. "
+        "`ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` has oneDNN use what is known"
+        for dtype in sorted(dtypes)
+        if is_beyond_rules(dtype)
+    )

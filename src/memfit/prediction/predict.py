@@ -314,7 +314,7 @@ def _predicted(
         fits=budget.holds(bounded_bytes, step.host_bytes, step.disk_bytes),
         num_flops=memory.steady.flops(),
         record_seconds=recording.record_seconds,
-        notes=[*platform_notes(device), *recording.notes, *step.notes],
+        notes=[*platform_notes(device, memory.steady), *recording.notes, *step.notes],
         modules_in_evaluation=tuple(recording.modules_in_evaluation),
         answers=tuple(recording.answers),
         timeline=timeline,

@@ -13,8 +13,9 @@ from memfit.allocator.simulate import (
     peak_bytes,
 )
 from memfit.devices.nccl import NcclMemory, nccl_memory
-from memfit.devices.spec import CUDA, ROCM, Device, Fact
+from memfit.devices.spec import CPU, CUDA, ROCM, Device, Fact
 from memfit.figures import Certainty, Interval, Term
+from memfit.kernels.cpu import unknown_kernel_notes
 from memfit.prediction.card_replays import CardReplays
 from memfit.prediction.late_frees import late_interval, stages
 from memfit.prediction.peak_range import PeakRange
@@ -148,8 +149,10 @@ def bounded_bytes(replays: CardReplays, device: Device, budget_of: str) -> int:
     return window.peak_reserved_bytes + int(beside_bytes)
 
 
-def platform_notes(device: Device) -> tuple[str, ...]:
+def platform_notes(device: Device, steady: Trace) -> tuple[str, ...]:
     """Say what a prediction for a device stands on, where that is less than it looks."""
+    if device.kind == CPU:
+        return unknown_kernel_notes((each.name, each.dtype) for each in steady.operations)
     if device.platform != ROCM:
         return ()
     note = (

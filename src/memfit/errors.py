@@ -124,16 +124,22 @@ class StepBuilderError(JobError):
 
 
 class JobFunctionError(JobError):
-    """Say which of the job's functions failed, and what it should look like."""
+    """Say which of the job's functions failed, and what it should look like where that is why.
+
+    Args:
+        function: its name.
+        expected: its signature; empty where that is not what is wrong.
+        reason: what was found.
+        remedy: what to do about it.
+    """
 
     def __init__(self, function: str, expected: str, reason: str, remedy: str = "") -> None:
         self.function = function
         self.expected = expected
         self.reason = reason
-        super().__init__(
-            f"The job's {function} failed: {reason}. Expected {function}: {expected}. "
-            f"{remedy}".rstrip()
-        )
+        told = f"The job's {function} failed: {reason}."
+        needed = f"Expected {function}: {expected}." if expected else ""
+        super().__init__(" ".join(filter(None, (told, needed, remedy))))
 
 
 class LossNotScalarError(JobError):

@@ -242,3 +242,4 @@ def test_a_step_that_torch_refuses_is_named_with_its_sentence(job, function, rea
 
     assert found.value.function == function
     assert "\n" not in str(found.value)
+    assert "Expected" not in str(found.value)

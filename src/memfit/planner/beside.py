@@ -14,7 +14,7 @@ from memfit.planner.search.foresight import Foresight
 from memfit.prediction.predict import wants_effects
 from memfit.separation.separation import Findings, Separation
 
-_NICE = 10
+_NICE = 19
 """It is wanted last, so recordings come first."""
 _LEAST_WAIT_SECONDS = 20.0
 _MOST_TIMES = 20

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from memfit.errors import JobFunctionError, MemfitError, RecordingError
-from memfit.job import expected_signature
 from memfit.kernels.cuda.card import Card
 from memfit.trace.events import Phase
 from memfit.trace.modules import user_frames
@@ -99,7 +98,7 @@ def step_at_fault(recorder: Recorder) -> Iterator[None]:
         place = _place_of(error)
         where = f" ({place})" if place else ""
         reason = f"its {part} raised {type(error).__name__}: {str(error).rstrip('.')}{where}"
-        raise JobFunctionError(function, expected_signature(function), reason) from error
+        raise JobFunctionError(function, "", reason) from error
 
 
 def check_placed(recorder: Recorder, card: Card | None) -> None:

@@ -22,7 +22,7 @@ from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.facts import JobFacts
 
 _EXACT_WAY = "cached-gradients"
-_NICE = 10
+_NICE = 19
 """Pieces are looked into ahead with what recording leaves of the processor."""
 
 

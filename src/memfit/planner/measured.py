@@ -13,7 +13,8 @@ from memfit.errors import DeviceUnavailableError, UnknownDeviceError
 from memfit.job import Job
 from memfit.measurement.timing import time_operators, time_plans
 from memfit.planner.search.candidates import Candidate
-from memfit.planner.search.search import Search, without_recomputation
+from memfit.planner.search.refinements import without_recomputation
+from memfit.planner.search.search import Search
 from memfit.prediction.predict import evaluate
 from memfit.prediction.recording import Recording
 from memfit.strategies.plan import Plan

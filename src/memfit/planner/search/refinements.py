@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memfit.planner.recompute.assignment import Assignment, frontier, store_all
 from memfit.planner.recompute.chain import Chain
-from memfit.planner.search.candidates import Candidate, Refinement
+from memfit.planner.search.candidates import Candidate, Refinement, Strategies
 from memfit.session.block_names import shorten_names
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
@@ -51,3 +51,9 @@ def _written(chain: Chain, assignment: Assignment) -> list[Strategy]:
     if offloaded:
         found.append(ActivationOffload(blocks=shorten_names(offloaded)))
     return found
+
+
+def without_recomputation(candidate: Candidate) -> Strategies:
+    """Return the combination whose blocks a candidate recomputes."""
+    name = ActivationCheckpointing.name
+    return tuple(strategy for strategy in candidate.strategies if strategy.name != name)

@@ -27,10 +27,10 @@ from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.patience import Patience
 from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
+from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.relaxation import relaxed
 from memfit.planner.search.starting_points import likely_start, starting_points
 from memfit.planner.search.tree import LASTING, SearchNode, SearchTree
-from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.plan import in_catalogue_order
 
 OnBetter = Callable[[PlanSoFar], None]
@@ -40,6 +40,8 @@ _MOST_RECORDINGS = 120
 _MOST_ALIKE = 2
 _MOST_GUESSES = 1
 """So many pieces of a batch are tried for a first plan, before the search looks for the best."""
+_MOST_TRIES = 2
+"""So many ways to recompute blocks are tried for a first plan."""
 _LEAST_SAVING = 0.002
 """Of the budget: what saves less is not taken further, as it would take as many recordings."""
 _LARGEST_ERROR = 0.15
@@ -172,13 +174,18 @@ class Search:
                 return
 
     def _try_guess(self, strategies: Strategies) -> None:
-        """Record a combination for some plan; recompute blocks where that is estimated to do."""
+        """Record a combination for some plan; recompute blocks where that is estimated to do.
+
+        Where it does not, that shows how far off the estimates are, and one more try is made.
+        """
         found = self.recordings.attempt(strategies) if self.space.allows(strategies) else None
         if found is None or found.prediction.fits:
             return
         node = SearchNode(found.strategies, 0, None, found)
-        enough = likely_to_fit(found, self._budget_bytes(node))
-        if enough is not None:
+        for _ in range(_MOST_TRIES):
+            enough = likely_to_fit(found, self._budget_bytes(node) - (node.correction_bytes or 0))
+            if enough is None or self.best_so_far is not None:
+                return
             self._try_refinement(node, enough)
 
     def _budget_bytes(self, node: SearchNode) -> int:
@@ -387,9 +394,3 @@ class Search:
             if category not in reached
         )
         return prediction.budget_bytes is not None and least_bytes > prediction.budget_bytes
-
-
-def without_recomputation(candidate: Candidate) -> Strategies:
-    """Return the combination whose blocks a candidate recomputes."""
-    name = ActivationCheckpointing.name
-    return tuple(strategy for strategy in candidate.strategies if strategy.name != name)

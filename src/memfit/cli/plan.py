@@ -185,11 +185,16 @@ def _searched(
     args: argparse.Namespace, device: Device, seen: PlanningProgress, cache: RecordingCache | None
 ) -> PlanningResult:
     """Import the job, and look for a plan."""
-    from memfit.job import BuildsTrainerError, load_job
-    from memfit.prediction.importing import imported_on
+    from memfit.planner.garbage import collecting_rarely
+
+    with collecting_rarely():
+        from memfit.job import BuildsTrainerError, load_job
+        from memfit.planner import planning  # noqa: F401 - it takes a second
+        from memfit.prediction.importing import imported_on
 
     try:
-        job = imported_on(device, load_job, args.job)
+        with collecting_rarely():
+            job = imported_on(device, load_job, args.job)
         return _plan(job, args, seen, cache)
     except BuildsTrainerError as found:
         return _plan_of_trainer(found, args, seen)

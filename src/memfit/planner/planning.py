@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from memfit.devices.catalogue import load_device
 from memfit.errors import UsageError
 from memfit.job import Job
 from memfit.planner.cache.recording_cache import RecordingCache
+from memfit.planner.garbage import collecting_rarely
 from memfit.planner.measured import check_is_here
 from memfit.planner.one_placement import Wanted, plan_here
 from memfit.planner.over_ranks import plan_over_ranks
@@ -19,23 +18,8 @@ from memfit.planner.search.patience import Patience
 from memfit.planner.search.search import OnBetter
 from memfit.prediction.budget import MemoryBudget, read_budget
 
-_YOUNG_OBJECTS = 200_000
-"""Recording makes so many objects that looking for cycles among them at Python's usual pace takes a
-sixth of the time."""
 
-
-@contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """Have Python look for reference cycles less often for a while."""
-    usual = gc.get_threshold()
-    gc.set_threshold(max(_YOUNG_OBJECTS, usual[0]) if usual[0] else 0, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-
-
-@_collecting_rarely()
+@collecting_rarely()
 def plan(
     job: Job,
     device: str = "cpu",

@@ -27,6 +27,7 @@ from memfit.strategies import (
     OptimizerImplementation,
     host_modules,
 )
+from memfit.units import MIB
 
 from .host_places import CARD, SAMPLES, WIDTH, Around, Cloning, job_of, under
 
@@ -266,7 +267,9 @@ def test_bytes_of_the_device_are_those_worked_out_by_hand():
     blocks = 3_999_744 + 512  # the weight's 4 000 000 bytes are rounded to blocks of 512 as well
     assert rounded([torch.empty(1000, 1000)]) == blocks
     on_device = planned.by_category
-    assert on_device["parameters"] == on_device["gradients"] == 2 * (blocks + 4096)
+    assert on_device["parameters"] == 2 * (blocks + 4096)
+    # A gradient may take a free block as it is, where less than 1 MiB of it would be left over.
+    assert 0 <= on_device["gradients"] - on_device["parameters"] < 2 * MIB
     assert on_device["optimizer state"] == 4 * (blocks + 4096)
     saved = plain.peak_allocated_bytes - planned.peak_allocated_bytes
     assert saved >= 4 * (layer - 4096)

@@ -268,9 +268,9 @@ def test_bytes_of_the_device_are_those_worked_out_by_hand():
     assert rounded([torch.empty(1000, 1000)]) == blocks
     on_device = planned.by_category
     assert on_device["parameters"] == 2 * (blocks + 4096)
-    # A gradient may take a free block as it is, where less than 1 MiB of it would be left over.
+    # What comes later may take a free block as it is, where less than 1 MiB would be left over.
     assert 0 <= on_device["gradients"] - on_device["parameters"] < 2 * MIB
-    assert on_device["optimizer state"] == 4 * (blocks + 4096)
+    assert 0 <= on_device["optimizer state"] - 4 * (blocks + 4096) < 4 * MIB
     saved = plain.peak_allocated_bytes - planned.peak_allocated_bytes
     assert saved >= 4 * (layer - 4096)
     # Weight and bias, their gradients, two states of each, and two step counts of 4 bytes.

@@ -17,7 +17,13 @@ import torch
 from memfit import files
 from memfit.configfile import disk
 from memfit.errors import FullDiskError
-from memfit.files import fill_atomically, remove_own_folder, replace_atomically, write_atomically
+from memfit.files import (
+    check_place,
+    fill_atomically,
+    remove_own_folder,
+    replace_atomically,
+    write_atomically,
+)
 
 
 def names_in(folder) -> list[str]:
@@ -221,3 +227,17 @@ def test_who_has_the_file_open_goes_on_reading_the_earlier_content(tmp_path):
         write_atomically(path, "new")
         assert reader.read() == "earlier"
     assert path.read_text() == "new"
+
+
+def test_a_place_where_no_file_can_be_written_is_refused_beforehand(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("kept")
+    check_place(file)
+    check_place(tmp_path / "new" / "deeper" / "file")
+    check_place(Path(os.devnull))
+    with pytest.raises(IsADirectoryError):
+        check_place(tmp_path)
+    with pytest.raises(NotADirectoryError, match="file"):
+        check_place(file / "below")
+    assert [*tmp_path.iterdir()] == [file]
+    assert file.read_text() == "kept"

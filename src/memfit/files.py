@@ -21,6 +21,23 @@ _FAILS = frozenset({errno.EIO, errno.EROFS})
 """The device fails, or its file system has become one that is only read."""
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place where no file can be written, before the work whose results go there.
+
+    Raises:
+        OSError: if it is a folder, lies below what is none, or its folder may not be written to.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        return  # what is no file, such as /dev/null, is written to
+    above = next(each for each in path.absolute().parents if each.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a whole file, or leave it as it was.
 

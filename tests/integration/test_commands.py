@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from tests.zoo.processes import run_python
@@ -106,7 +107,7 @@ def test_the_budget_may_bound_the_process(ask, job):
 
 def test_several_devices_are_predicted_in_one_go(ask, job):
     found = ask("predict", job, "--device", "t4", "--device", "a100-40gb", "--device", "cpu")
-    assert [entry["device"] for entry in found] == ["t4", "a100-40gb", "cpu"]
+    assert [entry["device"] for entry in found] == ["a100-40gb", "t4", "cpu"], "the fastest first"
     assert [entry["fits"] for entry in found] == [True, True, True]
     assert [entry["certainty"] == "exact" for entry in found] == [False, False, True]
 
@@ -185,12 +186,17 @@ def test_what_is_required_is_chosen_and_its_numerics_are_marked(ask, job):
 
 
 @pytest.mark.parametrize("words", [["predict"], ["plan", "--budget", "1GiB"], ["measure"]])
-def test_tables_for_people_name_the_peak_and_fit_the_terminal(words, job, capsys, monkeypatch):
+def test_tables_for_people_name_the_peak_and_fit_the_terminal(
+    words, job, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([words[0], job, *words[1:]]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main([words[0], Path(job).name, *words[1:]]) == 0
     shown = capsys.readouterr()
     assert "KiB" in shown.out
-    assert shown.err == ""
+    progress = [line.partition(" ms ")[0] for line in shown.err.splitlines()]
+    assert words[0] == "plan" or not progress
+    assert all(line.startswith("memfit: after ") for line in progress)
     assert max(len(line) for line in shown.out.splitlines()) <= 80
     assert len(shown.out.splitlines()) <= 24
 
@@ -246,7 +252,8 @@ REFUSED = [
     ("plan my_job.py:job --require batchnorm-replay", 1, "the model has no batch normalisation"),
     ("plan my_job.py:job --device a100-40gb --measure", 1, "a100-40gb is not in this machine"),
     ("measure my_job.py:job --device a100-40gb", 1, "a100-40gb is not in this machine"),
-    ("plan my_job.py:job --save my_job.py/plan.yaml", 1, "File exists: 'my_job.py'"),
+    ("plan my_job.py:job --save my_job.py/plan.yaml", 1, "my_job.py: Not a directory"),
+    ("plan my_job.py:job --html .", 1, ".: Is a directory"),
 ]  # fmt: skip
 
 

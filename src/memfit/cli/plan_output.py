@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.devices.spec import CPU
-from memfit.files import write_atomically
+from memfit.files import check_place, write_atomically
 
 from .command import json_text, write_json_text
 
@@ -54,11 +54,14 @@ def form_of(args: argparse.Namespace, console: Console) -> tuple[object, ...]:
 
 
 def check_can_write(args: argparse.Namespace) -> None:
-    """Find out before a long search whether a picture or a page can be made.
+    """Find out before a long search whether its files can be made, and where they are to lie.
 
     Raises:
-        MissingExtraError: if a package for it is not installed.
+        MissingExtraError: if a package for a picture or a page is not installed.
+        OSError: if no file can be written to a place.
     """
+    for path in filter(None, (args.save, args.pareto, args.html)):
+        check_place(Path(path))
     if args.pareto:
         from memfit.reports.pareto_plot import check_can_draw
 

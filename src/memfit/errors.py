@@ -404,6 +404,19 @@ class UpdateCutError(MemfitError):
         )
 
 
+class UndoFailedError(MemfitError):
+    """Say that a step ran out of memory, and that undoing it failed in turn."""
+
+    exit_code = 4
+
+    def __init__(self, step: int, cause: str, reason: str) -> None:
+        super().__init__(
+            f"Step {step} ran out of memory ({cause}), and undoing it failed "
+            f"({reason.rstrip('.')}). What it has changed may be put back in part, so the run "
+            "takes no more steps. Continue from a checkpoint, with a plan for a smaller budget."
+        )
+
+
 class NotPutBackError(MemfitError):
     """Say that a step cannot be run again, because it reaches what nobody can put back."""
 

@@ -25,7 +25,7 @@ from tests.runtime.guard_faults import (
 
 import memfit
 from memfit import Plan
-from memfit.errors import OutOfMemoryAfterAllError, UpdateCutError
+from memfit.errors import OutOfMemoryAfterAllError, UndoFailedError, UpdateCutError
 from memfit.observe.enforced_budget import EnforcedBudget
 from memfit.observe.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.runtime.guard import state_file, step_entry, step_log
@@ -105,6 +105,42 @@ def test_several_failures_in_a_row_are_undone_as_well():
         run, found, _ = trained(job, plan, *points)
         same(found, wanted)
         run.close()
+
+
+def fails_at_reading_back(monkeypatch, error: BaseException) -> None:
+    def read_back(*_args):
+        raise error
+
+    monkeypatch.setattr(state_file.StateFile, "read_back", read_back)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), UndoFailedError),
+        (OSError("the disk is gone"), OSError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+    ids=["memory", "disk", "Ctrl-C"],
+)
+def test_a_run_whose_step_could_not_be_undone_takes_no_more_steps(monkeypatch, error, told):
+    job, plan = build_job(), ladder_of()
+    run, _, _ = trained(job, plan)
+    saved = copy.deepcopy(run.state_dict())
+    batch = batches_of(job)[0]
+    with OutOfMemoryAt() as seen:
+        run.step(batch)
+    last = max(n for n, name in enumerate(seen.seen, 1) if "addcdiv" in name)
+    fails_at_reading_back(monkeypatch, error)
+    with pytest.raises(told), OutOfMemoryAt(last):
+        run.step(batch)
+    for _ in range(2):
+        with pytest.raises(UndoFailedError, match=r"undoing it failed.*takes no more steps"):
+            run.step(batch)
+    monkeypatch.undo()
+    run.load_state_dict(saved)
+    run.step(batch)
+    run.close()
 
 
 def test_gradients_that_could_not_be_dropped_are_not_added_to():

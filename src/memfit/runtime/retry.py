@@ -11,7 +11,7 @@ import torch
 from memfit.observe.out_of_memory import is_out_of_memory
 
 _R = TypeVar("_R")
-_MOST_TRIES = 3
+_MOST_TRIES = 5
 
 
 def retried(action: Callable[[], _R], device_type: str) -> _R:

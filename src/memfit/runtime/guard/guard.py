@@ -25,10 +25,12 @@ from memfit.errors import (
     OtherRankError,
     OutOfMemoryAfterAllError,
     StrategyError,
+    UndoFailedError,
+    UpdateCutError,
 )
 from memfit.journal.records import Event, OutOfMemoryEvent, PlanClimbedEvent
 from memfit.live_state import Obstacle
-from memfit.observe.out_of_memory import has_lost_context
+from memfit.observe.out_of_memory import has_lost_context, is_out_of_memory
 from memfit.runtime.guard.attempts import Attempts, FailedAttempt
 from memfit.runtime.guard.emergency import exit_with_code_of, save_emergency_checkpoint
 from memfit.runtime.guard.ranks import Ranks, has_lost_peer
@@ -85,6 +87,8 @@ class Guard:
         self._log = StepLog(steps.session, settings.overhead_fraction)
         self._repetition = Repetition(steps, attempts, ranks, self._log)
         self._larger = LargerPlans(settings.climb_after_steps)
+        self._end: MemfitError | None = None
+        """Why no more steps are taken: what the last one has changed is still there in part."""
         self.events: list[OutOfMemoryEvent] = []
 
     @property
@@ -105,6 +109,7 @@ class Guard:
             UpdateCutError: if its update was cut, and could not be undone.
             NotPutBackError: if it reaches what nobody can put back.
             BatchChangedError: if the job changes the batch, so that the step cannot be done over.
+            UndoFailedError: if undoing it fails in turn, or failed for a step before it.
             LostContextError: if nothing can be computed on the card any more.
         """
         entry = self.begin(number)
@@ -114,7 +119,12 @@ class Guard:
         return done
 
     def begin(self, number: int) -> StepEntry:
-        """Keep what a step begins with."""
+        """Keep what a step begins with.
+
+        Raises:
+            MemfitError: if what an earlier step has changed could not be undone.
+        """
+        self._check_whole()
         self._steps.passes.settle()
         self._climb_if_due(number)
         entry: StepEntry = self._retried(self._log.begin)
@@ -149,6 +159,7 @@ class Guard:
         Raises:
             MemfitError: if it could not be undone.
         """
+        self._check_whole()
         self._steps.passes.settle()
         entry = self._retried(self._log.begin)
         self._retried(lambda: self._log.write(number - 1, entry))
@@ -165,6 +176,7 @@ class Guard:
 
     def forget(self) -> None:
         """Go back no further than to now: something else has changed the state."""
+        self._end = None
         self._log.forget("the state was loaded from a checkpoint")
 
     def end_together(self, error: Exception) -> None:
@@ -202,7 +214,33 @@ class Guard:
                 raise self._lost(number, error) from error
             if isinstance(done, DoneStep):
                 return done, time.perf_counter() - started
-            self._recover(entry, number, done)
+            self._undo(entry, number, done)
+
+    def _check_whole(self) -> None:
+        if self._end is not None:
+            raise self._end.with_traceback(None)
+
+    def _undo(self, entry: StepEntry, number: int, failure: FailedAttempt) -> None:
+        """Undo an attempt and take a smaller plan; where that fails, no more steps are taken.
+
+        Raises:
+            UndoFailedError: if memory does not suffice for it, time and again.
+            MemfitError: as ``step`` does.
+        """
+        try:
+            self._recover(entry, number, failure)
+        except (OutOfMemoryAfterAllError, BatchChangedError):
+            raise  # all is as it was before the step
+        except (UpdateCutError, NotPutBackError) as error:
+            self._end = error
+            raise
+        except BaseException as error:
+            said = str(error).partition("\n")[0]
+            reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+            self._end = UndoFailedError(number, failure.cause, reason)
+            if not is_out_of_memory(error):
+                raise
+            raise self._end from error
 
     def _lost(self, number: int, error: Exception) -> LostContextError:
         """Save what can be saved, and make the error of a card whose context is lost."""

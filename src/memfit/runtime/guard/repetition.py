@@ -22,7 +22,7 @@ from memfit.runtime.guard.step_log import StepLog
 from memfit.runtime.planned_steps import DoneStep, PlannedSteps
 from memfit.runtime.retry import free_memory, retried
 
-_MOST_TRIES = 3
+_MOST_TRIES = 5
 _MOST_NAMED = 3
 _AGAIN = "memory ran out again while the steps before it were run once more"
 _OTHER_PLAN = "another rank cannot go back"

@@ -128,7 +128,8 @@ def _agree(session: Session, plan: Plan, *, averages: bool) -> None:
     if session.agreement is None:
         return
     if session.facts is None:
-        gather_facts(session, separation=Separation(whole_job(session.job), session.layout))
+        whole = whole_job(session.job, session.model)
+        gather_facts(session, separation=Separation(whole, session.layout))
     if averages:
         reason = (
             "gradients of shards are averaged in backward, and average_gradients does so again."

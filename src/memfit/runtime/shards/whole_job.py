@@ -15,11 +15,19 @@ import torch
 from memfit.job import Job
 
 
-def whole_job(job: Job) -> Job:
-    """Return a job like another, whose model is taken apart from FSDP2 once it is built."""
+def whole_job(job: Job, living: torch.nn.Module) -> Job:
+    """Return a job like another, whose model is taken apart from FSDP2 once it is built.
+
+    Args:
+        job: of the training.
+        living: the model that is trained. Where the job's function returns that instead of a new
+            one, it stays as it is, and recording the job is refused.
+    """
+    trained = {*living.modules()}
 
     def model() -> torch.nn.Module:
-        return make_whole(job.model())
+        made = job.model()
+        return made if trained.intersection(made.modules()) else make_whole(made)
 
     return replace(job, model=model)
 

@@ -195,13 +195,21 @@ def half_job() -> memfit.Job:
     return mean_square_job(model, 16, 16, 16, batch_size=4, loss=loss)
 
 
+def product_job() -> memfit.Job:
+    def loss(model, batch):
+        return model(batch.bfloat16()).float().square().mean()
+
+    return mean_square_job(lambda: nn.Linear(16, 24).bfloat16(), 16, batch_size=4, loss=loss)
+
+
+@pytest.mark.parametrize("half_job", [half_job, product_job])
 @pytest.mark.parametrize("is_unknown", [False, True])
-def test_a_prediction_says_where_no_rule_describes_a_convolution(monkeypatch, is_unknown):
+def test_a_prediction_says_where_no_rule_describes_a_kernel(monkeypatch, half_job, is_unknown):
     monkeypatch.setattr(convolutions, "has_avx512", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: is_unknown)
     notes = [note for note in memfit.predict(half_job()).notes if "convolutions" in note]
     assert len(notes) == is_unknown
-    assert all("convolutions in bfloat16 take here is a guess" in note for note in notes)
+    assert all("in bfloat16 take here is a guess" in note for note in notes)
 
 
 def test_what_holds_onednn_back_decides_which_rules_there_are(monkeypatch):

@@ -128,7 +128,9 @@ def test_a_budget_is_kept_by_streaming_over_the_centres(tmp_path):
 
 
 def test_a_chunk_that_does_not_fit_the_budget_is_refused_before_training(tmp_path):
-    with pytest.raises(NoPlanFitsError, match=r"with loss-chunking\(50\).*so nothing else was tried"):
+    with pytest.raises(
+        NoPlanFitsError, match=r"with loss-chunking\(50\).*so nothing else was tried"
+    ):
         train(
             *("--save", tmp_path, *WIDE, "--strategy", "chunked", "--chunk_size", "50"),
             *("--budget-fraction", "0.3"),

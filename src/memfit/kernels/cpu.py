@@ -15,6 +15,8 @@ from memfit.kernels.gloo import GLOO_SOURCE, staging_bytes
 from memfit.kernels.registration import call_rule
 from memfit.kernels.scratch import Scratch
 
+_FROM_ONEDNN = ("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_addmm", "linear")
+
 
 class CpuKernels:
     """The CPU's kernels; every tensor counts.
@@ -57,11 +59,11 @@ def unknown_kernel_notes(operators: Iterable[tuple[str, str]]) -> tuple[str, ...
     Args:
         operators: names of operators, each with the type that it computes in, as torch names it.
     """
-    dtypes = {dtype for name, dtype in operators if name.startswith("convolution")}
+    dtypes = {dtype for name, dtype in operators if name.startswith(_FROM_ONEDNN)}
     return tuple(
-        f"the memory that convolutions in {dtype} take here is a guess: oneDNN has kernels for "
-        "this processor that memfit has no rules for, and those of AVX-512 are taken for them. "
-        "`ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` has oneDNN use what is known"
+        f"the memory that convolutions and matrix products in {dtype} take here is a guess: oneDNN "
+        "has kernels for this processor that memfit has no rules for, and those of AVX-512 are "
+        "taken for them. `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` has oneDNN use what is known"
         for dtype in sorted(dtypes)
         if is_beyond_rules(dtype)
     )

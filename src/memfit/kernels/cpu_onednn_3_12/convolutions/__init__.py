@@ -35,7 +35,9 @@ def has_avx512() -> bool:
 
 
 def is_beyond_rules(dtype: str) -> bool:
-    """Return whether oneDNN has kernels for convolutions of a type here that no rule describes.
+    """Return whether oneDNN has kernels for a type here that no rule describes.
+
+    They serve convolutions and matrix products.
 
     Args:
         dtype: as torch names it, such as ``bfloat16``.

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from math import log
 
 import bench_operator_times
 import pytest
 import record_operators
+import torch
 from card_checks import cases, measuring, planning
 from card_checks.jobs import card_jobs
 from recording import matrix
 
 from memfit.devices.catalogue import catalogued_device
 from memfit.kernels.cpu_onednn_3_12.convolutions import is_beyond_rules
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch() -> Iterator[None]:
+    """Take back what a process that measures sets for itself."""
+    places = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    names = ("allow_tf32", "deterministic", "benchmark")
+    before = [(p, name, getattr(p, name)) for p in places for name in names if hasattr(p, name)]
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    yield
+    for place, name, value in before:
+        setattr(place, name, value)
+    torch.use_deterministic_algorithms(is_deterministic, warn_only=warns)
 
 
 def test_each_workload_is_recorded_once_before_any_is_recorded_twice():

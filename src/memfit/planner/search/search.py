@@ -77,6 +77,8 @@ class Search:
         self._queue = SearchQueue()
         self._guesses = Guesses(space, self.neighbours, self._may_fit)
         self._seen: set[Strategies] = set()
+        self._has_children = False
+        """Whether a combination did not fit, so that what makes it smaller was queued."""
 
     @property
     def least_seconds_left(self) -> float | None:
@@ -107,10 +109,10 @@ class Search:
             return self.best_so_far
 
     def _run(self) -> Candidate | None:
-        self._look_ahead()
         likely = likely_start(self.recordings, self.space)
         if likely is not None:
             self._try_guess(likely)
+        self._look_ahead()  # not before: it would take from the first plan's time
         for root in starting_points(self.recordings, self.space):
             node = SearchNode(root, 0, None)
             self._add(node, 0.0)
@@ -133,8 +135,8 @@ class Search:
             checks.look_ahead()
 
     def _settle_largest_pieces(self) -> None:
-        """Find out which pieces may be taken, for the report, if none had to be asked for."""
-        if not self._fits_as_it_is():
+        """Find out which pieces may be taken, for the report, where they were to be considered."""
+        if self._has_children:
             self.neighbours.halved(in_catalogue_order(self.space.required))
 
     def _fits_as_it_is(self) -> bool:
@@ -364,6 +366,7 @@ class Search:
         seconds = candidate.prediction.step_seconds
         budget_bytes = candidate.prediction.budget_bytes or 0
         is_near = candidate.floor_bytes <= budget_bytes * (1 + TOLERANCE)
+        self._has_children = True
         for child in self.neighbours.children(node):
             if is_near or not (self.tree.adds_little(child) or self.tree.acts_on_little(child)):
                 self._add(child, max(seconds, self.tree.expected_seconds(child)))

@@ -26,10 +26,6 @@ _NICE = 19
 """Pieces are looked into ahead with what recording leaves of the processor."""
 
 
-_MOST_FURTHER = 2
-"""So many sizes are looked into ahead below the largest that may be taken."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedInto:
     """What a copy of this process has found out about pieces."""
@@ -62,7 +58,6 @@ class SplitChecks:
         self._trial = trial
         self._batch: Any = None
         self._refusals: dict[AbstractSplitting, Refusal | None] = {}
-        self._has_tried = False
         self._ahead: AsideSeries[LookedInto] | None = None
         self._foreseen: dict[AbstractSplitting, Refusal | None] = {}
 
@@ -95,16 +90,12 @@ class SplitChecks:
         return split in self._refusals or split in self._foreseen
 
     def _looked_ahead(self) -> Iterator[LookedInto]:
-        """Look into pieces down to the first that may be taken, and a few below; in a copy.
+        """Look into pieces in the order in which they are asked for; called in a copy.
 
-        What was tried on a real batch is not tried for smaller ones before they are asked for.
+        It ends with the first that may be taken: smaller ones are rarely asked for, and looking
+        into them would take from what is recorded meanwhile.
         """
-        num_left = _MOST_FURTHER
-        taken: AbstractSplitting | None = None
         for split in self._splits:
-            if taken is not None and (not num_left or split.name != taken.name or self._has_tried):
-                break
-            num_left -= taken is not None
             is_refused = self.obstacle(split) is not None
             separation = self._facts.separation
             yield LookedInto(
@@ -112,8 +103,8 @@ class SplitChecks:
                 refusal=self._refusals[split],
                 findings=None if separation is None else separation.findings(),
             )
-            if taken is None and not is_refused:
-                taken = split
+            if not is_refused:
+                return
 
     def _learn(self, split: AbstractSplitting) -> None:
         """Take over what was looked into ahead, down to a size; waits for it."""
@@ -174,7 +165,6 @@ class SplitChecks:
     def _looked_into(self, split: AbstractSplitting) -> Refusal | None:
         found = split.separability(self._facts.separation)
         if not (found.is_settled or found.is_refuted) and self._trial is not None:
-            self._has_tried = True
             found = self._trial(split, found)
             split.settle(self._facts.separation, found)
         if found.is_refuted:

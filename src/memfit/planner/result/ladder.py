@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -85,10 +84,7 @@ class Ladder:
             left = [entry for entry in known if entry.strategies not in missed]
             if not left:
                 return None
-            first, *others = heapq.nsmallest(2, left, key=_fastest)
-            # Of one node, what the first shows of the estimates decides which is next.
-            apart = (o.strategies for o in others if o.node is None or o.node is not first.node)
-            self._search.recordings.expect(apart, is_sure=False)
+            first = min(left, key=_fastest)
             candidate = self._fitting(first.strategies, in_full=True)
             if candidate is not None and candidate.peak_bytes <= most_bytes:
                 return candidate

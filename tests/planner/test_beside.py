@@ -82,7 +82,7 @@ def test_a_series_gives_what_comes_until_it_fails():
 
 def test_a_series_is_left_to_the_process_that_started_it():
     series = AsideSeries(lambda: iter("ab"))
-    assert Aside(lambda: (series.next(), "asked")).result() == (None, "asked")
+    assert Aside(lambda: (series.next(), series.stop())).result() == (None, None)
     assert [series.next(), series.next()] == ["a", "b"]
     series.stop()
 

@@ -101,10 +101,12 @@ class AsideSeries(Generic[Found]):
         return None
 
     def stop(self) -> None:
-        """End the process, if it has not ended."""
+        """End the process, if it has not ended; another copy leaves it to who started it."""
         if self._connection.closed:
             return
         self._connection.close()
+        if os.getpid() != self._owner:
+            return
         self._process.kill()
         self._process.join()
 

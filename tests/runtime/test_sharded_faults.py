@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ from torch.multiprocessing import spawn
 
 import memfit
 from memfit import Job
+from memfit.live_state import LiveState
 from memfit.runtime.guard.batch_file import BatchFile
 from memfit.runtime.shards.connections import between_ranks, end
 from memfit.runtime.shards.cut_passes import CutPasses
 from memfit.runtime.shards.group_holders import GroupHolders
-from memfit.runtime.shards.whole_job import make_whole
+from memfit.runtime.shards.whole_job import make_whole, whole_job
 
 
 @pytest.mark.slow
@@ -185,6 +187,25 @@ def test_a_sharded_model_is_built_whole_for_what_is_proved(alone: None) -> None:
     assert [each.shape for each in model.parameters()] == [(4, 3), (4,), (2, 4), (2,)]
     model(torch.ones(1, 3)).sum().backward()
     assert all(type(each.grad) is torch.Tensor for each in model.parameters())
+
+
+def test_what_is_proved_of_a_sharded_model_does_not_reach_the_one_that_is_trained() -> None:
+    def model() -> nn.Module:
+        return nn.Linear(3, 4)
+
+    job = Job(
+        model=model,
+        batch=lambda size: torch.ones(size, 3),
+        loss=lambda model, batch: model(batch).mean(),
+        optimizer=torch.optim.SGD,
+        batch_size=2,
+    )
+    living = model()
+    whole = whole_job(job, living)
+    found = LiveState({"model function": whole.model}).found()
+    assert not [tensor for each in found for tensor, *_ in each.tensors]
+    assert whole.model() is not living
+    assert whole_job(replace(job, model=lambda: living), living).model() is living
 
 
 def test_connections_between_ranks_are_found_and_ended() -> None:

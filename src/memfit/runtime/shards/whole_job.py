@@ -23,11 +23,13 @@ def whole_job(job: Job, living: torch.nn.Module) -> Job:
         living: the model that is trained. Where the job's function returns that instead of a new
             one, it stays as it is, and recording the job is refused.
     """
-    trained = {*living.modules()}
+    # Not the modules themselves: what a job's functions hold belongs to its steps.
+    trained = {id(module) for module in living.modules()}
 
     def model() -> torch.nn.Module:
         made = job.model()
-        return made if trained.intersection(made.modules()) else make_whole(made)
+        is_trained = any(id(module) in trained for module in made.modules())
+        return made if is_trained else make_whole(made)
 
     return replace(job, model=model)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan
+from memfit.kernels.cpu_onednn_3_12.convolutions import is_beyond_rules
 from memfit.strategies.bf16 import Bf16
 from memfit.virtual.tensors import virtual_tensors
 
@@ -69,6 +70,9 @@ def test_an_lstm_is_predicted_to_the_byte(sizes):
 
 
 @NEEDS_AVX512
+@pytest.mark.skipif(
+    is_beyond_rules("bfloat16"), reason="what oneDNN's kernels for AMX take is not known"
+)
 @pytest.mark.parametrize("sizes", [(32, 64, 128, 2, 8), (20, 100, 200, 2, 4), (20, 80, 250, 1, 6)])
 def test_an_lstm_in_bf16_is_predicted_a_little_above(sizes):
     assert -0.001 < error_fraction(lstm_job(*sizes), Bf16()) < 0.02

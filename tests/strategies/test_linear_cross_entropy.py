@@ -11,6 +11,7 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan, Total
+from memfit.kernels.cpu_onednn_3_12.convolutions import is_beyond_rules
 from memfit.prediction.recording import record
 from memfit.strategies import build_strategy
 from memfit.strategies.linear_cross_entropy import LargestHead, LinearCrossEntropy
@@ -116,6 +117,8 @@ def test_lower_precision_is_no_worse_with_it_than_without(precision):
         for each in (plan, Plan(strategies=plan.strategies[1:]))
     ]
     assert errors[0].largest_error < 1.3 * errors[1].largest_error
+    if is_beyond_rules("float16" if precision == "fp16" else "bfloat16"):
+        return  # what oneDNN's kernels take on such processors is not known
     predicted = memfit.predict(job, plan=plan).peak_allocated_bytes
     measured = memfit.measure(job, plan).peak_allocated_bytes
     assert predicted == near_peak(measured)

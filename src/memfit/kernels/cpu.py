@@ -15,7 +15,10 @@ from memfit.kernels.gloo import GLOO_SOURCE, staging_bytes
 from memfit.kernels.registration import call_rule
 from memfit.kernels.scratch import Scratch
 
-_FROM_ONEDNN = ("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_addmm", "linear")
+_FROM_ONEDNN = (
+    *("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_addmm", "linear"),
+    "mkldnn_rnn_layer",
+)
 
 
 class CpuKernels:
@@ -61,9 +64,10 @@ def unknown_kernel_notes(operators: Iterable[tuple[str, str]]) -> tuple[str, ...
     """
     dtypes = {dtype for name, dtype in operators if name.startswith(_FROM_ONEDNN)}
     return tuple(
-        f"the memory that convolutions and matrix products in {dtype} take here is a guess: oneDNN "
-        "has kernels for this processor that memfit has no rules for, and those of AVX-512 are "
-        "taken for them. `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` has oneDNN use what is known"
+        f"the memory that convolutions, matrix products and recurrent layers in {dtype} take here "
+        "is a guess: oneDNN has kernels for this processor that memfit has no rules for, and those "
+        "of AVX-512 are taken for them. `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` has oneDNN use "
+        "what is known"
         for dtype in sorted(dtypes)
         if is_beyond_rules(dtype)
     )

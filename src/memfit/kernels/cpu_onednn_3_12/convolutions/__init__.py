@@ -37,7 +37,7 @@ def has_avx512() -> bool:
 def is_beyond_rules(dtype: str) -> bool:
     """Return whether oneDNN has kernels for a type here that no rule describes.
 
-    They serve convolutions and matrix products.
+    They serve convolutions, matrix products and recurrent layers.
 
     Args:
         dtype: as torch names it, such as ``bfloat16``.

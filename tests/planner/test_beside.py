@@ -66,6 +66,26 @@ def test_a_copy_that_hangs_is_given_up():
     task.stop()  # a second time, which does nothing
 
 
+def test_a_copy_that_gets_no_processor_is_not_waited_for():
+    task = Aside(lambda: time.sleep(60))
+    began = time.perf_counter()
+    assert task.result() is None
+    assert time.perf_counter() - began < 20
+
+
+def test_a_copy_that_works_is_waited_for(monkeypatch):
+    monkeypatch.setattr(aside, "_LOOK_SECONDS", 0.05)
+
+    def work() -> str:
+        end = time.process_time() + 1.0
+        while time.process_time() < end:
+            pass
+        return "done"
+
+    monkeypatch.setattr(aside, "_LEAST_SHARE", 1e-6)  # however busy the machine is
+    assert Aside(work).result() == "done"
+
+
 def test_a_series_gives_what_comes_until_it_fails():
     def work():
         yield 1

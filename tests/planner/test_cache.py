@@ -270,7 +270,7 @@ def test_what_nothing_says_the_inputs_of_is_not_believed(job_file):
 def test_what_was_killed_has_kept_what_it_had(job_file):
     script = f"""
 import os, pathlib, sys
-sys.path.insert(0, {str(pathlib.Path.cwd())!r})
+sys.path[:] = {[str(pathlib.Path.cwd()), *sys.path]!r}  # what is installed counts as an input
 from tests.planner.test_cache import planned
 def kill(label):
     if "micro-batching" in label:

@@ -19,7 +19,7 @@ from tests.planner.test_search import (
 
 from memfit.planner.search import search as searching
 from memfit.planner.search.candidates import Candidate
-from memfit.planner.search.first_guess import piece_guesses
+from memfit.planner.search.first_guess import piece_guesses, quick_start
 from memfit.planner.search.neighbours import Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.strategies.activation_offload import ActivationOffload
@@ -162,10 +162,31 @@ class Underestimated(World):
 
 def test_a_first_plan_that_misses_shows_what_the_next_is_chosen_by():
     world = Underestimated(errors=False)
-    world.factors[FUSED] = 0.8
-    budget_bytes = int(world.estimated_bytes((FUSED, BLOCKS[3])) / 0.945)
-    search_of(world, budget_bytes, splits=(), fixed=((None, FUSED), (None, ATTENTION))).run()
+    world.factors[ATTENTION] = 0.8
+    world.fixed_bytes, world.savings[ATTENTION] = 60_000, 50_000
+    budget_bytes = int(world.estimated_bytes((ATTENTION, BLOCKS[3])) / 0.945)
+    search_of(world, budget_bytes, splits=(), fixed=((None, ATTENTION),)).run()
     places = [n for n, each in enumerate(world.short) if world.num_recomputed(each)]
     assert not world.fits(world.short[places[0]], budget_bytes)
     assert world.fits(world.short[places[1]], budget_bytes)
     assert places[1] == places[0] + 1, "it was recorded later than it could have been"
+
+
+def test_what_fits_by_the_first_recording_is_the_second():
+    world = World(seed=3, errors=False)
+    world.savings[FUSED], world.factors[FUSED] = 0, 0.9
+    world.factors[ATTENTION], world.savings[ATTENTION] = 1.1, 0
+    fixed = ((None, FUSED), (None, ATTENTION))
+    budget_bytes = int(world.estimated_bytes((FUSED, BLOCKS[3])) / 0.945)
+    found = []
+    search_of(world, budget_bytes, splits=(), fixed=fixed, on_better=found.append).run()
+    assert found[0].num_recorded == 3  # as it is, what is begun with, and this
+    assert found[0].strategies == (FUSED.label(), BLOCKS[3].label())
+
+
+def test_what_may_not_fit_is_not_a_quick_start():
+    world = World(seed=3, errors=False)
+    root = world.evaluator(1).in_short(())
+    smallest_bytes = root.refinements[-1].peak_bytes
+    assert quick_start(root, (FUSED,), smallest_bytes - 1, space_of()) is None
+    assert quick_start(root, (FUSED, ATTENTION), smallest_bytes, space_of()) == (FUSED, BLOCKS[-1])

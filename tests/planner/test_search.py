@@ -214,6 +214,10 @@ class SomeRefused(SplitChecks):
     def obstacle(self, split) -> str | None:
         return "it mixes samples." if split in self.mixed else None
 
+    @property
+    def allows_some(self) -> bool:
+        return self.mixed < set(SPLITS)
+
     def is_settled(self, split) -> bool:
         return True
 

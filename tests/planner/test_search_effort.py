@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given
@@ -21,6 +22,7 @@ from tests.planner.test_search import (
 from memfit.planner.search.candidates import Evaluator
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.search import Search
+from memfit.trace.events import Category
 
 # --- What is not recorded ---
 
@@ -30,9 +32,22 @@ def test_sizes_between_those_that_tell_how_the_peak_grows_are_passed_over():
     smallest_bytes = min(map(world.peak_bytes, world.every_combination()))
     search = search_of(world, smallest_bytes + 1)
     chosen = search.run()
-    sizes = {s.micro_batch_size for members in world.short for s in members if s in SPLITS}
+    sizes = Counter(tuple(s for s in each if s not in SPLITS) for each in world.short)
     assert SPLITS[-1] in chosen.strategies
-    assert sizes <= {32, 2, 1}
+    assert max(sizes.values()) <= 3  # the whole batch and two sizes
+
+
+def test_pieces_larger_than_those_that_fit_as_they_are_are_not_recorded():
+    world = World(seed=3, errors=False)
+    world.recompute, world.savings = 0.3, {}
+    world.factors = {FUSED: 0.9, CHUNKED: 1.5}
+    world.by_category = {Category.PARAMETERS.value: world.fixed_bytes}
+    for split in SPLITS:
+        world.short.clear()
+        chosen = search_of(world, world.peak_bytes((split,))).run()
+        recorded = {member for members in world.short for member in members}
+        assert chosen.strategies == (FUSED, split)
+        assert not recorded.intersection(SPLITS[: SPLITS.index(split)])
 
 
 def test_what_saves_next_to_nothing_is_not_combined_with_everything_else():

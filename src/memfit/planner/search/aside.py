@@ -9,11 +9,13 @@ import os
 import pickle
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
+import psutil
 import torch
 import torch.distributed
 
@@ -22,6 +24,9 @@ Found = TypeVar("Found")
 _MOST_PROCESSES = 4
 """More have little to do: few plans are sure to be wanted at a time."""
 _USUAL_SECONDS = 300.0
+_LOOK_SECONDS = 2.0
+_LEAST_SHARE = 0.2
+"""Of a core: a copy that is waited for and gets less is not waited for any longer."""
 _DIE_WITH_PARENT = 1
 """``PR_SET_PDEATHSIG`` in linux/prctl.h."""
 
@@ -92,13 +97,29 @@ class AsideSeries(Generic[Found]):
         if self._connection.closed or os.getpid() != self._owner:
             return None
         try:
-            if self._connection.poll(self._most_seconds):
+            if self._comes():
                 found: Found = pickle.loads(self._connection.recv_bytes())
                 return found
         except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError, ImportError):
             pass
         self.stop()
         return None
+
+    def _comes(self) -> bool:
+        """Wait until there is something to read; False once waiting is not worth it.
+
+        Where others take the processor, a copy that gets only what they leave would get nothing,
+        and this process would wait for it instead of doing the work.
+        """
+        end = time.monotonic() + self._most_seconds
+        while (left_seconds := end - time.monotonic()) > 0:
+            began, before = time.monotonic(), _busy_seconds(self._process.pid)
+            if self._connection.poll(min(left_seconds, _LOOK_SECONDS)):
+                return True
+            waited_seconds = time.monotonic() - began
+            if _busy_seconds(self._process.pid) - before < _LEAST_SHARE * waited_seconds:
+                return False
+        return False
 
     def stop(self) -> None:
         """End the process, if it has not ended; another copy leaves it to who started it."""
@@ -137,6 +158,15 @@ class Aside(AsideSeries[Found]):
             return self.next()
         finally:
             self.stop()
+
+
+def _busy_seconds(pid: int | None) -> float:
+    """Return the processor time that a process has had; without end where it is over."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return float("inf")  # what it has sent is read, or its end seen
+    return float(times.user + times.system)
 
 
 def _carry_out(

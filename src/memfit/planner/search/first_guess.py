@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from memfit.planner.search.candidates import Candidate, Refinement, Strategies
 from memfit.planner.search.options import SearchSpace
-from memfit.planner.search.tree import LASTING
+from memfit.planner.search.pieces import lasting_bytes
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.plan import conflict, in_catalogue_order
-from memfit.trace.events import Category
+from memfit.trace.events import Category, Phase
 
 SPARING = 0.95
 """Of the budget: what is estimated to take no more is all but sure to fit."""
@@ -36,6 +36,28 @@ def likely_to_fit(candidate: Candidate, budget_bytes: int) -> Refinement | None:
         if enough:
             return min(enough, key=lambda each: each.seconds)
     return None
+
+
+def quick_start(
+    root: Candidate, together: Strategies, budget_bytes: int, space: SearchSpace
+) -> Strategies | None:
+    """Return a combination that is likely to fit, by what is known before a second recording.
+
+    It recomputes blocks, and takes what changes nothing that is known of them; None if that is not
+    estimated to do.
+
+    Args:
+        root: the step with what is required only.
+        together: what the search is likely to begin with.
+        budget_bytes: what the peak must not exceed.
+        space: what may be combined.
+    """
+    enough = likely_to_fit(root, budget_bytes)
+    if enough is None or not space.allows(enough.strategies):
+        return None
+    harmless = [m for m in together if not m.is_recorded or m.acts_in == (Phase.OPTIMIZER,)]
+    found = in_catalogue_order([*dict.fromkeys((*enough.strategies, *harmless))])
+    return None if conflict(found) else found
 
 
 def piece_guesses(root: Candidate, alone: list[Candidate], space: SearchSpace) -> list[PieceGuess]:
@@ -64,12 +86,8 @@ def piece_guesses(root: Candidate, alone: list[Candidate], space: SearchSpace) -
 
 def bytes_in_pieces(whole: Candidate, share: float) -> int:
     """Estimate the peak of pieces of a share of the size, nothing recomputed."""
-    kept_bytes = _lasting_bytes(whole) + _gradient_bytes(whole)
+    kept_bytes = lasting_bytes(whole) + _gradient_bytes(whole)
     return kept_bytes + int(share * max(0, whole.peak_bytes - kept_bytes))
-
-
-def _lasting_bytes(whole: Candidate) -> int:
-    return sum(whole.prediction.by_category.get(each.value, 0) for each in LASTING)
 
 
 def _of(
@@ -78,12 +96,12 @@ def _of(
     """Yield the largest pieces that may fit, by what a step takes on the whole batch."""
     prediction = whole.prediction
     budget_bytes, num_samples = prediction.budget_bytes, prediction.batch_size
-    lasting_bytes = _lasting_bytes(whole)
-    if not (budget_bytes and num_samples and lasting_bytes) or any(
+    stays_bytes = lasting_bytes(whole)
+    if not (budget_bytes and num_samples and stays_bytes) or any(
         isinstance(member, AbstractSplitting) for member in strategies
     ):
         return
-    kept_bytes = lasting_bytes + _gradient_bytes(whole)
+    kept_bytes = stays_bytes + _gradient_bytes(whole)
     passing_bytes = max(0, whole.floor_bytes - kept_bytes)
     num_found = 0
     for split in space.splits:

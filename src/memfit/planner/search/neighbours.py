@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from memfit.planner.search.candidates import Strategies
 from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.pieces import line_through, may_fit_as_it_is
 from memfit.planner.search.tree import SearchNode
-from memfit.strategies.base import AbstractSplitting, Strategy
+from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
-from memfit.trace.events import Category
-
-TOLERANCE = 0.02
-"""Estimated peaks that are over the budget by more than this share are not recorded."""
 
 
 class Neighbours:
@@ -35,7 +31,7 @@ class Neighbours:
         yield from self._next_pieces(node.strategies, node, node.split)
 
     def instead(self, node: SearchNode) -> Iterator[SearchNode]:
-        """Yield what takes the place of a child whose pieces may not be taken: the next smaller."""
+        """Yield what takes the place of a child whose pieces may not be taken: smaller ones."""
         if node.parent is not None:
             yield from self._next_pieces(node.parent.strategies, node.parent, node.split)
 
@@ -85,15 +81,17 @@ class Neighbours:
     def _next_pieces(
         self, strategies: Strategies, parent: SearchNode, position: int
     ) -> Iterator[SearchNode]:
-        """Yield the combination with the first pieces after a position among the splits, if any.
+        """Yield the combination with pieces after a position among the splits, from the largest on.
 
-        Sizes that are over the budget by a line that bounds them from below are passed over.
+        The last are the first that may fit with nothing recomputed. Sizes that are over the budget
+        by a line that bounds them from below are passed over.
         """
-        line = self._line_through(parent)
+        line = line_through(parent, self._space)
         for place, split in enumerate(self._space.splits[position:], position + 1):
             if line is None or line.may_fit(split):
                 yield from self._in_pieces(strategies, place, parent)
-                return
+                if may_fit_as_it_is(parent, split, self._space):
+                    return
 
     def _in_pieces(
         self, strategies: Strategies, place: int, parent: SearchNode | None
@@ -117,59 +115,6 @@ class Neighbours:
         is_refused = any(strategy.name in self._refused for strategy in strategies)
         if not is_refused and not conflict(strategies):
             yield SearchNode(strategies, split, parent)
-
-    def _line_through(self, node: SearchNode) -> _Line | None:
-        """Return the line through a node and its parent, where they differ by their pieces alone.
-
-        The peak is convex in the micro-batch (a maximum of sums that are linear in it), so the
-        line through two sizes bounds every smaller one from below.
-        """
-        before = node.parent
-        if before is None or before.split >= node.split:
-            return None
-        mine, larger = node.candidate, before.candidate
-        assert mine is not None, "only recorded nodes have children"
-        assert larger is not None, "only recorded nodes have children"
-        split = self._space.splits[node.split - 1]
-        larger_bytes = larger.floor_bytes
-        if before.split == 0:
-            whole = larger.prediction.batch_size
-            if split.keeps_batch_whole or whole is None:
-                return None
-            size = whole
-            # Pieces have the gradients of those before them, which the whole batch has not.
-            larger_bytes += larger.prediction.by_category.get(Category.PARAMETERS.value, 0)
-        else:
-            same = self._space.splits[before.split - 1]
-            if same.name != split.name:
-                return None
-            size = same.micro_batch_size
-        return _Line(
-            kind=split.name,
-            micro_batch_size=split.micro_batch_size,
-            num_bytes=mine.floor_bytes,
-            bytes_per_sample=(larger_bytes - mine.floor_bytes) / (size - split.micro_batch_size),
-            most_bytes=int((mine.prediction.budget_bytes or 0) * (1 + TOLERANCE)),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """A lower bound of the peak of pieces below some size."""
-
-    kind: str
-    micro_batch_size: int
-    num_bytes: int
-    bytes_per_sample: float
-    most_bytes: int
-
-    def may_fit(self, split: AbstractSplitting) -> bool:
-        """Return whether pieces of a size can fit; nothing is known of those of another kind."""
-        fewer = self.micro_batch_size - split.micro_batch_size
-        return (
-            split.name != self.kind
-            or self.num_bytes - self.bytes_per_sample * fewer <= self.most_bytes
-        )
 
 
 def _compatible(strategies: Iterable[Strategy]) -> list[Strategy]:

@@ -15,16 +15,17 @@ fits, those first that may become smallest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.search.descent import smallest
 from memfit.planner.search.first_guess import SPARING, likely_to_fit, piece_guesses
 from memfit.planner.search.guesses import Guesses
-from memfit.planner.search.neighbours import TOLERANCE, Neighbours
+from memfit.planner.search.neighbours import Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.patience import Patience
+from memfit.planner.search.pieces import TOLERANCE, is_ruled_out, least_time_ratio, likely_pieces
 from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.refinements import without_recomputation
@@ -110,12 +111,15 @@ class Search:
 
     def _run(self) -> Candidate | None:
         likely = likely_start(self.recordings, self.space)
-        if likely is not None:
-            self._try_guess(likely)
+        for strategies in likely:
+            if self.best_so_far is None:
+                self.recordings.attempt(strategies)
+        for strategies in likely[:1]:
+            self._try_guess(strategies)
         self._look_ahead()  # not before: it would take from the first plan's time
         for root in starting_points(self.recordings, self.space):
             node = SearchNode(root, 0, None)
-            self._add(node, 0.0)
+            self._add(node)
             self.tree.open(node)
         if self.best_so_far is None:
             self._look_for_any()
@@ -131,16 +135,20 @@ class Search:
     def _look_ahead(self) -> None:
         """Have pieces of a batch looked into beside this process, if any may be needed."""
         checks = self.space.split_checks
-        if checks is not None and self.recordings.looks_ahead and not self._fits_as_it_is():
-            checks.look_ahead()
+        root = self.recordings.of(in_catalogue_order(self.space.required))
+        if checks is None or not self.recordings.looks_ahead or root.prediction.fits:
+            return
+        whole = SearchNode(root.strategies, 0, None, root)
+        checks.look_ahead(likely_pieces(whole, self.space))
 
     def _settle_largest_pieces(self) -> None:
-        """Find out which pieces may be taken, for the report, where they were to be considered."""
-        if self._has_children:
-            self.neighbours.halved(in_catalogue_order(self.space.required))
+        """Find out whether pieces may be taken, for the report, where they were to be considered.
 
-    def _fits_as_it_is(self) -> bool:
-        return self.recordings.of(in_catalogue_order(self.space.required)).prediction.fits is True
+        Where some may, nothing is said of others, and they are not looked into.
+        """
+        checks = self.space.split_checks
+        if self._has_children and checks is not None and not checks.allows_some:
+            self.neighbours.halved(in_catalogue_order(self.space.required))
 
     def _look_for_any(self) -> None:
         """Record what is estimated to fit with room to spare, so that there soon is some plan.
@@ -165,15 +173,18 @@ class Search:
 
     def _look_for_pieces(self) -> None:
         """Record what may fit, for some plan: what costs little, pieces, then what saves most."""
-        root = self.recordings.of(self.tree.nodes[0].strategies)
-        guesses = piece_guesses(root, [*self.recordings.tried.values()], self.space)
-        pieces = (each.strategies for each in guesses[:_MOST_GUESSES])
-        mildest = (node.strategies for node in self.neighbours.mildest(root.strategies))
-        strongest = (node.strategies for node in self.neighbours.strongest())
-        for strategies in (*mildest, *pieces, *strongest):
+        for strategies in self._likely_smaller():
             self._try_guess(strategies)
             if self.best_so_far is not None:
                 return
+
+    def _likely_smaller(self) -> Iterator[Strategies]:
+        """Yield what may fit; whether pieces may be taken is asked only where it comes to that."""
+        root = self.recordings.of(self.tree.nodes[0].strategies)
+        yield from (node.strategies for node in self.neighbours.mildest(root.strategies))
+        guesses = piece_guesses(root, [*self.recordings.tried.values()], self.space)
+        yield from (each.strategies for each in guesses[:_MOST_GUESSES])
+        yield from (node.strategies for node in self.neighbours.strongest())
 
     def _try_guess(self, strategies: Strategies) -> None:
         """Record a combination for some plan; recompute blocks where that is estimated to do.
@@ -181,7 +192,7 @@ class Search:
         Where it does not, that shows how far off the estimates are, and one more try is made.
         """
         found = self.recordings.attempt(strategies) if self.space.allows(strategies) else None
-        if found is None or found.prediction.fits:
+        if found is None or found.prediction.fits or self.best_so_far is not None:
             return
         node = SearchNode(found.strategies, 0, None, found)
         for _ in range(_MOST_TRIES):
@@ -265,6 +276,8 @@ class Search:
         """Record a node, and queue what follows from it."""
         if self._is_slower_by_now(entry):
             self._queue.push_node(entry.node, self.tree.expected_seconds(entry.node))
+        elif is_ruled_out(entry.node, self.tree.nodes, self.space):
+            return
         elif self.space.obstacle(entry.node.strategies) is not None:
             self._go_around(entry.node)
         elif self._may_go_on() and self.tree.open(entry.node, _LEAST_SAVING):
@@ -363,28 +376,29 @@ class Search:
             if refinement.strategies in self.recordings.tried:  # for a first plan
                 node.learn(refinement, self.recordings.of(refinement.strategies))
             self._queue.push_refinement(node, refinement)
-        seconds = candidate.prediction.step_seconds
         budget_bytes = candidate.prediction.budget_bytes or 0
         is_near = candidate.floor_bytes <= budget_bytes * (1 + TOLERANCE)
         self._has_children = True
         for child in self.neighbours.children(node):
             if is_near or not (self.tree.adds_little(child) or self.tree.acts_on_little(child)):
-                self._add(child, max(seconds, self.tree.expected_seconds(child)))
+                self._add(child)
 
     def _go_around(self, node: SearchNode) -> None:
         """Queue what takes the place of a node whose pieces may not be taken."""
         for other in self.neighbours.instead(node):
-            before = 0.0 if node.parent is None else self._seconds_of(node.parent)
-            self._add(other, max(before, self.tree.expected_seconds(other)))
+            self._add(other)
 
-    def _seconds_of(self, node: SearchNode) -> float:
-        return self.recordings.of(node.strategies).prediction.step_seconds
-
-    def _add(self, node: SearchNode, least_seconds: float) -> None:
-        """Queue a node, once."""
-        if node.strategies not in self._seen:
-            self._seen.add(node.strategies)
-            self._queue.push_node(node, least_seconds)
+    def _add(self, node: SearchNode) -> None:
+        """Queue a node, once, by the least time that it is expected to take."""
+        if node.strategies in self._seen:
+            return
+        self._seen.add(node.strategies)
+        before = None if node.parent is None else node.parent.candidate
+        if before is None:
+            self._queue.push_node(node, 0.0)
+            return
+        expected = self.tree.expected_seconds(node) * least_time_ratio(node, self.space)
+        self._queue.push_node(node, max(before.prediction.step_seconds, expected))
 
     def _is_hopeless(self) -> bool:
         """Test whether what lives all the time and nothing acts on is over the budget by itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,10 +62,15 @@ class SplitChecks:
         self._ahead: AsideSeries[LookedInto] | None = None
         self._foreseen: dict[AbstractSplitting, Refusal | None] = {}
 
-    def look_ahead(self) -> None:
-        """Look into pieces in a process beside this one, in the order in which they are wanted."""
+    def look_ahead(self, first: AbstractSplitting | None = None) -> None:
+        """Look into pieces in a process beside this one, in the order in which they are wanted.
+
+        Args:
+            first: what is likely to be asked for before the others, which come from the largest on.
+        """
         if self._splits and self._facts.separation is not None:
-            self._ahead = AsideSeries(self._looked_ahead, _NICE)
+            order = dict.fromkeys([*([] if first is None else [first]), *self._splits])
+            self._ahead = AsideSeries(partial(self._looked_ahead, [*order]), _NICE)
 
     def close(self) -> None:
         """End what looks ahead, if nobody has asked for it."""
@@ -83,19 +89,24 @@ class SplitChecks:
         refusal = self._refusals[split]
         return None if refusal is None else refusal.sentence
 
+    @property
+    def allows_some(self) -> bool:
+        """Return whether some pieces are known to be such as may be taken."""
+        return None in (*self._refusals.values(), *self._foreseen.values())
+
     def is_settled(self, split: AbstractSplitting) -> bool:
         """Return whether it is known by now, without waiting, if a batch may be cut that way."""
         while self._ahead is not None and not self._ahead.is_running:
             self._take_over_next()
         return split in self._refusals or split in self._foreseen
 
-    def _looked_ahead(self) -> Iterator[LookedInto]:
-        """Look into pieces in the order in which they are asked for; called in a copy.
+    def _looked_ahead(self, splits: Sequence[AbstractSplitting]) -> Iterator[LookedInto]:
+        """Look into pieces one after the other; called in a copy.
 
-        It ends with the first that may be taken: smaller ones are rarely asked for, and looking
-        into them would take from what is recorded meanwhile.
+        It ends with the first that may be taken: others are rarely asked for, and looking into
+        them would take from what is recorded meanwhile.
         """
-        for split in self._splits:
+        for split in splits:
             is_refused = self.obstacle(split) is not None
             separation = self._facts.separation
             yield LookedInto(

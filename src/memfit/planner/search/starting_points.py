@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from memfit.planner.search.candidates import Candidate, Strategies
+from memfit.planner.search.first_guess import quick_start
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.recordings import Recordings
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
 
+_MUCH_SLOWER = 1.005
+"""As a multiple of the plain step: what is so much slower together with others is so alone."""
 
-def likely_start(recordings: Recordings, space: SearchSpace) -> Strategies | None:
-    """Return what the search is likely to begin with; None where the step fits as it is.
 
-    It is to be recorded first, as the first plan is wanted soon.
+def likely_start(recordings: Recordings, space: SearchSpace) -> list[Strategies]:
+    """Return what the search is likely to begin with, and what is likely to fit already.
+
+    They are to be recorded first, as the first plan is wanted soon. Nothing is returned where the
+    step fits as it is.
     """
     root = in_catalogue_order(space.required)
-    if recordings.of(root).prediction.fits:
-        return None
+    plain = recordings.of(root)
+    if plain.prediction.fits:
+        return []
     groups = _groups(space, root)
     together = _together(root, groups)
-    recordings.expect([together, *_singles(root, groups)])
-    return together
+    quick = quick_start(plain, together, plain.prediction.budget_bytes or 0, space)
+    found = [together, *([] if quick is None else [quick])]
+    last = _last_recorded(together, root)
+    recordings.expect([*found, *_singles(root, groups, without=last)])
+    return found
 
 
 def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategies]:
@@ -31,9 +40,10 @@ def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategi
     plain = recordings.of(root)
     smaller, faster = list(root), list(root)
     groups = _groups(space, root)
-    recordings.expect([*_singles(root, groups), _together(root, groups)])
+    slower = _slower_by_what_others_take(recordings, root, groups)
+    recordings.expect([*_singles(root, groups, without=slower), _together(root, groups)])
     for wanted in groups:
-        for option, alone in _alone(recordings, root, wanted):
+        for option, alone in _alone(recordings, root, [o for o in wanted if o != slower]):
             if alone.cost[:2] >= plain.cost[:2] or conflict([*faster, option]):
                 continue
             faster.append(option)
@@ -52,8 +62,40 @@ def _groups(space: SearchSpace, root: Strategies) -> list[list[Strategy]]:
     ]
 
 
-def _singles(root: Strategies, groups: Sequence[Sequence[Strategy]]) -> list[Strategies]:
-    return [in_catalogue_order((*root, option)) for wanted in groups for option in wanted]
+def _singles(
+    root: Strategies, groups: Sequence[Sequence[Strategy]], without: Strategy | None = None
+) -> list[Strategies]:
+    options = (option for wanted in groups for option in wanted if option != without)
+    return [in_catalogue_order((*root, option)) for option in options]
+
+
+def _last_recorded(together: Strategies, root: Strategies) -> Strategy | None:
+    """Return the last of several settings that are recorded together; None of a single one."""
+    added = [member for member in together if member not in root and member.is_recorded]
+    return added[-1] if len(added) > 1 else None
+
+
+def _slower_by_what_others_take(
+    recordings: Recordings, root: Strategies, groups: Sequence[Sequence[Strategy]]
+) -> Strategy | None:
+    """Return what makes a step much slower, as it takes longer with all others than they alone.
+
+    That saves recording it alone.
+    """
+    together = _together(root, groups)
+    last, known = _last_recorded(together, root), recordings.tried.get(together)
+    if last is None or known is None:
+        return None
+    others = [each for each in together if each not in root and each != last]
+    recordings.expect(in_catalogue_order((*root, each)) for each in others)
+    alone = [recordings.attempt(in_catalogue_order((*root, each))) for each in others]
+    plain_seconds = recordings.of(root).prediction.step_seconds
+    seconds = known.prediction.step_seconds
+    for each in alone:
+        if each is None:
+            return None
+        seconds *= plain_seconds / each.prediction.step_seconds
+    return last if seconds > _MUCH_SLOWER * plain_seconds else None
 
 
 def _together(root: Strategies, groups: Sequence[Sequence[Strategy]]) -> Strategies:

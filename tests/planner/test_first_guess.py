@@ -17,7 +17,7 @@ from tests.planner.test_search import (
     space_of,
 )
 
-from memfit.planner.search import search as searching
+from memfit.planner.search import first_plan as planning_first
 from memfit.planner.search.candidates import Candidate
 from memfit.planner.search.first_guess import piece_guesses, quick_start
 from memfit.planner.search.neighbours import Neighbours
@@ -105,7 +105,7 @@ def test_a_step_that_is_far_too_large_has_a_plan_after_few_recordings(world, mon
     with_guess = search_of(world, budget_bytes, on_better=first_plan).run()
     num_guessed = numbers[0]
     numbers.clear()
-    monkeypatch.setattr(searching, "piece_guesses", lambda *_: [])
+    monkeypatch.setattr(planning_first, "piece_guesses", lambda *_: [])
     without = search_of(world, budget_bytes, on_better=first_plan).run()
     assert num_guessed < numbers[0]
     assert with_guess.strategies == without.strategies

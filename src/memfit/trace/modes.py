@@ -6,17 +6,20 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.trace.subclasses import is_left_to_a_class
+
+_DEVICE = torch.ops.prim.device.default
 
 
 class OperatorMode(TorchDispatchMode):
     """See the operators, those of autograd's backward among them.
 
     Those on a wrapper, such as a DTensor, are left to its class; what that does to the tensors
-    inside is seen.
+    inside is seen. Questions for the device of a tensor are not.
     """
 
     def __init__(self) -> None:
@@ -25,6 +28,9 @@ class OperatorMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is _DEVICE:  # asked for so often that it goes the shortest way
+            told = getattr(getattr(args[0], "fake_mode", None), "device_told_to_cpp", None)
+            return func(*args) if told is None else told(args[0])
         if is_left_to_a_class(types):
             return self._leave(args, kwargs or {})
         return self._dispatch(func, args, kwargs or {})

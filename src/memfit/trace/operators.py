@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -64,7 +64,9 @@ def describe(
     if kind.is_free:
         return None
     num_flops = int(kind.count_flops(*args, **kwargs, out_val=out)) if kind.count_flops else 0
-    tensors = with_memory((out, args))
+    made, given = tensors_in(out), tensors_in(args)
+    has_rows = any(tensor.is_sparse for tensor in (*made, *given))
+    tensors = with_memory((out, args)) if has_rows else [*made, *given]
     layouts = [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors]
     exchange = exchange_of(func, args) or _NO_EXCHANGE
     return Operation(
@@ -72,7 +74,7 @@ def describe(
         phase,
         str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32",
         num_flops,
-        _moved_bytes(kind.name, args, out),
+        _moved_bytes(kind.name, args, given, made, has_rows=has_rows),
         hash((func, *layouts)),
         is_random=draws(func, args, kwargs),
         sent_bytes=exchange.sent_bytes,
@@ -143,21 +145,33 @@ def with_memory(values: Any) -> list[torch.Tensor]:
     return [part for tensor in tensors for part in parts_of(tensor)]
 
 
-def _num_bytes(values: tuple[Any, ...]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in with_memory(values))
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _moved_bytes(name: str, args: tuple[Any, ...], out: Any) -> int:
+def _moved_bytes(
+    name: str,
+    args: tuple[Any, ...],
+    given: Sequence[torch.Tensor],
+    made: Sequence[torch.Tensor],
+    *,
+    has_rows: bool,
+) -> int:
     """Count what is read and written: of a table that is looked up in, no more than is found.
 
     Of one that sparse rows are added to, or that is read where they lie, no more than these.
     """
     if name in _RENAMED:
         return 0
-    tensors = tensors_in((args, out))
-    if rows := [tensor for tensor in tensors if tensor.is_sparse]:
-        return sum(min(_num_bytes((tensor,)), _num_bytes((rows,))) for tensor in tensors)
-    out_bytes = _num_bytes((out,))
+    if has_rows:
+        return _bytes_beside_rows([*given, *made])
+    out_bytes = _num_bytes(made)
     if name in _LOOK_UPS:
-        return min(_num_bytes(args[:1]), out_bytes) + _num_bytes(args[1:]) + out_bytes
-    return _num_bytes(args) + out_bytes
+        table_bytes = _num_bytes(tensors_in(args[:1]))
+        return min(table_bytes, out_bytes) + _num_bytes(given) - table_bytes + out_bytes
+    return _num_bytes(given) + out_bytes
+
+
+def _bytes_beside_rows(tensors: Sequence[torch.Tensor]) -> int:
+    rows_bytes = _num_bytes(with_memory([tensor for tensor in tensors if tensor.is_sparse]))
+    return sum(min(_num_bytes(with_memory(tensor)), rows_bytes) for tensor in tensors)

@@ -41,7 +41,6 @@ from memfit.trace.resizing import hold_whole_storage, resizes_seen
 from memfit.trace.streams import current_stream
 from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
 
-_DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 _LEFT_BY_FORWARD = (Phase.FORWARD, Category.TEMPORARIES)
@@ -126,8 +125,8 @@ class Recorder(OperatorMode):
         self._watches.close()
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if func is _DEVICE or self._is_paused:
-            return func(*args, **kwargs)  # the device is asked for so often that nothing is noted
+        if self._is_paused:
+            return func(*args, **kwargs)
         if torch._C._get_dispatch_mode(_FAKE) is not self._fake_mode:
             return func(*args, **kwargs)
         if self.follower is not None:

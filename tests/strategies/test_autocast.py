@@ -23,6 +23,7 @@ import memfit
 from memfit import Job, Plan
 from memfit.configfile.plan_settings import read_plan_settings
 from memfit.errors import ConfigFileError, StrategyError
+from memfit.kernels.cpu_onednn_3_12.convolutions import is_beyond_rules
 from memfit.strategies import ActivationCheckpointing, Bf16, Fp16, MicroBatching
 
 SHORT = [(Bf16, torch.bfloat16), (Fp16, torch.float16)]
@@ -118,6 +119,8 @@ def test_micro_batches_and_ragged_tokens_go_with_it():
     ids=lambda each: " ".join(one.label() for one in each),
 )
 def test_recorded_bytes_are_the_measured_ones(strategies):
+    if Fp16 in map(type, strategies) and is_beyond_rules("float16"):
+        pytest.skip("what oneDNN's kernels for fp16 take is not known")
     job, plan = large_residual(), Plan(strategies=strategies)
     predicted, measured = memfit.predict(job, plan=plan), memfit.measure(job, plan)
     assert predicted.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)

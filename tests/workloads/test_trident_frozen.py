@@ -35,6 +35,7 @@ from memfit_workloads.trident.frozen_training import FrozenTraining
 from memfit_workloads.trident.generated import GeneratedClips
 from memfit_workloads.trident.job import StepSettings, build_job
 from memfit_workloads.trident.model import build_model
+from memfit_workloads.trident.reading import ClipReader
 from memfit_workloads.trident.sizes import DEMO, DOCUMENT
 from memfit_workloads.trident.sources import Splits
 
@@ -164,7 +165,8 @@ def settings_for(folder: Path, sizes=SMALL, plan_file=None, **memory: Any) -> An
 def frozen_training(settings: Any, num_clips: int = 8) -> FrozenTraining:
     clips = [GeneratedClips(sizes=settings.sizes, num_clips=num_clips, seed=s) for s in range(3)]
     job = build_job(settings.sizes, StepSettings(batch_size=4))
-    return FrozenTraining(settings, job, Splits(train=clips[0], valid=clips[1], test=clips[2]))
+    splits = Splits(train=clips[0], valid=clips[1], test=clips[2], identity="generated")
+    return FrozenTraining(settings, job, splits)
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +357,8 @@ def test_a_run_says_that_it_is_another_problem_and_its_model_is_whole(run):
     whole.load_state_dict(best["model_state_dict"])
     moved = {name for name, value in whole.state_dict().items() if not value.equal(start[name])}
     assert {name.partition(".")[0] for name in moved} == {"kinematics", "object_class", "fusion"}
-    answers = answers_for(whole, GeneratedClips(sizes=SMALL, num_clips=8, seed=2), 8)
+    reader = ClipReader(GeneratedClips(sizes=SMALL, num_clips=8, seed=2))
+    answers = answers_for(whole, reader, 8)
     brier = float((answers.event - answers.true_event).square().mean())
     assert result["metrics"]["test_event_brier"] == pytest.approx(brier, rel=1e-4)
 

@@ -13,8 +13,10 @@ from tests.zoo.planned_jobs import reasons
 import memfit
 from memfit.cli.main import main
 from memfit.errors import StrategyError
+from memfit.planner.search.splits import SplitChecks
 from memfit.strategies import build_strategy
 from memfit.strategies.evidence import Evidence
+from memfit.strategies.facts import JobFacts
 from memfit.strategies.plan import Plan
 
 ALONE = (
@@ -127,6 +129,23 @@ def test_a_size_is_looked_into_only_when_it_is_considered(monkeypatch):
     looked_into = set(sizes)
     assert 1 not in looked_into
     assert len(sizes) == len(looked_into), "each size is recorded once"
+
+
+def test_what_a_copy_has_found_out_is_not_told_of_before_it_is_asked_for():
+    split = build_strategy("micro-batching", {"micro_batch_size": 2})
+    facts = JobFacts(
+        batch_size=4,
+        device_type="cpu",
+        batch_norms=(),
+        has_dropout=False,
+        block_levels=(),
+        optimizer="SGD",
+    )
+    checks = SplitChecks([split], facts)
+    checks._foreseen[split] = None  # as a fast copy leaves it, and a slow one does not
+    assert not checks.allows_some
+    assert checks.obstacle(split) is None
+    assert checks.allows_some
 
 
 def test_the_command_says_what_proved_a_plan(tmp_path, capsys):

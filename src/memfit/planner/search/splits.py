@@ -91,8 +91,11 @@ class SplitChecks:
 
     @property
     def allows_some(self) -> bool:
-        """Return whether some pieces are known to be such as may be taken."""
-        return None in (*self._refusals.values(), *self._foreseen.values())
+        """Return whether some pieces that were asked for may be taken.
+
+        What is only foreseen does not count: the report must not depend on how fast a copy was.
+        """
+        return None in self._refusals.values()
 
     def is_settled(self, split: AbstractSplitting) -> bool:
         """Return whether it is known by now, without waiting, if a batch may be cut that way."""

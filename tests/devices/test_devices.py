@@ -290,8 +290,9 @@ def test_the_host_names_its_cuda_devices(monkeypatch):
         device_count=lambda: len(cards),
         get_device_properties=cards.__getitem__,
     )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0", cuda=cuda))
-    found = host()
+    with monkeypatch.context() as patch:  # what is done after a test imports torch
+        patch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0", cuda=cuda))
+        found = host()
     assert found.torch_version == "2.11.0"
     assert found.cuda_devices == (CudaDevice(name="Tesla T4", memory_bytes=15 * GIB),) * 2
     assert found.num_cpus >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given
@@ -28,6 +29,7 @@ def options_of_a_block(draw) -> tuple[Option, ...]:
             saved_bytes=draw(st.integers(0, saved_bytes)),
             unneeded_bytes=draw(st.integers(0, 10)),
             seconds=float(draw(st.integers(0, 9))),
+            follows_recomputed=draw(st.booleans()),
         )
         for number in range(draw(st.integers(0, 3)))
     ]
@@ -53,10 +55,20 @@ def chains(draw) -> Chain:
 
 def every_assignment(chain: Chain) -> list[tuple[int, float]]:
     """Try all: peaks with seconds."""
-    found = itertools.product(*(block.options for block in chain.blocks))
+    found = filter(may_be, itertools.product(*(block.options for block in chain.blocks)))
     return [
         (chain.peak_bytes(options), sum(option.seconds for option in options)) for options in found
     ]
+
+
+def may_be(options: Sequence[Option]) -> bool:
+    """Return whether what follows only what is computed again does."""
+    pairs = itertools.pairwise((None, *options))
+    return all(
+        before is not None and before.recomputes
+        for before, option in pairs
+        if option.follows_recomputed
+    )
 
 
 def least_seconds(tried: list[tuple[int, float]], budget_bytes: int) -> float | None:
@@ -74,6 +86,7 @@ def test_the_fastest_assignment_is_the_fastest_of_all_at_every_budget(chain):
         if found is not None:
             assert found.peak_bytes <= budget_bytes
             assert found.peak_bytes == chain.peak_bytes(found.options)
+            assert may_be(found.options)
 
 
 @given(chains(), st.integers(10**4, 10**6))
@@ -166,6 +179,7 @@ def scaled(chain: Chain, scale: int) -> Chain:
             saved_bytes=option.saved_bytes * scale + odd,
             unneeded_bytes=option.unneeded_bytes * scale,
             seconds=option.seconds,
+            follows_recomputed=option.follows_recomputed,
         )
 
     return Chain(

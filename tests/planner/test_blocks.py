@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 
@@ -19,6 +20,7 @@ from memfit.planner.recompute.blocks import chain_of
 from memfit.planner.search.candidates import Candidate
 from memfit.prediction.process_memory import rules_of
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.linear_cross_entropy import LinearCrossEntropy
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.plan import Plan
@@ -345,3 +347,48 @@ def test_a_block_whose_adapters_wait_to_be_added_stays_a_block(pieces):
     }
     assert blocks
     assert not [name for name in blocks if "." in name], "whole blocks, not what is left of them"
+
+
+class Residual(nn.Module):
+    """Two convolutions; ``relu`` keeps its result for its own backward."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        return torch.relu(x + self.second(torch.relu(self.first(x))))
+
+
+@cache
+def residual_chain() -> Tried:
+    job = mean_square_job(
+        lambda: nn.Sequential(*(Residual(16) for _ in range(8))), 16, 64, 64, batch_size=32
+    )
+    found = Tried(job, "a100-40gb")
+    offered = ((None, ActivationOffload()),)
+    found.evaluator.space = replace(found.evaluator.space, options=offered)
+    found.evaluated = found.evaluator.in_full(())
+    return found
+
+
+def moved(refinement) -> list[str]:
+    found = (s.blocks for s in refinement.strategies if isinstance(s, ActivationOffload))
+    return [name for names in found for name in names]
+
+
+def test_inputs_that_stay_are_not_counted_as_moved_away():
+    """As those of the last block that moves any, and those that ``relu`` before it keeps."""
+    found = residual_chain()
+    with_moves = [each for each in found.evaluated.refinements if moved(each)]
+    assert with_moves
+    for bytes_error, _ in errors_of(found, with_moves):
+        assert abs(bytes_error) <= 0.005
+
+
+def test_inputs_are_moved_only_after_a_block_that_is_computed_again():
+    chain = residual_chain().evaluated.chain
+    moving = [option for block in chain.blocks for option in block.options if option.moved_bytes]
+    assert len(moving) >= 6
+    assert all(option.follows_recomputed for option in moving)
+    assert not any(option.moved_bytes for option in chain.blocks[0].options), "the batch stays"

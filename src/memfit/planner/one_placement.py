@@ -205,6 +205,7 @@ def _search(evaluate: Evaluator, space: SearchSpace, plain: Recording, wanted: W
         evaluate,
         space,
         slack=slack,
+        is_long=plain.is_long,
         most_operators=most_operators,
         patience=wanted.patience,
         on_better=wanted.on_better,

@@ -10,7 +10,11 @@ way is checked while choosing, in forward and in backward.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from memfit.planner.recompute.chain import Chain, ChainBlock, Option
 
@@ -30,18 +34,64 @@ class Assignment:
     """What the options add to the step."""
 
 
-_State = tuple[int, float, int, int]
-"""Saved bytes, added seconds, the option's place, and the place of the choice before it."""
+_Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """The choices up to a block, those that save least first."""
+
+    saved_bytes: _Values
+    seconds: _Values
+    options: _Values
+    """The place of the block's option."""
+    before: _Values
+    """The place of the choice before it."""
+
+    def at(self, places: _Values) -> _Stage:
+        """Return some of the choices."""
+        return _Stage(
+            saved_bytes=self.saved_bytes[places],
+            seconds=self.seconds[places],
+            options=self.options[places],
+            before=self.before[places],
+        )
 
 
 def fastest(chain: Chain, budget_bytes: int) -> Assignment | None:
-    """Return the fastest assignment whose peak stays within a budget; None if there is none."""
+    """Return the fastest assignment whose peak stays within a budget; None if there is none.
+
+    Inputs that are moved away count as if all of them were, and the last ones stay. Where that is
+    too much, it is the fastest of those with so much to spare, or with nothing moved.
+    """
+    found = _fastest(chain, budget_bytes)
+    if found is None or found.peak_bytes <= budget_bytes:
+        return found
+    over_bytes = found.peak_bytes - budget_bytes
+    others = (_fastest(chain, budget_bytes - over_bytes), _fastest(_unmoved(chain), budget_bytes))
+    fitting = [each for each in others if each is not None and each.peak_bytes <= budget_bytes]
+    return min(fitting, key=lambda each: (each.seconds, each.peak_bytes), default=None)
+
+
+def _unmoved(chain: Chain) -> Chain:
+    """Leave out the options that move inputs away."""
+    blocks = (
+        replace(block, options=tuple(o for o in block.options if not o.moved_bytes))
+        for block in chain.blocks
+    )
+    return replace(chain, blocks=tuple(blocks))
+
+
+def _fastest(chain: Chain, budget_bytes: int) -> Assignment | None:
     if chain.elsewhere_bytes > budget_bytes:
         return None
-    stages: list[list[_State]] = [[(0, 0.0, 0, 0)]]
-    for block in chain.blocks:
-        stages.append(_undominated(_extended(stages[-1], block, budget_bytes)))
-        if not stages[-1]:
+    none = np.zeros(1, np.int64)
+    stages = [_Stage(saved_bytes=none, seconds=np.zeros(1), options=none, before=none)]
+    blocks: list[ChainBlock | None] = [None, *chain.blocks, None]
+    for before, block, later in zip(blocks, chain.blocks, blocks[2:], strict=False):
+        extended = _extended(stages[-1], before, block, budget_bytes)
+        stages.append(_undominated(extended, block, later))
+        if not stages[-1].seconds.size:
             return None
     return _assignment(chain, stages)
 
@@ -107,48 +157,92 @@ def frontier(
     found = [store]
     for budget_bytes in sorted(budgets, reverse=True):
         assignment = _fastest_once(chain, budget_bytes, known)
-        if assignment is not None and assignment.peak_bytes < found[-1].peak_bytes:
-            found.append(assignment)
-    if least.peak_bytes < found[-1].peak_bytes:
-        found.append(least)
+        if assignment is not None:
+            _add(found, assignment)
+    _add(found, least)
     return found
 
 
-def _extended(states: list[_State], block: ChainBlock, budget_bytes: int) -> list[_State]:
+def _add(found: list[Assignment], smaller: Assignment) -> None:
+    """Add an assignment that is smaller than the others, and drop those that are slower as well."""
+    if smaller.peak_bytes < found[-1].peak_bytes:
+        while len(found) > 1 and found[-1].seconds >= smaller.seconds:
+            found.pop()
+        found.append(smaller)
+
+
+def _extended(
+    choices: _Stage, before: ChainBlock | None, block: ChainBlock, budget_bytes: int
+) -> _Stage:
     """Extend every choice by every option of a block that keeps within the budget."""
-    found: list[_State] = []
-    for place, option in enumerate(block.options):
-        most_bytes = budget_bytes - block.peak_bytes(option, 0)
-        saved_bytes, seconds = option.saved_bytes, option.seconds
-        found += [
-            (state[0] + saved_bytes, state[1] + seconds, place, before)
-            for before, state in enumerate(states)
-            if state[0] <= most_bytes
-        ]
-    return found
+    least_bytes = np.array([[block.peak_bytes(option, 0)] for option in block.options])
+    saved_bytes = np.array([[option.saved_bytes] for option in block.options])
+    seconds = np.array([[option.seconds] for option in block.options])
+    may_follow = choices.saved_bytes + least_bytes <= budget_bytes
+    if _cares(block):
+        needs = np.array([[option.follows_recomputed] for option in block.options])
+        may_follow &= ~needs | _recomputes(choices, before)
+    options, places = np.nonzero(may_follow)
+    return _Stage(
+        saved_bytes=(choices.saved_bytes + saved_bytes)[options, places],
+        seconds=(choices.seconds + seconds)[options, places],
+        options=options,
+        before=places,
+    )
 
 
-def _undominated(states: list[_State]) -> list[_State]:
-    """Keep the fastest of all choices with at most so many bytes."""
-    states.sort()
-    found: list[_State] = []
-    for state in states:
-        if not found or state[1] < found[-1][1]:
-            found.append(state)
-    if len(found) <= _MOST_STATES:
+def _cares(block: ChainBlock | None) -> bool:
+    """Return whether it matters to a block if the one before it is computed again."""
+    return block is not None and any(option.follows_recomputed for option in block.options)
+
+
+def _recomputes(choices: _Stage, block: ChainBlock | None) -> _Values:
+    """Return which choices compute the block again that they end with."""
+    if block is None:
+        return np.zeros(choices.seconds.size, bool)
+    return np.array([option.recomputes for option in block.options])[choices.options]
+
+
+def _undominated(choices: _Stage, block: ChainBlock, later: ChainBlock | None) -> _Stage:
+    """Keep the fastest of all choices with at most so many bytes.
+
+    Those that compute the block again are kept apart where that matters to the one after it.
+    """
+    if not _cares(later):
+        return _best(choices)
+    again = _recomputes(choices, block)
+    stages = [_best(choices.at(np.flatnonzero(which))) for which in (again, ~again)]
+    found = _Stage(
+        saved_bytes=np.concatenate([each.saved_bytes for each in stages]),
+        seconds=np.concatenate([each.seconds for each in stages]),
+        options=np.concatenate([each.options for each in stages]),
+        before=np.concatenate([each.before for each in stages]),
+    )
+    return found.at(np.argsort(found.saved_bytes, kind="stable"))
+
+
+def _best(choices: _Stage) -> _Stage:
+    if not choices.seconds.size:
+        return choices
+    found = choices.at(np.lexsort((choices.seconds, choices.saved_bytes)))
+    fastest_before = np.minimum.accumulate(found.seconds)[:-1]
+    found = found.at(np.flatnonzero(np.append(True, found.seconds[1:] < fastest_before)))
+    if found.seconds.size <= _MOST_STATES:
         return found
-    width_bytes = (found[-1][0] - found[0][0]) / _MOST_STATES
-    thinned = {int((state[0] - found[0][0]) / width_bytes): state for state in found}
-    return list(dict.fromkeys([found[0], *thinned.values()]))
+    more_bytes = found.saved_bytes - found.saved_bytes[0]
+    near = (more_bytes / (more_bytes[-1] / _MOST_STATES)).astype(np.int64)
+    is_last = np.append(near[1:] != near[:-1], True)
+    is_last[0] = True
+    return found.at(np.flatnonzero(is_last))
 
 
-def _assignment(chain: Chain, stages: list[list[_State]]) -> Assignment:
+def _assignment(chain: Chain, stages: list[_Stage]) -> Assignment:
     """Follow the fastest choice back through the blocks."""
     options: list[Option] = []
-    place = min(range(len(stages[-1])), key=lambda index: stages[-1][index][1::-1])
+    place = np.lexsort((stages[-1].saved_bytes, stages[-1].seconds))[0]
     for block, stage in zip(reversed(chain.blocks), reversed(stages), strict=False):
-        _, _, option, place = stage[place]
-        options.append(block.options[option])
+        options.append(block.options[stage.options[place]])
+        place = stage.before[place]
     return _given(chain, tuple(reversed(options)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from statistics import median
 
 from memfit.allocator.simulate import AllocatorRules
@@ -118,6 +117,7 @@ class _ChainBuilder:
         self._repeats = step.repeats(seconds_of)
         self._first_read = step.first_reads()
         self._last_read = step.last_reads()
+        self._read_in_backward = step.reads_in_backward()
         self._known: dict[tuple[Item, ...], list[Trade]] = {}
 
     def chain(self, left_out: frozenset[str]) -> Chain:
@@ -125,8 +125,9 @@ class _ChainBuilder:
         windows = self._windows(self._parts(left_out))
         saved = 0
         blocks = []
-        for window, later in zip_longest(windows, windows[1:]):
-            blocks.append(self._block(window, later, saved))
+        befores, laters = [None, *windows], [*windows[1:], None]
+        for before, window, later in zip(befores, windows, laters, strict=False):
+            blocks.append(self._block(before, window, later, saved))
             saved += window.part.inner_bytes
         return Chain(blocks=tuple(blocks), elsewhere_bytes=self._elsewhere(windows))
 
@@ -168,7 +169,9 @@ class _ChainBuilder:
             windows.append(_Window(part, self._step.forward_of(part.call), backward))
         return windows[::-1]
 
-    def _block(self, window: _Window, later: _Window | None, saved_before: int) -> ChainBlock:
+    def _block(
+        self, before: _Window | None, window: _Window, later: _Window | None, saved_before: int
+    ) -> ChainBlock:
         step, part = self._step, window.part
         saved = saved_before + part.inner_bytes
         inside = step.highest(*window.forward) - step.total(window.forward[0])
@@ -181,15 +184,16 @@ class _ChainBuilder:
             )
         return ChainBlock(
             name=part.name,
-            options=self._options(part),
+            options=self._options(before, window),
             forward_bytes=step.highest(*window.forward) - saved_before,
             backward_bytes=step.highest(*window.backward) - saved_before,
             recompute_bytes=step.total(window.backward[0]) - saved + inside,
             gap_bytes=gap - saved,
         )
 
-    def _options(self, part: _Part) -> tuple[Option, ...]:
+    def _options(self, before: _Window | None, window: _Window) -> tuple[Option, ...]:
         """Return storing everything, then recomputation with less and less kept."""
+        part = window.part
         store = Option(
             recomputes=False, keep=(), saved_bytes=part.inner_bytes, unneeded_bytes=0, seconds=0.0
         )
@@ -206,23 +210,33 @@ class _ChainBuilder:
             )
             for trade in reversed(spread(useful, _MOST_OPTIONS))
         ]
-        return (store, *again, *self._offloading(part.call, again[-1:]))
+        return (store, *again, *self._offloading(before, window, again[-1:]))
 
-    def _offloading(self, call: ModuleCall, whole: Sequence[Option]) -> list[Option]:
+    def _offloading(
+        self, before: _Window | None, window: _Window, whole: Sequence[Option]
+    ) -> list[Option]:
         """Return recomputation of everything from inputs that have been moved away meanwhile.
 
-        Both ways run beside the block next to it, which computes for about as long.
+        Both ways run beside the block next to it, which computes for about as long. Inputs stay
+        where backward of the block that made them needs them, as that of ``relu`` needs its result,
+        unless that block is computed again.
         """
-        step = self._step
-        num_bytes = step.num_bytes(self._own_inputs(call))
+        step, call = self._step, window.part.call
+        inputs = self._own_inputs(call)
+        num_bytes = step.num_bytes(inputs)
         if self._link is None or not num_bytes:
+            return []
+        reads = [place for index in inputs for place in self._read_in_backward.get(index, ())]
+        further = [place for place in reads if place >= window.backward[1]]
+        if further and (before is None or max(further) >= before.backward[1]):
             return []
         seconds = sum(self._seconds_of(operation) for operation in step.operations(call))
         waited = 2 * max(0.0, num_bytes / self._link - seconds) * self._repeats
         return [
             replace(
                 option,
-                offloads=True,
+                moved_bytes=num_bytes,
+                follows_recomputed=bool(further),
                 saved_bytes=option.saved_bytes - num_bytes,
                 unneeded_bytes=option.unneeded_bytes + num_bytes,
                 seconds=option.seconds + waited,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 
@@ -21,8 +21,10 @@ class Option:
     """The part of it that backward has no use for, only the recomputation."""
     seconds: float
     """What it adds to the step."""
-    offloads: bool = False
-    """Whether the block's inputs are moved off the device as well."""
+    moved_bytes: int = 0
+    """What is moved off the device of the block's inputs, unless no later block's are."""
+    follows_recomputed: bool = False
+    """Whether the block before has to be computed again, as it would keep the inputs otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +64,24 @@ class Chain:
 
     def peak_bytes(self, options: Sequence[Option]) -> int:
         """Return the highest total of the step under one option for each block."""
+        options = _with_last_inputs(options)
         saved = accumulate((option.saved_bytes for option in options), initial=0)
         inside = (
             block.peak_bytes(option, saved_before_bytes)
             for block, option, saved_before_bytes in zip(self.blocks, options, saved, strict=False)
         )
         return max([self.elsewhere_bytes, *inside])
+
+
+def _with_last_inputs(options: Sequence[Option]) -> Sequence[Option]:
+    """Leave the inputs on the device that would be moved last, as activation-offload does."""
+    last = max((n for n, option in enumerate(options) if option.moved_bytes), default=None)
+    if last is None:
+        return options
+    moved_bytes = options[last].moved_bytes
+    stays = replace(
+        options[last],
+        saved_bytes=options[last].saved_bytes + moved_bytes,
+        unneeded_bytes=options[last].unneeded_bytes - moved_bytes,
+    )
+    return [*options[:last], stays, *options[last + 1 :]]

@@ -81,6 +81,14 @@ class ForwardBackward:
             for index in operations[place].reads
         }
 
+    def reads_in_backward(self) -> dict[int, list[int]]:
+        """Give, for each allocation, the events with which operators of the backward read it."""
+        found: dict[int, list[int]] = {}
+        for place in range(self._place.backward, self._place.last):
+            for index in self._trace.operations[place].reads:
+                found.setdefault(index, []).append(self._events[place])
+        return found
+
     def is_made_by(self, index: int, call: ModuleCall) -> bool:
         """Return whether an allocation was made inside a call."""
         first, last = self.forward_of(call)

@@ -48,7 +48,7 @@ class FinishedSearch:
 
     def rungs(self, best: Candidate) -> list[Candidate]:
         """Find the safer plans below the chosen one."""
-        return Ladder(self.search, is_long=self.plain.is_long).below(best)
+        return Ladder(self.search).below(best)
 
     def result(self, best: Candidate, rungs: Sequence[Candidate]) -> PlanningResult:
         """Describe the chosen plan and what lies around it."""

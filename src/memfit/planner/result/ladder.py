@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memfit.planner.search.candidates import Candidate, Refinement, Strategies
+from memfit.planner.search.reserve import RESERVE_SHARE, reserve_in_pieces
 from memfit.planner.search.search import Search
 from memfit.planner.search.tree import SearchNode
+from memfit.strategies.plan import splitting_of
 
 _RUNGS = (0.85, 0.6)
 """Peaks of the safer plans, as shares of the chosen one's."""
-_RUNG_OF_LONG_STEPS = (0.7,)
-"""The same for steps that take long to record."""
 _ENOUGH = 0.95
 """Where the search knows nothing below the first rung, this share of the peak is safer as well."""
 _MOST_RECORDINGS = 12
@@ -38,8 +38,8 @@ class _Known:
 class Ladder:
     """Find the rungs below a chosen plan, each the fastest known of its size, each recorded."""
 
-    def __init__(self, search: Search, *, is_long: bool = False) -> None:
-        self._shares = _RUNG_OF_LONG_STEPS if is_long else _RUNGS
+    def __init__(self, search: Search) -> None:
+        self._shares = (RESERVE_SHARE,) if search.is_long else _RUNGS
         self._search = search
         is_spent = search.recordings.is_spent
         self._most_recordings = _MOST_RECORDINGS_ONCE_SPENT if is_spent else _MOST_RECORDINGS
@@ -48,19 +48,35 @@ class Ladder:
     def below(self, best: Candidate) -> list[Candidate]:
         """Return ever smaller plans."""
         rungs = [best]
+        reserve = self._in_reserve(best)
         likely = (self._most_likely(int(share * best.peak_bytes)) for share in self._shares)
-        self._search.recordings.expect(each.strategies for each in likely if each is not None)
+        expected = (each.strategies for each in likely if each is not None)
+        self._search.recordings.expect(expected if reserve is None else [reserve])
         for share in self._shares:
             most_bytes = int(share * best.peak_bytes)
             if rungs[-1].peak_bytes <= most_bytes:
                 continue
-            rung = self.fastest_below(most_bytes)
+            rung = None if reserve is None else self._fitting(reserve, in_full=True)
+            if rung is None or rung.peak_bytes > most_bytes:
+                rung = self.fastest_below(most_bytes)
             if rung is None and rungs[-1] is best:
                 rung = self._a_little_below(best)
             if rung is None or rung.peak_bytes >= rungs[-1].peak_bytes:
                 break
             rungs.append(rung)
         return rungs[1:]
+
+    def _in_reserve(self, best: Candidate) -> Strategies | None:
+        """Return what is held in reserve of pieces, by what the whole batch took; None if nothing.
+
+        Other processes have begun with it before the pieces were recorded.
+        """
+        search, split = self._search, splitting_of(best.strategies)
+        if not search.is_long or search.is_over or split is None:
+            return None
+        strategies = tuple(each for each in best.strategies if each.splitting is None)
+        whole = search.recordings.tried.get(strategies)
+        return None if whole is None else reserve_in_pieces(whole, split)
 
     def _most_likely(self, most_bytes: int) -> _Known | None:
         """Return what is recorded first to stay below a peak."""

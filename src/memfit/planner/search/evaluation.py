@@ -11,7 +11,9 @@ from memfit.devices.spec import CPU, Device
 from memfit.errors import StrategyError
 from memfit.figures import Prediction
 from memfit.job import Job
+from memfit.planner.recompute.assignment import Known
 from memfit.planner.recompute.blocks import chain_of
+from memfit.planner.recompute.chain import Chain
 from memfit.planner.search.candidates import (
     Candidate,
     Strategies,
@@ -73,6 +75,9 @@ class JobEvaluator:
         default_factory=dict, init=False, repr=False
     )
     """The last recordings, which serve whatever the allocator is told besides."""
+    _latest_chain: tuple[Recording, bool, Chain, Known] | None = field(
+        default=None, init=False, repr=False
+    )
     _few: dict[Strategies, tuple[Abridgement, float]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -331,15 +336,18 @@ class JobEvaluator:
             return found
         offload = ActivationOffload.name
         may_offload = self.device.kind != CPU and self.space.offers(offload)
-        link = self.device.value("link_bytes_per_second")
-        chain = chain_of(
-            steady,
-            rules_of(self.device),
-            self.times.seconds,
-            link if may_offload and offload not in names else None,
-            self.plain.steady,
-        )
-        return refined(replace(found, chain=chain, repeats=repeats))
+        chain, known = self._chain(recording, may_offload=may_offload and offload not in names)
+        return refined(replace(found, chain=chain, known=known, repeats=repeats))
+
+    def _chain(self, recording: Recording, *, may_offload: bool) -> tuple[Chain, Known]:
+        """Return what could be done to the blocks of a recording, and what is known of that."""
+        latest = self._latest_chain
+        if latest is None or latest[0] is not recording or latest[1] is not may_offload:
+            link = self.device.value("link_bytes_per_second") if may_offload else None
+            plain, rules = self.plain.steady, rules_of(self.device)
+            chain = chain_of(recording.steady, rules, self.times.seconds, link, plain)
+            latest = self._latest_chain = recording, may_offload, chain, {}
+        return latest[2:]
 
 
 def _keeping_nothing(strategy: Strategy) -> Strategy:

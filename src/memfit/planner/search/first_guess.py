@@ -84,10 +84,10 @@ def piece_guesses(root: Candidate, alone: list[Candidate], space: SearchSpace) -
     return sorted(found, key=lambda guess: guess.seconds)
 
 
-def bytes_in_pieces(whole: Candidate, share: float) -> int:
-    """Estimate the peak of pieces of a share of the size, nothing recomputed."""
+def bytes_in_pieces(whole: Candidate, peak_bytes: int, share: float) -> int:
+    """Estimate the peak of pieces of a share of the size, by a peak of the whole batch."""
     kept_bytes = lasting_bytes(whole) + _gradient_bytes(whole)
-    return kept_bytes + int(share * max(0, whole.peak_bytes - kept_bytes))
+    return kept_bytes + int(share * max(0, peak_bytes - kept_bytes))
 
 
 def _of(

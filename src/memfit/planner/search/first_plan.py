@@ -32,10 +32,16 @@ class FirstPlan:
     is_found: Callable[[], bool]
     """Says whether something that fits was recorded."""
 
-    def begin(self) -> None:
-        """Record what the search is likely to begin with, and what is likely to fit already."""
+    def begin(self) -> list[Strategies]:
+        """Record what the search is likely to begin with, and return it with what may follow."""
         likely = likely_start(self.recordings, self.space)
-        for strategies in likely:
+        for strategies in likely[:1]:
+            self.recordings.attempt(strategies)
+        return likely
+
+    def go_on(self, likely: list[Strategies]) -> None:
+        """Record what is likely to fit, where what the search is likely to begin with does not."""
+        for strategies in likely[1:]:
             if not self.is_found():
                 self.recordings.attempt(strategies)
         for strategies in likely[:1]:

@@ -54,7 +54,7 @@ class Guesses:
         if not larger or not budget_bytes:
             return False
         share = self.space.splits[node.split - 1].micro_batch_size / larger
-        return bytes_in_pieces(before.candidate, share) > budget_bytes
+        return bytes_in_pieces(before.candidate, before.candidate.peak_bytes, share) > budget_bytes
 
     def _is_settled(self, node: SearchNode) -> bool:
         """Return whether a node's pieces are known by now to be such as may be taken."""

@@ -1,4 +1,4 @@
-"""Bounds what pieces of a batch take, by what larger ones took; nothing is recorded for it.
+"""Bounds what pieces of a batch take, and what saves little; nothing is recorded for it.
 
 What lives all the time stays, and nothing else grows faster than the pieces do, so a peak shrinks
 at most as they do. Where it is a maximum of sums that are linear in the size of the pieces, it is
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from memfit.planner.search.candidates import Candidate
 from memfit.planner.search.options import SearchSpace
-from memfit.planner.search.tree import LASTING, SearchNode
+from memfit.planner.search.tree import LASTING, SearchNode, SearchTree
 from memfit.strategies.base import AbstractSplitting
 from memfit.trace.events import Category
 
@@ -105,22 +105,53 @@ def likely_pieces(whole: SearchNode, space: SearchSpace) -> AbstractSplitting | 
     return next((split for split in alike if may_fit_as_it_is(whole, split, space)), None)
 
 
-def least_time_ratio(child: SearchNode, space: SearchSpace) -> float:
-    """Bound how many times as long a child takes as its parent, so that its pieces fit.
+def least_time_ratio(child: SearchNode, tree: SearchTree, space: SearchSpace) -> float:
+    """Bound how many times as long a child takes as its parent, so that it fits.
 
-    Where they fit only with blocks recomputed, it is what recomputing costs larger ones, down to
-    the last step that is known to be too little.
+    Where it fits only with blocks recomputed, it is what recomputing costs its parent, down to the
+    last step that is known to be too little: nothing in pieces shrinks more than they do, and what
+    acts on little saves no more than that.
     """
     parent = child.parent
-    if parent is None or parent.candidate is None or child.split <= parent.split:
+    if parent is None or parent.candidate is None:
         return 1.0
-    whole, share = parent.candidate, _share(parent, space.splits[child.split - 1], space)
-    if share is None:
+    if child.split > parent.split:
+        share = _share(parent, space.splits[child.split - 1], space)
+        return 1.0 if share is None else _time_ratio_of_pieces(parent.candidate, share)
+    saved_bytes = tree.most_saved_bytes(child)
+    return 1.0 if saved_bytes is None else _time_ratio_of_saving(parent, saved_bytes)
+
+
+def _time_ratio_of_pieces(whole: Candidate, share: float) -> float:
+    ways = (
+        (each.seconds, _least_bytes(whole, each.peak_bytes, share)) for each in whole.refinements
+    )
+    as_it_is_bytes = _least_bytes(whole, whole.peak_bytes, share)
+    return _least_ratio(whole, as_it_is_bytes, ways, _most_bytes(whole))
+
+
+def _time_ratio_of_saving(parent: SearchNode, saved_bytes: int) -> float:
+    whole = parent.candidate
+    assert whole is not None, "only recorded nodes have children"
+    is_shown = parent.correction_bytes is not None  # how far off the estimates are
+    most_bytes = (whole.prediction.budget_bytes or 0) if is_shown else _most_bytes(whole)
+    ways = ((each.seconds, parent.expected_bytes(each)) for each in whole.refinements)
+    return _least_ratio(whole, whole.peak_bytes, ways, most_bytes + saved_bytes)
+
+
+def _least_ratio(
+    whole: Candidate,
+    peak_bytes: float,
+    ways: Iterable[tuple[float, float]],
+    most_bytes: float,
+) -> float:
+    """Return what the last way takes that is too large, as a multiple; the fastest come first."""
+    known = whole.prediction.step_seconds
+    if peak_bytes <= most_bytes:
         return 1.0
-    seconds = known = whole.prediction.step_seconds
-    ways = [(known, whole.peak_bytes), *((r.seconds, r.peak_bytes) for r in whole.refinements)]
-    for each_seconds, peak_bytes in ways:
-        if _least_bytes(whole, peak_bytes, share) <= _most_bytes(whole):
+    seconds = known
+    for each_seconds, each_bytes in ways:
+        if each_bytes <= most_bytes:
             break
         seconds = each_seconds
     return max(1.0, seconds / known)

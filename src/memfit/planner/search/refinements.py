@@ -47,7 +47,7 @@ def _written(chain: Chain, assignment: Assignment) -> list[Strategy]:
         for keep, names in groups.items()
     ]
     pairs = zip(chain.blocks, assignment.options, strict=True)
-    offloaded = [block.name for block, option in pairs if option.offloads]
+    offloaded = [block.name for block, option in pairs if option.moved_bytes]
     if offloaded:
         found.append(ActivationOffload(blocks=shorten_names(offloaded)))
     return found

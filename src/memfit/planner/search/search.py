@@ -25,11 +25,18 @@ from memfit.planner.search.guesses import Guesses
 from memfit.planner.search.neighbours import Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.patience import Patience
-from memfit.planner.search.pieces import TOLERANCE, is_ruled_out, least_time_ratio, likely_pieces
+from memfit.planner.search.pieces import (
+    TOLERANCE,
+    is_ruled_out,
+    least_time_ratio,
+    likely_pieces,
+    may_fit_as_it_is,
+)
 from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.relaxation import relaxed
+from memfit.planner.search.reserve import reserve_in_pieces
 from memfit.planner.search.starting_points import starting_points
 from memfit.planner.search.tree import LASTING, SearchNode, SearchTree
 from memfit.strategies.plan import in_catalogue_order
@@ -49,7 +56,8 @@ class Search:
     """Find the fastest combination that fits.
 
     ``slack`` is the share of a step's time that is not worth another recording: what fits is taken
-    when all that is left could be faster by no more than that.
+    when all that is left could be faster by no more than that. ``is_long`` says that recording a
+    step takes long.
     """
 
     def __init__(
@@ -58,11 +66,13 @@ class Search:
         space: SearchSpace,
         *,
         slack: float = 0.0,
+        is_long: bool = False,
         most_operators: float = float("inf"),
         patience: Patience | None = None,
         on_better: OnBetter | None = None,
     ) -> None:
         self.space = space
+        self.is_long = is_long
         self.patience = patience or Patience()
         self.recordings = Recordings(evaluate, most_operators, self.patience, self._notice)
         self.best_so_far: Candidate | None = None
@@ -114,9 +124,10 @@ class Search:
             return self.best_so_far
 
     def _run(self) -> Candidate | None:
-        self._first_plan.begin()
-        self._look_ahead()  # not before: it would take from the first plan's time
-        for root in starting_points(self.recordings, self.space):
+        likely = self._first_plan.begin()
+        self._look_ahead()
+        self._first_plan.go_on(likely)
+        for root in starting_points(self.recordings, self.space, is_long=self.is_long):
             node = SearchNode(root, 0, None)
             self._add(node)
             self.tree.open(node)
@@ -135,7 +146,8 @@ class Search:
         """Have pieces of a batch looked into beside this process, if any may be needed."""
         checks = self.space.split_checks
         root = self.recordings.of(in_catalogue_order(self.space.required))
-        if checks is None or not self.recordings.looks_ahead or root.prediction.fits:
+        is_enough = root.prediction.fits or self.best_so_far is not None
+        if checks is None or not self.recordings.looks_ahead or is_enough:
             return
         whole = SearchNode(root.strategies, 0, None, root)
         checks.look_ahead(likely_pieces(whole, self.space))
@@ -220,13 +232,32 @@ class Search:
     def _open(self, entry: Entry) -> None:
         """Record a node, and queue what follows from it."""
         if self._is_slower_by_now(entry):
-            self._queue.push_node(entry.node, self.tree.expected_seconds(entry.node))
+            self._queue.push_node(entry.node, self._least_seconds(entry.node))
         elif is_ruled_out(entry.node, self.tree.nodes, self.space):
             return
         elif self.space.obstacle(entry.node.strategies) is not None:
             self._go_around(entry.node)
-        elif self._may_go_on() and self.tree.open(entry.node, _LEAST_SAVING):
+        elif self._may_go_on() and self._opened(entry.node):
             self._expand(entry.node)
+
+    def _opened(self, node: SearchNode) -> bool:
+        """Record a node, and its plan in reserve beside it; False if it cannot be smaller."""
+        reserve = self._in_reserve(node)
+        if reserve is not None:
+            self.recordings.expect([node.strategies])  # instead of what else was begun with
+            self.recordings.expect([reserve], is_sure=False)
+        is_smaller = self.tree.open(node, _LEAST_SAVING)
+        if reserve is not None and not (node.candidate and node.candidate.prediction.fits):
+            self.recordings.expect(())
+        return is_smaller
+
+    def _in_reserve(self, node: SearchNode) -> Strategies | None:
+        """Return what will be held in reserve of pieces that are likely to be chosen."""
+        if not (self.is_long and node.split and node.parent and node.parent.split == 0):
+            return None
+        whole, split = node.parent.candidate, self.space.splits[node.split - 1]
+        is_likely = whole is not None and may_fit_as_it_is(node.parent, split, self.space)
+        return reserve_in_pieces(whole, split) if whole is not None and is_likely else None
 
     def _next(self) -> Entry:
         """Take what could be fastest; within the slack, what fits, or halves a batch further."""
@@ -259,7 +290,7 @@ class Search:
 
     def _is_slower_by_now(self, entry: Entry) -> bool:
         """Return whether others that were recorded since have shown that a node takes longer."""
-        return self.tree.expected_seconds(entry.node) > entry.seconds * (1 + 1e-9)
+        return self._least_seconds(entry.node) > entry.seconds * (1 + 1e-9)
 
     def _confirmed(self, entry: Entry) -> Candidate | None:
         """Record a candidate in full; put it back into the queue if that made it slower."""
@@ -338,12 +369,15 @@ class Search:
         if node.strategies in self._seen:
             return
         self._seen.add(node.strategies)
+        self._queue.push_node(node, self._least_seconds(node))
+
+    def _least_seconds(self, node: SearchNode) -> float:
+        """Bound the time of a node and of what follows from it, by what is known by now."""
         before = None if node.parent is None else node.parent.candidate
         if before is None:
-            self._queue.push_node(node, 0.0)
-            return
-        expected = self.tree.expected_seconds(node) * least_time_ratio(node, self.space)
-        self._queue.push_node(node, max(before.prediction.step_seconds, expected))
+            return 0.0
+        ratio = least_time_ratio(node, self.tree, self.space)
+        return max(before.prediction.step_seconds, self.tree.expected_seconds(node) * ratio)
 
     def _is_hopeless(self) -> bool:
         """Test whether what lives all the time and nothing acts on is over the budget by itself."""

@@ -34,13 +34,18 @@ def likely_start(recordings: Recordings, space: SearchSpace) -> list[Strategies]
     return found
 
 
-def starting_points(recordings: Recordings, space: SearchSpace) -> list[Strategies]:
-    """Return the combinations to begin with: what is required, and what makes a step faster."""
+def starting_points(
+    recordings: Recordings, space: SearchSpace, *, is_long: bool = False
+) -> list[Strategies]:
+    """Return the combinations to begin with: what is required, and what makes a step faster.
+
+    Where recording takes long, nothing is recorded ahead that may turn out not to be wanted.
+    """
     root = in_catalogue_order(space.required)
     plain = recordings.of(root)
     smaller, faster = list(root), list(root)
     groups = _groups(space, root)
-    slower = _slower_by_what_others_take(recordings, root, groups)
+    slower = _slower_by_what_others_take(recordings, root, groups, is_long=is_long)
     recordings.expect([*_singles(root, groups, without=slower), _together(root, groups)])
     for wanted in groups:
         for option, alone in _alone(recordings, root, [o for o in wanted if o != slower]):
@@ -76,7 +81,11 @@ def _last_recorded(together: Strategies, root: Strategies) -> Strategy | None:
 
 
 def _slower_by_what_others_take(
-    recordings: Recordings, root: Strategies, groups: Sequence[Sequence[Strategy]]
+    recordings: Recordings,
+    root: Strategies,
+    groups: Sequence[Sequence[Strategy]],
+    *,
+    is_long: bool,
 ) -> Strategy | None:
     """Return what makes a step much slower, as it takes longer with all others than they alone.
 
@@ -88,6 +97,8 @@ def _slower_by_what_others_take(
         return None
     others = [each for each in together if each not in root and each != last]
     recordings.expect(in_catalogue_order((*root, each)) for each in others)
+    if not is_long:
+        recordings.expect([in_catalogue_order((*root, last))], is_sure=False)
     alone = [recordings.attempt(in_catalogue_order((*root, each))) for each in others]
     plain_seconds = recordings.of(root).prediction.step_seconds
     seconds = known.prediction.step_seconds

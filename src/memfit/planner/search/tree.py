@@ -102,20 +102,19 @@ class SearchTree:
 
     def acts_on_little(self, node: SearchNode) -> bool:
         """Return whether what is new in a node acts on next to nothing, however it is combined."""
+        most_bytes = self.most_saved_bytes(node)
+        prediction = next(iter(self._recordings.tried.values())).prediction
+        return most_bytes is not None and most_bytes <= _LITTLE * (prediction.budget_bytes or 0)
+
+    def most_saved_bytes(self, node: SearchNode) -> int | None:
+        """Bound what is new in a node can save; None where it acts on what grows with the batch."""
         before = () if node.parent is None else node.parent.strategies
         added = [each for each in node.strategies if each not in before]
-        reached = {category for each in added for category in each.acts_on}
-        if all(each.acts_in == (Phase.OPTIMIZER,) for each in added):
-            # What an update makes on the way is about as large as the parameters.
-            reached = reached - {Category.TEMPORARIES} | {Category.PARAMETERS}
-        if not reached or not reached <= set(LASTING):
-            return False
-        prediction = next(iter(self._recordings.tried.values())).prediction
-        known = prediction.by_category
-        if any(each.value not in known for each in reached):
-            return False
-        most_bytes = sum(known[each.value] for each in reached)
-        return most_bytes <= _LITTLE * (prediction.budget_bytes or 0)
+        reached = [_bounded_by(category, each) for each in added for category in each.acts_on]
+        known = next(iter(self._recordings.tried.values())).prediction.by_category
+        if not reached or any(each not in LASTING or each.value not in known for each in reached):
+            return None
+        return sum(known[each.value] for each in reached)
 
     def expected_seconds(self, node: SearchNode) -> float:
         """Multiply the root's time by what each further member was seen or is known to cost."""
@@ -141,3 +140,12 @@ class SearchTree:
         """Order nodes by the smallest peak to be expected; what is not allowed comes last."""
         floor_bytes = self._recordings.of(node.strategies).floor_bytes
         return not self._space.allows(node.strategies), floor_bytes
+
+
+def _bounded_by(category: Category, strategy: Strategy) -> Category:
+    """Return what lives all the time and is as large as what a strategy acts on, if anything is.
+
+    Gradients are, and so is about what an update makes on the way.
+    """
+    is_of_update = category is Category.TEMPORARIES and strategy.acts_in == (Phase.OPTIMIZER,)
+    return Category.PARAMETERS if is_of_update or category is Category.GRADIENTS else category

@@ -392,3 +392,33 @@ def test_inputs_are_moved_only_after_a_block_that_is_computed_again():
     assert len(moving) >= 6
     assert all(option.follows_recomputed for option in moving)
     assert not any(option.moved_bytes for option in chain.blocks[0].options), "the batch stays"
+
+
+class Added(nn.Module):
+    """What the block gives is changed by what it is a part of, as in RegNet's layers."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x):
+        result = self.block(x)
+        result += x
+        return torch.relu(result)
+
+
+def test_what_is_changed_after_the_block_is_not_kept():
+    job = mean_square_job(
+        lambda: nn.Sequential(*(Added(8) for _ in range(2))), 8, 64, 64, batch_size=32
+    )
+    found = Tried(job, "a100-40gb")
+    assert any(block.name.endswith(".block") for block in found.chain().blocks)
+    assert found.evaluated.refinements
+    for refinement in found.evaluated.refinements:
+        assert found.recorded(refinement.strategies).peak_allocated_bytes  # none is refused

@@ -118,6 +118,7 @@ class _ChainBuilder:
         self._first_read = step.first_reads()
         self._last_read = step.last_reads()
         self._read_in_backward = step.reads_in_backward()
+        self._changed = step.changed()
         self._known: dict[tuple[Item, ...], list[Trade]] = {}
 
     def chain(self, left_out: frozenset[str]) -> Chain:
@@ -272,7 +273,6 @@ class _ChainBuilder:
         inner = set(part.inner)
         counts: Counter[str] = Counter()
         operations = list(self._step.operations(part.call))
-        changed = {index for operation in operations for index in operation.changes}
         last = max(
             (place for place, op in enumerate(operations) if inner.intersection(op.writes)),
             default=-1,
@@ -286,7 +286,7 @@ class _ChainBuilder:
                 writes
                 and not operation.is_random  # the random state would lag behind in recomputation
                 and not operation.changes
-                and not changed.intersection(writes)
+                and not self._changed.intersection(writes)
             )
             unneeded = [index for index in writes if index not in inner]
             items.append(

@@ -81,6 +81,11 @@ class ForwardBackward:
             for index in operations[place].reads
         }
 
+    def changed(self) -> frozenset[int]:
+        """Return the allocations that an operator of the forward changes in place."""
+        operations = self._trace.operations[self._place.first : self._place.backward]
+        return frozenset(index for operation in operations for index in operation.changes)
+
     def reads_in_backward(self) -> dict[int, list[int]]:
         """Give, for each allocation, the events with which operators of the backward read it."""
         found: dict[int, list[int]] = {}

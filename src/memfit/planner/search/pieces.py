@@ -141,9 +141,9 @@ def _time_ratio_of_saving(parent: SearchNode, saved_bytes: int) -> float:
 
 def _least_ratio(
     whole: Candidate,
-    peak_bytes: float,
-    ways: Iterable[tuple[float, float]],
-    most_bytes: float,
+    peak_bytes: int,
+    ways: Iterable[tuple[float, int]],
+    most_bytes: int,
 ) -> float:
     """Return what the last way takes that is too large, as a multiple; the fastest come first."""
     known = whole.prediction.step_seconds
@@ -162,10 +162,10 @@ def lasting_bytes(whole: Candidate) -> int:
     return sum(whole.prediction.by_category.get(each.value, 0) for each in LASTING)
 
 
-def _least_bytes(whole: Candidate, peak_bytes: int, share: float) -> float:
+def _least_bytes(whole: Candidate, peak_bytes: int, share: float) -> int:
     """Bound the peak of pieces of a share of the size from below."""
     kept_bytes = lasting_bytes(whole)
-    return kept_bytes + share * max(0, peak_bytes - kept_bytes)
+    return kept_bytes + int(share * max(0, peak_bytes - kept_bytes))
 
 
 def _most_bytes(candidate: Candidate) -> int:

@@ -143,7 +143,7 @@ def test_an_interrupted_search_falls_back_on_a_plan_that_is_known(ask, monkeypat
     rung = min(found["ladder"], key=lambda each: each["prediction"]["peak_allocated_bytes"])
     peak_bytes = rung["prediction"]["peak_allocated_bytes"]
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("memfit.planner.search.search.starting_points", interrupted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -87,6 +88,51 @@ def test_the_fastest_assignment_is_the_fastest_of_all_at_every_budget(chain):
             assert found.peak_bytes <= budget_bytes
             assert found.peak_bytes == chain.peak_bytes(found.options)
             assert may_be(found.options)
+
+
+def moving(chain: Chain, draw: random.Random) -> Chain:
+    """Let some blocks move their inputs away when they are computed again."""
+
+    def with_move(option: Option) -> Option:
+        if not option.recomputes or draw.random() < 0.4:
+            return option
+        moved_bytes = draw.randint(1, 20)
+        return replace(
+            option,
+            moved_bytes=moved_bytes,
+            saved_bytes=option.saved_bytes - moved_bytes,
+            unneeded_bytes=option.unneeded_bytes + moved_bytes,
+        )
+
+    blocks = (
+        replace(block, options=tuple(map(with_move, block.options))) for block in chain.blocks
+    )
+    return replace(chain, blocks=tuple(blocks))
+
+
+@given(chains(), st.integers(0, 10**6))
+def test_where_inputs_are_moved_the_assignment_fits_and_beats_what_moves_nothing(chain, seed):
+    chain = moving(chain, random.Random(seed))
+    tried = every_assignment(chain)
+    unmoved = every_assignment(without_moves(chain))
+    for budget_bytes in sorted({peak_bytes for peak_bytes, _ in tried if peak_bytes >= 0}):
+        found = fastest(chain, budget_bytes)
+        least, enough = least_seconds(tried, budget_bytes), least_seconds(unmoved, budget_bytes)
+        if found is None:
+            assert enough is None
+            continue
+        assert found.peak_bytes == chain.peak_bytes(found.options) <= budget_bytes
+        assert least is not None
+        assert least <= found.seconds
+        assert enough is None or found.seconds <= enough
+
+
+def without_moves(chain: Chain) -> Chain:
+    blocks = (
+        replace(block, options=tuple(o for o in block.options if not o.moved_bytes))
+        for block in chain.blocks
+    )
+    return replace(chain, blocks=tuple(blocks))
 
 
 @given(chains(), st.integers(10**4, 10**6))

@@ -59,10 +59,11 @@ class _Stage:
 
 
 def fastest(chain: Chain, budget_bytes: int) -> Assignment | None:
-    """Return the fastest assignment whose peak stays within a budget; None if there is none.
+    """Return the fastest assignment whose peak stays within a budget; None if none is found.
 
-    Inputs that are moved away count as if all of them were, and the last ones stay. Where that is
-    too much, it is the fastest of those with so much to spare, or with nothing moved.
+    It is the fastest of all where no block can move its inputs away. Where some can, all of them
+    count as moved while options are chosen, though the last ones stay. If that turns out too much,
+    it is the faster of the fastest with so much to spare and the fastest with nothing moved.
     """
     found = _fastest(chain, budget_bytes)
     if found is None or found.peak_bytes <= budget_bytes:
@@ -179,7 +180,7 @@ def _extended(
     saved_bytes = np.array([[option.saved_bytes] for option in block.options])
     seconds = np.array([[option.seconds] for option in block.options])
     may_follow = choices.saved_bytes + least_bytes <= budget_bytes
-    if _cares(block):
+    if _depends_on_last(block):
         needs = np.array([[option.follows_recomputed] for option in block.options])
         may_follow &= ~needs | _recomputes(choices, before)
     options, places = np.nonzero(may_follow)
@@ -191,8 +192,8 @@ def _extended(
     )
 
 
-def _cares(block: ChainBlock | None) -> bool:
-    """Return whether it matters to a block if the one before it is computed again."""
+def _depends_on_last(block: ChainBlock | None) -> bool:
+    """Return whether some option of a block is open only after one that is computed again."""
     return block is not None and any(option.follows_recomputed for option in block.options)
 
 
@@ -204,11 +205,8 @@ def _recomputes(choices: _Stage, block: ChainBlock | None) -> _Values:
 
 
 def _undominated(choices: _Stage, block: ChainBlock, later: ChainBlock | None) -> _Stage:
-    """Keep the fastest of all choices with at most so many bytes.
-
-    Those that compute the block again are kept apart where that matters to the one after it.
-    """
-    if not _cares(later):
+    """Keep the best choices, apart from each other where the next block tells them apart."""
+    if not _depends_on_last(later):
         return _best(choices)
     again = _recomputes(choices, block)
     stages = [_best(choices.at(np.flatnonzero(which))) for which in (again, ~again)]
@@ -222,6 +220,7 @@ def _undominated(choices: _Stage, block: ChainBlock, later: ChainBlock | None) -
 
 
 def _best(choices: _Stage) -> _Stage:
+    """Keep the fastest of all choices with at most so many bytes, and thin out what is close."""
     if not choices.seconds.size:
         return choices
     found = choices.at(np.lexsort((choices.seconds, choices.saved_bytes)))

@@ -253,11 +253,13 @@ class Search:
 
     def _in_reserve(self, node: SearchNode) -> Strategies | None:
         """Return what will be held in reserve of pieces that are likely to be chosen."""
-        if not (self.is_long and node.split and node.parent and node.parent.split == 0):
+        parent = node.parent
+        if not self.is_long or not node.split or parent is None or parent.split:
             return None
-        whole, split = node.parent.candidate, self.space.splits[node.split - 1]
-        is_likely = whole is not None and may_fit_as_it_is(node.parent, split, self.space)
-        return reserve_in_pieces(whole, split) if whole is not None and is_likely else None
+        split = self.space.splits[node.split - 1]
+        if parent.candidate is None or not may_fit_as_it_is(parent, split, self.space):
+            return None
+        return reserve_in_pieces(parent.candidate, split)
 
     def _next(self) -> Entry:
         """Take what could be fastest; within the slack, what fits, or halves a batch further."""

@@ -61,17 +61,18 @@ def main(words: Sequence[str] | None = None) -> int:
         device, problem = _device(args.device)
         results = _Results(args.out, {**_about(device), "size": args.size, "problem": problem})
         work = _Work(Path(folder), args, device, deadline)
-        names = [case for case in all_cases() if args.only is None or _is_asked(case, args.only)]
+        cases = all_cases()[args.first :]
+        names = [case for case in cases if args.only is None or _is_asked(case, args.only)]
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: work.end())
         first, later = ([], []) if args.plan_only else _checks(work, args)
-        cases = [lambda case=case: work.case(case) for case in names[: args.most]]
+        tasks = [lambda case=case: work.case(case) for case in names[: args.most]]
         with ThreadPoolExecutor(args.workers) as pool:
             for check in first:
                 pool.submit(results.add, "checks", check)
-            for place, case in enumerate(cases):
-                pool.submit(results.add, "cases", case)
-                if place == min(_FIRST_CASES, len(cases)) - 1:
+            for place, task in enumerate(tasks):
+                pool.submit(results.add, "cases", task)
+                if place == min(_FIRST_CASES, len(tasks)) - 1:
                     for check in later:
                         pool.submit(results.add, "checks", check)
         results.end()
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda", help="cuda, cpu, or with --plan-only a name")
     parser.add_argument("--size", choices=SIZES, default="card")
     parser.add_argument("--only", metavar="NAME", help="cases of this name; * stands for any")
+    parser.add_argument("--first", type=int, default=0, help="leave out so many cases before it")
     parser.add_argument("--most", type=int, help="so many cases at most")
     parser.add_argument("--workers", type=int, default=12, help="processes beside each other")
     parser.add_argument(

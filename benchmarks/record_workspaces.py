@@ -2,9 +2,9 @@
 
 Run: PYTHONPATH=src python benchmarks/record_workspaces.py --out workspaces.json   (about a minute)
 
-Each convolution of the recorded image models, and further ones that are drawn, is run alone: forward,
-gradient of the image, gradient of the weight. Written is how far the allocator's peak passed what
-went in and came out. `--device cpu` tries the whole here, where nothing is read.
+Each convolution of the recorded image models, and further ones that are drawn, is run alone:
+forward, gradient of the image, gradient of the weight. Written is how far the allocator's peak
+passed what went in and came out. `--device cpu` tries the whole here, where nothing is read.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from card_checks.card_lock import card_alone
-from recording.matrix import Entry, all_entries
-from recording.rowfile import unmeasured_row
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from accuracy.batches import make_batch
 from accuracy.models import build_blank
 from accuracy.packages import load_package
 from accuracy.rows import parse_row
+from card_checks.card_lock import card_alone
+from recording.matrix import Entry, all_entries
+from recording.rowfile import unmeasured_row
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.files import write_atomically
 
@@ -77,7 +76,8 @@ def main(words: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     written = 0.0
     with card_alone():
-        cases = _shared_out([*_model_cases(), *_drawn_cases(args.seed, args.drawn)])
+        models = [] if args.no_models else _model_cases()
+        cases = _shared_out([*models, *_drawn_cases(args.seed, args.drawn)])
         for case in cases[: args.most]:
             if time.monotonic() > deadline:
                 break
@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--drawn", type=int, default=1500, help="so many drawn ones at most")
+    parser.add_argument("--no-models", action="store_true", help="drawn ones alone")
     parser.add_argument("--most", type=int, help="so many in all at most")
     return parser
 
@@ -122,7 +123,9 @@ class _Seen(TorchDispatchMode):
         self._source = source
         self.cases: list[Case] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         del types
         if function is torch.ops.aten.convolution.default:
             image, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
@@ -241,7 +244,9 @@ def _scratch(case: Case, device: str) -> dict[str, Any]:
         case.output_padding,
         case.groups,
     )
-    result, inside = _read(lambda: torch.ops.aten.convolution(image, weight, None, *settings), device)
+    result, inside = _read(
+        lambda: torch.ops.aten.convolution(image, weight, None, *settings), device
+    )
     found: dict[str, Any] = {"result": list(result.shape), "scratch_bytes": {"forward": inside}}
     for name, mask in _PASSES.items():
         _, found["scratch_bytes"][name] = _read(

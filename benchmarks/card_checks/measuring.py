@@ -150,7 +150,8 @@ def _trained(ready: _Ready, plan: Plan, device: str) -> Trained:
     run, batch = _open(ready, plan, device)
     with closing(run):
         losses = [float(run.step(batch).loss) for _ in range(_NUM_COMPARED)]
-        weights = {name: each.detach().clone() for name, each in _parameters(run.model)}
+        # On the host, since a plan may leave some of them there.
+        weights = {name: each.detach().cpu() for name, each in _parameters(run.model)}
     del run
     gc.collect()
     return losses, weights

@@ -294,6 +294,7 @@ def test_cudnn_batch_norm_copies_a_gradient_laid_out_otherwise() -> None:
 # --- convolutions -------------------------------------------------------------------------------
 
 PLAIN = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+UNPADDED = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
 
 def conv_args(
@@ -389,17 +390,27 @@ def test_one_channel_per_group_has_a_kernel_of_its_own() -> None:
 def test_tensor_cores_turn_plain_images_around() -> None:
     half = ((2, 64, 8, 8), (64, 64, 3, 3), PLAIN)
     image, weight = 2 * 64 * 64 * 2, 64 * 64 * 9 * 2
-    assert forward(*half, card=H100, dtype=torch.float16).num_bytes == image + weight
+    assert forward(*half, card=H100, dtype=torch.float16).num_bytes == 2 * image + weight
     found = backward(*half, card=H100, dtype=torch.float16)
     assert found.num_bytes == 2 * image + 2 * weight
     assert (found.low_bytes, found.certainty) == (0, "guess")
     assert found.high_bytes >= 2 * found.num_bytes
 
 
-def test_channels_that_do_not_fill_16_bytes_are_not_turned_for_tensor_cores() -> None:
+def test_channels_are_filled_up_to_16_bytes_for_tensor_cores() -> None:
+    """As on an H200: an image of 3 channels is turned into one of 8, but for a plain forward."""
     stem = ((2, 3, 8, 8), (64, 3, 3, 3), PLAIN)
-    found = forward(*stem, card=H100, dtype=torch.float16)
-    assert found.num_bytes == 64 * 3 * 9 * 2 * 16 // 9  # weights, turned by Winograd
+    assert forward(*stem, card=H100, dtype=torch.float16).num_bytes == 0
+    filled, result, weight = 2 * 8 * 64 * 2, 2 * 64 * 64 * 2, 64 * 8 * 9 * 2
+    args, out = conv_args(*stem, torch.float16)
+    found = workspace_bytes(described(args, out), Pass.INPUT_GRADIENT, H100)[0]
+    assert found == filled + result + weight
+
+
+def test_a_gradient_of_1_x_1_weights_is_a_sum_for_each_image() -> None:
+    args, out = conv_args((7, 64, 8, 8), (32, 64, 1, 1), UNPADDED, torch.float16)
+    conv = described(args, out)
+    assert [workspace_bytes(conv, which, H100)[0] for which in Pass] == [0, 0, 7 * 64 * 32 * 4]
 
 
 def test_fp32_uses_tensor_cores_from_ampere_on_unless_tf32_is_off() -> None:
@@ -409,7 +420,7 @@ def test_fp32_uses_tensor_cores_from_ampere_on_unless_tf32_is_off() -> None:
         capability=(9, 0), num_multiprocessors=132, torch_version=(2, 13), allow_tf32=False
     )
     weight = 64 * 64 * 9 * 4
-    assert workspace_bytes(conv, Pass.FORWARD, H100)[0] == 2 * 64 * 64 * 4 + weight
+    assert workspace_bytes(conv, Pass.FORWARD, H100)[0] == 2 * (2 * 64 * 64 * 4) + weight
     for card in (T4, exact_fp32):
         assert workspace_bytes(conv, Pass.FORWARD, card)[0] == weight * 16 // 9
         assert workspace_bytes(conv, Pass.WEIGHT_GRADIENT, card)[0] == weight

@@ -26,10 +26,15 @@ def gpu_session(regression_job, monkeypatch):
     session.device_type = "cuda"
     calls = []
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [_segment(900, grows=False)])
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty cache"))
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")
     return session, calls
+
+
+def _segment(active_mib, *, grows):
+    return {"active_size": active_mib * MIB, "is_expandable": grows}
 
 
 def test_torch_is_told_and_the_cache_given_back(gpu_session):
@@ -94,6 +99,20 @@ def test_it_is_too_late_when_other_work_lies_on_the_gpu(gpu_session, monkeypatch
     with pytest.raises(StrategyError, match=r"too late: 900.* MiB .*PYTORCH_ALLOC_CONF=expandable"):
         GROWING.apply(session)
     assert calls == []
+
+
+def test_an_earlier_run_in_segments_that_grow_is_not_in_the_way(gpu_session, monkeypatch):
+    """Training measures one step of its own when it is done, beside what it trained."""
+    session, calls = gpu_session
+    segments = [_segment(880, grows=True), _segment(20, grows=False)]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 900 * MIB)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    GROWING.apply(session)
+    assert calls == [GROWING.conf, "empty cache"]
+    segments += [_segment(70, grows=False)]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 970 * MIB)
+    with pytest.raises(StrategyError, match=r"too late: 90.* MiB"):
+        GROWING.apply(session)
 
 
 def test_the_models_own_parameters_are_no_other_work(gpu_session, monkeypatch):

@@ -36,6 +36,7 @@ _STAYING = {
 }
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _BLOCK_BYTES = 512
+_GROWING = "expandable_segments:True"
 _TOLERATED_BYTES = 64 * MIB  # workspaces of libraries, which earlier work may have left
 
 
@@ -85,7 +86,7 @@ class AllocatorConf(Strategy):
     def options(cls, facts: JobFacts) -> Iterator[Self]:
         """Offer segments that grow: other settings pay only after a look at the segments."""
         if facts.device_type != CPU:
-            yield cls(conf="expandable_segments:True")
+            yield cls(conf=_GROWING)
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse the CPU."""
@@ -105,7 +106,7 @@ class AllocatorConf(Strategy):
         before = "" if session.is_virtual else _settings_now()
         if session.is_virtual or before == self.conf:
             return lambda: None
-        if (other_bytes := _other_bytes(session.model)) > _TOLERATED_BYTES:
+        if (other_bytes := _other_bytes(session.model, self.conf)) > _TOLERATED_BYTES:
             raise StrategyError(
                 self.name,
                 f"it is too late: {format_bytes(other_bytes)} of other work lie on the GPU, in "
@@ -155,11 +156,24 @@ def _tell(conf: str) -> None:
     torch.cuda.empty_cache()
 
 
-def _other_bytes(model: torch.nn.Module) -> int:
-    """Count the bytes on the GPU that are not the model's."""
+def _other_bytes(model: torch.nn.Module, conf: str) -> int:
+    """Count the bytes on the GPU that are not the model's, in segments that the text would change.
+
+    What lies in segments that grow already, as an earlier run with the same plan leaves it, is as
+    it would be.
+    """
     storages = {
         tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
         for tensor in (*model.parameters(), *model.buffers())
     }
     own = sum(-(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES for num_bytes in storages.values())
-    return torch.cuda.memory_allocated() - own
+    found = torch.cuda.memory_allocated() - own
+    if found > _TOLERATED_BYTES and _keys(conf) == _keys(_GROWING):
+        return found - _growing_bytes()
+    return found
+
+
+def _growing_bytes() -> int:
+    """Count the bytes in use in segments that grow."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(int(each["active_size"]) for each in segments if each.get("is_expandable"))

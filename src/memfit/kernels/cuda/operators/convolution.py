@@ -21,11 +21,17 @@ from memfit.kernels.cuda.operators.reductions import reduction_blocks
 from memfit.kernels.registration import Operator
 from memfit.kernels.scratch import Moment, Scratch, highest
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
+from memfit.units import MIB
 
 _CHOICE = "use_cudnn, use_cudnn_depthwise in aten/src/ATen/native/Convolution.cpp"
 _SLOW = "aten/src/ATen/native/cuda/ConvolutionMM2d.cu"
 _WORKSPACE = "run_single_conv in aten/src/ATen/native/cudnn/Conv_v8.cpp; cuDNN's engines"
 _VECTOR_BYTES = 16
+_SINGLE_BYTES = 4
+_PIXELS_READ = 4
+_FEW_CHANNELS = 4
+_FEWEST_TF32_CHANNELS = 32
+_MANY_TF32_CHANNELS = 98
 _FEWEST_CUDNN_DEPTHWISE = 32
 # Winograd on 4 x 4 outputs of a 3 x 3 kernel: tiles of 6 x 6, so (6/4)^2 and (6/3)^2 the elements.
 _WINOGRAD_IMAGE, _WINOGRAD_WEIGHT = 2.25, 4
@@ -190,10 +196,8 @@ def workspace_bytes(conv: Convolution, which: Pass, card: Card) -> tuple[int, in
     """Return the most likely workspace of cuDNN and a high one; both are guesses, the low end is 0.
 
     With tensor cores (fp16, bf16; fp32 as TF32 from compute capability 8.0): nothing for channels
-    last, except for the gradient of weights, which is added up in fp32. In plain layout, what is
-    read is turned to channels last, and a gradient of the input is turned back; forward engines
-    write plain layout themselves. Kernels of 1 x 1, groups, and channels that do not fill 16 bytes
-    have engines that read plain layout.
+    last, except for the gradient of weights, which is added up in fp32; in plain layout, what
+    ``_turned_workspace`` says.
 
     Without tensor cores: weights turned by Winograd for a 3 x 3 kernel of stride 1, a copy of the
     weights for their gradient, else nothing (implicit products keep a few indices).
@@ -205,21 +209,86 @@ def workspace_bytes(conv: Convolution, which: Pass, card: Card) -> tuple[int, in
     Source: Conv_v8.cpp, main branch; cuDNN developer guide, algorithms and layouts of convolutions.
     """
     weight = num_bytes(conv.weight)
-    summed = weight * max(4, conv.weight.element_size()) // conv.weight.element_size()
+    summed = _summed_bytes(conv)
     turned = num_bytes(conv.image) + num_bytes(conv.result) + summed
     if conv.image.dtype == torch.float64:
         likely = 0
-    elif not _has_tensor_cores(conv, card) or not _is_turned(conv):
+    elif _has_one_channel(conv) or not _has_tensor_cores(conv, card):
         likely = _plain_workspace(conv, which, weight)
     elif conv.memory_format != torch.contiguous_format:
-        likely = summed if which is Pass.WEIGHT_GRADIENT else 0
-    elif which is Pass.FORWARD:
-        likely = num_bytes(conv.image) + weight
+        likely = summed if _is_turned(conv) and which is Pass.WEIGHT_GRADIENT else 0
     else:
-        likely = turned
+        likely = _turned_workspace(conv, which)
     arrays = num_bytes(conv.image) + num_bytes(conv.result)
     winograd = _WINOGRAD_IMAGE * arrays + _WINOGRAD_WEIGHT * weight
-    return likely, int(max(2 * turned, winograd if _suits_winograd(conv) else 0))
+    return likely, int(max(likely, 2 * turned, winograd if _suits_winograd(conv) else 0))
+
+
+def _turned_workspace(conv: Convolution, which: Pass) -> int:
+    """Return what tensor cores take for plain layout: operands turned to channels last.
+
+    All three operands are turned, with channels filled up to 16 bytes, except:
+
+    - 1 x 1 kernels are plain products. They take nothing, unless a stride or an odd number of
+      pixels is in the way; the gradient of weights keeps a sum in fp32 for each image.
+    - With fewer than 32 channels TF32 is not used.
+    - Forward in half precision reads four channels or fewer as they are where the stride is 1.
+    - Forward in TF32 writes plain layout itself for many channels and small weights.
+
+    What sums of the weights' gradient are kept beside that, a few MiB, is left out.
+
+    Source: 1,818 convolutions that benchmarks/record_workspaces.py ran on an H200 with cuDNN 9.19;
+    the exceptions are seen there, and have no other source.
+    """
+    is_half = conv.image.element_size() < _SINGLE_BYTES
+    channels = int(conv.image.shape[1])
+    if math.prod(conv.kernel_size) == 1 and not conv.is_transposed:
+        return _product_workspace(conv, which)
+    if not is_half and conv.groups == 1 and channels < _FEWEST_TF32_CHANNELS:
+        return _plain_workspace(conv, which, num_bytes(conv.weight))
+    if which is not Pass.FORWARD:
+        summed = _summed_bytes(conv) if which is Pass.WEIGHT_GRADIENT else _filled_weight(conv)
+        return _filled(conv.image) + _filled(conv.result) + summed
+    if is_half and channels <= _FEW_CHANNELS and max(conv.stride) == 1:
+        return 0
+    writes_plain = (
+        not is_half
+        and conv.groups == 1
+        and int(conv.result.shape[1]) > _MANY_TF32_CHANNELS
+        and num_bytes(conv.weight) <= MIB
+    )
+    result = 0 if writes_plain else _filled(conv.result)
+    return _filled(conv.image) + result + _filled_weight(conv)
+
+
+def _product_workspace(conv: Convolution, which: Pass) -> int:
+    """Return what a 1 x 1 kernel takes, see ``_turned_workspace``."""
+    num_pixels = math.prod(conv.image.shape[2:])
+    is_product = max(conv.stride) == 1 and not any(conv.padding)
+    if not is_product or (num_pixels > 1 and num_pixels % _PIXELS_READ):
+        turned = _filled(conv.image) + _filled(conv.result)
+        return turned + (_summed_bytes(conv) if which is Pass.WEIGHT_GRADIENT else 0)
+    if which is not Pass.WEIGHT_GRADIENT:
+        return 0
+    if num_pixels % (_VECTOR_BYTES // conv.image.element_size()):
+        return _filled(conv.image) + _filled(conv.result) if num_pixels > 1 else 0
+    return int(conv.image.shape[0]) * conv.weight.numel() * _SINGLE_BYTES
+
+
+def _summed_bytes(conv: Convolution) -> int:
+    """Return the bytes of the weights in fp32 or more, as their gradient is added up."""
+    return conv.weight.numel() * max(_SINGLE_BYTES, conv.weight.element_size())
+
+
+def _filled(tensor: torch.Tensor, dims: Sequence[int] = (1,)) -> int:
+    """Return the bytes of a tensor with the channels in some dimensions filled up to 16 bytes."""
+    vector = _VECTOR_BYTES // tensor.element_size()
+    sizes = [-(-n // vector) * vector if d in dims else n for d, n in enumerate(tensor.shape)]
+    return math.prod(sizes) * tensor.element_size()
+
+
+def _filled_weight(conv: Convolution) -> int:
+    return _filled(conv.weight, dims=(0, 1))
 
 
 def _plain_workspace(conv: Convolution, which: Pass, weight_bytes: int) -> int:
@@ -232,6 +301,11 @@ def _has_tensor_cores(conv: Convolution, card: Card) -> bool:
     if conv.image.dtype == torch.float32:
         return card.capability[0] >= 8 and card.allow_tf32
     return card.capability[0] >= 7
+
+
+def _has_one_channel(conv: Convolution) -> bool:
+    """Return whether each of several groups has one input channel, in any number of dimensions."""
+    return conv.groups > 1 and not conv.is_transposed and int(conv.weight.shape[1]) == 1
 
 
 def _is_turned(conv: Convolution) -> bool:

@@ -23,6 +23,7 @@ from memfit.units import MIB
 
 FILES: Mapping[str, str] = {
     "development": "workspaces_h200.json",
+    "held-out": "workspaces_h200_held_out.json",
 }
 """By what they were for, the recordings of ``record_workspaces.py``."""
 _NEAR_FRACTION = 0.03

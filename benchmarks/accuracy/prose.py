@@ -105,15 +105,16 @@ No row has been recorded on a card for this page yet: `python benchmarks/record_
 RECORDED_HEAD = """\
 ## Recorded on a card for this
 
-Rows that `benchmarks/record_gpu.py` recorded on an H200 on 2026-11-26, with torch 2.11.0+cu130 and
-cuDNN 9.19: 53 of its 103 entries, in the order of its matrix, until the time on the card was over.
+Rows that `benchmarks/record_gpu.py` recorded on H200 cards, with torch 2.11.0+cu130 and cuDNN 9.19:
+53 of its 103 entries on 2026-11-26, in the order of its matrix, and 49 of the others on 2026-11-27.
 Two steps each, in a process of their own; the peaks are those of the second.
 
 A hash of each row's name, written down before anything was measured, puts it among the rows for
-development or those held out. All were predicted blind first: nothing in memfit had been compared
-with a card of its own. Then rules were changed from what the rows for development and PyTorch's
-source say. The rows held out were scored once more at the end. They are not wholly unseen: the
-blind errors of all rows had been looked through, and they showed what most of them had in common.
+development or those held out. All were predicted blind: the first 53 when nothing in memfit had
+been compared with a card of its own, the others by the rules that the first had led to, by a commit
+from before they were measured. After the first day rules were changed from what the rows for
+development and PyTorch's source say; after the second, those of convolutions' workspaces, from
+[convolutions that were run alone](#workspaces-of-convolutions) and not from these rows.
 """
 
 RECORDED_TAIL = """\
@@ -138,9 +139,22 @@ What is not known here:
 
 - cuDNN chooses its convolution algorithms by heuristics of its own. Their workspaces are seen in
   reserved bytes more than in allocated ones: a workspace that is given back before the peak leaves
-  a segment. The interval allows for them; the figure itself does not.
+  a segment. What is [most likely](#workspaces-of-convolutions) is in the figure, what is possible
+  in the interval.
 - `nn.RNNBase.flatten_parameters` lays weights into one buffer. It is recorded as if the weights
   stayed apart, so what the separate copies leave behind in the cache is missing.
+"""
+
+WORKSPACES_HEAD = """\
+### Workspaces of convolutions
+
+`benchmarks/record_workspaces.py` ran convolutions alone on an H200 and read how far the allocator's
+peak passed what went in and came out: 318 of the models above in fp32 and bf16 and 1,500 drawn
+ones, from which the rules were drawn, then 1,076 others. A prediction counts as right within 3 % of
+the bytes of image, weight and result, or 1 MiB. The shares are those of the convolutions held out,
+by the rules before and now; cuDNN's depthwise engines are among them, torch's own are exact. "Half"
+is fp16 and bf16, "TF32" is fp32 as it is by default, "fp32" is without TF32. It is one card and one
+version of cuDNN; on others the rules are the same, and unchecked but for what published rows say.
 """
 
 CPU_LIMITS = """\

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from .metrics import QUANTITIES, summarized
-from .prose import NOT_RECORDED, RECORDED_HEAD, RECORDED_TAIL
+from .prose import NOT_RECORDED, RECORDED_HEAD, RECORDED_TAIL, WORKSPACES_HEAD
 from .results import RECORDED
 from .table import percent, summary_head, summary_line
 
 Content = Mapping[str, Any]
 SPLITS = ("development", "held-out")
+_PASSES = ("forward", "input gradient", "weight gradient")
 
 
 def recorded_section(gpu: Content, blind: Content | None) -> Iterator[str]:
@@ -23,10 +24,7 @@ def recorded_section(gpu: Content, blind: Content | None) -> Iterator[str]:
         return
     yield RECORDED_HEAD
     if blind is not None:
-        yield f"Blind ({blind['date']}):"
-        yield ""
-        yield from _sums("all", blind["rows"])
-        yield ""
+        yield from _blind(blind)
     yield f"With the rules of {gpu['date']}:"
     yield ""
     for position, split in enumerate(SPLITS):
@@ -36,6 +34,38 @@ def recorded_section(gpu: Content, blind: Content | None) -> Iterator[str]:
     yield RECORDED_TAIL
     if blind is not None:
         yield from _row_by_row(rows, blind)
+
+
+def workspaces_section(found: Content | None) -> Iterator[str]:
+    """Show how often cuDNN's workspaces are as predicted, by kind of convolution."""
+    if found is None:
+        return
+    yield WORKSPACES_HEAD
+    yield f"| kind | convolutions | held out | {' | '.join(_PASSES)} | under the high end |"
+    yield "|---|---:|---:" + "|---:" * (len(_PASSES) + 1) + "|"
+    now, held_out = (found["parts"][split] for split in SPLITS)
+    earlier = found["before"]["parts"]["held-out"]
+    for kind in now:
+        if (each := held_out.get(kind)) is None:
+            continue
+        cells = [f"{earlier[kind][name]:.0%} -> {each[name]:.0%}" for name in _PASSES]
+        yield (
+            f"| {kind} | {now[kind]['convolutions']} | {each['convolutions']} | "
+            f"{' | '.join(cells)} | {each['below_high']:.0%} |"
+        )
+    yield ""
+
+
+def _blind(blind: Content) -> Iterator[str]:
+    """Sum up what was predicted before it was measured, by the day on which that was."""
+    days: dict[str, list[Content]] = {}
+    for row in blind["rows"]:
+        days.setdefault(row["blind_on"], []).append(row)
+    for day, rows in sorted(days.items()):
+        yield f"Blind ({day}):"
+        yield ""
+        yield from _sums("all", rows)
+        yield ""
 
 
 def _sums(title: str, rows: Sequence[Content]) -> Iterator[str]:

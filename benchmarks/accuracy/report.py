@@ -16,7 +16,7 @@ from memfit.units import format_bytes, format_fraction
 from .metrics import QUANTITIES, summarized
 from .peer_file import read_peers
 from .prose import COLLECTED, CPU_LIMITS, HEAD, INFORMED, SHORTFALLS, SOURCES
-from .recorded import recorded_section
+from .recorded import recorded_section, workspaces_section
 from .results import ADAPTERS, SEVERAL_RANKS
 from .table import percent, summary_head, summary_line
 
@@ -44,7 +44,8 @@ Content = Mapping[str, Any]
 def write_page() -> None:
     """Write the page; a part whose figures are not stored says so."""
     gpu, blind = _load("accuracy_gpu"), _load("accuracy_blind")
-    write_atomically(PAGE, page(gpu, _load("accuracy"), read_peers(), blind))
+    workspaces = _load("workspaces")
+    write_atomically(PAGE, page(gpu, _load("accuracy"), read_peers(), blind, workspaces))
 
 
 def _load(name: str) -> Content | None:
@@ -57,6 +58,7 @@ def page(
     cpu: Content | None,
     peers: Sequence[Content],
     blind: Content | None = None,
+    workspaces: Content | None = None,
 ) -> str:
     """Return the whole page; ``blind`` is what was predicted before a reading was looked at."""
     lines = [HEAD]
@@ -65,6 +67,7 @@ def page(
     else:
         lines += [*_summary(gpu), *_collected(gpu), *_shortfalls(gpu), INFORMED]
         lines += recorded_section(gpu, blind)
+        lines += workspaces_section(workspaces)
         lines += [*_peer_summary(gpu, peers), *_sources(gpu, peers)]
     if cpu is not None:
         lines += _cpu(cpu)

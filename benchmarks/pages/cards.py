@@ -22,8 +22,9 @@ def card_checks(figures: Figures) -> Iterator[str]:
     yield (
         f"On an {figures['card']}, cuDNN {figures['cudnn']}, transformers "
         f"{figures['transformers']}, in runs of the commits {' and '.join(figures['revisions'])}. "
-        "All was predicted before it ran. Plain steps of these jobs and nine plans had been measured "
-        "on such a card before, and rules changed by that; all other plans ran for the first time."
+        "All was predicted before it ran. Plain steps of these jobs and nine plans had been "
+        "measured on such a card before, and rules changed by that; all other plans ran for the "
+        "first time."
     )
     yield from _errors(measured)
     yield (

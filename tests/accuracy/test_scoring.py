@@ -318,10 +318,10 @@ def test_the_stored_page_is_what_its_figures_give():
     stored = (ROOT / "docs" / "accuracy.md").read_text("utf-8")
     figures = [
         json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
-        for name in ("accuracy_gpu", "accuracy", "accuracy_blind")
+        for name in ("accuracy_gpu", "accuracy", "accuracy_blind", "workspaces")
     ]
-    *figures, blind = figures
-    assert stored == report.page(*figures, peer_file.read_peers(), blind)
+    *figures, blind, workspaces = figures
+    assert stored == report.page(*figures, peer_file.read_peers(), blind, workspaces)
 
 
 def test_recorded_rows_are_summed_up_apart_by_half_with_the_blind_errors_beside_them():
@@ -334,9 +334,11 @@ def test_recorded_rows_are_summed_up_apart_by_half_with_the_blind_errors_beside_
     assert [each["rows"] for each in gpu["overall"]] == [1, 1, 1]
 
     gpu |= {"date": "2026-11-27", "torch": "2"}
-    blind = {"date": "2026-11-26", "rows": [dict(row) for row in gpu["rows"][1:]]}
+    first, second = gpu["rows"][1:]
+    blind = {"rows": [first | {"blind_on": "2026-11-25"}, second | {"blind_on": "2026-11-26"}]}
     text = "\n".join(recorded.recorded_section(gpu, blind))
-    assert text.count("| all | allocated | 2 |") == 1
+    assert text.count("| all | allocated | 1 |") == 2
+    assert text.index("Blind (2026-11-25)") < text.index("Blind (2026-11-26)")
     assert text.count("| development | allocated | 1 |") == 1
     assert text.count("| held-out | allocated | 1 |") == 1
     assert "| `card-held-out` | held-out | +0.00 % | +0.00 % |" in text

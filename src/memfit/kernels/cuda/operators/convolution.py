@@ -57,6 +57,13 @@ class Pass(StrEnum):
     WEIGHT_GRADIENT = "weight gradient"
 
 
+_TURNED_AROUND = {
+    Pass.FORWARD: Pass.INPUT_GRADIENT,
+    Pass.INPUT_GRADIENT: Pass.FORWARD,
+    Pass.WEIGHT_GRADIENT: Pass.WEIGHT_GRADIENT,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
     """One convolution: image (N, C, ...), weight, result (N, K, ...) or its gradient, settings."""
@@ -241,24 +248,29 @@ def _turned_workspace(conv: Convolution, which: Pass) -> int:
     the exceptions are seen there, and have no other source.
     """
     is_half = conv.image.element_size() < _SINGLE_BYTES
-    channels = int(conv.image.shape[1])
     if math.prod(conv.kernel_size) == 1 and not conv.is_transposed:
         return _product_workspace(conv, which)
-    if not is_half and conv.groups == 1 and channels < _FEWEST_TF32_CHANNELS:
+    read, written = conv.image, conv.result
+    if (
+        conv.is_transposed
+    ):  # cuDNN computes forward as the gradient of an image, and that as forward
+        read, written = written, read
+        which = _TURNED_AROUND[which]
+    channels, is_dense = int(read.shape[1]), conv.groups == 1
+    if not is_half and is_dense and channels < _FEWEST_TF32_CHANNELS:
         return _plain_workspace(conv, which, num_bytes(conv.weight))
     if which is not Pass.FORWARD:
         summed = _summed_bytes(conv) if which is Pass.WEIGHT_GRADIENT else _filled_weight(conv)
-        return _filled(conv.image) + _filled(conv.result) + summed
+        return _filled(read) + _filled(written) + summed
     if is_half and channels <= _FEW_CHANNELS and max(conv.stride) == 1:
         return 0
     writes_plain = (
         not is_half
-        and conv.groups == 1
-        and int(conv.result.shape[1]) > _MANY_TF32_CHANNELS
+        and is_dense
+        and int(written.shape[1]) > _MANY_TF32_CHANNELS
         and num_bytes(conv.weight) <= MIB
     )
-    result = 0 if writes_plain else _filled(conv.result)
-    return _filled(conv.image) + result + _filled_weight(conv)
+    return _filled(read) + (0 if writes_plain else _filled(written)) + _filled_weight(conv)
 
 
 def _product_workspace(conv: Convolution, which: Pass) -> int:

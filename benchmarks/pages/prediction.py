@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 import textwrap
 from collections.abc import Iterator
 
@@ -151,8 +153,8 @@ def page_sizes(figures: Figures) -> Iterator[str]:
 
 
 def readme_figures() -> str:
-    """Return the two paragraphs of README that name figures."""
-    return "\n\n".join(map(_filled, (_on_the_cpu(), _on_cards())))
+    """Return the paragraphs of README that name figures."""
+    return "\n\n".join(map(_filled, (_on_the_cpu(), _on_cards(), _blind_on_a_card())))
 
 
 def _on_the_cpu() -> str:
@@ -183,6 +185,30 @@ def _on_cards() -> str:
         f"readings. A decoder of {large['num_parameters'] / 1e9:.0f} billion parameters is "
         f"predicted in {large['predict_seconds']} s with "
         f"{format_bytes(large['resident_peak_bytes'])} of memory."
+    )
+
+
+def _blind_on_a_card() -> str:
+    rows = load_result("accuracy_blind")["rows"]
+    last_day = max(row["blind_on"] for row in rows)
+    asked = [row["figures"] for row in rows if row["blind_on"] == last_day]
+    sizes = {
+        quantity: sorted(abs(each[quantity]["error"]) for each in asked)
+        for quantity in ("allocated", "process")
+    }
+    cases = [each for each in load_result("card_checks")["cases"] if each["measured"]]
+    bounded = [each for each in cases if each["budget_bytes"]]
+    held = [e for e in bounded if e["measured"]["process_bytes"] <= e["budget_bytes"]]
+    allocated, process = sizes["allocated"], sizes["process"]
+    last = math.ceil(0.95 * len(asked)) - 1
+    return (
+        f"{len(asked)} steps on an H200 were predicted before they ran, by rules that other steps "
+        f"had led to: peak allocated median {statistics.median(allocated):.2%}, one in twenty "
+        f"beyond {allocated[last]:.1%}; process bytes median {statistics.median(process):.1%}, one "
+        f"in twenty beyond {process[last]:.1%}, worst {process[-1]:.0%}. There {len(held)} of "
+        f"{len(bounded)} plans for 70% and 45% of a step's memory stayed inside their budget. "
+        "[All of them](docs/accuracy.md#recorded-on-a-card-for-this), and "
+        "[the plans](docs/benchmarks.md#plans-on-a-card)."
     )
 
 

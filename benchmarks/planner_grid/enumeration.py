@@ -26,7 +26,7 @@ SLACK = 1.4
 _MATRIX_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution")
 _MOST_CALLS = 8
 _ELSEWHERE = (ActivationCheckpointing, ActivationOffload)
-"""Not combined like the others: blocks are chosen one by one, and the disk is not offered."""
+"""Not combined like the others: blocks are chosen one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,9 @@ def settings_of(kinds: Iterable[type[Strategy]], facts: JobFacts) -> Iterator[St
     """Yield the settings of strategies that apply and keep the results."""
     for kind in kinds:
         if kind.numerics.rank <= Numerics.SAME_IN_LAW.rank:
-            yield from (option for option in kind.options(facts) if not option.obstacle(facts))
+            options = (option for option in kind.options(facts) if not option.obstacle(facts))
+            # The planner is not given room on the disk either.
+            yield from (option for option in options if not option.needs_disk)
 
 
 def product_of(dims: Sequence[Sequence[Strategy | None]]) -> Iterator[Sequence[Strategy]]:

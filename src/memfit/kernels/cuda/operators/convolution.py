@@ -21,14 +21,18 @@ from memfit.kernels.cuda.operators.reductions import reduction_blocks
 from memfit.kernels.registration import Operator
 from memfit.kernels.scratch import Moment, Scratch, highest
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
-from memfit.units import MIB
+from memfit.units import KIB, MIB
 
 _CHOICE = "use_cudnn, use_cudnn_depthwise in aten/src/ATen/native/Convolution.cpp"
 _SLOW = "aten/src/ATen/native/cuda/ConvolutionMM2d.cu"
 _WORKSPACE = "run_single_conv in aten/src/ATen/native/cudnn/Conv_v8.cpp; cuDNN's engines"
 _VECTOR_BYTES = 16
 _SINGLE_BYTES = 4
+_MEASURED_CAPABILITY = (9, 0)
 _PIXELS_READ = 4
+_MOST_PARTS = 14
+_TILES_BYTES = 132 * 64 * KIB
+_SHORTEST_SUM = 2000
 _FEW_CHANNELS = 4
 _FEWEST_TF32_CHANNELS = 32
 _MANY_TF32_CHANNELS = 98
@@ -203,8 +207,11 @@ def workspace_bytes(conv: Convolution, which: Pass, card: Card) -> tuple[int, in
     """Return the most likely workspace of cuDNN and a high one; both are guesses, the low end is 0.
 
     With tensor cores (fp16, bf16; fp32 as TF32 from compute capability 8.0): nothing for channels
-    last, except for the gradient of weights, which is added up in fp32; in plain layout, what
-    ``_turned_workspace`` says.
+    last, except for the gradient of weights, which is added up in fp32. In plain layout, what is
+    read is turned to channels last, and a gradient of the input is turned back; from compute
+    capability 9.0 on as ``_turned_workspace`` says, as measured. Before that it is taken that
+    forward engines write plain layout themselves, and that kernels of 1 x 1, groups, and channels
+    that do not fill 16 bytes have engines that read it.
 
     Without tensor cores: weights turned by Winograd for a 3 x 3 kernel of stride 1, a copy of the
     weights for their gradient, else nothing (implicit products keep a few indices).
@@ -224,8 +231,14 @@ def workspace_bytes(conv: Convolution, which: Pass, card: Card) -> tuple[int, in
         likely = _plain_workspace(conv, which, weight)
     elif conv.memory_format != torch.contiguous_format:
         likely = summed if _is_turned(conv) and which is Pass.WEIGHT_GRADIENT else 0
-    else:
+    elif card.capability >= _MEASURED_CAPABILITY:
         likely = _turned_workspace(conv, which)
+    elif not _is_turned(conv):
+        likely = _plain_workspace(conv, which, weight)
+    elif which is Pass.FORWARD:
+        likely = num_bytes(conv.image) + weight
+    else:
+        likely = turned
     arrays = num_bytes(conv.image) + num_bytes(conv.result)
     winograd = _WINOGRAD_IMAGE * arrays + _WINOGRAD_WEIGHT * weight
     return likely, int(max(likely, 2 * turned, winograd if _suits_winograd(conv) else 0))
@@ -237,12 +250,15 @@ def _turned_workspace(conv: Convolution, which: Pass) -> int:
     All three operands are turned, with channels filled up to 16 bytes, except:
 
     - 1 x 1 kernels are plain products. They take nothing, unless a stride or an odd number of
-      pixels is in the way; the gradient of weights keeps a sum in fp32 for each image.
+      pixels is in the way; the gradient of weights keeps a sum in fp32 for each image, or turns
+      its operands where that takes less.
     - With fewer than 32 channels TF32 is not used.
     - Forward in half precision reads four channels or fewer as they are where the stride is 1.
     - Forward in TF32 writes plain layout itself for many channels and small weights.
 
-    What sums of the weights' gradient are kept beside that, a few MiB, is left out.
+    In TF32 long sums of the weights' gradient are split: a copy of it for each part, as many as
+    there are multiprocessors for its tiles of 128 x 128, at most 14. In half precision some are
+    split too, by up to 16 MiB, and none is counted.
 
     Source: 1,818 convolutions that benchmarks/record_workspaces.py ran on an H200 with cuDNN 9.19;
     the exceptions are seen there, and have no other source.
@@ -251,17 +267,18 @@ def _turned_workspace(conv: Convolution, which: Pass) -> int:
     if math.prod(conv.kernel_size) == 1 and not conv.is_transposed:
         return _product_workspace(conv, which)
     read, written = conv.image, conv.result
-    if (
-        conv.is_transposed
-    ):  # cuDNN computes forward as the gradient of an image, and that as forward
+    if conv.is_transposed:
+        # Torch has cuDNN compute forward as the gradient of an image, and that one as forward.
         read, written = written, read
         which = _TURNED_AROUND[which]
     channels, is_dense = int(read.shape[1]), conv.groups == 1
     if not is_half and is_dense and channels < _FEWEST_TF32_CHANNELS:
         return _plain_workspace(conv, which, num_bytes(conv.weight))
-    if which is not Pass.FORWARD:
-        summed = _summed_bytes(conv) if which is Pass.WEIGHT_GRADIENT else _filled_weight(conv)
-        return _filled(read) + _filled(written) + summed
+    turned = _filled(read) + _filled(written)
+    if which is Pass.WEIGHT_GRADIENT:
+        return turned + _summed_bytes(conv) + _split_bytes(conv)
+    if which is Pass.INPUT_GRADIENT:
+        return turned + _filled_weight(conv)
     if is_half and channels <= _FEW_CHANNELS and max(conv.stride) == 1:
         return 0
     writes_plain = (
@@ -270,7 +287,16 @@ def _turned_workspace(conv: Convolution, which: Pass) -> int:
         and int(written.shape[1]) > _MANY_TF32_CHANNELS
         and num_bytes(conv.weight) <= MIB
     )
-    return _filled(read) + (0 if writes_plain else _filled(written)) + _filled_weight(conv)
+    return (_filled(read) if writes_plain else turned) + _filled_weight(conv)
+
+
+def _split_bytes(conv: Convolution) -> int:
+    """Return the bytes of the parts that a gradient of weights is summed in."""
+    if conv.image.element_size() < _SINGLE_BYTES:
+        return 0
+    summed = _summed_bytes(conv)
+    length = int(conv.result.shape[0]) * math.prod(conv.result.shape[2:])
+    return min(_MOST_PARTS, _TILES_BYTES // summed, length // _SHORTEST_SUM) * summed
 
 
 def _product_workspace(conv: Convolution, which: Pass) -> int:
@@ -284,7 +310,9 @@ def _product_workspace(conv: Convolution, which: Pass) -> int:
         return 0
     if num_pixels % (_VECTOR_BYTES // conv.image.element_size()):
         return _filled(conv.image) + _filled(conv.result) if num_pixels > 1 else 0
-    return int(conv.image.shape[0]) * conv.weight.numel() * _SINGLE_BYTES
+    summed = conv.weight.numel() * _SINGLE_BYTES
+    turned = _filled(conv.image) + _filled(conv.result) + summed
+    return min(int(conv.image.shape[0]) * summed, turned)
 
 
 def _summed_bytes(conv: Convolution) -> int:

@@ -6,6 +6,7 @@ Writes benchmarks/results/accuracy.json and its section of docs/accuracy.md.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import warnings
@@ -36,6 +37,7 @@ def main() -> None:
     scored = [row for row in rows if row["error_fraction"] is not None]
     errors = sorted(abs(row["error_fraction"]) for row in scored)
     figures = {
+        "onednn_max_cpu_isa": os.environ.get("ONEDNN_MAX_CPU_ISA"),
         "rows": rows,
         "num_rows": len(scored),
         "median_abs_error_fraction": statistics.median(errors),

@@ -12,12 +12,8 @@ from typing import Any
 import torch
 
 from memfit.kernels.cuda.card import Card
-from memfit.kernels.cuda.operators.convolution import (
-    Convolution,
-    Kernel,
-    Pass,
-    workspace_bytes,
-)
+from memfit.kernels.cuda.convolution_choice import Convolution, Kernel, Pass
+from memfit.kernels.cuda.convolution_workspace import workspace_bytes
 from memfit.kernels.tensor_bytes import num_bytes
 from memfit.units import MIB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from accuracy.workspaces import FILES, near_shares
 
-from memfit.kernels.cuda.operators.convolution import Pass
+from memfit.kernels.cuda.convolution_choice import Pass
 
 
 @pytest.fixture(scope="module", params=FILES)

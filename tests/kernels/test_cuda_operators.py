@@ -9,9 +9,10 @@ import torch
 from tests.kernels.rules import cuda_scratch
 
 from memfit.kernels.cuda.card import Card
+from memfit.kernels.cuda.convolution_choice import Convolution, Kernel, Pass
+from memfit.kernels.cuda.convolution_workspace import workspace_bytes
 from memfit.kernels.cuda.cub import radix_sort_bytes
 from memfit.kernels.cuda.operators import CUDA_OPERATORS
-from memfit.kernels.cuda.operators.convolution import Convolution, Kernel, Pass, workspace_bytes
 from memfit.kernels.cuda.recurrent_memory import (
     Recurrence,
     dropout_state_bytes,

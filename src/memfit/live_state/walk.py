@@ -270,14 +270,18 @@ _HANDLERS: tuple[tuple[Any, _Handler], ...] = (
 )
 
 
+def _is_followed(kind: type) -> bool:
+    """Return whether a type of memfit holds what a step changes; others only watch the job's."""
+    is_torch = issubclass(kind, (torch.nn.Module, torch.optim.Optimizer))
+    return is_torch or getattr(kind, "changes_with_steps", False)
+
+
 @functools.cache
 def _handler_of(kind: type) -> _Handler:
     """Find out how objects of a type are met."""
     if is_harmless(kind):
         return Walk.nothing
-    if package_of(kind.__module__) == "memfit" and not issubclass(
-        kind, (torch.nn.Module, torch.optim.Optimizer)
-    ):
+    if package_of(kind.__module__) == "memfit" and not _is_followed(kind):
         return Walk.nothing
     if access_to(kind) is not None:
         return Walk.generator

@@ -42,7 +42,7 @@ def roots_of(session: Session, job: Job | None = None) -> dict[str, object]:
         "batch function": job.batch,
         "model function": job.model,
         "optimizer function": job.optimizer,
-        **session.stateful,
+        "stateful": session.stateful,
     }
 
 

@@ -111,7 +111,7 @@ class Session:
     loss_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Makes of a rank's loss that of all, once every rank has its gradients."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
-    """What checkpoints must keep besides model and optimizer, by name."""
+    """What checkpoints must keep besides model and optimizer, by name; always the same dict."""
     carried_effects: CarriedEffects | None = None
     """Has what forwards change happen once per step, where batches are run in pieces."""
     is_loss_known: bool = False
@@ -139,6 +139,20 @@ class Session:
     def _set(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             setattr(self, name, value)
+
+    def hold_state(self, name: str, part: Stateful) -> Callable[[], None]:
+        """Have something with a state kept with the session; return what takes it away.
+
+        The dict stays the same, so that whoever watches it sees what has come.
+        """
+        before = {key: value for key, value in self.stateful.items() if key == name}
+        self.stateful[name] = part
+
+        def undo() -> None:
+            self.stateful.pop(name, None)
+            self.stateful.update(before)
+
+        return undo
 
     def wrap_forward(
         self, context: Callable[[], AbstractContextManager[Any]]

@@ -83,12 +83,12 @@ class Fp16(AbstractAutocast):
         scaling = _LossScaling(session)
         with ExitStack() as undos:
             undos.callback(self.autocast(session))
+            undos.callback(session.hold_state(_SCALER, scaling.scaler))
             undos.callback(
                 session.replace(
                     gradient_pass=scaling.gradient_pass,
                     backward=scaling.backward,
                     update=scaling.update,
-                    stateful={**session.stateful, _SCALER: scaling.scaler},
                 )
             )
             return undos.pop_all().close

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -42,6 +42,16 @@ class OperatorMode(TorchDispatchMode):
     @abc.abstractmethod
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator, and return what it returns."""
+
+
+class Follower(Protocol):
+    """Follows the operators that a recorder sees."""
+
+    def before_operator(self, given: tuple[Any, ...]) -> None:
+        """Hear of an operator before it runs."""
+
+    def after_operator(self, name: str, given: tuple[Any, ...], out: Any) -> None:
+        """Hear of an operator that has run."""
 
 
 class FunctionMode(TorchFunctionMode):

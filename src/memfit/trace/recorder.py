@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any, Self
 
 import torch
 
@@ -29,7 +30,7 @@ from memfit.trace.events import (
     trace_of_step,
 )
 from memfit.trace.lent_memory import memory_of
-from memfit.trace.modes import OperatorMode
+from memfit.trace.modes import Follower, OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in, with_memory
 from memfit.trace.origins import line_of_caller, line_of_user, origins_noted
@@ -38,6 +39,7 @@ from memfit.trace.owners import Owners
 from memfit.trace.purposes import purposes_heard, purposes_of
 from memfit.trace.repetition import ForwardStart
 from memfit.trace.resizing import hold_whole_storage, resizes_seen
+from memfit.trace.saved_numbers import SavedNumbers
 from memfit.trace.streams import current_stream
 from memfit.trace.subclasses import check_can_be_taken_apart, parts_of
 
@@ -57,16 +59,6 @@ class _Live:
     watch: weakref.ref[Any]
     is_a_modules: bool
     """Whether a module was running when it was made."""
-
-
-class Follower(Protocol):
-    """Follows the operators that a recorder sees."""
-
-    def before_operator(self, given: tuple[Any, ...]) -> None:
-        """Hear of an operator before it runs."""
-
-    def after_operator(self, name: str, given: tuple[Any, ...], out: Any) -> None:
-        """Hear of an operator that has run."""
 
 
 class Recorder(OperatorMode):
@@ -104,6 +96,9 @@ class Recorder(OperatorMode):
         self._phase_born: list[int] = []
         self._is_paused = False
         self._sums = Sums()
+        hold = partial(self._allocate, category=Category.SAVED_ACTIVATIONS)
+        is_host = self.hidden.is_counted(torch.empty(0, device="cpu"))
+        self._numbers = SavedNumbers(hold, self.history.events, is_counted=is_host)
         self._step_began = (0, 0)
         self.modules = ModuleTracker(self._module_entered, self._module_left, self.history.lines)
         self._open_calls: list[ModuleCall] = []
@@ -192,6 +187,7 @@ class Recorder(OperatorMode):
 
     def end_step(self) -> Trace:
         """Finish the step and hand over its trace."""
+        self._numbers.end()
         self._claim()
         self.phase = Phase.SETUP
         (first_event, first_operation), history = self._step_began, self.history
@@ -218,6 +214,8 @@ class Recorder(OperatorMode):
         before, scratch = self.hidden.around(func, args, kwargs, out)
         for num_bytes in before:
             self._keep(num_bytes, operation.name, place)
+        in_backward = self.phase is Phase.BACKWARD
+        self._numbers.before_result(func, args, place, in_backward=in_backward)
         first_new = len(self.history.allocations)
         for tensor in made:
             self._meet(tensor, operation.name, place)
@@ -228,6 +226,7 @@ class Recorder(OperatorMode):
             self.follower.after_operator(operation.name, tuple(given), out)
         if scratch is not None:
             self._pass_by(scratch, operation.name, place)
+        self._numbers.after_operator(in_backward=in_backward)
 
     def _place(self) -> Place:
         """Tell the module and line that an operator belongs to."""

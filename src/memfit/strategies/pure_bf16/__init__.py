@@ -86,8 +86,8 @@ class PureBf16(Strategy):
             undos.callback(session.wrap_forward(context))
             rounding = StochasticRounding(session.device_type)
             step = RoundedStep(rounding, _SLICE_ELEMENTS[session.device_type])
-            stateful = {**session.stateful, _STATEFUL: rounding}
-            undos.callback(session.replace(update=partial(_clip_and_step, step), stateful=stateful))
+            undos.callback(session.hold_state(_STATEFUL, rounding))
+            undos.callback(session.replace(update=partial(_clip_and_step, step)))
             return undos.pop_all().close
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -39,6 +39,9 @@ class StochasticRounding:
     The random bits come from a generator of its own, so that the training's random state (dropout)
     is what it would be without. Its seed is the one that training was seeded with.
     """
+
+    changes_with_steps: ClassVar[bool] = True
+    """Says to whoever puts a step back that the generator is part of it."""
 
     def __init__(self, device_type: str) -> None:
         self._generator = torch.Generator(device_type)

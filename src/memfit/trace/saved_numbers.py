@@ -5,8 +5,8 @@ or a quotient keeps it (``mul.Tensor``, ``div.Tensor`` in tools/autograd/derivat
 2.13). No dispatch shows that tensor, and hooks on saved tensors leave it out. How long it lives is
 known from the node that keeps it: until it has run in backward.
 
-Not followed: numbers of a graph that is kept after backward (``retain_graph``), or whose nodes run
-as part of a gradient that is differentiated again; they are let go too early.
+Not followed: numbers of a graph that is kept after backward (``retain_graph``), which are let go
+too early; of a gradient that is differentiated again some are kept until the step ends.
 """
 
 from __future__ import annotations

@@ -78,6 +78,8 @@ class SavedNumbers:
 
     def after_operator(self, *, in_backward: bool) -> None:
         """Let go of the number of the node that an operator of backward has been run for."""
+        if not (self._of_forward or self._of_recomputation):
+            return
         if not in_backward or torch.is_grad_enabled():
             return
         node = torch._C._current_autograd_node()

@@ -1,6 +1,6 @@
 """The planner against everything it could have found: many jobs, five budgets each.
 
-Run: python benchmarks/bench_planner_grid.py        (about twenty minutes on two idle cores)
+Run: python benchmarks/bench_planner_grid.py        (about an hour on two idle cores)
 A job that is in benchmarks/results/planner_grid.json already is not run again without --again.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import write_page
 from planner_grid.figures import faults, summary
 from planner_grid.grid import Effort, run_job
+from planner_grid.processor import calibrated_processor
 from planner_grid.table import text_table
 from planner_jobs import planner_jobs
 from results_file import RESULTS, load_result, write_result
@@ -32,10 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     options = _parser().parse_args(argv)
     names = options.jobs or (_QUICK_JOBS if options.quick else list(planner_jobs()))
-    if options.quick:
-        jobs = {name: _run(name, _QUICK_FRACTIONS, _QUICK) for name in names}
-    else:
-        jobs = _run_all(names, again=options.again)
+    with calibrated_processor():
+        if options.quick:
+            jobs = {name: _run(name, _QUICK_FRACTIONS, _QUICK) for name in names}
+        else:
+            jobs = _run_all(names, again=options.again)
+    if not options.quick:
         write_page.main()
     print(text_table(jobs))
     found = list(faults(jobs))

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MODES = ("estimated", "measured")
+MODES = ("guessed", "estimated", "measured")
+"""Times of operators by the catalogue, by what was measured of the processor, and of the job."""
 Jobs = Mapping[str, Mapping[str, Any]]
 
 

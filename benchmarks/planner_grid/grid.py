@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from memfit.prediction.recording import Recording
 from memfit.session.batches import find_layout
 
 from .enumeration import Enumeration, Found, shortlist
+from .figures import MODES
+from .processor import guessed_processor
 from .proofs import prove_each
 from .recordings import recorded_once
 from .turns import time_in_turns, usual_ratio
@@ -50,7 +53,7 @@ class _Cell:
     fraction: float
     budget_bytes: int
     plans: dict[str, Plan | MemfitError]
-    """What the planner gave with its own estimates and with measured ones, or why nothing."""
+    """What the planner gave by each way of estimating, or why nothing."""
     shortlist: Sequence[Found] = ()
     finalists: Sequence[Strategies] = ()
 
@@ -101,9 +104,11 @@ def run_job(job: Job, fractions: Sequence[float], effort: Effort, say: Say) -> d
 
 def _planned(job: Job, fraction: float, budget_bytes: int) -> _Cell:
     plans: dict[str, Plan | MemfitError] = {}
-    for mode, is_measured in (("estimated", False), ("measured", True)):
+    for mode in MODES:
+        processor = guessed_processor() if mode == "guessed" else nullcontext()
         try:
-            plans[mode] = plan(job, CPU, budget_bytes, measure=is_measured)
+            with processor:
+                plans[mode] = plan(job, CPU, budget_bytes, measure=mode == "measured")
         except MemfitError as error:
             plans[mode] = error
     return _Cell(fraction=fraction, budget_bytes=budget_bytes, plans=plans)

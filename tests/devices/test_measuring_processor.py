@@ -41,14 +41,23 @@ def test_rates_are_what_was_done_by_the_time_it_took():
     assert values["launch_seconds"] == pytest.approx(CALL)
 
 
+def test_caches_that_a_step_has_no_use_for_are_left_out(monkeypatch):
+    monkeypatch.setattr(FakeProcessor, "addition", lambda self, num_bytes: num_bytes / MEMORY)
+    assert measure_processor(FakeProcessor())["cache_bytes"] == 0
+
+
 def test_the_processor_is_measured_and_used_from_then_on(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MEMFIT_CONFIG_DIR", str(tmp_path))
     monkeypatch.setattr(
         "memfit.devices.measuring_processor.TorchProcessor", lambda torch: FakeProcessor()
     )
+    monkeypatch.setattr(
+        "memfit.measurement.class_shares.measure_class_shares", lambda device: {"copy_share": 0.5}
+    )
     assert main(["calibrate", "--device", "cpu", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["device"], shown["path"]) == ("cpu", str(tmp_path / "devices" / "cpu.toml"))
+    assert shown["facts"]["copy_share"]["value"] == 0.5
     assert "torch" in shown["facts"]["launch_seconds"]["source"]
     device = load_device("cpu")
     assert device.matrix_flops_per_second("float32") == pytest.approx(RATE)

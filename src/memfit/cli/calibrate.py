@@ -121,12 +121,19 @@ def _torch_card(index: int) -> Card:
 def _measured_processor() -> dict[str, Fact]:
     import torch
 
-    from memfit.devices.calibration import facts_of_processor
+    from memfit.devices.calibration import facts_of_processor, with_calibration
+    from memfit.devices.catalogue import catalogued_device
     from memfit.devices.measuring_processor import TorchProcessor, measure_processor
+    from memfit.devices.spec import CPU
+    from memfit.measurement.class_shares import measure_class_shares
 
-    values = measure_processor(TorchProcessor(torch))
-    version, num_threads = str(torch.__version__), torch.get_num_threads()
-    return facts_of_processor(values, version, num_threads, date.today())
+    def kept(values: Mapping[str, float]) -> dict[str, Fact]:
+        version, num_threads = str(torch.__version__), torch.get_num_threads()
+        return facts_of_processor(values, version, num_threads, date.today())
+
+    rates = kept(measure_processor(TorchProcessor(torch)))
+    processor = with_calibration(catalogued_device(CPU), rates)
+    return rates | kept(measure_class_shares(processor))
 
 
 def _chosen(asked: str | None, find_host: Callable[[], Host]) -> tuple[str, int | None]:

@@ -144,6 +144,8 @@ def format_fact(name: str, value: float) -> str:
         return f"{format_bytes(value)}/s"
     if name.endswith("_bytes"):
         return format_bytes(value)
+    if name.endswith("_share"):
+        return f"{value:.3g}"
     return format_seconds(value)
 
 

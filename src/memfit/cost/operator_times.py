@@ -16,6 +16,7 @@ from memfit.cost.collectives import seconds_among_ranks
 from memfit.cost.operator_classes import OperatorClass, class_of
 from memfit.cost.operator_rates import OperatorRates, reach
 from memfit.devices.catalogue import catalogued_device
+from memfit.devices.facts import call_fact, share_fact
 from memfit.devices.spec import CPU, CUDA, ROCM, Device
 from memfit.figures import Certainty
 from memfit.trace.events import Operation, Trace
@@ -90,14 +91,20 @@ def operation_seconds(operation: Operation, device: Device) -> float:
     Does not account for overlap between operators, nor for what the shapes of a call decide.
     """
     place = catalogued_device(CPU) if _is_beside(operation, device) else device
+    kind = class_of(operation.name)
+    share = place.facts.get(share_fact(kind)) or OperatorRates.of(place.kind).classes[kind]
+    call = device.facts.get(call_fact(kind)) or device.facts["launch_seconds"]
+    return bare_seconds(operation, place) / share.value + call.value
+
+
+def bare_seconds(operation: Operation, place: Device) -> float:
+    """Return the roofline time of an operator, as if its class reached all of a device's rates."""
     kind, rates = class_of(operation.name), OperatorRates.of(place.kind)
     matrix = place.matrix_rate(_rate_of(operation, kind, place))
     arithmetic = operation.num_flops / (matrix.value * reach(matrix, rates.product_share))
     memory = place.facts["memory_bandwidth_bytes_per_second"]
     num_bytes = operation.moved_bytes * _half_types_cost(operation, kind, place)
-    traffic = place.traffic_seconds(num_bytes) / reach(memory, rates.copy_share)
-    bound = max(arithmetic, traffic) / rates.classes[kind].value
-    return bound + device.value("launch_seconds")
+    return max(arithmetic, place.traffic_seconds(num_bytes) / reach(memory, rates.copy_share))
 
 
 def _half_types_cost(operation: Operation, kind: OperatorClass, device: Device) -> int:

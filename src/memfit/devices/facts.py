@@ -13,6 +13,22 @@ from memfit.figures import Certainty
 
 from .spec import Fact
 
+_OPERATOR_CLASSES = (
+    *("product", "attention", "convolution", "recurrent", "norm", "channel-norm", "softmax"),
+    *("reduction", "indexing", "sorting", "optimizer", "random", "copy", "function", "pointwise"),
+)
+
+
+def share_fact(operator_class: str) -> str:
+    """Name the figure that says what a class of operators reaches of a device's rates."""
+    return f"{operator_class.replace('-', '_')}_share"
+
+
+def call_fact(operator_class: str) -> str:
+    """Name the figure that says what a call of such an operator takes whatever its size."""
+    return f"{operator_class.replace('-', '_')}_call_seconds"
+
+
 REQUIRED_FACTS = (
     "memory_bytes",
     "memory_bandwidth_bytes_per_second",
@@ -35,6 +51,7 @@ OPTIONAL_FACTS = (
     "network_bytes_per_second",
     "cache_bytes",
     "cache_bandwidth_bytes_per_second",
+    *(fact(kind) for kind in _OPERATOR_CLASSES for fact in (share_fact, call_fact)),
 )
 _FACT_KEYS = tuple(field.name for field in fields(Fact))
 _MOST_SOURCE_CHARACTERS = 2000

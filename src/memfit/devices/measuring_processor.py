@@ -6,6 +6,7 @@ into none, and the smallest operator, each with as many threads as torch uses.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -18,6 +19,8 @@ Work = Callable[[], object]
 _WIDTH = 1024
 _ADDED_BYTES = tuple(2**power * MIB for power in range(9))
 """What an addition reads and writes: 1 MiB to 256 MiB."""
+_STEP_BYTES = 64 * MIB
+"""What a small step of training goes through before it comes back to the same tensor."""
 _IN_CACHE = 0.6
 """What moves at this share of the best rate still lies in the cache."""
 _NUM_ROUNDS = 3
@@ -34,6 +37,8 @@ PROCESSOR_STAGES = (
     ("link_bytes_per_second", "half of the memory bandwidth: a copy reads and writes"),
     ("matrix_<dtype>_flops_per_second", "matrix products in each dtype"),
     ("launch_seconds", "the smallest operators, one after another"),
+    ("<class>_share", "what operators of each class reach of that in pieces of training steps"),
+    ("<class>_call_seconds", "what their calls take whatever the size"),
 )
 """What is measured, as ``--dry-run`` shows it."""
 
@@ -60,12 +65,13 @@ def measure_processor(processor: Processor) -> dict[str, float]:
         size: size / _best_seconds(processor, processor.addition(size)) for size in _ADDED_BYTES
     }
     best = max(rates.values())
-    cached = [size for size, rate in rates.items() if rate >= _IN_CACHE * best]
     memory_rate = rates[_ADDED_BYTES[-1]]
+    cached = [size for size, rate in rates.items() if rate >= _IN_CACHE * best]
+    is_flat = memory_rate >= _IN_CACHE * best  # what a step has left in the caches is of no use
     return {
         "memory_bandwidth_bytes_per_second": memory_rate,
         "cache_bandwidth_bytes_per_second": best,
-        "cache_bytes": max(cached),
+        "cache_bytes": 0 if is_flat else max(cached),
         "link_bytes_per_second": memory_rate / 2,
         **_matrix_rates(processor),
         "launch_seconds": _best_seconds(processor, processor.smallest_operator()),
@@ -112,10 +118,19 @@ class TorchProcessor:
         return lambda: self._torch.mm(left, left, out=result)
 
     def addition(self, num_bytes: int) -> Work:
-        """Prepare an addition of two tensors into a third, all in memory already."""
-        first = self._torch.ones(num_bytes // 12)
-        second, third = self._torch.ones_like(first), self._torch.ones_like(first)
-        return lambda: self._torch.add(first, second, out=third)
+        """Prepare additions of two tensors into a third, all in memory already.
+
+        Each takes others, as a step does: most of what a step reads was written long ago.
+        """
+        num_sets = max(1, _STEP_BYTES // num_bytes)
+        sets = [self._torch.ones(3, num_bytes // 12).unbind() for _ in range(num_sets)]
+        turns = itertools.cycle(sets)
+
+        def add() -> None:
+            first, second, third = next(turns)
+            self._torch.add(first, second, out=third)
+
+        return add
 
     def smallest_operator(self) -> Work:
         """Prepare an addition to one number."""

@@ -53,7 +53,7 @@ def _timed_operators(job: Job, device: Device) -> TimedOperators:
     with _opened(job, Plan(), device.kind, find_layout(job)) as (run, batch):
         run.step(batch)
         step_seconds = shortest_step(run, batch)
-        timer = _OperatorTimer(device.kind)
+        timer = OperatorTimer(device.kind)
         for _ in range(2):
             with timer:
                 run.step(batch)
@@ -82,7 +82,7 @@ def time_plans(
     return [statistics.median(found) for found in seconds]
 
 
-class _OperatorTimer(OperatorMode):
+class OperatorTimer(OperatorMode):
     """Time every operator by itself."""
 
     def __init__(self, device_kind: str) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.devices.spec import Device
-from memfit.figures import Approximation, ParetoPoint, Refusal, RefusalKind
+from memfit.cost.operator_times import time_certainty
+from memfit.devices.spec import CPU, Device
+from memfit.figures import Approximation, Certainty, ParetoPoint, Refusal, RefusalKind
 from memfit.planner.result.approximations import approximations, not_allowed
 from memfit.planner.result.explanation import (
     considered_plans,
@@ -29,6 +30,10 @@ from memfit.strategies.evidence import evidence_of
 from memfit.strategies.plan import Plan
 from memfit.units import format_seconds
 
+_CALIBRATE = (
+    "Step times are guesses for any processor: `memfit calibrate --device cpu` measures this one, "
+    "in ten seconds, and plans are compared by that from then on."
+)
 _WORTH_A_NOTE = 0.01
 """The share of a step's time that what was not recorded has to promise before a note says so."""
 _MOST_OPERATORS = 500
@@ -69,6 +74,7 @@ class FinishedSearch:
         notes += [f"{each}." for each in effect_notes(self.plain)]
         notes += left_out
         notes += [f"{name}, in some plans: {why}" for name, why in failed if name in used]
+        notes += self._guessed_times()
         held = held_at_peak(self.plain.steady, rules_of(self.device))
         removed = removed_alone(tried, search.space)
         return PlanningResult(
@@ -108,6 +114,13 @@ class FinishedSearch:
             "Plan with --thorough to see."
         )
         return [note]
+
+    def _guessed_times(self) -> list[str]:
+        """Say how to have better times, where a processor's are guesses and a few seconds help."""
+        times = time_certainty(self.plain.steady, self.device)
+        if self.is_measured or self.device.kind != CPU or times is not Certainty.GUESS:
+            return []
+        return [_CALIBRATE]
 
     def _ended_early(self) -> str:
         """Say that the search did not come to its end, and what it left."""

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from results_file import save_result
+from results_file import commit_of, save_result
 
 NAME = "plan_command"
 _HERE = Path(__file__).resolve().parent
@@ -48,7 +48,9 @@ _EACH_ALONE = frozenset({"8b"})
 def main() -> None:
     """Plan everything under one or two checkouts, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--beside", type=Path, help="another checkout")
+    parser.add_argument(
+        "--beside", type=Path, help="another checkout, asked the questions with nothing kept"
+    )
     parser.add_argument("--jobs", nargs="*", choices=_COMMANDS, default=list(_COMMANDS))
     parser.add_argument("--seconds", type=float, default=900, help="after which one is given up")
     arguments = parser.parse_args()
@@ -59,7 +61,8 @@ def main() -> None:
                 rows.append(row)
                 print(row, flush=True)
     if set(arguments.jobs) == set(_COMMANDS):
-        save_result(NAME, {"rows": rows})
+        beside = {"other": commit_of(arguments.beside)} if arguments.beside else {}
+        save_result(NAME, {"rows": rows, **beside})
 
 
 def _asked(name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -71,7 +74,7 @@ def _asked(name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[d
         row: dict[str, Any] = {"job": name, "asked": " ".join(words), "is_kept": cache in begun}
         begun.add(cache)
         row |= _timed(file, words, _HERE.parent, arguments.seconds, cache)
-        if arguments.beside:
+        if arguments.beside and not row["is_kept"]:
             other = _timed(file, words, arguments.beside, arguments.seconds, cache / "other")
             row |= {f"other_{key}": value for key, value in other.items()}
         yield row

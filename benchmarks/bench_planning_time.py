@@ -22,7 +22,7 @@ from typing import Any
 
 import large_llama
 from planner_jobs import planner_jobs
-from results_file import save_result
+from results_file import commit_of, save_result
 
 import memfit
 from memfit.errors import MemfitError
@@ -49,7 +49,7 @@ def main() -> None:
     large = [] if arguments.jobs else _compared(_LARGE, arguments.beside)
     ratios = [row["seconds"] / row["other_seconds"] for row in rows]
     summary = {
-        "other": _commit(arguments.beside),
+        "other": commit_of(arguments.beside),
         "total_ratio": sum(r["seconds"] for r in rows) / sum(r["other_seconds"] for r in rows),
         "median_ratio": statistics.median(ratios),
         "worst_ratio": max(ratios),
@@ -97,11 +97,6 @@ def _seconds_of(name: str) -> dict[str, float]:
             print(error, file=sys.stderr)
         found[str(fraction)] = time.process_time() - begun
     return found
-
-
-def _commit(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -38,3 +39,9 @@ def write_result(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 def load_result(name: str) -> dict[str, Any]:
     """Read the figures of one benchmark."""
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the commit that a checkout is at, and its date."""
+    words = ["git", "-C", str(checkout), "log", "-1", "--format=%h of %cs"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()

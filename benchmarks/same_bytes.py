@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import write_page
-from results_file import save_result
+from results_file import commit_of, save_result
 
 _HERE = Path(__file__).parent.parent
 _CPU_ROWS = """
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("after", type=Path, nargs="?", default=_HERE)
     options = parser.parse_args(argv)
     checkouts = {"before": options.before.resolve(), "after": options.after.resolve()}
-    figures: dict[str, Any] = {side: _commit(path) for side, path in checkouts.items()}
+    figures: dict[str, Any] = {side: commit_of(path) for side, path in checkouts.items()}
     for place, rows_of in (("cpu", _cpu_rows), ("gpu", _gpu_rows)):
         found = {side: rows_of(path) for side, path in checkouts.items()}
         figures[place] = compared(found["before"], found["after"])
@@ -65,11 +65,6 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
         "differing": [name for name in names if before.get(name) != after.get(name)],
         "table": {name: [before.get(name), after.get(name)] for name in names},
     }
-
-
-def _commit(checkout: Path) -> str:
-    words = ["git", "-C", str(checkout), "log", "-1", "--format=%h of %cs"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _cpu_rows(checkout: Path) -> dict[str, Any]:

@@ -145,6 +145,7 @@ def plan_command(figures: Figures) -> Iterator[str]:
             for row in figures["rows"]
         ),
     )
+    yield from _before(figures)
     fresh = [row for row in figures["rows"] if not row["is_kept"]]
     soon = sum(row.get("first_plan_seconds", _NEVER) <= _SOON_SECONDS for row in fresh)
     done = sum(row["seconds"] <= _DONE_SECONDS for row in fresh if not row["exit_code"])
@@ -154,6 +155,34 @@ def plan_command(figures: Figures) -> Iterator[str]:
         f"With nothing kept, a first plan within {_SOON_SECONDS} s: {soon} of {len(fresh)}; done "
         f"within {_DONE_SECONDS} s: {done}. With what calls before have kept, done within "
         f"{_AT_ONCE_SECONDS} s: {at_once} of {len(later)}, the median {median(later):.0f} s."
+    )
+
+
+def _before(figures: Figures) -> Iterator[str]:
+    """Show what an earlier state of the code took for the same, in the same run."""
+    rows = [row for row in figures["rows"] if "other_seconds" in row]
+    if not rows:
+        return
+    yield (
+        f"Beside it, in turns, commit {figures['other']}, from before planning was made faster; it "
+        "told of no plan before it was done:"
+    )
+    yield table(
+        "job | asked | all, before | all | processor, before | processor | memory, before | memory",
+        "llrrrrrr",
+        (
+            (
+                row["job"],
+                f"`{row['asked']}`",
+                _after(row["other_seconds"]),
+                _after(row["seconds"]),
+                _after(row["other_cpu_seconds"]),
+                _after(row["cpu_seconds"]),
+                format_bytes(row["other_peak_bytes"]),
+                format_bytes(row["peak_bytes"]),
+            )
+            for row in rows
+        ),
     )
 
 

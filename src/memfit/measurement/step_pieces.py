@@ -6,7 +6,7 @@ Each is several layers deep: what backward reads has left the caches by then, as
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ def step_pieces(num_samples: int) -> Iterator[Piece]:
     yield _update(fused=True)
     yield _update(foreach=True)
     yield _update(foreach=False)
+    yield _update_one_by_one()
 
 
 def _of_modules(modules: nn.Module, data: Tensor) -> Piece:
@@ -118,9 +119,23 @@ def _functions(data: Tensor) -> Tensor:
     return kept.square().sum(-1) + kept.amax(-1)
 
 
+def _update_one_by_one() -> Piece:
+    """Return an update of each parameter by itself, as in backward."""
+    shapes = [(width, _WIDTH) for width in (1, _WIDTH, 4 * _WIDTH) for _ in range(_DEPTH)]
+    updates = [
+        torch.optim.AdamW(_parameters([shape]), lr=1e-6, fused=True).step for shape in shapes
+    ]
+    return lambda: [update() for update in updates]
+
+
 def _update(*, fused: bool | None = None, foreach: bool | None = None) -> Piece:
-    shapes: tuple[tuple[int, ...], ...] = ((4 * _WIDTH, _WIDTH), (_WIDTH,), (_WIDTH, _WIDTH))
-    parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes * _NUM_UPDATED]
+    shapes = [(4 * _WIDTH, _WIDTH), (1, _WIDTH), (_WIDTH, _WIDTH)] * _NUM_UPDATED
+    return torch.optim.AdamW(_parameters(shapes), lr=1e-6, fused=fused, foreach=foreach).step
+
+
+def _parameters(shapes: Iterable[tuple[int, int]]) -> list[nn.Parameter]:
+    """Make parameters with gradients."""
+    parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    return torch.optim.AdamW(parameters, lr=1e-6, fused=fused, foreach=foreach).step
+    return parameters

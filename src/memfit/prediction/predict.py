@@ -20,7 +20,7 @@ from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.card_replays import CardReplays, timeline_of
 from memfit.prediction.process_memory import card_memory, host_memory, platform_notes
 from memfit.prediction.recording import Recording, StepRecording, record, record_steps
-from memfit.prediction.waiting import waited_seconds
+from memfit.prediction.waiting import hooks_seconds, waited_seconds
 from memfit.prediction.ways import widened
 from memfit.strategies.base import Numerics
 from memfit.strategies.data_parallel import share_of
@@ -238,9 +238,9 @@ def evaluate(
     confs = (strategy.allocator_conf for strategy in plan.strategies)
     settings = settings or AllocatorSettings.parse(next(filter(None, confs), ""))
     times = times or OperatorTimes(device=device)
-    computed_seconds = times.step_seconds(recording.steady)
+    step_seconds = times.step_seconds(recording.steady) + waited_seconds(recording, device, times)
     step = _PricedStep(
-        step_seconds=computed_seconds + waited_seconds(recording, device, times),
+        step_seconds=step_seconds + hooks_seconds(recording, device, plan),
         host_bytes=recording.spill.peak_host_bytes,
         disk_bytes=recording.spill.peak_disk_bytes,
         batch_size=job.batch_size,

@@ -1,13 +1,16 @@
-"""Prices what a recorded step moves off its device: seconds that it waits for host or disk."""
+"""Prices what a recorded step takes besides its operators: waits for host or disk, and hooks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from memfit.cost.checkpoints import checkpoint_seconds
 from memfit.cost.operator_times import OperatorTimes
 from memfit.cost.transfers import DISK_BYTES_PER_SECOND, BlockWork, added_seconds
 from memfit.devices.spec import Device
 from memfit.prediction.recording import Recording
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.plan import Plan
 from memfit.trace.events import ModuleCall, Phase, Trace
 
 _BACKWARD_OVER_FORWARD = 2.0
@@ -28,6 +31,23 @@ def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -
     if spill.out_bytes and spill.is_beside_compute:
         seconds += _blocks_wait_seconds(recording, device, times)
     return seconds
+
+
+def hooks_seconds(recording: Recording, device: Device, plan: Plan) -> float:
+    """Return what a plan's checkpoints take in the steady step, besides what they run again."""
+    chooses = {
+        block: bool(strategy.keep)
+        for strategy in plan.strategies
+        if isinstance(strategy, ActivationCheckpointing)
+        for block in strategy.block_names(recording.facts)
+    }
+    return sum(
+        checkpoint_seconds(
+            call.last_operation - call.first_operation, device, chooses=chooses[call.module]
+        )
+        for call in recording.steady.calls
+        if call.phase is Phase.FORWARD and call.module in chooses
+    )
 
 
 def _blocks_wait_seconds(recording: Recording, device: Device, times: OperatorTimes) -> float:

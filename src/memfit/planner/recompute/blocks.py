@@ -14,6 +14,7 @@ from memfit.planner.recompute.knapsack import Item, Trade, frontier, spread
 from memfit.trace.events import ModuleCall, Operation, Phase, Trace
 
 Seconds = Callable[[Operation], float]
+Hooks = Callable[[int, bool], float]
 
 _LARGEST_SHARE = 1 / 6
 """A module that holds more of the saved bytes than this is looked into, where it has parts."""
@@ -30,6 +31,8 @@ def chain_of(
     seconds_of: Seconds,
     link_bytes_per_second: float | None = None,
     as_it_is: Trace | None = None,
+    *,
+    hooks_of: Hooks = lambda _num_operators, _chooses: 0.0,
 ) -> Chain:
     """Return the chain of blocks of a step that stores everything.
 
@@ -42,6 +45,8 @@ def chain_of(
         as_it_is: the same step without any strategy. Modules that leave out what they do there
             are no blocks: a head whose logits are made in chunks after it would make them all at
             once if it were run again.
+        hooks_of: the seconds of a checkpoint besides what it runs again, by the number of its
+            operators and whether it keeps some of their results.
 
     Totals are of the highest micro-batch; the seconds of recomputation are of all of them. Does not
     account for what a block's choice changes in another block, such as the order of frees; a plan
@@ -50,7 +55,7 @@ def chain_of(
     step = highest_forward_backward(trace, rules)
     if step is None:
         return Chain(blocks=(), elsewhere_bytes=0)
-    builder = _ChainBuilder(step, seconds_of, link_bytes_per_second)
+    builder = _ChainBuilder(step, seconds_of, hooks_of, link_bytes_per_second)
     return builder.chain(frozenset() if as_it_is is None else put_off(trace, as_it_is))
 
 
@@ -109,10 +114,15 @@ class _ChainBuilder:
     """Looks for the blocks of one forward and backward."""
 
     def __init__(
-        self, step: ForwardBackward, seconds_of: Seconds, link_bytes_per_second: float | None
+        self,
+        step: ForwardBackward,
+        seconds_of: Seconds,
+        hooks_of: Hooks,
+        link_bytes_per_second: float | None,
     ) -> None:
         self._step = step
         self._seconds_of = seconds_of
+        self._hooks_of = hooks_of
         self._link = link_bytes_per_second
         self._repeats = step.repeats(seconds_of)
         self._first_read = step.first_reads()
@@ -201,13 +211,15 @@ class _ChainBuilder:
         input_bytes = self._input_bytes(part.call)
         trades = self._frontier(tuple(self._items(part)))
         useful = [trade for trade in trades if input_bytes + trade.num_bytes < part.inner_bytes]
+        num_operators = len(self._step.operations(part.call))
         again = [
             Option(
                 recomputes=True,
                 keep=trade.keep,
                 saved_bytes=input_bytes + trade.num_bytes,
                 unneeded_bytes=input_bytes + trade.unneeded_bytes,
-                seconds=trade.seconds * self._repeats,
+                seconds=(trade.seconds + self._hooks_of(num_operators, bool(trade.keep)))
+                * self._repeats,
             )
             for trade in reversed(spread(useful, _MOST_OPTIONS))
         ]

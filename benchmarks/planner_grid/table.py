@@ -65,6 +65,8 @@ def section(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{total['num_kept_promises']} of {total['num_proofs']} keep their promise, largest "
         f"relative error {total['largest_proven_error']:.1e}."
     )
+    if "remark" in figures:
+        yield figures["remark"]
     if total["faults"]:
         yield "Not as promised:"
         yield "\n".join(f"- {fault}" for fault in total["faults"])

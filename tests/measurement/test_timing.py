@@ -87,10 +87,18 @@ def test_plans_are_timed_in_the_order_given():
 
 
 def test_a_plan_that_is_far_slower_is_not_run_again(monkeypatch):
-    turns = iter((1.0, 1.1, 1.2, 0.9, 1.3, 1.1))
+    turns = iter((1.0, 1.1, 1.2, 0.9, 1.2, 1.1, 0.95, 1.05))
     monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(turns))
-    assert time_plans(job(), [Plan(), Plan(), Plan()], CPU) == pytest.approx([1.0, 1.2, 1.2])
+    seconds = time_plans(job(), [Plan(), Plan(), Plan()], CPU)
+    assert seconds == pytest.approx([1.0, (1.1 + 1.2 / 0.9) / 2, 1.2])
     assert next(turns, None) is None
+
+
+def test_a_machine_that_slows_down_for_some_turns_makes_no_plan_slower(monkeypatch):
+    turns = iter((1.0, 1.1, 1.7, 1.87, 1.0, 1.1, 1.7, 1.87, 1.7, 1.87))
+    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(turns))
+    first, second = time_plans(job(), [Plan(), Plan()], CPU)
+    assert second / first == pytest.approx(1.1)
 
 
 def test_no_plans_take_no_time():

@@ -128,6 +128,18 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
     assert timed.run == [8, 8, 8, 4, 4, 2, 2, 1]
 
 
+def test_a_machine_that_has_slowed_down_since_does_not_hide_the_fastest_plan(monkeypatch):
+    slowness = iter((1.0, 2.0, 1.0))
+
+    def time_plans(job, plans, device, num_rounds=5):
+        slow = next(slowness)
+        return [slow * {8: 1.0, 4: 0.8}[plan.strategies[0].micro_batch_size] for plan in plans]
+
+    monkeypatch.setattr(measured, "time_plans", time_plans)
+    chosen = fastest_measured(None, CPU, candidate(8, 1.0), Waiting(candidate(4, 1.0)))
+    assert chosen.strategies == (MicroBatching(micro_batch_size=4),)
+
+
 @pytest.mark.parametrize(
     ("free_share", "sizes"),
     [(10.0, (10, 2)), (1.26, (10, 2)), (1.0, (5, 1)), (0.32, (2, 1)), (0.001, (1,))],

@@ -81,7 +81,7 @@ def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) 
             break
         found.append(candidate)
         if candidate.prediction.step_seconds * _usual_error(candidate, timed) <= most_seconds:
-            timed.append(_timed(job, device, candidate))
+            timed.append(_timed_beside(job, device, candidate, timed[0]))
     least_seconds = min(each.seconds for each in timed)
     near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
     chosen = _fastest_of(job, device, near)
@@ -110,6 +110,13 @@ def _timed(job: Job, device: Device, candidate: Candidate) -> _Timed:
     """Run a plan by itself, for a first impression."""
     (seconds,) = time_plans(job, [Plan(strategies=candidate.strategies)], device, num_rounds=1)
     return _Timed(candidate, seconds)
+
+
+def _timed_beside(job: Job, device: Device, candidate: Candidate, known: _Timed) -> _Timed:
+    """Run a plan next to one that was run before, since machines are not always equally fast."""
+    plans = [Plan(strategies=each.strategies) for each in (known.candidate, candidate)]
+    again_seconds, seconds = time_plans(job, plans, device, num_rounds=1)
+    return _Timed(candidate, known.seconds * seconds / again_seconds)
 
 
 def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:

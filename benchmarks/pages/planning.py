@@ -160,7 +160,8 @@ def plan_command(figures: Figures) -> Iterator[str]:
 
 def _before(figures: Figures) -> Iterator[str]:
     """Show what an earlier state of the code took for the same, in the same run."""
-    rows = [row for row in figures["rows"] if "other_seconds" in row]
+    asked = [row for row in figures["rows"] if "other_seconds" in row]
+    rows = [row for row in asked if row["other_exit_code"] == 0]
     if not rows:
         return
     yield (
@@ -184,6 +185,9 @@ def _before(figures: Figures) -> Iterator[str]:
             for row in rows
         ),
     )
+    failed = dict.fromkeys(row["job"] for row in asked if row["other_exit_code"])
+    if failed:
+        yield f"It could not load {', '.join(failed)} beside the packages that are installed now."
 
 
 def _step_of(row: Figures) -> str:

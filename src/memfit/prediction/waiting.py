@@ -41,6 +41,8 @@ def hooks_seconds(recording: Recording, device: Device, plan: Plan) -> float:
         if isinstance(strategy, ActivationCheckpointing)
         for block in strategy.block_names(recording.facts)
     }
+    if not chooses:
+        return 0.0
     return sum(
         checkpoint_seconds(
             call.last_operation - call.first_operation, device, chooses=chooses[call.module]

@@ -115,7 +115,7 @@ def bert() -> Job:
     def batch(num_samples: int) -> Tensor:
         return torch.randint(0, sizes.num_classes, (num_samples, sizes.num_tokens))
 
-    return _job("bert", lambda: Encoder(sizes), batch, loss, batch_size=12)
+    return seeded_job("bert", lambda: Encoder(sizes), batch, loss, batch_size=12)
 
 
 def llama() -> Job:
@@ -136,7 +136,9 @@ def llama() -> Job:
     def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         return model(**inputs).loss
 
-    return _job("llama", lambda: transformers.LlamaForCausalLM(config), batch, loss, batch_size=8)
+    return seeded_job(
+        "llama", lambda: transformers.LlamaForCausalLM(config), batch, loss, batch_size=8
+    )
 
 
 def batch_normalised_resnet() -> Job:
@@ -155,7 +157,7 @@ def u_net() -> Job:
     def batch(num_samples: int) -> tuple[Tensor, Tensor]:
         return torch.randn(num_samples, 1, 64, 64), torch.randint(0, 2, (num_samples, 64, 64))
 
-    return _job("u-net", Unet, batch, _classes_loss, batch_size=8)
+    return seeded_job("u-net", Unet, batch, classes_loss, batch_size=8)
 
 
 def lstm() -> Job:
@@ -164,7 +166,7 @@ def lstm() -> Job:
     def batch(num_samples: int) -> tuple[Tensor, Tensor]:
         return torch.randn(num_samples, 64, 48), torch.randint(0, 10, (num_samples,))
 
-    return _job("lstm", LstmClassifier, batch, _classes_loss, batch_size=48)
+    return seeded_job("lstm", LstmClassifier, batch, classes_loss, batch_size=48)
 
 
 def mlp_mixer() -> Job:
@@ -183,7 +185,7 @@ def mlp_mixer() -> Job:
     def batch(num_samples: int) -> tuple[Tensor, Tensor]:
         return torch.randn(num_samples, 3, 32, 32), torch.randint(0, 10, (num_samples,))
 
-    return _job("mlp-mixer", model, batch, _classes_loss, batch_size=12)
+    return seeded_job("mlp-mixer", model, batch, classes_loss, batch_size=12)
 
 
 def wide_mlp() -> Job:
@@ -206,7 +208,7 @@ def wide_mlp() -> Job:
     def loss(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
         return F.mse_loss(model(inputs[0]), inputs[1])
 
-    job = _job("wide-mlp", model, batch, loss, batch_size=128)
+    job = seeded_job("wide-mlp", model, batch, loss, batch_size=128)
     return replace(job, optimizer=_adam)
 
 
@@ -231,10 +233,11 @@ def _residual_job(name: str, norm: Callable[[int], nn.Module], num_blocks: tuple
     def batch(num_samples: int) -> tuple[Tensor, Tensor]:
         return torch.randn(num_samples, 3, 32, 32), torch.randint(0, 10, (num_samples,))
 
-    return _job(name, model, batch, _classes_loss, batch_size=20, optimizer="SGD")
+    return seeded_job(name, model, batch, classes_loss, batch_size=20, optimizer="SGD")
 
 
-def _classes_loss(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
+def classes_loss(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
+    """Compare scores with classes."""
     return F.cross_entropy(model(inputs[0]), inputs[1])
 
 
@@ -257,10 +260,10 @@ def _language_job(
     def model() -> nn.Module:
         return LanguageModel(sizes, block, is_tied=is_tied)
 
-    return _job(name, model, batch, loss, batch_size=batch_size)
+    return seeded_job(name, model, batch, loss, batch_size=batch_size)
 
 
-def _job(
+def seeded_job(
     name: str,
     model: Callable[[], nn.Module],
     batch: Callable[[int], Any],
@@ -269,6 +272,7 @@ def _job(
     batch_size: int,
     optimizer: str = "AdamW",
 ) -> Job:
+    """Describe a job whose model and batch are built from the same random draws each time."""
     return Job(
         name=name,
         model=_seeded(model),

@@ -14,8 +14,8 @@ from memfit.allocator.settings import AllocatorSettings
 from memfit.devices.catalogue import load_device
 from memfit.job import Job, StepBuilder
 from memfit.kernels.cuda.card import Card
+from memfit.prediction.placed_recorder import card_of
 from memfit.prediction.predict import evaluate, evaluate_steps, predict
-from memfit.prediction.recording import card_of
 from memfit.prediction.shared_recordings import SharedRecordings, job_recording
 from memfit.session.batches import find_layout
 from memfit.strategies.plan import Plan

@@ -16,7 +16,8 @@ from torch import nn
 import memfit
 from memfit import Job, Plan
 from memfit.devices.catalogue import load_device
-from memfit.prediction.recording import card_of, record, recording_on
+from memfit.prediction.placed_recorder import card_of, recording_on
+from memfit.prediction.recording import record
 from memfit.strategies import (
     ActivationCheckpointing,
     ActivationOffload,

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from memfit.devices.catalogue import load_device
-from memfit.prediction.recording import card_of
+from memfit.prediction.placed_recorder import card_of
 from memfit.virtual import repeated_results
 from memfit.virtual.tensors import virtual_tensors
 

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import memfit
 from memfit.devices.catalogue import load_device
 from memfit.errors import OpaqueTensorError, RecordingError
-from memfit.prediction.recording import card_of
+from memfit.prediction.placed_recorder import card_of
 from memfit.trace.subclasses import parts_of
 from memfit.virtual.tensors import as_virtual, virtual_tensors
 

@@ -5,8 +5,17 @@ from memfit.forward_state.random_draws import RandomPositions
 from memfit.forward_state.state import (
     Before,
     ForwardState,
+    learning_noted,
     not_repeatable,
     tensors_held,
 )
 
-__all__ = ["Before", "ForwardState", "Left", "RandomPositions", "not_repeatable", "tensors_held"]
+__all__ = [
+    "Before",
+    "ForwardState",
+    "Left",
+    "RandomPositions",
+    "learning_noted",
+    "not_repeatable",
+    "tensors_held",
+]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +27,8 @@ _ALWAYS_COPIED_BYTES = 64 * 1024
 _MOST_BYTES = 64 * MIB
 _GONE_FOR_GOOD = frozenset(("file", "iterator", "socket", "queue", "process", "context variable"))
 """Kinds of things that a second run would meet in another state than the first."""
+_LEARNT: ContextVar[list[str]] = ContextVar("learnt")
+"""The strategies whose forwards have taught them something; see ``learning_noted``."""
 _version = attrgetter("_version")
 _without_functions = torch._C.DisableTorchFunction
 
@@ -32,6 +36,17 @@ _without_functions = torch._C.DisableTorchFunction
 def not_repeatable(obstacles: Iterable[Obstacle]) -> str | None:
     """Return what a second run would not find as the first did; None if there is no such thing."""
     return next((str(each) for each in obstacles if each.kind in _GONE_FOR_GOOD), None)
+
+
+@contextmanager
+def learning_noted() -> Iterator[list[str]]:
+    """Note what forwards inside are seen to change, so that later ones begin otherwise."""
+    learnt: list[str] = []
+    token = _LEARNT.set(learnt)
+    try:
+        yield learnt
+    finally:
+        _LEARNT.reset(token)
 
 
 def tensors_held() -> frozenset[int]:
@@ -257,6 +272,8 @@ class ForwardState:
         if not kept:
             return
         before.kept += kept
+        if (learnt := _LEARNT.get(None)) is not None:
+            learnt.append(self._strategy)
         self._written.update(id(tensor) for each in kept for tensor in each.tensors)
         self._usual = self._split(self._holders.tensors)
         if before.num_bytes <= _MOST_BYTES:

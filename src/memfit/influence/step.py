@@ -16,8 +16,9 @@ from memfit.errors import NoPlanFitsError
 from memfit.figures import BOUNDED_FIGURES, Prediction
 from memfit.job import Job
 from memfit.prediction.budget import MemoryBudget
+from memfit.prediction.placed_recorder import card_of, recording_on
 from memfit.prediction.predict import evaluate_steps
-from memfit.prediction.recording import StepRecording, card_of, recording_on
+from memfit.prediction.recording import StepRecording
 from memfit.prediction.refusals import clear_refusals, code_at_fault
 from memfit.session.borrowing import borrowed_to_record
 from memfit.trace.events import Phase

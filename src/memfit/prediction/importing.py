@@ -14,7 +14,7 @@ import torch
 from memfit.devices.spec import CUDA, Device
 from memfit.errors import MemfitError
 from memfit.kernels.cuda.card import Card
-from memfit.prediction.recording import card_of
+from memfit.prediction.placed_recorder import card_of
 from memfit.virtual.cuda.runtime import runtime
 
 Found = TypeVar("Found")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
-from unittest.mock import patch
-
-import torch
 
 from memfit.devices.spec import CPU, CUDA, Device
 from memfit.figures import Answer
 from memfit.forward_state import RandomPositions
 from memfit.job import Job
-from memfit.kernels.cpu import CpuKernels
 from memfit.kernels.cuda.card import Card
 from memfit.live_state import LiveState
+from memfit.prediction.placed_recorder import card_of, recording_on
 from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault, step_at_fault
+from memfit.prediction.repeated_pass import RepeatedPass
 from memfit.prediction.ways import Way, batch_for, fake_batch, mode_of
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.separation.separation import Separation
@@ -38,9 +36,8 @@ from memfit.trace.phases import StepFollower
 from memfit.trace.recorder import Recorder
 from memfit.trace.repetition import ForwardStart, repeated
 from memfit.virtual.assumptions import Assumptions
-from memfit.virtual.cuda.kernels import CudaKernels
-from memfit.virtual.process_group import current_placement, groups_counted, shapes_asked_unseen
-from memfit.virtual.tensors import ValuesNeededError, VirtualTensors, virtual_tensors
+from memfit.virtual.process_group import groups_counted
+from memfit.virtual.tensors import ValuesNeededError, VirtualTensors
 
 Step = Callable[[], object]
 _NUM_STEPS = 2
@@ -97,6 +94,8 @@ class Recording(StepRecording):
     spill: Spill = field(default_factory=Spill)
     """What the last step kept and moved outside the device."""
     forward_starts: Sequence[ForwardStart] = ()
+    has_like_passes: bool = False
+    """Whether forward and backward did the same in both steps, event by event."""
 
     def with_more_pieces(self, number: int) -> Recording | None:
         """Return the recording of steps that have so many more micro-batches.
@@ -120,6 +119,7 @@ def record(
     device: Device | None = None,
     way: Way | None = None,
     facts: JobFacts | None = None,
+    repeats_pass: bool = False,
 ) -> Recording:
     """Record two steps of a job under a plan on fake tensors.
 
@@ -132,6 +132,8 @@ def record(
         device: where; None means the CPU.
         way: that of an earlier recording, which is tried first.
         facts: what an earlier recording of the job as it is has gathered.
+        repeats_pass: whether the second forward and backward may be copied from the first, since
+            those of the job as it is are alike; see ``repeated_pass``.
 
     Raises:
         RecordingError: if an unbounded size depends on values, or an operator has no fake version.
@@ -141,7 +143,16 @@ def record(
     plan, layout = plan or Plan(), layout or find_layout(job)
     card = card_of(device)
     separation = _asked_beforehand(job, plan, layout, facts)
-    record_with = partial(_record_job, job, plan, layout, card, facts, separation=separation)
+    record_with = partial(
+        _record_job,
+        job,
+        plan,
+        layout,
+        card,
+        facts,
+        separation=separation,
+        repeats_pass=repeats_pass,
+    )
     with clear_refusals():
         way, seen = _first_that_works(job, way or Way(), record_with, card)
     recorder, found = seen.recorder, seen.facts
@@ -162,6 +173,7 @@ def record(
         answers=seen.answers,
         group_sizes=seen.group_sizes,
         spill=seen.spill,
+        has_like_passes=seen.is_alike,
         record_seconds=time.perf_counter() - started,
     )
 
@@ -224,61 +236,6 @@ def record_steps(
     )
 
 
-def card_of(device: Device | None, torch_version: tuple[int, int] | None = None) -> Card | None:
-    """Describe a catalogue GPU as a virtual card; None for the CPU."""
-    if device is None or device.kind != CUDA:
-        return None
-    major, _, minor = (device.compute_capability or "8.0").partition(".")
-    count = device.facts.get("num_multiprocessors")
-    workspace = device.facts.get("cublas_workspace_bytes")
-    return Card(
-        title=device.title,
-        memory_bytes=device.memory_bytes,
-        capability=(int(major), int(minor)),
-        torch_version=torch_version or installed_torch_version(),
-        num_multiprocessors=int(count.value) if count else None,
-        cublas_workspace_bytes=int(workspace.value) if workspace else None,
-    )
-
-
-def installed_torch_version() -> tuple[int, int]:
-    """Return the major and minor version of the installed torch."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-@contextmanager
-def recording_on(
-    card: Card | None,
-    *,
-    disguised: bool = True,
-    make_mode: Callable[..., VirtualTensors] = VirtualTensors,
-    beside: Callable[[torch.Tensor], None] | None = None,
-) -> Iterator[tuple[Recorder, VirtualTensors]]:
-    """Record everything inside, on a card or on the CPU; return the recorder and the fake mode.
-
-    Args:
-        card: the GPU that ``cuda`` means inside; None for the CPU.
-        disguised: have libraries that treat fake tensors specially take their usual path.
-        make_mode: makes the fake mode, given whether it ``has_card``.
-        beside: told of the tensors that lie on the host beside a card.
-    """
-    placement = current_placement()
-    has_gloo = placement is not None and card is None
-    hidden = CpuKernels(has_gloo=has_gloo) if card is None else CudaKernels(card)
-    recorder = Recorder(hidden=hidden, beside=beside)
-    with (
-        virtual_tensors(card, disguised=disguised, make_mode=make_mode) as mode,
-        recorder,
-        shapes_asked_unseen(recorder.paused),
-    ):
-        if card is None:
-            yield recorder, mode
-            return
-        with patch.object(torch.cuda, "empty_cache", recorder.release_cache):
-            yield recorder, mode
-
-
 @dataclass(frozen=True, slots=True)
 class _JobSeen:
     """What was seen of a job's steps."""
@@ -289,6 +246,7 @@ class _JobSeen:
     notes: Sequence[str]
     answers: Sequence[Answer]
     group_sizes: Sequence[int] = ()
+    is_alike: bool = False
 
 
 def _record_job(
@@ -300,6 +258,7 @@ def _record_job(
     *,
     separation: Separation,
     way: Way,
+    repeats_pass: bool,
 ) -> _JobSeen:
     """Record two steps of a job, gather its facts, and note what is done otherwise."""
     given = batch_for(job, way)
@@ -328,9 +287,15 @@ def _record_job(
             stack.enter_context(modes)
             stack.enter_context(precision)
         positions = _generators_of(session) if facts is None else None
+        passes = RepeatedPass(
+            recorder,
+            session,
+            may_repeat=repeats_pass,
+            has_answers=lambda: bool(assumptions.answers),
+        )
         for _ in range(_NUM_STEPS):
             recorder.begin_step()
-            with step_at_fault(recorder):
+            with step_at_fault(recorder), passes.step():
                 run.step(batch)
             recorder.end_step()
             stack.close()  # one step shows all of it
@@ -342,7 +307,9 @@ def _record_job(
             facts = gather_facts(session, probed=probed(), draws_random=draws_random)
             facts = replace(facts, modules_in_evaluation=modes.found, own_precision=precision.found)
         notes = mode.compiled_code.notes(session.model)
-        return _JobSeen(recorder, facts, session.spill, notes, assumptions.answers)
+        return _JobSeen(
+            recorder, facts, session.spill, notes, assumptions.answers, is_alike=passes.is_alike
+        )
 
 
 def _asked_beforehand(

@@ -18,13 +18,8 @@ from memfit.job import Job, StepBuilder, load_target
 from memfit.kernels.cuda.card import Card
 from memfit.prediction.card_replays import CardReplays
 from memfit.prediction.importing import imported_on
-from memfit.prediction.recording import (
-    Recording,
-    StepRecording,
-    card_of,
-    record,
-    record_steps,
-)
+from memfit.prediction.placed_recorder import card_of
+from memfit.prediction.recording import Recording, StepRecording, record, record_steps
 from memfit.session.batches import BatchLayout
 from memfit.strategies.plan import Plan
 from memfit.virtual.process_group import current_placement

@@ -115,6 +115,7 @@ class PlannedSteps:
                 self.on_failure()
                 raise
             finally:  # the gradients of a step that failed are not those of the next one
+                session.num_counted = None
                 if not order.keeps_gradients:
                     session.optimizer.zero_grad(set_to_none=True)
         return DoneStep(loss=loss, num_samples=num_samples, reading=self.observer.reading)

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.errors import RecordingError
 from memfit.kernels.cuda.card import Card
-from memfit.prediction.recording import StepRecording, card_of, recording_on
+from memfit.prediction.placed_recorder import card_of, recording_on
+from memfit.prediction.recording import StepRecording
 from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fault
 from memfit.script.compiled_files import compiled_files
 from memfit.script.data_scan import DataScan, recorded_copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -34,6 +35,18 @@ def nameless_file(owner: object) -> IO[bytes]:
     file: Any = tempfile.TemporaryFile(buffering=0, prefix="memfit-")  # noqa: SIM115
     weakref.finalize(owner, file.close)
     return file  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What a part of a step has moved, and how much more than at its end lay outside meanwhile."""
+
+    more_host_bytes: int
+    more_disk_bytes: int
+    out_bytes: Mapping[str, int]
+    in_bytes: Mapping[str, int]
+    link_bytes: int
+    file_bytes: int
 
 
 @dataclass(slots=True)
@@ -99,6 +112,27 @@ class Spill:
     def has_moved(self) -> bool:
         """Return whether bytes left the device or came back since the last ``begin_step``."""
         return bool(self.out_bytes or self.in_bytes or self.link_bytes or self.file_bytes)
+
+    @property
+    def moved(self) -> Moved:
+        """Return what was moved since the last ``begin_step``."""
+        return Moved(
+            more_host_bytes=self.peak_host_bytes - self.host_bytes,
+            more_disk_bytes=self.peak_disk_bytes - self.disk_bytes,
+            out_bytes=dict(self.out_bytes),
+            in_bytes=dict(self.in_bytes),
+            link_bytes=self.link_bytes,
+            file_bytes=self.file_bytes,
+        )
+
+    def move_again(self, moved: Moved) -> None:
+        """Count what was moved before once more, in a step that has moved nothing yet."""
+        self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes + moved.more_host_bytes)
+        self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes + moved.more_disk_bytes)
+        self.out_bytes.update(moved.out_bytes)
+        self.in_bytes.update(moved.in_bytes)
+        self.link_bytes += moved.link_bytes
+        self.file_bytes += moved.file_bytes
 
     def note_waited(self, num_bytes: int, *, is_on_disk: bool) -> None:
         """Count bytes that moved while nothing was computed."""

@@ -22,6 +22,11 @@ class Abridgement:
     """Loops over pieces that have begun, where a step has several."""
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Return what was counted so far: pieces, those recorded, and loops."""
+        return self.num_pieces, self.num_recorded, self.num_loops
+
+    @property
     def num_left_out(self) -> int:
         """Count the pieces that were not recorded."""
         return self.num_pieces - self.num_recorded
@@ -70,6 +75,21 @@ def few_of(pieces: Sequence[T]) -> Sequence[T]:
     found.num_loops += 1
     skipped = left_out(len(pieces))
     return [piece for number, piece in enumerate(pieces) if number not in skipped]
+
+
+def counted() -> tuple[int, int, int]:
+    """Return the counts so far of what is abridged; zeros where nothing is."""
+    found = _IN_FORCE.get()
+    return (0, 0, 0) if found is None else found.counts
+
+
+def count_again(begin: tuple[int, int, int], end: tuple[int, int, int]) -> None:
+    """Count once more what came between two readings of ``counted``."""
+    found = _IN_FORCE.get()
+    if found is not None:
+        found.num_pieces += end[0] - begin[0]
+        found.num_recorded += end[1] - begin[1]
+        found.num_loops += end[2] - begin[2]
 
 
 def current_loop() -> int:

@@ -6,10 +6,8 @@ up here; the events are replayed later under the rules of an allocator.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -30,6 +28,7 @@ from memfit.trace.events import (
     trace_of_step,
 )
 from memfit.trace.lent_memory import memory_of
+from memfit.trace.live_storages import LiveStorages
 from memfit.trace.modes import Follower, OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in, with_memory
@@ -48,17 +47,6 @@ _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 _LEFT_BY_FORWARD = (Phase.FORWARD, Category.TEMPORARIES)
 _MOST_UNUSED = 2
 """Times the bytes of a tensor that its memory may have, to be called by what the tensor is for."""
-
-
-@dataclass(slots=True)
-class _Live:
-    """A storage that is alive: its number of bytes, its place in the trace and its death watch."""
-
-    num_bytes: int
-    index: int
-    watch: weakref.ref[Any]
-    is_a_modules: bool
-    """Whether a module was running when it was made."""
 
 
 class Recorder(OperatorMode):
@@ -91,7 +79,7 @@ class Recorder(OperatorMode):
         self._tell_beside = beside
         self._fake_mode: Any = None
         self._watches = ExitStack()
-        self._live: dict[int, _Live] = {}
+        self.live = LiveStorages(lambda index: self.history.events.append(-1 - index))
         self.phase = Phase.SETUP
         self._phase_born: list[int] = []
         self._is_paused = False
@@ -101,7 +89,7 @@ class Recorder(OperatorMode):
         self._numbers = SavedNumbers(hold, self.history.events, is_counted=is_host)
         self._step_began = (0, 0)
         self.modules = ModuleTracker(self._module_entered, self._module_left, self.history.lines)
-        self._open_calls: list[ModuleCall] = []
+        self._open_calls: list[ModuleCall | None] = []
 
     def __enter__(self) -> Self:
         self._fake_mode = torch._C._get_dispatch_mode(_FAKE)
@@ -120,9 +108,7 @@ class Recorder(OperatorMode):
         self._watches.close()
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self._is_paused:
-            return func(*args, **kwargs)
-        if torch._C._get_dispatch_mode(_FAKE) is not self._fake_mode:
+        if not self._is_noting:
             return func(*args, **kwargs)
         if self.follower is not None:
             self.follower.before_operator((args, tuple(kwargs.values())))
@@ -136,6 +122,12 @@ class Recorder(OperatorMode):
             self._sums.note(out)
         self._note(func, args, kwargs, out)
         return out
+
+    @property
+    def _is_noting(self) -> bool:
+        """Return whether what is done now is part of what is recorded."""
+        is_ours = torch._C._get_dispatch_mode(_FAKE) is self._fake_mode
+        return is_ours and not self._is_paused
 
     def _leave(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Leave an operator to a wrapper, unless nobody knows what that is made of."""
@@ -206,9 +198,9 @@ class Recorder(OperatorMode):
             return
         place = self._place()
         given, made = with_memory((args, *kwargs.values())), with_memory(out)
-        operation.reads = self._allocations_of(given)
+        operation.reads = self.live.allocations_of(given)
         operation.is_on_host = not any(map(self.hidden.is_counted, (*given, *made)))
-        operation.changes = self._allocations_of(with_memory([*changed_tensors(func, args)]))
+        operation.changes = self.live.allocations_of(with_memory([*changed_tensors(func, args)]))
         operation.first_event = len(self.history.events)
         self.history.operations.append(operation)
         before, scratch = self.hidden.around(func, args, kwargs, out)
@@ -237,23 +229,18 @@ class Recorder(OperatorMode):
             line_of_user if self.phase is Phase.SETUP else line_of_caller
         )
 
-    def _allocations_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        """Return the allocations, by index, that counted tensors lie in, each once."""
-        found: dict[int, None] = {}
-        for tensor in tensors:
-            live = self._live.get(memory_of(tensor)._cdata)
-            if live is not None:
-                found[live.index] = None
-        return tuple(found)
-
     def _module_entered(self, name: str) -> None:
+        if not self._is_noting:
+            self._open_calls.append(None)
+            return
         call = ModuleCall(name, self.phase, len(self.history.operations))
         self._open_calls.append(call)
         self.history.calls.append(call)
 
     def _module_left(self) -> None:
-        if self._open_calls:
-            self._open_calls.pop().last_operation = len(self.history.operations)
+        call = self._open_calls.pop() if self._open_calls else None
+        if call is not None:
+            call.last_operation = len(self.history.operations)
 
     def _meet(self, tensor: torch.Tensor, operator: str, place: Place) -> None:
         """Note a tensor's storage if it is new, or if it has been resized."""
@@ -262,12 +249,11 @@ class Recorder(OperatorMode):
                 self._tell_beside(tensor)
             return
         storage = memory_of(tensor)
-        key, num_bytes = storage._cdata, storage.nbytes()
-        known = self._live.get(key)
-        if known is not None and known.num_bytes == num_bytes:
+        known = self.live.of_storage(storage)
+        if known is not None and known.num_bytes == storage.nbytes():
             return
         if known is not None:
-            self._died(key, known.index)
+            self.live.end(storage._cdata)
         is_recomputed = self.phase is Phase.BACKWARD and self.modules.is_recomputing
         category = Category.SAVED_ACTIVATIONS if is_recomputed else Category.TEMPORARIES
         self._live_from_now(storage, operator, place, category)
@@ -276,11 +262,9 @@ class Recorder(OperatorMode):
         self, storage: torch.UntypedStorage, operator: str, place: Place, category: Category
     ) -> None:
         """Note a storage's memory from now until it dies."""
-        key, num_bytes = storage._cdata, storage.nbytes()
-        index = self._allocate(num_bytes, operator, place, category)
-        watch = weakref.ref(storage, lambda _: self._died(key, None))
-        self._live[key] = _Live(num_bytes, index, watch, self.modules.depth > 0)
-        self._phase_born.append(key)
+        index = self._allocate(storage.nbytes(), operator, place, category)
+        is_a_modules = self.modules.depth > 0
+        self._phase_born.append(self.live.add(storage, index, is_a_modules=is_a_modules))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """Note a storage that code has resized past all operators, as FSDP does.
@@ -288,7 +272,7 @@ class Recorder(OperatorMode):
         Its memory is made anew, and the old one is given back after its content was copied
         (aten/src/ATen/native/Resize.cpp, torch 2.13).
         """
-        known = self._live.get(storage._cdata)
+        known = self.live.of_storage(storage)
         if known is None or known.num_bytes == storage.nbytes():
             return
         category = self.history.allocations[known.index].category
@@ -314,14 +298,6 @@ class Recorder(OperatorMode):
         self.history.events.append(index)
         return index
 
-    def _died(self, key: int, index: int | None) -> None:
-        """Note the end of a storage."""
-        live = self._live.get(key)
-        if live is None or (index is not None and live.index != index):
-            return
-        del self._live[key]
-        self.history.events.append(-1 - live.index)
-
     def _keep(self, num_bytes: int, operator: str, place: Place) -> None:
         """Note a library's workspace, which is never given back."""
         self._allocate(num_bytes, operator, Place("", place.source_line), Category.WORKSPACES)
@@ -332,21 +308,16 @@ class Recorder(OperatorMode):
         category = Category.GLOO_STAGING if scratch.is_staging else Category.TEMPORARIES
         indices = [self._allocate(num_bytes, operator, place, category) for num_bytes in blocks]
         if indices and scratch.certainty != "exact":
-            self.history.extras.append(
-                Extra(
-                    indices[-1],
-                    max(0, blocks[-1] - (scratch.num_bytes - scratch.low_bytes)),
-                    blocks[-1] + (scratch.high_bytes - scratch.num_bytes),
-                    scratch.certainty,
-                    scratch.source,
-                )
-            )
+            low_bytes = max(0, blocks[-1] - (scratch.num_bytes - scratch.low_bytes))
+            high_bytes = blocks[-1] + (scratch.high_bytes - scratch.num_bytes)
+            extra = Extra(indices[-1], low_bytes, high_bytes, scratch.certainty, scratch.source)
+            self.history.extras.append(extra)
         self.history.events += [-1 - index for index in reversed(indices)]
 
     def _mark_saved(self) -> None:
         """Call what forward made and backward still holds saved activations."""
         for key in self._phase_born:
-            live = self._live.get(key)
+            live = self.live.of_key(key)
             if live is not None:
                 allocation = self.history.allocations[live.index]
                 if (allocation.phase, allocation.category) == _LEFT_BY_FORWARD:
@@ -374,7 +345,7 @@ class Recorder(OperatorMode):
         if tensor.requires_grad:
             return
         for part in parts_of(tensor):
-            live = self._live.get(memory_of(part)._cdata)
+            live = self.live.of(part)
             # A few rows of what lies there for good are no reason to call all of it the batch.
             if live is None or live.is_a_modules or live.num_bytes > _MOST_UNUSED * part.nbytes:
                 continue
@@ -393,6 +364,6 @@ class Recorder(OperatorMode):
 
     def _allocations_behind(self, tensor: torch.Tensor) -> Iterator[Allocation]:
         for part in parts_of(tensor):
-            live = self._live.get(memory_of(part)._cdata)
+            live = self.live.of(part)
             if live is not None:
                 yield self.history.allocations[live.index]

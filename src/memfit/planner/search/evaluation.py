@@ -252,6 +252,7 @@ class JobEvaluator:
                 device=self.device,
                 way=self.plain.way,
                 facts=self.plain.facts,
+                repeats_pass=self.plain.has_like_passes,
             )
         self._recorded.add(recorded_members(strategies))
         return found

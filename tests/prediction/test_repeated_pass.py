@@ -73,6 +73,7 @@ def assert_same(one: Recording, other: Recording) -> None:
     assert one.marks == other.marks
     assert list(one.forward_starts) == list(other.forward_starts)
     assert moved_by(one.spill) == moved_by(other.spill)
+    assert one.answers == other.answers
 
 
 def assert_same_under(job: Job, plain: Recording, device: str, *plans: Plan) -> None:
@@ -134,6 +135,30 @@ def test_a_total_counts_in_each_step(copies):
     assert plain.has_like_passes
     assert_same_under(job, plain, "cpu", Plan(strategies=(MicroBatching(micro_batch_size=2),)))
     assert len(copies) == 1
+
+
+def _looking(num_times: int) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """Return a loss that looks at values so often."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        for _ in range(num_times):
+            if not (out > 0).any():
+                return (out + torch.zeros(2, *out.shape)).square().mean()
+        return out.square().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(("num_times", "num_copies"), [(1, 1), (300, 0)])
+def test_what_is_made_up_is_counted_in_each_step(num_times, num_copies, copies):
+    """Asked a thousand times in a row, the answer turns, which is in the second step here."""
+    job = _job(lambda: nn.Linear(WIDTH, WIDTH), loss=_looking(num_times))
+    plain = record(job)
+    assert plain.answers
+    assert plain.has_like_passes
+    assert_same_under(job, plain, "cpu", Plan(strategies=(MicroBatching(micro_batch_size=2),)))
+    assert len(copies) == num_copies
 
 
 class Scratch(nn.Module):

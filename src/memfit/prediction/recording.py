@@ -291,7 +291,7 @@ def _record_job(
             recorder,
             session,
             may_repeat=repeats_pass,
-            has_answers=lambda: bool(assumptions.answers),
+            assumptions=assumptions,
         )
         for _ in range(_NUM_STEPS):
             recorder.begin_step()

@@ -16,7 +16,7 @@ and that shows only under a plan: a count of calls, where micro-batches call mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,7 @@ from memfit.trace.events import Phase
 from memfit.trace.lent_memory import memory_of
 from memfit.trace.recorder import Recorder
 from memfit.trace.repeated_stretch import Copy, Place, Stretch, copy_of, left_by
+from memfit.virtual.assumptions import Assumptions, Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class _Seen:
     count: _Left | None
     """What the loss was divided by, where that is a tensor."""
     moved: Moved
+    answered: Counts
+    """What was asked of values, and how often."""
 
 
 class RepeatedPass:
@@ -73,7 +76,7 @@ class RepeatedPass:
         recorder: records the steps.
         session: is run, with its strategies in place.
         may_repeat: whether the steps of the job as it is were alike.
-        has_answers: says whether something was made up, which later steps may do otherwise.
+        assumptions: answers what nobody knows while a step is recorded.
     """
 
     def __init__(
@@ -82,10 +85,10 @@ class RepeatedPass:
         session: Session,
         *,
         may_repeat: bool,
-        has_answers: Callable[[], bool],
+        assumptions: Assumptions,
     ) -> None:
         self._recorder, self._session = recorder, session
-        self._may_repeat, self._has_answers = may_repeat, has_answers
+        self._may_repeat, self._assumptions = may_repeat, assumptions
         self._step: Place | None = None
         self._seen: list[_Seen | None] = []
 
@@ -102,11 +105,12 @@ class RepeatedPass:
             copy = self._copy() if self._may_repeat else None
             if copy is not None:
                 return self._repeat(copy)
-            begin, has_moved = self._here(), session.spill.has_moved
+            begin, asked = self._here(), self._assumptions.counts
+            has_moved = session.spill.has_moved
             with learning_noted() as learnt:
                 loss = recorded(session, batch, enter_phase)
             is_otherwise = has_moved or bool(learnt)
-            self._seen.append(None if is_otherwise else self._look(begin, loss))
+            self._seen.append(None if is_otherwise else self._look(begin, asked, loss))
             return loss
 
         self._session.gradient_pass = gradient_pass
@@ -121,7 +125,7 @@ class RepeatedPass:
         if len(self._seen) != 2:
             return False
         first, second = self._seen
-        if first is None or second is None:
+        if first is None or second is None or first.answered != second.answered:
             return False
         stretch, recorder = second.stretch, self._recorder
         made = copy_of(
@@ -138,7 +142,7 @@ class RepeatedPass:
     def _here(self) -> Place:
         return Place.at_end_of(self._recorder.history, self._recorder.forward_starts)
 
-    def _look(self, begin: Place, loss: torch.Tensor) -> _Seen | None:
+    def _look(self, begin: Place, asked: Counts, loss: torch.Tensor) -> _Seen | None:
         """Return what a pass has done; None if it cannot be copied."""
         assert self._step is not None, "a pass is part of a step"
         stretch = Stretch(step=self._step, begin=begin, end=self._here())
@@ -160,6 +164,9 @@ class RepeatedPass:
             loss=found[len(trained)],
             count=found[-1] if len(others) > 1 else None,
             moved=session.spill.moved,
+            answered={
+                key: times - asked.get(key, 0) for key, times in self._assumptions.counts.items()
+            },
         )
 
     @property
@@ -172,7 +179,6 @@ class RepeatedPass:
             or session.updates_in_backward
             or session.parallel is not None
             or session.spill.is_beside_compute  # the first step makes its buffers
-            or self._has_answers()
         )
 
     def _left(self, tensor: torch.Tensor | None) -> _Left | None:
@@ -199,6 +205,8 @@ class RepeatedPass:
         first = self._seen[0] if self._seen else None
         if first is None or self._step is None:
             return None
+        if not self._assumptions.stay_equal(first.answered):
+            return None
         recorder = self._recorder
         found = copy_of(
             recorder.history, recorder.forward_starts, first.stretch, self._step, self._here()
@@ -216,6 +224,7 @@ class RepeatedPass:
         recorder = self._recorder
         copy.append_to(recorder.history, recorder.forward_starts)
         self._session.spill.move_again(first.moved)
+        self._assumptions.count_again(first.answered)
         count_again(first.stretch.begin.counts, first.stretch.end.counts)
         recorder.phase = Phase.BACKWARD
         for parameter, gradient in first.gradients:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from memfit.figures import Answer
 from memfit.trace.origins import line_of_caller
 
+Counts = Mapping[tuple[str, str], int]
+"""How often something was answered, by its line and what was asked."""
 _MOST_EQUAL_ANSWERS = 1000
 """Truths in a row at one line: code that asks until it hears another gets another."""
 _SPARSE = "sparse gradients"
@@ -38,6 +41,22 @@ class Assumptions:
     def answers(self) -> Sequence[Answer]:
         """Return what was answered, in the order of first asking."""
         return tuple(self._answers.values())
+
+    @property
+    def counts(self) -> Counts:
+        """Return how often each answer was given."""
+        return {key: answer.num_times for key, answer in self._answers.items()}
+
+    def stay_equal(self, given: Counts) -> bool:
+        """Return whether all would be answered as before if so many were asked for once more."""
+        counts = self.counts
+        return all(counts[key] + times <= _MOST_EQUAL_ANSWERS for key, times in given.items())
+
+    def count_again(self, given: Counts) -> None:
+        """Count answers as given so many times more."""
+        for key, times in given.items():
+            answer = self._answers[key]
+            self._answers[key] = replace(answer, num_times=answer.num_times + times)
 
     @property
     def decide_sizes(self) -> bool:

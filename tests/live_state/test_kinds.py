@@ -557,3 +557,19 @@ def test_each_snapshot_has_the_names_of_its_moment(name: str) -> None:
         assert shown() == then
         assert snapshot.changes() == ()
     assert moments[0][1] != moments[-1][1] or name == "equal, another object"
+
+
+def test_looking_at_a_freed_tensor_leaves_it_freed() -> None:
+    """Torch makes a storage anew that something is laid over."""
+    tensor = torch.ones(1000)
+    then = LiveState({"root": tensor}).snapshot()
+    tensor.untyped_storage().resize_(0)
+    freed = LiveState({"root": tensor}).snapshot()
+    assert "given back" in str(then.changes()[0])
+    assert freed.changes() == ()
+    assert tensor.untyped_storage().nbytes() == 0
+    then.restore()
+    assert torch.equal(tensor, torch.ones(1000))
+    assert "memory again" in str(freed.changes()[0])
+    freed.restore()
+    assert tensor.untyped_storage().nbytes() == 0

@@ -67,15 +67,24 @@ def has_content(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the stretch of memory that a tensor lies in, as a flat tensor of bytes."""
+    """Return the stretch of memory that a tensor lies in, as a flat tensor of bytes.
+
+    It is empty where the storage is freed, as sharded parameters' is: torch would make it anew.
+    """
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     if tensor.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return flat
     size = tensor.element_size()
     extents = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((extent - 1) * stride for extent, stride in extents)
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    storage = tensor.untyped_storage()
-    return flat.set_(storage, tensor.storage_offset() * size, ((last + 1) * size,), (1,))
+    storage, begin, num_bytes = (
+        tensor.untyped_storage(),
+        tensor.storage_offset() * size,
+        (last + 1) * size,
+    )
+    if storage.nbytes() < begin + num_bytes:
+        return flat
+    return flat.set_(storage, begin, (num_bytes,), (1,))
 
 
 @dataclass(slots=True)
@@ -202,6 +211,8 @@ def _difference_in_form(kept: KeptTensor, now: Form | None) -> str:
         if old != new:
             old, new = (tuple(each) if word != "dtype" else each for each in (old, new))
             return f"{word} was {old}, is {new}"
+    if (was.storage_bytes == 0) != (now.storage_bytes == 0):
+        return "its memory was given back" if was.storage_bytes else "has memory again"
     return "lies in other memory" if kept.content is None else ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -30,13 +32,30 @@ def job(batch_size: int = 64) -> Job:
 
 
 def test_timed_operators_add_up_to_the_shortest_step(monkeypatch):
-    shortest = iter((5.0, 3.0))
+    shortest = iter((9.0, 9.0, 5.0, 3.0, 7.0, 8.0))  # of three rounds
     monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(shortest))
     steady = record(job()).steady
     times = time_operators(job(), CPU, [64])
     assert all(times.seconds(operation) > 0 for operation in steady.operations)
     assert {operation.signature for operation in steady.operations} <= set(times.measured_seconds)
     assert times.step_seconds(steady) == pytest.approx(3.0)
+
+
+def test_a_round_on_a_slow_machine_counts_for_nothing(monkeypatch):
+    """Machines that others share change their speed for seconds at a time."""
+    measure, rounds = timing._timed_operators, []
+
+    def slowed(*args):
+        found = measure(*args)
+        rounds.append(found)
+        slowness = 10.0 if len(rounds) != 2 else 1.0
+        timed = [(operation, slowness * seconds) for operation, seconds in found.timed]
+        return replace(found, timed=timed, steps_seconds=slowness * found.steps_seconds)
+
+    monkeypatch.setattr(timing, "_timed_operators", slowed)
+    times = time_operators(job(), CPU, [64])
+    assert len(rounds) == 3
+    assert times.step_seconds(record(job()).steady) == pytest.approx(rounds[1].steps_seconds / 2)
 
 
 def test_the_shortest_of_a_few_steps_is_taken(monkeypatch):
@@ -55,7 +74,7 @@ def test_long_steps_are_not_repeated(monkeypatch):
 
 
 def test_of_several_sizes_the_first_adds_up_to_its_step(monkeypatch):
-    shortest = iter((5.0, 3.0, 9.0, 9.0))
+    shortest = cycle((5.0, 3.0, 9.0, 9.0))
     monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(shortest))
     times = time_operators(job(), CPU, [64, 16])
     assert times.step_seconds(record(job()).steady) == pytest.approx(3.0)

@@ -63,7 +63,7 @@ def timed(monkeypatch):
     """Let plans take as long as a table says, by their micro-batch."""
     table, run = {}, []
 
-    def time_plans(job, plans, device, num_rounds=3):
+    def time_plans(job, plans, device, num_rounds=3, enough_seconds=0.0):
         sizes = [plan.strategies[0].micro_batch_size for plan in plans]
         run.extend(sizes)
         return [table[size] for size in sizes]
@@ -131,7 +131,7 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
 def test_a_machine_that_has_slowed_down_since_does_not_hide_the_fastest_plan(monkeypatch):
     slowness = iter((1.0, 2.0, 1.0))
 
-    def time_plans(job, plans, device, num_rounds=5):
+    def time_plans(job, plans, device, num_rounds=5, enough_seconds=0.0):
         slow = next(slowness)
         return [slow * {8: 1.0, 4: 0.8}[plan.strategies[0].micro_batch_size] for plan in plans]
 

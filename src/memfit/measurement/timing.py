@@ -25,9 +25,11 @@ from memfit.trace.modes import OperatorMode
 from memfit.trace.operators import describe
 
 _NUM_STEPS = 3
-_NUM_ROUNDS = 5
 _FAR = 1.15
 """A plan that took this many times the fastest one's seconds is not run again."""
+_NUM_OPERATOR_ROUNDS = 3
+_ENOUGH_ROUND_SECONDS = 4.0
+"""Rounds that took longer are long enough to see the machine at its usual speed."""
 _ENOUGH_SECONDS = 2.0
 """Steps are repeated until they have taken so long together, or as often as need be."""
 
@@ -45,12 +47,28 @@ def time_operators(job: Job, device: Device, batch_sizes: Sequence[int]) -> Oper
             Several tell apart what a call takes whatever its size.
     """
     jobs = [replace(job, batch_size=size) for size in batch_sizes]
-    return times_from_measured(device, [_timed_operators(each, device) for each in jobs])
+    layout, started = find_layout(job), time.perf_counter()
+    rounds: list[list[TimedOperators]] = []
+    for _ in range(_NUM_OPERATOR_ROUNDS if device.kind == CPU else 1):
+        rounds.append([_timed_operators(each, device, layout) for each in jobs])
+        if time.perf_counter() - started > _ENOUGH_ROUND_SECONDS:
+            break
+    return times_from_measured(device, [_least(of_size) for of_size in zip(*rounds, strict=True)])
 
 
-def _timed_operators(job: Job, device: Device) -> TimedOperators:
+def _least(rounds: Sequence[TimedOperators]) -> TimedOperators:
+    """Return what each operator of the same steps took where it was disturbed least."""
+    fastest = min(rounds, key=lambda each: each.steps_seconds)
+    alike = [each.timed for each in rounds if len(each.timed) == len(fastest.timed)]
+    least = [
+        (calls[0][0], min(seconds for _, seconds in calls)) for calls in zip(*alike, strict=True)
+    ]
+    return TimedOperators(least, fastest.steps_seconds)
+
+
+def _timed_operators(job: Job, device: Device, layout: BatchLayout) -> TimedOperators:
     """Time the operators of two steps, and whole steps before and after them."""
-    with _opened(job, Plan(), device.kind, find_layout(job)) as (run, batch):
+    with _opened(job, Plan(), device.kind, layout) as (run, batch):
         run.step(batch)
         step_seconds = shortest_step(run, batch)
         timer = OperatorTimer(device.kind)
@@ -62,15 +80,27 @@ def _timed_operators(job: Job, device: Device) -> TimedOperators:
 
 
 def time_plans(
-    job: Job, plans: Sequence[Plan], device: Device, *, num_rounds: int = _NUM_ROUNDS
+    job: Job,
+    plans: Sequence[Plan],
+    device: Device,
+    *,
+    num_rounds: int = 5,
+    enough_seconds: float = math.inf,
 ) -> list[float]:
     """Run a job under several plans here, in turns, and give the usual seconds of a step of each.
 
     Each turn builds the model anew, so that only one plan's memory is taken at a time. Plans that
     turn out to be far slower than the fastest are not run again. The first plan is, as the others
     are measured by it, turn by turn: a machine that others share is not always equally fast.
+
+    Args:
+        job: what is run.
+        plans: under which; the first one is what the others are compared with.
+        device: the device of the catalogue that this machine is.
+        num_rounds: how many turns each gets.
+        enough_seconds: after which no further round begins.
     """
-    layout = find_layout(job)
+    layout, started = find_layout(job), time.perf_counter()
     seconds: list[list[float]] = [[] for _ in plans]
     for _ in range(num_rounds):
         most_seconds = _FAR * min((min(found) for found in seconds if found), default=math.inf)
@@ -80,6 +110,8 @@ def time_plans(
             with _opened(job, plan, device.kind, layout) as (run, batch):
                 run.step(batch)
                 found.append(shortest_step(run, batch))
+        if time.perf_counter() - started > enough_seconds:
+            break
     return [_usual(found, seconds[0]) for found in seconds]
 
 

@@ -26,6 +26,11 @@ _MOST_FOUND = 24
 """So many are looked at, and left alone if they are known to be too slow."""
 _NEAR = 1.25
 """Plans that took up to this many times the least are run again, in turns."""
+_FEW_ROUNDS, _ROUNDS, _MANY_ROUNDS = 3, 5, 9
+_SHORT_SECONDS = 0.3
+"""Estimated steps shorter than this are compared in more turns, as each sees little."""
+_IMPRESSION_SECONDS = 3.0
+"""After so long a first impression has what rounds it has."""
 _FREE_SHARE = 0.8
 _FEWER = 4
 
@@ -108,15 +113,22 @@ class _Timed:
 
 def _timed(job: Job, device: Device, candidate: Candidate) -> _Timed:
     """Run a plan by itself, for a first impression."""
-    (seconds,) = time_plans(job, [Plan(strategies=candidate.strategies)], device, num_rounds=1)
+    (seconds,) = _first_impression(job, [candidate], device)
     return _Timed(candidate, seconds)
 
 
 def _timed_beside(job: Job, device: Device, candidate: Candidate, known: _Timed) -> _Timed:
     """Run a plan next to one that was run before, since machines are not always equally fast."""
-    plans = [Plan(strategies=each.strategies) for each in (known.candidate, candidate)]
-    again_seconds, seconds = time_plans(job, plans, device, num_rounds=1)
+    again_seconds, seconds = _first_impression(job, [known.candidate, candidate], device)
     return _Timed(candidate, known.seconds * seconds / again_seconds)
+
+
+def _first_impression(job: Job, candidates: Sequence[Candidate], device: Device) -> list[float]:
+    """Run plans in a few turns, where a turn is so short that the machine may slow down in one."""
+    plans = [Plan(strategies=each.strategies) for each in candidates]
+    return time_plans(
+        job, plans, device, num_rounds=_FEW_ROUNDS, enough_seconds=_IMPRESSION_SECONDS
+    )
 
 
 def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
@@ -129,7 +141,8 @@ def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
 def _fastest_of(job: Job, device: Device, candidates: Sequence[Candidate]) -> Candidate:
     """Run plans in turns and give the fastest, with its measured time."""
     plans = [Plan(strategies=candidate.strategies) for candidate in candidates]
-    seconds = time_plans(job, plans, device)
+    is_short = all(each.prediction.step_seconds < _SHORT_SECONDS for each in candidates)
+    seconds = time_plans(job, plans, device, num_rounds=_MANY_ROUNDS if is_short else _ROUNDS)
     fastest = min(range(len(plans)), key=seconds.__getitem__)
     chosen = candidates[fastest]
     prediction = replace(chosen.prediction, step_seconds=seconds[fastest])

@@ -71,7 +71,8 @@ class Repetition:
         if not self._any_try(lambda: self._repeated(entries)):
             raise UpdateCutError(number, failure.cause, _AGAIN)
         changes = entry.snapshot.changes() if entry.snapshot is not None else ()
-        if not self._all(self._retried(lambda: self._log.move_up(number - 1, entry))):
+        names = self._retried(lambda: self._log.write_repeated(number - 1, entry))
+        if not self._all(self._retried(lambda: self._log.take_up(entry, names))):
             reason = self._log.obstacle or _CHANGED.format("there are other tensors than before")
             raise UpdateCutError(number, failure.cause, reason)
         passed = PassedState(marks, tensors)

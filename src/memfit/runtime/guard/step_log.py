@@ -208,14 +208,22 @@ class StepLog:
         self._entries.look()
         self._file.read_back(self._base_tensors)
 
-    def move_up(self, num_steps: int, entry: StepEntry) -> bool:
-        """Write the file anew where steps were repeated up to an entry; say whether that is so.
+    def write_repeated(self, num_steps: int, entry: StepEntry) -> set[str]:
+        """Write the file anew where steps were repeated up to an entry; return what is in it.
 
-        They were not if there are other tensors now than when the entry was made.
+        It must not be done over once ``take_up`` has begun, which writes over what was repeated.
         """
         self._entries.look()
-        names = self.large.named().keys()
+        names = {*self.large.named()}
         self.write(num_steps, entry, keeps_batches=True)
+        return names
+
+    def take_up(self, entry: StepEntry, names: set[str]) -> bool:
+        """Put what repeated steps have led to into the tensors of an entry; say whether that is so.
+
+        It is not if there are other tensors now than when the entry was made. This may be done
+        over.
+        """
         entry.restore()
         self._entries.look()
         self.large.others = entry.others

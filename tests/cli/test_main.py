@@ -297,3 +297,17 @@ def test_the_doctor_shows_what_is_not_applicable_only_when_asked(on_machine, cap
     assert "flash-attn is not installed" not in capsys.readouterr().out
     main(["doctor", "--all"])
     assert "flash-attn is not installed" in capsys.readouterr().out
+
+
+def test_options_by_the_thousand_are_refused_at_once(capsys):
+    """Argparse would take seconds for five thousand, and most of a minute for twenty thousand."""
+    assert main(["devices", *["--json"] * 20_000]) == 2
+    assert "20,000 options are given; at most 2,000 are read" in capsys.readouterr().err
+    assert main(["devices", *["--jsondevices"] * 1_999]) == 2
+    assert len(capsys.readouterr().err.splitlines()[-1]) < 1100
+
+
+def test_words_of_another_command_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--steps", "1"] * 3_000
+    assert main(["run", "--", sys.executable, "-c", "", *arguments]) == 0

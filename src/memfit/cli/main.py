@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -61,6 +62,11 @@ _LOAD_A_JOB = ("measure", "plan", "predict", "table", "verify")
 """Commands that run the functions of a user's file here, whatever these print."""
 
 
+_MOST_CHARACTERS = 1000
+_MOST_OPTIONS = 2000
+"""Before a command's ``--``: argparse takes a time that grows with the square of their number."""
+
+
 class _ParserDoneError(Exception):
     """Carry the exit code of a parser that has shown its help or refused its arguments."""
 
@@ -77,6 +83,11 @@ class _Parser(argparse.ArgumentParser):
         if message:
             sys.stderr.write(printable(message))
         raise _ParserDoneError(status)
+
+    def error(self, message: str) -> NoReturn:
+        """Show what is wrong, in a line that can be read."""
+        is_long = len(message) > _MOST_CHARACTERS
+        super().error(f"{message[:_MOST_CHARACTERS]} ..." if is_long else message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,6 +176,9 @@ def _run(words: Sequence[str]) -> int:
     if getattr(command, "takes_script_arguments", False) and "--" in own:
         end = own.index("--")
         own, script_arguments = own[:end], list(own[end + 1 :])
+    num_options = sum(word.startswith("-") for word in takewhile("--".__ne__, own))
+    if num_options > _MOST_OPTIONS:
+        parser.error(f"{num_options:,} options are given; at most {_MOST_OPTIONS:,} are read")
     args = command_parser(name, command).parse_args(own)
     args.script_arguments = script_arguments
     from memfit.listeners.printable_console import StdoutConsole

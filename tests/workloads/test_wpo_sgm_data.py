@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,16 @@ def test_batches_that_hold_something_else_are_named(python_folder, content, what
     with pytest.raises(DataError, match=what) as caught:
         read_cifar10(python_folder)
     assert "data_batch_3" in str(caught.value)
+
+
+def test_a_damaged_index_of_the_memo_takes_no_memory(python_folder):
+    """Python's own unpickler in C sets aside sixteen bytes for each index below it."""
+    path = next(python_folder.rglob("data_batch_1"))
+    path.write_bytes(b"\x80\x02}r\xff\xff\xff\x0f.")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="data"):
+        read_cifar10(python_folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
 
 
 def test_missing_and_cut_off_files_of_cifar_are_named(python_folder, tmp_path):

@@ -77,11 +77,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     size = tensor.element_size()
     extents = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((extent - 1) * stride for extent, stride in extents)
-    storage, begin, num_bytes = (
-        tensor.untyped_storage(),
-        tensor.storage_offset() * size,
-        (last + 1) * size,
-    )
+    storage = tensor.untyped_storage()
+    begin, num_bytes = tensor.storage_offset() * size, (last + 1) * size
     if storage.nbytes() < begin + num_bytes:
         return flat
     return flat.set_(storage, begin, (num_bytes,), (1,))

@@ -79,7 +79,8 @@ class Recorder(OperatorMode):
         self._tell_beside = beside
         self._fake_mode: Any = None
         self._watches = ExitStack()
-        self.live = LiveStorages(lambda index: self.history.events.append(-1 - index))
+        events = self.history.events  # not through self: a cycle would keep histories for long
+        self.live = LiveStorages(lambda index: events.append(-1 - index))
         self.phase = Phase.SETUP
         self._phase_born: list[int] = []
         self._is_paused = False

@@ -124,8 +124,10 @@ def copy_of(
     """
     before = range(stretch.step.allocation, stretch.begin.allocation)
     others = range(step.allocation, begin.allocation)
-    sizes = ([history.allocations[index].num_bytes for index in each] for each in (before, others))
-    if len({tuple(each) for each in sizes}) > 1:
+    here, there = (
+        [history.allocations[index].num_bytes for index in each] for each in (before, others)
+    )
+    if here != there:
         return None
     names = dict(zip(before, others, strict=True))
     own = range(stretch.begin.allocation, stretch.end.allocation)

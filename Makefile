@@ -6,7 +6,9 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo $$name && break; done)
-PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c requirements.lock
+# Modules are compiled when they are first imported, which most of these never are.
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile \
+	-c requirements.lock
 
 RUN_EXTRAS := plots,html,workloads
 DEV_EXTRAS := $(RUN_EXTRAS),completion,pictures,transformers,lightning,dreams,trident,chemistry,tensorboard,dev

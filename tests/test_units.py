@@ -90,7 +90,7 @@ def test_bytes_below_zero_are_shown_like_those_above(num_bytes):
         (1023, "1023 B"),
         (KIB, "1.0 KiB"),
         (100 * KIB, "100.0 KiB"),
-        (103 * KIB, "0.1 MiB"),
+        (MIB - KIB, "1,023.0 KiB"),
         (MIB, "1.0 MiB"),
         (GIB - 1, "1,024.0 MiB"),
         (GIB, "1.00 GiB"),

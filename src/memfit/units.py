@@ -57,7 +57,7 @@ def format_bytes(num_bytes: int | float) -> str:
     """Write bytes the way people read them, in 1024-based units: ``1.50 GiB``, ``812.3 MiB``."""
     if abs(num_bytes) >= GIB:
         return f"{num_bytes / GIB:,.2f} GiB"
-    if abs(num_bytes) >= MIB / 10:
+    if abs(num_bytes) >= MIB:
         return f"{num_bytes / MIB:,.1f} MiB"
     if abs(num_bytes) >= KIB:
         return f"{num_bytes / KIB:,.1f} KiB"

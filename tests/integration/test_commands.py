@@ -131,7 +131,8 @@ def test_a_plan_has_the_documented_fields_and_carries_what_lies_around_it(ask, j
     assert rung["prediction"]["peak_allocated_bytes"] < found["peak_allocated_bytes"]
     assert {entry["strategy"] for entry in found["remedies"]} >= {"micro-batching", "bf16"}
     assert {entry["allow"] for entry in found["approximations"]} >= {"bf16", "pure-bf16"}
-    assert found["notes"] == []
+    # Whether this processor was calibrated is the machine's matter.
+    assert all("`memfit calibrate --device cpu`" in note for note in found["notes"])
     assert (found["host_bytes"], found["disk_bytes"]) == (0, 0)
 
 

@@ -84,7 +84,7 @@ def test_the_same_words_give_the_same_without_the_job(ask, tmp_path):
 def test_a_report_and_json_are_made_of_what_was_found(ask):
     found = json.loads(ask("--json"))
     assert json.loads(ask("--json")) == found
-    assert ask().startswith("Fits the budget of 0.2 MiB")
+    assert ask().startswith("Fits the budget of 200.0 KiB")
     assert "Memory against time" in ask("--verbose")
     assert ask.num_imports == 1
     assert ask().removesuffix(_NOTE) == ask("--no-cache")

@@ -238,7 +238,7 @@ def test_what_contradicts_the_job_is_refused(content, says):
         (("--zero-stage", 2), True, "the host is the device, so states stay: 2.1 MiB (140"),
         (("--zero-stage", 2), False, "optimizer-offload, exact, keeps 2.1 MiB (140"),
         (("--zero-stage", 1, "--offload-folder", "x"), True, "of states on disk"),
-        (("--zero-stage", 2, "--optimizer", "adamw8bit"), True, "would have saved 0.5 MiB (35"),
+        (("--zero-stage", 2, "--optimizer", "adamw8bit"), True, "would have saved 549.0 KiB (35"),
         (("--zero-stage", 3), False, "weights stay on the device: 1.1 MiB"),
         (("--device-map", "auto"), False, "what waits to the host. It is not Accelerate's"),
         (("--device-map", "auto"), True, "nothing is moved, as the host is the device"),

@@ -95,6 +95,30 @@ def test_recorded_and_estimated_points_are_told_apart_in_the_chart() -> None:
     assert frontier_chart(points[:1], budget_bytes=None, figure_name="") is None
 
 
+def test_labels_that_would_look_alike_are_written_once() -> None:
+    checkpoints = [make_row(200 + n, 3.0 - n / 10, f"checkpoints(blocks={n})") for n in range(5)]
+    rows = [make_row(400, 1.0, chosen=True), *checkpoints, make_row(90, 4.0, "small")]
+    chart = frontier_chart(plan_points(rows), budget_bytes=None, figure_name="peak allocated")
+    labels = [point["label"] for point in chart["points"]]
+    assert len(labels) == 7
+    assert [each for each in labels if each] == [
+        "chosen: 400.0 MiB, 1 s",
+        "with checkpoints(blocks=4)",
+        "with checkpoints(blocks=3)",
+        "with checkpoints(blocks=2)",
+        "with checkpoints(blocks=1)",
+        "with checkpoints(blocks=0)",
+        "with small",
+    ]
+    long = [
+        replace(row, strategies=("many-" * 6 + each,))
+        for row, each in zip(rows, "abcdefg", strict=True)
+    ]
+    chart = frontier_chart(plan_points(long), budget_bytes=None, figure_name="peak allocated")
+    shown = [point["label"] for point in chart["points"] if point["label"]]
+    assert len(shown) == 2
+
+
 def test_a_plan_of_hundreds_of_blocks_is_told_in_brief() -> None:
     long = f"activation-checkpointing(blocks={' '.join(f'blocks.{n}' for n in range(0, 800, 2))})"
     points = by_name([make_row(100, 2.0, long, chosen=True), make_row(90, 3.0, "small")])

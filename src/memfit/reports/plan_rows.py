@@ -217,16 +217,18 @@ def refusals(plan: PlanningResult) -> dict[str, list[str]]:
 def lost_remedies(plan: PlanningResult) -> tuple[LostRemedy, ...]:
     """List ways to cut the batch that could take a good part off the peak and were left out.
 
-    What keeps a loss from being cut is for the job's owner to change, as by ``memfit.Total``.
+    None where the batch is cut, or could be. What keeps a loss from being cut is for the job's
+    owner to change, as by ``memfit.Total``.
     """
     from memfit.strategies import CATALOGUE  # they need torch, which the page of a run does not
     from memfit.strategies.base import AbstractSplitting
 
-    if plan.splitting is not None:
-        return ()
-    most = _most_bytes(plan)
-    whole_bytes = max((row.peak_bytes for row in plan.considered), default=0)
     cutting = {each.name for each in CATALOGUE if issubclass(each, AbstractSplitting)}
+    most = _most_bytes(plan)
+    admitted = (cutting & most.keys()) - {each.strategy for each in plan.refused}
+    if plan.splitting is not None or admitted:
+        return ()
+    whole_bytes = max((row.peak_bytes for row in plan.considered), default=0)
     lost = (
         LostRemedy(
             names=" and ".join(name for name in names if name in cutting),

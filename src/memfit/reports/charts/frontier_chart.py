@@ -41,6 +41,8 @@ _CARDS = (
 )
 _MOST_LABELS = 24
 """Of more devices only those that nothing beats have their names in the picture."""
+_MOST_CHARACTERS = 26
+"""About as many of a label are shown: frontier.js cuts it at 190 pixels."""
 _KNOWN = {True: "recorded", False: "estimated, not recorded"}
 
 
@@ -57,6 +59,7 @@ def frontier_chart(
     if len(points) < 2:
         return None
     chosen = next((each.strategies for each in points if each.kind is PointKind.CHOSEN), ())
+    labels = _without_repeats([_label(point, chosen) for point in points])
     return {
         "mark": {"bytes": budget_bytes, "label": f"budget {format_bytes(budget_bytes)}"}
         if budget_bytes
@@ -70,12 +73,12 @@ def frontier_chart(
                 "kind": point.kind.value,
                 "bytes": point.peak_bytes,
                 "seconds": point.step_seconds,
-                "label": visible(_label(point, chosen)),
+                "label": visible(label),
                 "name": visible(point.name),
                 "reason": visible(point.reason),
                 "known": _KNOWN[point.is_recorded],
             }
-            for index, point in enumerate(points)
+            for index, (point, label) in enumerate(zip(points, labels, strict=True))
         ],
     }
 
@@ -131,3 +134,14 @@ def _label(point: PlanPoint, chosen: Sequence[str]) -> str:
         figures = f"{format_bytes(point.peak_bytes)}, {format_seconds(point.step_seconds)}"
         return f"{point.kind.value}: {figures}"
     return instead_of(point.strategies, chosen)
+
+
+def _without_repeats(labels: Sequence[str]) -> list[str]:
+    """Leave out what would look like a label before it: a dozen of the same say nothing more."""
+    seen: set[str] = set()
+    kept = []
+    for label in labels:
+        shown = label[:_MOST_CHARACTERS]
+        kept.append("" if shown in seen else label)
+        seen.add(shown)
+    return kept

@@ -177,7 +177,8 @@ def test_where_recording_takes_long_approximations_are_left_out_and_a_note_says_
     assert plan.approximations == ()
     assert "What approximations would buy was not recorded" in plan.notes[0]
     assert "--allow NAME" in plan.notes[0]
-    assert memfit.plan(transformer, allow=["approximate"]).notes == ()
+    notes = memfit.plan(transformer, allow=["approximate"]).notes
+    assert not any("approximations" in note for note in notes)
 
 
 def test_an_approximation_that_cannot_be_recorded_is_named_with_the_reason(

@@ -24,7 +24,7 @@ def of_conve() -> Iterator[str]:
     yield f"| plain step, predicted | {format_bytes(figures['plain_peak_bytes'])} |"
     yield f"| budget, three quarters of it | {format_bytes(figures['budget_bytes'])} |"
     yield f"| plan, predicted | {format_bytes(figures['predicted_peak_bytes'])} |"
-    yield f"to {format_bytes(figures['measured_peak_bytes'])} |"
+    yield f"| plan, measured | {format_bytes(figures['measured_peak_bytes'])} "
     plain_seconds, seconds = figures["plain_step_seconds"], figures["predicted_step_seconds"]
     yield f"| step as it is, predicted | {format_seconds(plain_seconds)} |"
     change = 100 * (seconds / plain_seconds - 1)

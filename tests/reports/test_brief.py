@@ -213,7 +213,7 @@ def test_what_would_have_saved_most_is_told_first() -> None:
     output = " ".join(rendered(brief_plan(plan)).split())
     assert "micro-batching could take off up to 150.0 MiB, but its mean is over" in output
     assert lost_remedies(replace(PLAN, **around)) == (), "it is cut already"
-    around["remedies"] += (make_remedy("batchnorm-replay", 150, "y"),)
+    around["remedies"] += (make_remedy("batchnorm-replay", 150, "not needed"),)
     assert lost_remedies(replace(plan, **around)) == (), "it could be cut"
 
 

@@ -19,6 +19,8 @@ _NUM_FITTING = 3
 _NUM_POINTS = 10
 _WORTH_ASKING = 0.2
 """What could take off less than this share of the largest peak is not asked for."""
+_OPEN = ("used", "not needed")
+"""States of remedies that nothing speaks against."""
 _WORTH_TELLING = 0.01
 """A larger budget that makes a step faster by less than this share is not worth a line."""
 
@@ -185,7 +187,7 @@ def remedy_rows(plan: PlanningResult) -> tuple[RemedyRow, ...]:
     options = {refusal.strategy: refusal.option for refusal in plan.refused}
     for remedy in plan.remedies:
         option = options.get(remedy.strategy, "")
-        is_open = remedy.state in ("used", "not needed")
+        is_open = remedy.state in _OPEN
         is_worth_telling = remedy.most_bytes > 0 or remedy.state == "used"
         if is_worth_telling and (is_open or option):
             asked = option.removesuffix(f" {remedy.strategy}")
@@ -224,10 +226,10 @@ def lost_remedies(plan: PlanningResult) -> tuple[LostRemedy, ...]:
     from memfit.strategies.base import AbstractSplitting
 
     cutting = {each.name for each in CATALOGUE if issubclass(each, AbstractSplitting)}
-    most = _most_bytes(plan)
-    admitted = (cutting & most.keys()) - {each.strategy for each in plan.refused}
-    if plan.splitting is not None or admitted:
+    could_cut = any(each.strategy in cutting and each.state in _OPEN for each in plan.remedies)
+    if plan.splitting is not None or could_cut:
         return ()
+    most = _most_bytes(plan)
     whole_bytes = max((row.peak_bytes for row in plan.considered), default=0)
     lost = (
         LostRemedy(

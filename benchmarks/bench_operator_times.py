@@ -28,6 +28,7 @@ from accuracy.scoring import card_of_row, torch_version_of
 from card_checks.jobs import card_jobs
 from operator_cases import operator_cases
 from planner_jobs import planner_jobs
+from recording.rowfile import card_slug
 from results_file import save_result
 
 import memfit
@@ -61,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for path in sorted(_RECORDED.glob("*.json")):
         recorded = json.loads(path.read_text("utf-8"))
         found = _found({**recorded, "steps": _cases(recorded)})
-        devices[recorded["device"]] = found | _of_rows(recorded["device"])
+        devices[recorded["device"]] = found | _of_rows(recorded["card"])
     save_result(_NAME, {"devices": devices})
     return 0
 
@@ -96,9 +97,9 @@ def _cases(recorded: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _of_rows(device: str) -> dict[str, Any]:
+def _of_rows(card: str) -> dict[str, Any]:
     """Estimate the steps that record_gpu.py recorded on a card, of any kind of model."""
-    path = _ROWS / f"recorded_{device}.jsonl"
+    path = _ROWS / f"recorded_{card_slug(card)}.jsonl"
     if not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]

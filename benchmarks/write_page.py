@@ -58,6 +58,7 @@ _SECTIONS = (
     Section("Predicted against measured peaks", "accuracy", prediction.accuracy),
     Section("Linear algebra on the CPU", "linear_algebra", linear_algebra.linear_algebra),
     Section("Plans on a card", "card_checks", cards.card_checks, "check_card.py"),
+    Section("Plans on another card", "card_checks_h100", cards.card_checks, "check_card.py"),
     Section("Memory against time on 16 blocks", "planner_chain", planning.chain),
     Section("The planner against all it could find", "planner_grid", planner_grid),
     Section("Seconds of operators and steps", "operator_times", times.operator_times),

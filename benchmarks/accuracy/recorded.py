@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from recording.rowfile import card_slug
+
 from .metrics import QUANTITIES, summarized
 from .prose import NOT_RECORDED, RECORDED_HEAD, RECORDED_TAIL, WORKSPACES_HEAD
 from .results import RECORDED
@@ -25,6 +27,7 @@ def recorded_section(gpu: Content, blind: Content | None) -> Iterator[str]:
     yield RECORDED_HEAD
     if blind is not None:
         yield from _blind(blind)
+    yield from _cards_beside_each_other(rows)
     yield f"With the rules of {gpu['date']}:"
     yield ""
     for position, split in enumerate(SPLITS):
@@ -56,13 +59,36 @@ def workspaces_section(found: Content | None) -> Iterator[str]:
     yield ""
 
 
+def read_alike(rows: Sequence[Content], quantity: str) -> tuple[int, int]:
+    """Count the steps that two cards have run, and those of which both read the same bytes."""
+    readings: dict[str, list[int]] = {}
+    for row in rows:
+        entry = row["id"].removeprefix(f"memfit-{card_slug(row['device'])}-")
+        if found := row.get("figures", {}).get(quantity):
+            readings.setdefault(entry, []).append(found["measured_bytes"])
+    pairs = [each for each in readings.values() if len(each) > 1]
+    return len(pairs), sum(len(set(each)) == 1 for each in pairs)
+
+
+def _cards_beside_each_other(rows: Sequence[Content]) -> Iterator[str]:
+    counts = {quantity: read_alike(rows, quantity) for quantity in QUANTITIES}
+    num_steps = max(num for num, _ in counts.values())
+    if num_steps:
+        alike = ", ".join(f"{quantity} bytes of {same}" for quantity, (_, same) in counts.items())
+        yield (
+            f"Of {num_steps} steps that both cards have run, both read the same to the byte: "
+            f"{alike}. So the rows of the second card say of it, not of other models."
+        )
+        yield ""
+
+
 def _blind(blind: Content) -> Iterator[str]:
-    """Sum up what was predicted before it was measured, by the day on which that was."""
-    days: dict[str, list[Content]] = {}
+    """Sum up what was predicted before it was measured, by day and card."""
+    groups: dict[tuple[str, str], list[Content]] = {}
     for row in blind["rows"]:
-        days.setdefault(row["blind_on"], []).append(row)
-    for day, rows in sorted(days.items()):
-        yield f"Blind ({day}):"
+        groups.setdefault((row["blind_on"], row["device"]), []).append(row)
+    for (day, card), rows in groups.items():
+        yield f"Blind ({day}, {card}):"
         yield ""
         yield from _sums("all", rows)
         yield ""

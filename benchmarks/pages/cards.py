@@ -10,6 +10,13 @@ from memfit.units import format_bytes, format_fraction
 
 from .blocks import Figures, table
 
+_KNOWN_BEFORE = {
+    "h200": "Plain steps of these jobs and nine plans had been measured on such a card before, and "
+    "rules changed by that; all other plans ran for the first time.",
+    "h100-80gb": "No such card had been seen by memfit before; the jobs had been on an H200. The "
+    "context of the process was a guess of 500 MiB then and is 742 to 758 MiB: that is the error of "
+    "most process bytes here. The catalogue has it since.",
+}
 _WHY_NOT = {
     "no result": "the time on the card was over before its turn",
 }
@@ -21,10 +28,8 @@ def card_checks(figures: Figures) -> Iterator[str]:
     measured = [case for case in cases if case["measured"]]
     yield (
         f"On an {figures['card']}, cuDNN {figures['cudnn']}, transformers "
-        f"{figures['transformers']}, in runs of the commits {' and '.join(figures['revisions'])}. "
-        "All was predicted before it ran. Plain steps of these jobs and nine plans had been "
-        "measured on such a card before, and rules changed by that; all other plans ran for the "
-        "first time."
+        f"{figures['transformers']}, {_runs(figures['revisions'])}. All was predicted before it "
+        f"ran. {_KNOWN_BEFORE[figures['device']]}"
     )
     yield from _errors(measured)
     yield (
@@ -41,6 +46,12 @@ def card_checks(figures: Figures) -> Iterator[str]:
     yield _budgets(measured)
     yield from _not_measured(cases)
     yield from _checks(figures["checks"])
+
+
+def _runs(revisions: list[str]) -> str:
+    if len(revisions) == 1:
+        return f"in a run of the commit {revisions[0]}"
+    return f"in runs of the commits {' and '.join(revisions)}"
 
 
 def _errors(measured: list[Figures]) -> Iterator[str]:
@@ -98,7 +109,15 @@ def _budgets(measured: list[Figures]) -> str:
     if over:
         most = max(case["measured"]["process_bytes"] - case["budget_bytes"] for case in over)
         parts.append(f"The others were passed by up to {format_bytes(most)}.")
+        told = sum(_is_uncertain(case) for case in over)
+        parts.append(f"Of these {told} had been called uncertain.")
     return " ".join(parts)
+
+
+def _is_uncertain(case: Figures) -> bool:
+    """Return whether the budget lay inside the interval, as ``memfit plan`` says then."""
+    interval = case["predicted"]["intervals"]["process"]
+    return interval["low_bytes"] <= case["budget_bytes"] < interval["high_bytes"]
 
 
 def _not_measured(cases: list[Figures]) -> Iterator[str]:

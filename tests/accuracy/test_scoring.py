@@ -335,10 +335,17 @@ def test_recorded_rows_are_summed_up_apart_by_half_with_the_blind_errors_beside_
 
     gpu |= {"date": "2026-11-27", "torch": "2"}
     first, second = gpu["rows"][1:]
-    blind = {"rows": [first | {"blind_on": "2026-11-25"}, second | {"blind_on": "2026-11-26"}]}
+    days = ("2026-11-25", "Tesla T4"), ("2026-11-26", "Tesla T4"), ("2026-11-26", "NVIDIA A10")
+    blind = {
+        "rows": [
+            row | {"blind_on": day, "device": card}
+            for row, (day, card) in zip((first, second, second), days, strict=True)
+        ]
+    }
     text = "\n".join(recorded.recorded_section(gpu, blind))
-    assert text.count("| all | allocated | 1 |") == 2
-    assert text.index("Blind (2026-11-25)") < text.index("Blind (2026-11-26)")
+    assert text.count("| all | allocated | 1 |") == 3
+    places = [text.index(f"Blind ({day}, {card})") for day, card in days]
+    assert places == sorted(places)
     assert text.count("| development | allocated | 1 |") == 1
     assert text.count("| held-out | allocated | 1 |") == 1
     assert "| `card-held-out` | held-out | +0.00 % | +0.00 % |" in text

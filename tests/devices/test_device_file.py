@@ -88,7 +88,7 @@ HOSTILE = {
     "true": (fact("value = 25253904384", "value = true"), "must be a number"),
     "date": (fact('read_on = "2026-11-21"', "read_on = 2026-11-21"), "write a date as"),
     "context as large as the card": (
-        fact("value = 446693376", "value = 25253904384"),
+        fact("value = 698351616", "value = 25253904384"),
         "leaves nothing",
     ),
 }

@@ -30,8 +30,8 @@ _CONTEXT_BYTES = 524288000
 _LAUNCH_SECONDS = 7e-6
 _GUESSES = {
     "link_bytes_per_second": "Guess: PCI Express 4.0 x16, nominal, one way",
-    "context_bytes": "Guess: 300 to 550 MiB is usual; replace it by what nvidia-smi shows for a "
-    "process that holds next to nothing",
+    "context_bytes": "Guess: 300 to 760 MiB is usual; replace it by what nvidia-smi shows for a "
+    "process that trains, less torch.cuda.memory_reserved()",
     "launch_seconds": "Guess: eager PyTorch spends about 7 us per operator on the host",
 }
 _Value = int | float | str

@@ -14,8 +14,8 @@ _KNOWN_BEFORE = {
     "h200": "Plain steps of these jobs and nine plans had been measured on such a card before, and "
     "rules changed by that; all other plans ran for the first time.",
     "h100-80gb": "No such card had been seen by memfit before; the jobs had been on an H200. The "
-    "context of the process was a guess of 500 MiB then and is 742 to 758 MiB: that is the error of "
-    "most process bytes here. The catalogue has it since.",
+    "context of the process was a guess of 500 MiB then and is 742 to 758 MiB: that is the error "
+    "of most process bytes here. The catalogue has it since.",
 }
 _WHY_NOT = {
     "no result": "the time on the card was over before its turn",

@@ -15,8 +15,8 @@ def operator_times(figures: Figures) -> Iterator[str]:
         "Estimated over measured seconds: `bare` by the roofline alone, `estimate` as plans are "
         "ordered by, with what each [class of operators](how-planning-works.md#times) reaches. In "
         "brackets the 10th and the 90th percentile. The shares were fitted to the operators of "
-        "`cpu` and of the H200, and those of norms and recurrent layers to its other steps as well. "
-        "The H100 was timed afterwards, and changed none of them."
+        "`cpu` and of the H200, and those of norms and recurrent layers to its other steps as well."
+        " The H100 was timed afterwards, and changed none of them."
     )
     for name, device in figures["devices"].items():
         yield _about(name, device)

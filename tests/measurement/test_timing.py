@@ -16,6 +16,8 @@ from memfit.devices.catalogue import load_device
 from memfit.measurement import timing
 from memfit.measurement.timing import time_operators, time_plans
 from memfit.prediction.recording import record
+from memfit.separation.separation import Separation
+from memfit.session.batches import find_layout
 from memfit.strategies.micro_batching import MicroBatching
 
 CPU = load_device("cpu")
@@ -118,6 +120,23 @@ def test_a_machine_that_slows_down_for_some_turns_makes_no_plan_slower(monkeypat
     monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(turns))
     first, second = time_plans(job(), [Plan(), Plan()], CPU)
     assert second / first == pytest.approx(1.3)
+
+
+def test_what_is_known_of_pieces_is_not_looked_into_again(monkeypatch):
+    pieces, looked_into = Plan(strategies=(MicroBatching(micro_batch_size=4),)), []
+    known = Separation(job(), find_layout(job()))
+    assert known.of(4).is_proved
+    found = Separation._found
+
+    def noted(separation, *args):
+        looked_into.append(args)
+        return found(separation, *args)
+
+    monkeypatch.setattr(Separation, "_found", noted)
+    time_plans(job(), [pieces, pieces], CPU, known=known, num_rounds=2)
+    assert not looked_into
+    time_plans(job(), [pieces], CPU, num_rounds=1)
+    assert looked_into
 
 
 def test_no_plans_take_no_time():

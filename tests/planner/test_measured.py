@@ -12,7 +12,7 @@ from memfit.devices.catalogue import load_device
 from memfit.errors import DeviceUnavailableError
 from memfit.figures import Certainty, Prediction
 from memfit.planner import measured
-from memfit.planner.measured import check_is_here, fastest_measured, measured_times
+from memfit.planner.measured import PlanClock, check_is_here, fastest_measured, measured_times
 from memfit.planner.search.candidates import Candidate
 from memfit.prediction.recording import record
 from memfit.strategies.micro_batching import MicroBatching
@@ -63,7 +63,7 @@ def timed(monkeypatch):
     """Let plans take as long as a table says, by their micro-batch."""
     table, run = {}, []
 
-    def time_plans(job, plans, device, num_rounds=3, enough_seconds=0.0):
+    def time_plans(job, plans, device, known, num_rounds=3, enough_seconds=0.0):
         sizes = [plan.strategies[0].micro_batch_size for plan in plans]
         run.extend(sizes)
         return [table[size] for size in sizes]
@@ -75,7 +75,7 @@ def timed(monkeypatch):
 def test_of_the_plans_that_are_run_the_fastest_is_chosen_with_its_measured_time(timed):
     timed.table |= {8: 2.0, 4: 1.5, 2: 3.0}
     search = Waiting(candidate(4, 1.1), candidate(2, 1.15))
-    chosen = fastest_measured(None, CPU, candidate(8, 1.0), search)
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=4),)
     assert chosen.prediction.step_seconds == 1.5
     assert chosen.prediction.peak_allocated_bytes == 4
@@ -84,21 +84,21 @@ def test_of_the_plans_that_are_run_the_fastest_is_chosen_with_its_measured_time(
 def test_only_plans_that_are_estimated_to_be_about_as_fast_are_run(timed):
     timed.table |= dict.fromkeys(range(1, 20), 1.0)
     waiting = [candidate(size, 1.0 + size / 30) for size in range(2, 20)]
-    fastest_measured(None, CPU, candidate(1, 1.0), Waiting(*waiting))
+    fastest_measured(PlanClock(None, CPU), candidate(1, 1.0), Waiting(*waiting))
     assert set(timed.run) == {1, 2, 3, 4, 5, 6}
 
 
 def test_so_many_plans_are_run_and_no_more(timed):
     timed.table |= dict.fromkeys(range(1, 40), 1.0)
     waiting = [candidate(size, 1.0) for size in range(2, 40)]
-    fastest_measured(None, CPU, candidate(1, 1.0), Waiting(*waiting))
+    fastest_measured(PlanClock(None, CPU), candidate(1, 1.0), Waiting(*waiting))
     assert len(set(timed.run)) == 8
 
 
 def test_where_the_best_plan_is_slower_than_estimated_slower_estimates_are_run_too(timed):
     timed.table |= {8: 4.0, 4: 2.5, 2: 9.0}
     search = Waiting(candidate(4, 2.0), candidate(2, 2.6))
-    chosen = fastest_measured(None, CPU, candidate(8, 1.0), search)
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=4),)
     assert search.asked == [4.0, 2.5]
     assert 2 not in timed.run
@@ -109,13 +109,13 @@ def test_what_was_measured_corrects_the_estimates_of_combinations_with_more_stra
     more = replace(
         candidate(8, 1.1), strategies=(OptimizerInBackward(), MicroBatching(micro_batch_size=8))
     )
-    fastest_measured(None, CPU, candidate(8, 1.0), Waiting(more))
+    fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), Waiting(more))
     assert timed.run == [8, 8]
 
 
 def test_of_plans_that_are_as_fast_the_one_that_was_estimated_first_stays(timed):
     timed.table |= {8: 1.0, 4: 1.0}
-    chosen = fastest_measured(None, CPU, candidate(8, 1.0), Waiting(candidate(4, 1.1)))
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), Waiting(candidate(4, 1.1)))
     assert chosen.strategies == (MicroBatching(micro_batch_size=8),)
 
 
@@ -123,7 +123,7 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
     timed.table |= {8: 3.0, 4: 2.0, 2: 1.0, 1: 1.5}
     search = Waiting()
     search.smaller |= {8: candidate(4, 9.0), 4: candidate(2, 9.0), 2: candidate(1, 9.0)}
-    chosen = fastest_measured(None, CPU, candidate(8, 1.0), search)
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=2),)
     assert timed.run == [8, 8, 8, 4, 4, 2, 2, 1]
 
@@ -131,12 +131,12 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
 def test_a_machine_that_has_slowed_down_since_does_not_hide_the_fastest_plan(monkeypatch):
     slowness = iter((1.0, 2.0, 1.0))
 
-    def time_plans(job, plans, device, num_rounds=5, enough_seconds=0.0):
+    def time_plans(job, plans, device, known, num_rounds=5, enough_seconds=0.0):
         slow = next(slowness)
         return [slow * {8: 1.0, 4: 0.8}[plan.strategies[0].micro_batch_size] for plan in plans]
 
     monkeypatch.setattr(measured, "time_plans", time_plans)
-    chosen = fastest_measured(None, CPU, candidate(8, 1.0), Waiting(candidate(4, 1.0)))
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), Waiting(candidate(4, 1.0)))
     assert chosen.strategies == (MicroBatching(micro_batch_size=4),)
 
 

@@ -17,8 +17,10 @@ from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from
 from memfit.devices.spec import CPU, Device
 from memfit.job import Job
 from memfit.runtime.run import Run, open_plain_session, unguarded_run
+from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, find_layout, real_batch
 from memfit.session.borrowing import borrowed_to_run
+from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Operation, Phase
 from memfit.trace.modes import OperatorMode
@@ -84,6 +86,7 @@ def time_plans(
     plans: Sequence[Plan],
     device: Device,
     *,
+    known: Separation | None = None,
     num_rounds: int = 5,
     enough_seconds: float = math.inf,
 ) -> list[float]:
@@ -97,6 +100,7 @@ def time_plans(
         job: what is run.
         plans: under which; the first one is what the others are compared with.
         device: the device of the catalogue that this machine is.
+        known: what has been found out about pieces of the batch, and is not looked into again.
         num_rounds: how many turns each gets.
         enough_seconds: after which no further round begins.
     """
@@ -107,7 +111,7 @@ def time_plans(
         for plan, found in zip(plans, seconds, strict=True):
             if found and found is not seconds[0] and min(found) > most_seconds:
                 continue
-            with _opened(job, plan, device.kind, layout) as (run, batch):
+            with _opened(job, plan, device.kind, layout, known) as (run, batch):
                 run.step(batch)
                 found.append(shortest_step(run, batch))
         if time.perf_counter() - started > enough_seconds:
@@ -143,11 +147,15 @@ class OperatorTimer(OperatorMode):
 
 @contextmanager
 def _opened(
-    job: Job, plan: Plan, device_kind: str, layout: BatchLayout
+    job: Job, plan: Plan, device_kind: str, layout: BatchLayout, known: Separation | None = None
 ) -> Iterator[tuple[Run, Any]]:
     """Give a run of the job and a batch; what lives already is afterwards as it was."""
     with borrowed_to_run(job) as borrowed_job:
         session = open_plain_session(borrowed_job, device_kind, layout)
+        if known is not None:
+            separation = Separation(session.job, layout)
+            separation.learn(known.findings())
+            gather_facts(session, separation=separation)
         batch = real_batch(job, job.batch_size)
         if device_kind != CPU:
             batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device_kind), batch)

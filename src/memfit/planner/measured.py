@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.search import Search
 from memfit.prediction.predict import evaluate
 from memfit.prediction.recording import Recording
+from memfit.separation.separation import Separation
 from memfit.strategies.plan import Plan
 
 _SLACK = 1.2
@@ -68,7 +70,38 @@ def measured_times(job: Job, device: Device, plain: Recording) -> OperatorTimes:
     return time_operators(job, device, tuple(dict.fromkeys(sizes)))
 
 
-def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) -> Candidate:
+@dataclass(frozen=True, slots=True)
+class PlanClock:
+    """Runs a job under plans on this machine, side by side."""
+
+    job: Job
+    device: Device
+    known: Separation | None = None
+    """What planning has found out about pieces of the batch."""
+
+    def first_impression(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Run plans in a few turns, where a turn is so short that the machine may slow in one."""
+        return self._seconds(candidates, _FEW_ROUNDS, _IMPRESSION_SECONDS)
+
+    def compared(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Run plans in as many turns as tell them apart."""
+        is_short = all(each.prediction.step_seconds < _SHORT_SECONDS for each in candidates)
+        return self._seconds(candidates, _MANY_ROUNDS if is_short else _ROUNDS)
+
+    def _seconds(
+        self, candidates: Sequence[Candidate], num_rounds: int, enough_seconds: float = math.inf
+    ) -> list[float]:
+        return time_plans(
+            self.job,
+            [Plan(strategies=each.strategies) for each in candidates],
+            self.device,
+            known=self.known,
+            num_rounds=num_rounds,
+            enough_seconds=enough_seconds,
+        )
+
+
+def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candidate:
     """Run plans that may be about as fast as the best one, and give the fastest.
 
     Whatever is estimated to be faster than the fastest so far really is may yet be it, so the
@@ -77,7 +110,7 @@ def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) 
     each is faster than the one before: no estimate says that less memory at a time can be faster,
     though caches often make it so.
     """
-    found, timed = [best], [_timed(job, device, best)]
+    found, timed = [best], [_timed(clock, best)]
     while len(timed) < _MOST_PLANS and len(found) < _MOST_FOUND:
         fastest_seconds = min(each.seconds for each in timed)
         most_seconds = max(fastest_seconds, best.prediction.step_seconds * _SLACK)
@@ -86,12 +119,12 @@ def fastest_measured(job: Job, device: Device, best: Candidate, search: Search) 
             break
         found.append(candidate)
         if candidate.prediction.step_seconds * _usual_error(candidate, timed) <= most_seconds:
-            timed.append(_timed_beside(job, device, candidate, timed[0]))
+            timed.append(_timed_beside(clock, candidate, timed[0]))
     least_seconds = min(each.seconds for each in timed)
     near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
-    chosen = _fastest_of(job, device, near)
+    chosen = _fastest_of(clock, near)
     while smaller := search.halved(chosen.strategies):
-        faster = _fastest_of(job, device, [chosen, smaller])
+        faster = _fastest_of(clock, [chosen, smaller])
         if faster.strategies == chosen.strategies:
             return faster
         chosen = faster
@@ -111,24 +144,16 @@ class _Timed:
         return self.seconds / self.candidate.prediction.step_seconds
 
 
-def _timed(job: Job, device: Device, candidate: Candidate) -> _Timed:
+def _timed(clock: PlanClock, candidate: Candidate) -> _Timed:
     """Run a plan by itself, for a first impression."""
-    (seconds,) = _first_impression(job, [candidate], device)
+    (seconds,) = clock.first_impression([candidate])
     return _Timed(candidate, seconds)
 
 
-def _timed_beside(job: Job, device: Device, candidate: Candidate, known: _Timed) -> _Timed:
+def _timed_beside(clock: PlanClock, candidate: Candidate, known: _Timed) -> _Timed:
     """Run a plan next to one that was run before, since machines are not always equally fast."""
-    again_seconds, seconds = _first_impression(job, [known.candidate, candidate], device)
+    again_seconds, seconds = clock.first_impression([known.candidate, candidate])
     return _Timed(candidate, known.seconds * seconds / again_seconds)
-
-
-def _first_impression(job: Job, candidates: Sequence[Candidate], device: Device) -> list[float]:
-    """Run plans in a few turns, where a turn is so short that the machine may slow down in one."""
-    plans = [Plan(strategies=each.strategies) for each in candidates]
-    return time_plans(
-        job, plans, device, num_rounds=_FEW_ROUNDS, enough_seconds=_IMPRESSION_SECONDS
-    )
 
 
 def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
@@ -138,12 +163,10 @@ def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
     return max((each.error for each in known), default=1.0)
 
 
-def _fastest_of(job: Job, device: Device, candidates: Sequence[Candidate]) -> Candidate:
+def _fastest_of(clock: PlanClock, candidates: Sequence[Candidate]) -> Candidate:
     """Run plans in turns and give the fastest, with its measured time."""
-    plans = [Plan(strategies=candidate.strategies) for candidate in candidates]
-    is_short = all(each.prediction.step_seconds < _SHORT_SECONDS for each in candidates)
-    seconds = time_plans(job, plans, device, num_rounds=_MANY_ROUNDS if is_short else _ROUNDS)
-    fastest = min(range(len(plans)), key=seconds.__getitem__)
+    seconds = clock.compared(candidates)
+    fastest = min(range(len(candidates)), key=seconds.__getitem__)
     chosen = candidates[fastest]
     prediction = replace(chosen.prediction, step_seconds=seconds[fastest])
     return replace(chosen, prediction=prediction)

@@ -15,7 +15,7 @@ from memfit.job import Job
 from memfit.planner.beside import beside
 from memfit.planner.cache.kept_recordings import JobCache, KeptRecordings
 from memfit.planner.cache.recording_cache import RecordingCache
-from memfit.planner.measured import fastest_measured, measured_times
+from memfit.planner.measured import PlanClock, fastest_measured, measured_times
 from memfit.planner.result.assembly import FinishedSearch
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.candidates import Evaluator
@@ -141,7 +141,8 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
             raise _no_plan_fits(search, wanted.bounds.num_bytes or 0)
         is_measured = wanted.measure and not search.is_over
         if is_measured:
-            best = fastest_measured(job, device, best, search)
+            clock = PlanClock(job, device, plain.facts.separation)
+            best = fastest_measured(clock, best, search)
         finished = FinishedSearch(
             device=device,
             plain=plain,

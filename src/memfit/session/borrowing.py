@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from memfit.session.stand_ins import (
     Maker,
     NamedTensors,
     StandIns,
-    living_tensors,
+    living,
     module_tensors,
     optimizer_tensors,
 )
@@ -108,8 +107,9 @@ def borrowed_to_run(job: Job) -> Iterator[Job]:
     Raises:
         HeldTensorError: if a tensor cannot be replaced.
     """
-    before = living_tensors()  # held on to, so that no identity is given to another tensor
-    known = {id(tensor) for tensor in before}
+    # Held on to, so that no identity is given to another tensor.
+    before = living(torch.Tensor, torch.optim.Optimizer)
+    known = {id(each) for each in before}
     left_out = [*_large(before), *_data_sets(job)]
     state = LiveState(_functions_of(job), leave_out=left_out, most_bytes=sys.maxsize)
     begin = state.snapshot()
@@ -160,11 +160,12 @@ def _functions_of(job: Job) -> dict[str, object]:
     }
 
 
-def _large(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _large(objects: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Choose the tensors that usually get a stand-in, whose content is then kept by that."""
-    yield from (tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter))
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.optim.Optimizer) and "state" in vars(each):
+    for each in objects:
+        if isinstance(each, torch.nn.Parameter):
+            yield each
+        elif issubclass(type(each), torch.optim.Optimizer) and "state" in vars(each):
             yield from (tensor for _, tensor in optimizer_tensors(each))
 
 

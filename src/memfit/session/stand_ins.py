@@ -162,12 +162,22 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, t
         yield from _nested("the optimizer's state", state)
 
 
-def living_tensors() -> list[torch.Tensor]:
-    """List every tensor that Python's collector knows of, to tell what is made later from it.
+def living(*kinds: type) -> list[Any]:
+    """List every object of some types that Python's collector knows of.
 
-    Hold on to the list as long as identities are compared.
+    Hold on to the list as long as identities are compared with those of what is made later.
     """
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    # There are millions of objects and few types; these may refuse to be hashed.
+    is_wanted: dict[int, bool] = {}
+    found = []
+    for each in gc.get_objects():
+        kind = type(each)
+        wanted = is_wanted.get(id(kind))
+        if wanted is None:
+            wanted = is_wanted[id(kind)] = issubclass(kind, kinds)
+        if wanted:
+            found.append(each)
+    return found
 
 
 def _nested(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,7 +8,10 @@ import pytest
 import torch
 from tests.conformance import builders
 from tests.verification.test_verification import EXACT, UnreplayedMasks, plan_of
+from torch import nn
+from torch.nn import functional as F
 
+from memfit import Job
 from memfit.strategies.bf16 import Bf16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.verification.steps import StepResults, slope_error
@@ -54,3 +57,35 @@ class Kinked:
 def test_a_kink_beside_the_start_is_no_wrong_gradient(kink, gradient, is_slope):
     error = slope_error(Kinked(kink=kink, gradient=gradient), 1e-4)
     assert (error <= 1e-4) == is_slope
+
+
+class TiedToPadding(nn.Module):
+    """Predict tokens by the rows that embed them, of which the one for padding gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8, padding_idx=0)
+        layers = nn.Dropout(0.3), nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 8)
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.body(self.embed(ids)) @ self.embed.weight.T
+
+
+@pytest.mark.parametrize("strategy", [MicroBatching(micro_batch_size=3), UnreplayedMasks()])
+def test_a_gradient_that_is_no_slope_by_itself_leaves_masks_unproved(strategy):
+    def batch(size: int) -> torch.Tensor:
+        ids = torch.randint(1, 16, (size, 6))
+        ids[:, 0] = 0
+        return ids
+
+    job = Job(
+        model=TiedToPadding,
+        batch=batch,
+        loss=lambda model, ids: F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=7,
+    )
+    found = Verifier(job).verify(plan_of(strategy))
+    assert (found.earned, found.is_proof, found.slope_error) == ("unproved", False, None)
+    assert "the plain gradient is not the slope of the loss" in found.notes[0]

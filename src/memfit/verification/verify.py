@@ -123,7 +123,7 @@ class Verifier:
         elif bound < errors.largest or errors.draws:
             deterministic = self._deterministic_errors(plan, dtype)
         if deterministic is not None and dtype is torch.float64 and deterministic.largest <= bound:
-            slope = self._slope_error(plan, notes)
+            slope = self._slope_error(plan, remarks)
         earned = _earned(errors, deterministic, slope, bound)
         if self._steps.keeps_casts and dtype is torch.float64:
             notes.append("parts that cast to a lower precision were compared in fp64")
@@ -182,7 +182,7 @@ class Verifier:
         planned = self._steps.results(plan, dtype, draws)
         return compare(planned, expected, without=frozenset(self._overwritten(plan)))
 
-    def _slope_error(self, plan: Plan, notes: list[str]) -> float | None:
+    def _slope_error(self, plan: Plan, remarks: _Remarks) -> float | None:
         """Compare the gradient with the slope of the loss; None where the plain step fails that."""
         errors: list[float] = []
         for some_plan in (plan, Plan()):
@@ -190,7 +190,10 @@ class Verifier:
             if errors[0] <= _SLOPE_BOUND:
                 return errors[0]
         if errors[1] > _SLOPE_BOUND:
-            notes.append("the plain gradient is not the slope of the loss, so it proves nothing")
+            remarks.lacking.append(
+                "the plain gradient is not the slope of the loss, so it cannot show whether masks "
+                "are drawn again"
+            )
             return None
         return errors[0]
 

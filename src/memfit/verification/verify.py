@@ -111,16 +111,16 @@ class Verifier:
     ) -> Verification:
         notes = remarks.notes
         errors, bound = self._errors(plan, dtype, notes), bound_in(dtype)
+        deterministic, slope = None, None
         if bound < errors.largest and dtype is torch.float64 and self._steps.casts_down:
             kept = self._errors_without_casts(plan, notes)
             if kept is None:
                 bound = self._loosened(remarks)
             else:
-                errors = kept
-        deterministic, slope = None, None
+                errors, deterministic = kept
         if errors.largest <= bound and dtype is torch.float64 and not errors.draws:
             errors, bound = self._under_autocast(plan, notes) or (errors, bound)
-        elif bound < errors.largest or errors.draws:
+        elif deterministic is None and (bound < errors.largest or errors.draws):
             deterministic = self._deterministic_errors(plan, dtype)
         if deterministic is not None and dtype is torch.float64 and deterministic.largest <= bound:
             slope = self._slope_error(plan, remarks)
@@ -215,9 +215,12 @@ class Verifier:
         )
         return None if errors.largest <= bound else (errors, bound)
 
-    def _errors_without_casts(self, plan: Plan, notes: list[str]) -> Errors | None:
+    def _errors_without_casts(
+        self, plan: Plan, notes: list[str]
+    ) -> tuple[Errors, Errors | None] | None:
         """Compare with all parts in fp64; None if that cannot be, or shows what may be its doing.
 
+        The second errors are those without random draws, where they had to be looked at.
         A strategy whose own code counts on the types that it asks for is no worse for it.
         """
         num_notes = len(notes)
@@ -225,10 +228,10 @@ class Verifier:
             return None
         errors, bound = self._errors(plan, torch.float64, notes), bound_in(torch.float64)
         if errors.largest <= bound or errors.draws:
-            return errors
+            return errors, None
         deterministic = self._deterministic_errors(plan, torch.float64)
         if deterministic is not None and deterministic.largest <= bound:
-            return errors
+            return errors, deterministic
         self._steps.keeps_casts = False
         del notes[num_notes:]
         return None

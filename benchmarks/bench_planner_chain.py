@@ -5,8 +5,10 @@ Run: python benchmarks/bench_planner_chain.py           (about 45 minutes on two
 A transformer of 16 blocks, width 256, 512 tokens, batch 4. Everything runs in one process on the
 same model and optimizer: each round takes every variant in turn, so that all see the same machine
 and the same addresses. The activation peak is what a step takes on top of what lives when it
-begins, from the allocator's own events; times are medians of the ratios to the plain step of the
-same round. torch.compile's memory budgets are run with inductor, beside a compiled step without.
+begins, from the allocator's own events. Times are of a second step after a variant was set up, as
+medians of the ratios to the two plain steps before and after it: a machine may change its speed
+within a round. torch.compile's memory budgets are run with inductor, beside a compiled step
+without.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -89,9 +91,12 @@ class Variant:
     """One way to run the step, and what was measured of it."""
 
     name: str
-    step: Callable[[], None]
+    opened: Callable[[], AbstractContextManager[Callable[[], None]]]
+    """Sets it up around the session, and gives its step."""
     activation_bytes: int = 0
-    seconds: list[float] | None = None
+    seconds: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    """To the plain steps beside it."""
     strategies: tuple[str, ...] = ()
 
 
@@ -137,37 +142,35 @@ def main() -> None:
     plain = peers[0]
     fixed_bytes = memfit.predict(job).peak_allocated_bytes - plain.activation_bytes
     setting = Setting(job, session, batch, fixed_bytes)
-    variants = [*peers, *_planned(setting, peers)]
+    variants = [*peers, *_plans(setting, peers)]
     time_in_turns(variants, args.num_rounds)
     save_result("planner_chain", _figures(variants, fixed_bytes, args.num_rounds))
 
 
 def _peers(session: Session, batch: Any, *, with_compile: bool) -> Iterator[Variant]:
     """Yield the plain step, torch's checkpointing, and torch.compile with and without budgets."""
-    yield Variant("plain", partial(_plain_step, session, batch, session.model))
+    yield Variant("plain", partial(_as_it_is, session, batch, session.model))
     whole = memfit.Plan(strategies=(ActivationCheckpointing(),))
-    yield Variant("checkpoint every block", partial(_planned_step, session, batch, whole))
+    yield Variant("checkpoint every block", partial(_planned, session, batch, whole))
     for name, operators in (
         ("torch SAC, keep products and attention", _PRODUCTS + _ATTENTION),
         ("torch SAC, keep attention", _ATTENTION),
     ):
-        yield Variant(name, partial(_selective_step, session, batch, operators))
+        yield Variant(name, partial(_selective, session, batch, operators))
     if not with_compile:
         return
     for budget in (1.0, *_COMPILE_BUDGETS):
         name = "torch.compile" if budget == 1.0 else f"torch.compile, memory budget {budget}"
-        yield Variant(name, partial(_plain_step, session, batch, _compiled(session.model, budget)))
+        yield Variant(name, partial(_as_it_is, session, batch, _compiled(session.model, budget)))
 
 
-def _planned(setting: Setting, peers: list[Variant]) -> Iterator[Variant]:
+def _plans(setting: Setting, peers: list[Variant]) -> Iterator[Variant]:
     """Plan for the targets, and for the peak of every peer that none of these plans is close to."""
     plain = peers[0]
     planned: list[Variant] = []
     for target in _TARGETS:
         name, activation_bytes = f"memfit at {target:.2f}", int(target * plain.activation_bytes)
-        planned += _variant(setting, name, activation_bytes, [])
-        name = f"{name}, no micro-batches"
-        planned += _variant(setting, name, activation_bytes, ["micro-batching"])
+        planned += _variant(setting, name, activation_bytes)
     for peer in peers[1:]:
         most_bytes = peer.activation_bytes
         is_near = any(_NEAR * most_bytes <= v.activation_bytes <= most_bytes for v in planned)
@@ -176,20 +179,19 @@ def _planned(setting: Setting, peers: list[Variant]) -> Iterator[Variant]:
     yield from planned
 
 
-def _variant(
-    setting: Setting, name: str, activation_bytes: int, forbid: list[str]
-) -> Iterator[Variant]:
+def _variant(setting: Setting, name: str, activation_bytes: int) -> Iterator[Variant]:
     """Plan for one budget; nothing where no plan fits."""
     budget_bytes = setting.fixed_bytes + activation_bytes
     try:
-        plan = memfit.plan(setting.job, budget=budget_bytes, forbid=forbid, measure=True)
+        plan = memfit.plan(setting.job, budget=budget_bytes, measure=True)
     except memfit.MemfitError as error:
         print(f"{name}: {error}")
         return
-    variant = Variant(name, partial(_planned_step, setting.session, setting.batch, plan))
+    variant = Variant(name, partial(_planned, setting.session, setting.batch, plan))
     variant.strategies = plan.labels()
     measure_peak(variant)
-    print(f"{name}: {variant.activation_bytes / MIB:.1f} MiB, {' + '.join(variant.strategies)}")
+    size = f"{variant.activation_bytes / MIB:.1f} MiB"
+    print(f"{name}: {size}, {' + '.join(variant.strategies)}", flush=True)
     yield variant
 
 
@@ -199,16 +201,25 @@ def _plain_step(session: Session, batch: Any, model: nn.Module) -> None:
     session.optimizer.zero_grad(set_to_none=True)
 
 
-def _planned_step(session: Session, batch: Any, plan: memfit.Plan) -> None:
+@contextmanager
+def _as_it_is(session: Session, batch: Any, model: nn.Module) -> Iterator[Callable[[], None]]:
+    yield partial(_plain_step, session, batch, model)
+
+
+@contextmanager
+def _planned(session: Session, batch: Any, plan: memfit.Plan) -> Iterator[Callable[[], None]]:
     run = unguarded_run(session, plan)
-    run.step(batch)
-    run.close()
+    try:
+        yield lambda: run.step(batch)
+    finally:
+        run.close()
 
 
-def _selective_step(session: Session, batch: Any, operators: list[Any]) -> None:
+@contextmanager
+def _selective(session: Session, batch: Any, operators: list[Any]) -> Iterator[Callable[[], None]]:
     contexts = partial(create_selective_checkpoint_contexts, operators)
     with _wrapped(session.model, contexts):
-        _plain_step(session, batch, session.model)
+        yield partial(_plain_step, session, batch, session.model)
 
 
 @contextmanager
@@ -241,9 +252,10 @@ def _compiled(model: nn.Module, budget: float) -> Callable[..., Any]:
 
 def measure_peak(variant: Variant) -> None:
     """Measure what one step takes on top of what lives when it begins."""
-    variant.step()
-    with AllocatorWatch() as watch:
-        variant.step()
+    with variant.opened() as step:
+        step()
+        with AllocatorWatch() as watch:
+            step()
     current = highest = 0
     for event in watch.events():
         current += event.num_bytes
@@ -252,29 +264,38 @@ def measure_peak(variant: Variant) -> None:
 
 
 def time_in_turns(variants: list[Variant], num_rounds: int) -> None:
-    """Time one step of each variant in every round, forwards and backwards through the list."""
-    for variant in variants:
-        variant.seconds = []
+    """Time every variant in each round, the first of them before and after each of the others."""
+    plain, others = variants[0], variants[1:]
     for number in range(num_rounds):
-        for variant in variants if number % 2 else variants[::-1]:
-            variant.step()
-            started = time.perf_counter()
-            variant.step()
-            assert variant.seconds is not None, "set above"
-            variant.seconds.append(time.perf_counter() - started)
+        _time_once(plain)
+        for variant in others if number % 2 else others[::-1]:
+            _time_once(variant)
+            _time_once(plain)
+            beside_seconds = sum(plain.seconds[-2:]) / 2
+            variant.ratios.append(variant.seconds[-1] / beside_seconds)
+        print(f"round {number + 1} of {num_rounds}: plain {plain.seconds[-1]:.2f} s", flush=True)
+    plain.ratios = [1.0] * num_rounds
+
+
+def _time_once(variant: Variant) -> None:
+    """Time the second step after a variant was set up."""
+    with variant.opened() as step:
+        step()
+        started = time.perf_counter()
+        step()
+        variant.seconds.append(time.perf_counter() - started)
 
 
 def _figures(variants: list[Variant], fixed_bytes: int, num_rounds: int) -> dict[str, Any]:
     plain = variants[0]
     rows = []
     for variant in variants:
-        ratios = [a / b for a, b in zip(variant.seconds or [], plain.seconds or [], strict=True)]
-        quartiles = statistics.quantiles(ratios, n=4)
+        quartiles = statistics.quantiles(variant.ratios, n=4)
         row = {
             "name": variant.name,
             "activation_bytes": variant.activation_bytes,
             "memory_ratio": round(variant.activation_bytes / plain.activation_bytes, 4),
-            "time_ratio": round(statistics.median(ratios), 4),
+            "time_ratio": round(statistics.median(variant.ratios), 4),
             "quartiles_of_time_ratio": [round(quartile, 4) for quartile in quartiles],
             "strategies": list(variant.strategies),
         }
@@ -282,7 +303,7 @@ def _figures(variants: list[Variant], fixed_bytes: int, num_rounds: int) -> dict
         print(f"{row['name']:64s} {row['memory_ratio']:.3f} x at {row['time_ratio']:.3f} x")
     return {
         "num_rounds": num_rounds,
-        "plain_step_seconds": round(statistics.median(plain.seconds or []), 4),
+        "plain_step_seconds": round(statistics.median(plain.seconds), 4),
         "fixed_bytes": fixed_bytes,
         "rows": rows,
     }

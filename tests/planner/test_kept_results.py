@@ -28,7 +28,10 @@ class Noisy(nn.Module):
 
 
 def noisy() -> Job:
-    return mean_square_job(lambda: nn.Sequential(*(Noisy(16) for _ in range(3))), 16, batch_size=64)
+    def build() -> nn.Module:
+        return nn.Sequential(*(Noisy(256) for _ in range(3)))
+
+    return mean_square_job(build, 256, batch_size=2048)
 
 
 def refinements_of(job: Job, device: str = "cpu"):

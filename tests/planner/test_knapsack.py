@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memfit.planner.recompute.knapsack import Item, Trade, frontier, spread, undominated
@@ -102,5 +102,37 @@ def test_spread_keeps_both_ends_and_no_more_than_asked(sizes, num_points):
 
 
 def test_spread_is_even_in_bytes_where_there_are_enough():
-    kept = spread([Trade(size) for size in range(1001)], 11)
-    assert [trade.num_bytes for trade in kept] == list(range(0, 1001, 100))
+    """Beside the corners, which are the two ends here."""
+    kept = spread([Trade(size, -float(size**2)) for size in range(1001)], 11)
+    sizes = [trade.num_bytes for trade in kept]
+    assert sizes[0] == 0
+    assert sizes[-1] == 1000
+    assert max(later - before for before, later in itertools.pairwise(sizes)) <= 125
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=3, max_size=40, unique=True),
+    st.lists(st.integers(1, 1000), min_size=40, max_size=40),
+)
+def test_spread_keeps_what_is_best_at_some_price_of_a_byte(sizes, gains):
+    seconds, trades = 100_000.0, [Trade(0, 100_000.0)]
+    for size, gain in zip(sorted(sizes), gains, strict=False):
+        seconds -= gain
+        trades.append(Trade(size, seconds))
+    slopes = [
+        (before.seconds - later.seconds) / (later.num_bytes - before.num_bytes)
+        for before, later in itertools.pairwise(trades)
+    ]
+    assume(any(later > before for before, later in itertools.pairwise(slopes)))
+    kept = spread(trades, len(trades) - 1)  # so one at least is no corner
+    for price in (0.01, 0.1, 1.0, 10.0, 100.0):
+        costs = [trade.seconds + price * trade.num_bytes for trade in trades]
+        assert min(t.seconds + price * t.num_bytes for t in kept) == min(costs)
+
+
+def test_a_small_result_that_saves_much_is_an_option_among_large_ones():
+    """Attention of a block of a transformer: 2 of 34 MiB, and half of the block's seconds."""
+    large = [(4, 0, 1.0), (8, 0, 2.0), (2, 0, 0.5), (8, 0, 0.5), (8, 0, 0.1), (2, 0, 0.4)]
+    trades = frontier(items_of([(2, 0, 6.0), *large]))
+    assert len(trades) > 12
+    assert ("op.0",) in [trade.keep for trade in spread(trades, 10)]

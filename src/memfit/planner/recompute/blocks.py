@@ -21,7 +21,7 @@ _LARGEST_SHARE = 1 / 6
 _COVERED_SHARE = 0.7
 """It is split into its parts if they hold at least this much of its saved bytes."""
 _SMALLEST_SHARE = 1 / 1000
-_MOST_OPTIONS = 10
+_MOST_OPTIONS = 16
 _ALL_BUT_ROUNDING = 0.999
 
 

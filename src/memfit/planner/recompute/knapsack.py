@@ -5,7 +5,8 @@ are sums over operators: a 0-1 knapsack. Its whole frontier is found at once by 
 one after the other and dropping what is dominated, which is exact and needs no solver.
 
 Source: Nemhauser and Ullmann 1969, "Discrete dynamic programming and capital allocation",
-Management Science 15(9), for the frontier by dominance.
+Management Science 15(9), for the frontier by dominance. Visvalingam and Whyatt 1993, "Line
+generalisation by repeated elimination of points", The Cartographic Journal 30(1), for corners.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _MOST_POINTS = 512
-"""Where more than this many trades remain, evenly spaced ones are kept."""
+"""Where more than this many trades remain, some are dropped that lie above the convex hull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +63,60 @@ def undominated(trades: Iterable[Trade]) -> list[Trade]:
 
 
 def spread(trades: Sequence[Trade], num_points: int) -> list[Trade]:
-    """Keep at most so many trades, evenly spaced in bytes, with the first and the last."""
+    """Keep at most so many undominated trades: the corners of their convex hull, then even ones.
+
+    A chain of many blocks alike reaches what lies between two corners by taking one in some blocks
+    and the other in the rest. What lies above the hull it needs only for the last few bytes.
+
+    Args:
+        trades: fewest bytes first.
+        num_points: two or more; the first and the last are always kept.
+    """
     if len(trades) <= num_points:
         return list(trades)
-    low, high = trades[0].num_bytes, trades[-1].num_bytes
-    found = [trades[0]]
-    for trade in trades[1:-1]:
-        wanted = low + (high - low) * len(found) / (num_points - 1)
-        if trade.num_bytes >= wanted and len(found) < num_points - 1:
+    corners = _sharpest(_corners(trades), num_points)
+    others = [trade for trade in trades if trade not in set(corners)]
+    kept = [*corners, *_even(others, num_points - len(corners))]
+    return sorted(kept, key=lambda trade: trade.num_bytes)
+
+
+def _corners(trades: Sequence[Trade]) -> list[Trade]:
+    """Return the corners of the lower convex hull."""
+    found: list[Trade] = []
+    for trade in trades:
+        while len(found) > 1 and _bend(found[-2], found[-1], trade) <= 0:
+            found.pop()
+        found.append(trade)
+    return found
+
+
+def _bend(before: Trade, trade: Trade, later: Trade) -> float:
+    """Get twice the area of a triangle of trades, positive where the middle one lies below."""
+    whole_bytes, whole_seconds = later.num_bytes - before.num_bytes, later.seconds - before.seconds
+    to_bytes, to_seconds = trade.num_bytes - before.num_bytes, trade.seconds - before.seconds
+    return whole_seconds * to_bytes - whole_bytes * to_seconds
+
+
+def _sharpest(corners: list[Trade], num_points: int) -> list[Trade]:
+    """Drop the corners that bend least, one by one (Visvalingam and Whyatt 1993)."""
+    found = list(corners)
+    while len(found) > num_points:
+        bends = [_bend(*three) for three in zip(found, found[1:], found[2:], strict=False)]
+        del found[1 + bends.index(min(bends))]
+    return found
+
+
+def _even(trades: Sequence[Trade], num_points: int) -> list[Trade]:
+    """Return so many trades at about equal distances in bytes."""
+    found: list[Trade] = []
+    if not trades or not num_points:
+        return found
+    low_bytes, high_bytes = trades[0].num_bytes, trades[-1].num_bytes
+    for trade in trades:
+        wanted = low_bytes + (high_bytes - low_bytes) * len(found) / num_points
+        if trade.num_bytes >= wanted and len(found) < num_points:
             found.append(trade)
-    return [*found, trades[-1]]
+    return found
 
 
 def _keeping(trade: Trade, item: Item) -> Trade:

@@ -175,7 +175,7 @@ def _plans(setting: Setting, peers: list[Variant]) -> Iterator[Variant]:
         most_bytes = peer.activation_bytes
         is_near = any(_NEAR * most_bytes <= v.activation_bytes <= most_bytes for v in planned)
         if not is_near and most_bytes < plain.activation_bytes:
-            planned += _variant(setting, f"memfit at the peak of: {peer.name}", most_bytes, [])
+            planned += _variant(setting, f"memfit at the peak of: {peer.name}", most_bytes)
     yield from planned
 
 

@@ -26,8 +26,8 @@ def chain(figures: Figures) -> Iterator[str]:
         "A transformer of 16 blocks, width 256, 512 tokens, batch 4, AdamW. The activation "
         "peak is what a step takes on top of what lives when it begins, as a share of the "
         f"plain step's; the time is the median of {figures['num_rounds']} ratios to the plain "
-        "step of the same round, with quartiles. Rows of memfit are plans for a budget, found "
-        "with `--measure`; where it says so, with micro-batching forbidden."
+        "steps before and after it, with quartiles. Rows of memfit are plans for a budget, found "
+        "with `--measure`."
     )
     yield table("| activation peak | share | time | quartiles", "lrrrl", map(_chain_row, rows))
     yield "\n".join(_beside_peers(rows))

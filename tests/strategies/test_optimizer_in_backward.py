@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +27,10 @@ from torch.utils.checkpoint import checkpoint
 import memfit
 from memfit import Job, Plan
 from memfit.errors import StrategyError
+from memfit.forward_state import holders
+from memfit.runtime.run import open_plain_session, unguarded_run
+from memfit.session.batches import find_layout
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
 
@@ -249,3 +254,27 @@ def test_verification_compares_gradients_that_are_gone_when_the_step_ends(regres
     assert kept.largest_error <= 1e-10
     found = memfit.verify(regression_job, Plan(strategies=(Halved(),)))
     assert found.gradient_error == pytest.approx(0.5)
+
+
+class Own(nn.Linear):
+    """A layer that is not one of torch's, which are known to hold nothing else."""
+
+
+@pytest.mark.parametrize("strategies", [(), (OptimizerInBackward(),)], ids=["alone", "together"])
+def test_blocks_that_run_again_are_looked_through_once(monkeypatch, strategies):
+    """After another plan, whose hooks have come and gone: once this took most of a small step."""
+    job = mean_square_job(lambda: nn.Sequential(*(Own(8, 8) for _ in range(3))), 8)
+    session = open_plain_session(job, "cpu", find_layout(job))
+    batch = job.batch(job.batch_size)
+    with closing(unguarded_run(session, IN_BACKWARD)) as run:
+        run.step(batch)
+    looked = []
+    looked_beyond = holders.walk_beyond
+    monkeypatch.setattr(
+        holders, "walk_beyond", lambda *args: looked.append(1) or looked_beyond(*args)
+    )
+    plan = Plan(strategies=(*strategies, ActivationCheckpointing(blocks=("0", "1"))))
+    with closing(unguarded_run(session, plan)) as run:
+        for _ in range(3):
+            run.step(batch)
+    assert not looked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import is_
@@ -13,6 +14,7 @@ import torch
 from memfit.live_state import containers as kinds
 from memfit.live_state.containers import Kind, differences
 from memfit.live_state.findings import PLAIN_TYPES, Change, Obstacle, Place
+from memfit.live_state.harmless import is_harmless
 from memfit.live_state.reach import Found, Scope
 from memfit.live_state.walk import walk, walk_beyond
 
@@ -112,6 +114,11 @@ class Holders:
         self._known = frozenset(self._met) | frozenset(map(id, self.tensors))
         self._usual: list[list[Any]] = [[] for _ in self._groups]
         """What was held when nothing had come; its objects are kept, so that they stay known."""
+        self._expected: weakref.ref[Any] | None = None
+
+    def expect(self, value: Any) -> None:
+        """Do not look into an object that comes after the walk and leads only to what is known."""
+        self._expected = weakref.ref(value)
 
     @property
     def has_new_hooks(self) -> bool:
@@ -188,10 +195,11 @@ class Holders:
 
     def _came(self, group: _Group, copies: Sequence[Any]) -> list[Any]:
         """List what containers hold that was not there when they were found."""
+        expected = None if self._expected is None else self._expected()
         return [
             value
             for value in group.values(copies)
-            if type(value) not in PLAIN_TYPES and id(value) not in self._known
+            if id(value) not in self._known and value is not expected and _has_state(value)
         ]
 
     def _with_fresh(self, copies: list[list[Any]], fresh: list[Any]) -> Held:
@@ -212,6 +220,11 @@ class Holders:
             (self._found, found),
             self._new_hooks(),
         )
+
+
+def _has_state(value: Any) -> bool:
+    kind: Any = type(value)
+    return not is_harmless(kind)
 
 
 def _is_plain_argument(value: Any) -> bool:

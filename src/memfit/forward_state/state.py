@@ -216,6 +216,10 @@ class ForwardState:
         """Return what the code reaches that cannot be put back; None if there is no such thing."""
         return not_repeatable(self._holders.obstacles)
 
+    def expect(self, value: Any) -> None:
+        """Take what the strategy itself puts among the code's objects for no change of theirs."""
+        self._holders.expect(value)
+
     def before(self, *arguments: Any) -> Before:
         """Keep what there is before a forward with these arguments."""
         self._num_forwards = number = self._num_forwards + 1

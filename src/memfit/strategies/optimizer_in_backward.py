@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from memfit.errors import StrategyError
+from memfit.live_state.harmless import Instrument
 from memfit.session.session import GradientPass, PhaseListener, Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
@@ -99,7 +100,7 @@ def _updating(session: Session) -> Iterator[None]:
     """Update the optimizer's parameters in backward for as long as the context lasts."""
     updated: set[torch.Tensor] = set()
     handles = [
-        parameter.register_post_accumulate_grad_hook(_updater(session, group, updated))
+        parameter.register_post_accumulate_grad_hook(_Updater(session, group, updated))
         for group in session.optimizer.param_groups
         for parameter in group["params"]
         if parameter.requires_grad
@@ -111,24 +112,29 @@ def _updating(session: Session) -> Iterator[None]:
             handle.remove()
 
 
-def _updater(
-    session: Session, group: dict[str, Any], updated: set[torch.Tensor]
-) -> Callable[[torch.Tensor], None]:
-    """Return the function that updates a parameter of a group."""
+@dataclass(frozen=True, slots=True)
+class _Updater(Instrument):
+    """Update a parameter of a group when its gradient is whole.
 
-    def update(parameter: torch.Tensor) -> None:
-        if parameter in updated:
+    Blocks that are run again look for what has come to their parameters. This leads to nothing of
+    theirs: without the mark they would look through the whole optimizer in every forward.
+    """
+
+    session: Session
+    group: dict[str, Any]
+    updated: set[torch.Tensor]
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        if parameter in self.updated:
             raise StrategyError(OptimizerInBackward.name, _IN_PARTS.format(tuple(parameter.shape)))
-        updated.add(parameter)
+        self.updated.add(parameter)
         with ExitStack() as contexts:
-            for context in session.update_contexts:
+            for context in self.session.update_contexts:
                 contexts.enter_context(context(parameter))
-            step_alone(session.optimizer, group, parameter)
+            step_alone(self.session.optimizer, self.group, parameter)
         parameter.grad = None
         # Not every optimizer's kernel tells autograd that it has changed the parameter.
         torch.autograd.graph.increment_version(parameter)
-
-    return update
 
 
 _IN_PARTS = (

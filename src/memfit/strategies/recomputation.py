@@ -70,7 +70,9 @@ def recomputed(
             "block out by naming the others, or keep that outside of it."
         )
         raise StrategyError(strategy, reason)
-    return partial(_run_checkpointed, forward, effects, keep)
+    run = partial(_run_checkpointed, forward, effects, keep)
+    effects.expect(run)  # where it takes the place of the block's forward
+    return run
 
 
 def _run_checkpointed(

@@ -75,7 +75,8 @@ def spread(trades: Sequence[Trade], num_points: int) -> list[Trade]:
     if len(trades) <= num_points:
         return list(trades)
     corners = _sharpest(_corners(trades), num_points)
-    others = [trade for trade in trades if trade not in set(corners)]
+    at_corners = {trade.num_bytes for trade in corners}
+    others = [trade for trade in trades if trade.num_bytes not in at_corners]
     kept = [*corners, *_even(others, num_points - len(corners))]
     return sorted(kept, key=lambda trade: trade.num_bytes)
 

@@ -41,8 +41,10 @@ _CARDS = (
 )
 _MOST_LABELS = 24
 """Of more devices only those that nothing beats have their names in the picture."""
-_MOST_CHARACTERS = 26
-"""About as many of a label are shown: frontier.js cuts it at 190 pixels."""
+_LABEL_PIXELS = 190
+"""Longer labels are cut."""
+_MOST_CHARACTERS = int(_LABEL_PIXELS / 7.3)
+"""About as many of a label are shown, at 12 px."""
 _KNOWN = {True: "recorded", False: "estimated, not recorded"}
 
 
@@ -64,6 +66,7 @@ def frontier_chart(
         "mark": {"bytes": budget_bytes, "label": f"budget {format_bytes(budget_bytes)}"}
         if budget_bytes
         else None,
+        "label_pixels": _LABEL_PIXELS,
         "figure_name": figure_name,
         "line": {"name": "fastest recorded for each budget", "without": PointKind.ESTIMATED.value},
         "kinds": _PLANS,
@@ -94,6 +97,7 @@ def cards_chart(cards: Sequence[ComparedCard]) -> dict[str, Any] | None:
     has_room = len(cards) <= _MOST_LABELS
     return {
         "mark": {"bytes": needed, "label": f"needs {format_bytes(needed)}"},
+        "label_pixels": _LABEL_PIXELS,
         "figure_name": "memory of the device",
         "line": {"name": "fastest for each memory", "without": "no"},
         "kinds": _CARDS,

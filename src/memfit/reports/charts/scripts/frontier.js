@@ -2,7 +2,7 @@
 
 // Memory against time: each plan or device a point, which opens what is written about it below.
 Memfit.kind("frontier", ({ chart, content }) => {
-  const { points, mark, line: stairs, kinds, figure_name: figureName } = content;
+  const { points, mark, line: stairs, kinds, figure_name: figureName, label_pixels: width } = content;
   const top = points.reduce((most, { bytes }) => Math.max(most, bytes), 1);
   const longest = points.reduce((most, { seconds }) => Math.max(most, seconds), 0);
   const unit = Memfit.unitOf(top);
@@ -12,7 +12,7 @@ Memfit.kind("frontier", ({ chart, content }) => {
   function marks({ kind, name, colour, hollow, size, symbol, z }) {
     const item = hollow ? { color: Memfit.colour("--surface"), borderColor: Memfit.colour(colour), borderWidth: 1.5 } : { color: Memfit.colour(colour) };
     const labels = { show: true, silent: true, position: "top", color: Memfit.colour("--ink"), fontSize: 12, minMargin: 8,
-      formatter: ({ data }) => data.label, width: 190, overflow: "truncate" };
+      formatter: ({ data }) => data.label, width, overflow: "truncate" };
     return {
       name, type: "scatter", symbolSize: size, symbol: symbol || "circle", itemStyle: item, z: z || 4,
       data: points.filter((point) => point.kind === kind).map((point) => (

@@ -1,6 +1,6 @@
 """Memory against time on a chain of blocks: memfit's plans beside torch's own remedies.
 
-Run: python benchmarks/bench_planner_chain.py           (about 45 minutes on two idle cores)
+Run: python benchmarks/bench_planner_chain.py           (about 30 minutes on two idle cores)
 
 A transformer of 16 blocks, width 256, 512 tokens, batch 4. Everything runs in one process on the
 same model and optimizer: each round takes every variant in turn, so that all see the same machine

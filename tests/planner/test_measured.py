@@ -128,6 +128,15 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
     assert timed.run == [8, 8, 8, 4, 4, 2, 2, 1]
 
 
+@pytest.mark.parametrize(("seconds", "size"), [(0.98, 8), (0.96, 4)])
+def test_smaller_micro_batches_are_taken_only_if_they_are_clearly_faster(timed, seconds, size):
+    timed.table |= {8: 1.0, 4: seconds}
+    search = Waiting()
+    search.smaller |= {8: candidate(4, 9.0)}
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
+    assert chosen.strategies == (MicroBatching(micro_batch_size=size),)
+
+
 def test_a_machine_that_has_slowed_down_since_does_not_hide_the_fastest_plan(monkeypatch):
     slowness = iter((1.0, 2.0, 1.0))
 

@@ -33,6 +33,12 @@ _SHORT_SECONDS = 0.3
 """Estimated steps shorter than this are compared in more turns, as each sees little."""
 _IMPRESSION_SECONDS = 3.0
 """After so long a first impression has what rounds it has."""
+_SMALLER_GAIN = 0.03
+"""Smaller micro-batches must save this share of a step, or no estimate speaks for them.
+
+The same plan timed again differs by more than that in a tenth of the cases, and by half of it in
+half of them, so a smaller gain is as likely to be none.
+"""
 _FREE_SHARE = 0.8
 _FEWER = 4
 
@@ -107,8 +113,8 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
     Whatever is estimated to be faster than the fastest so far really is may yet be it, so the
     search goes on up to that time. What was measured of a combination corrects the estimates of
     those that have the same strategies and more. Last, smaller micro-batches are run as long as
-    each is faster than the one before: no estimate says that less memory at a time can be faster,
-    though caches often make it so.
+    each is clearly faster than the one before: no estimate says that less memory at a time can be
+    faster, though caches often make it so.
     """
     found, timed = [best], [_timed(clock, best)]
     while len(timed) < _MOST_PLANS and len(found) < _MOST_FOUND:
@@ -124,11 +130,16 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
     near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
     chosen = _fastest_of(clock, near)
     while smaller := search.halved(chosen.strategies):
-        faster = _fastest_of(clock, [chosen, smaller])
-        if faster.strategies == chosen.strategies:
-            return faster
-        chosen = faster
+        chosen, smaller = _run(clock, [chosen, smaller])
+        if not _is_clearly_faster(smaller, chosen):
+            break
+        chosen = smaller
     return chosen
+
+
+def _is_clearly_faster(candidate: Candidate, other: Candidate) -> bool:
+    most_seconds = other.prediction.step_seconds * (1 - _SMALLER_GAIN)
+    return candidate.prediction.step_seconds <= most_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +176,13 @@ def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
 
 def _fastest_of(clock: PlanClock, candidates: Sequence[Candidate]) -> Candidate:
     """Run plans in turns and give the fastest, with its measured time."""
-    seconds = clock.compared(candidates)
-    fastest = min(range(len(candidates)), key=seconds.__getitem__)
-    chosen = candidates[fastest]
-    prediction = replace(chosen.prediction, step_seconds=seconds[fastest])
-    return replace(chosen, prediction=prediction)
+    return min(_run(clock, candidates), key=lambda each: each.prediction.step_seconds)
+
+
+def _run(clock: PlanClock, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Run plans in turns and give each with its measured time."""
+    timed = zip(candidates, clock.compared(candidates), strict=True)
+    return [
+        replace(each, prediction=replace(each.prediction, step_seconds=seconds))
+        for each, seconds in timed
+    ]

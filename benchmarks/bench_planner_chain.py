@@ -1,19 +1,25 @@
 """Memory against time on a chain of blocks: memfit's plans beside torch's own remedies.
 
 Run: python benchmarks/bench_planner_chain.py           (about 30 minutes on two idle cores)
+     PYTORCH_ALLOC_CONF=expandable_segments:True python benchmarks/bench_planner_chain.py \
+         --device cuda                                          (seven minutes on a card)
 
-A transformer of 16 blocks, width 256, 512 tokens, batch 4. Everything runs in one process on the
-same model and optimizer: each round takes every variant in turn, so that all see the same machine
-and the same addresses. The activation peak is what a step takes on top of what lives when it
-begins, from the allocator's own events. Times are of a second step after a variant was set up, as
-medians of the ratios to the two plain steps before and after it: a machine may change its speed
-within a round. torch.compile's memory budgets are run with inductor, beside a compiled step
-without.
+A transformer of 16 blocks: width 256, 512 tokens and batch 4 in float32 on the processor; width
+1024, 1024 tokens and batch 16 in bfloat16 on a card. Everything runs in one process on the same
+model and optimizer: each round takes every variant in turn, so that all see the same machine and
+the same addresses. The activation peak is what a step takes on top of what lives when it begins, by
+the allocator. Times are of the steps after the first one of a variant that was set up, as medians
+of the ratios to the two plain ones before and after it: a machine may change its speed within a
+round. torch.compile's memory budgets are run with inductor, beside a compiled step without.
+Budgets of memfit's plans are made from the peers' peaks; on a card they bound the whole process, so
+what the allocator reserves besides is counted against memfit alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +29,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from chain_job import SIZES, build_job
 from results_file import save_result
 from torch import nn
 from torch._functorch import config as functorch_config
@@ -31,6 +37,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import memfit
+from memfit.devices.catalogue import current_device_name
 from memfit.observe.allocator_events import AllocatorWatch
 from memfit.runtime.run import open_plain_session, unguarded_run
 from memfit.session.batches import find_layout
@@ -38,52 +45,23 @@ from memfit.session.session import Session
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.units import MIB
 
-_NUM_BLOCKS, _WIDTH, _NUM_TOKENS, _BATCH_SIZE, _NUM_HEADS = 16, 256, 512, 4, 4
 _TARGETS = (0.65, 0.50, 0.15)
+_CONF = "expandable_segments:True"
+"""Of the allocator on a card; plans ask for it, and it cannot change beside other variants."""
+_PLANNING_SHARE = 0.75
+"""Of the time that there is, after which no further plan is begun."""
+_MOST_PLANNING_SECONDS = 30
+"""For one plan, where the time is bounded."""
 _NEAR = 0.85
 """A plan below a peer's peak, and above this share of it, stands beside it."""
 _COMPILE_BUDGETS = (0.5, 0.2, 0.1)
 _PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-_ATTENTION = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
-
-
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(_WIDTH)
-        self.project_in = nn.Linear(_WIDTH, 3 * _WIDTH)
-        self.project_out = nn.Linear(_WIDTH, _WIDTH)
-        self.mlp_norm = nn.LayerNorm(_WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply attention and MLP. Shape (batch, tokens, width)."""
-        batch, tokens, width = x.shape
-        parts = self.project_in(self.attention_norm(x))
-        parts = parts.view(batch, tokens, 3, _NUM_HEADS, width // _NUM_HEADS)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        x = x + self.project_out(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class Transformer(nn.Module):
-    """A chain of blocks and a linear head over the mean of the tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(_NUM_BLOCKS))
-        self.head = nn.Linear(_WIDTH, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Classify. Shapes (batch, tokens, width) to (batch, 10)."""
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
+_ATTENTION = [
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+]
 
 
 @dataclass(slots=True)
@@ -105,46 +83,43 @@ class Setting:
     """What every plan is made for."""
 
     job: memfit.Job
+    device: str
+    """Its name in the catalogue."""
     session: Session
     batch: Any
     fixed_bytes: int
-    """What lives when a step begins."""
-
-
-def build_job() -> memfit.Job:
-    """Build the job."""
-    return memfit.Job(
-        model=Transformer,
-        batch=lambda size: (
-            torch.randn(size, _NUM_TOKENS, _WIDTH),
-            torch.randint(0, 10, (size,)),
-        ),
-        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, fused=True),
-        batch_size=_BATCH_SIZE,
-        name="16 blocks",
-    )
+    """What a budget holds besides activations."""
+    until: float
+    """When no further plan is begun."""
 
 
 def main() -> None:
     """Measure the peers, plan at their peaks and at the targets, and time all side by side."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=tuple(SIZES), default="cpu")
     parser.add_argument("--num-rounds", type=int, default=7)
     parser.add_argument("--without-compile", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for everything")
     args = parser.parse_args()
+    if args.device == "cuda" and os.environ.get("PYTORCH_ALLOC_CONF") != _CONF:
+        parser.error(f"every variant is to have the same allocator: set PYTORCH_ALLOC_CONF={_CONF}")
+    began = time.monotonic()
     torch.manual_seed(0)
-    job = build_job()
-    session = open_plain_session(job, "cpu", find_layout(job))
-    batch = job.batch(job.batch_size)
+    sizes, is_card = SIZES[args.device], args.device == "cuda"
+    job, device = build_job(sizes), current_device_name() if is_card else "cpu"
+    session = open_plain_session(job, args.device, find_layout(job))
+    batch = [each.to(args.device) for each in job.batch(job.batch_size)]
     peers = list(_peers(session, batch, with_compile=not args.without_compile))
-    for peer in peers:
-        measure_peak(peer)
-    plain = peers[0]
-    fixed_bytes = memfit.predict(job).peak_allocated_bytes - plain.activation_bytes
-    setting = Setting(job, session, batch, fixed_bytes)
+    peers = [peer for peer in peers if _could_be_run(peer)]
+    plain, prediction = peers[0], memfit.predict(job, device)
+    whole_bytes = prediction.process_bytes if is_card else prediction.peak_allocated_bytes
+    fixed_bytes = whole_bytes - plain.activation_bytes
+    until = began + args.seconds * _PLANNING_SHARE
+    setting = Setting(job, device, session, batch, fixed_bytes, until)
     variants = [*peers, *_plans(setting, peers)]
-    time_in_turns(variants, args.num_rounds)
-    save_result("planner_chain", _figures(variants, fixed_bytes, args.num_rounds))
+    time_in_turns(variants, sizes.num_timed, args.num_rounds, began + args.seconds)
+    figures = {"device": device, **_figures(variants, setting.fixed_bytes)}
+    save_result("planner_chain_card" if is_card else "planner_chain", figures)
 
 
 def _peers(session: Session, batch: Any, *, with_compile: bool) -> Iterator[Variant]:
@@ -180,10 +155,14 @@ def _plans(setting: Setting, peers: list[Variant]) -> Iterator[Variant]:
 
 
 def _variant(setting: Setting, name: str, activation_bytes: int) -> Iterator[Variant]:
-    """Plan for one budget; nothing where no plan fits."""
+    """Plan for one budget; nothing where no plan fits, or the time is over."""
+    if time.monotonic() > setting.until:
+        print(f"{name}: the time is over")
+        return
     budget_bytes = setting.fixed_bytes + activation_bytes
+    seconds = None if setting.until == math.inf else _MOST_PLANNING_SECONDS
     try:
-        plan = memfit.plan(setting.job, budget=budget_bytes, measure=True)
+        plan = memfit.plan(setting.job, setting.device, budget_bytes, measure=True, seconds=seconds)
     except memfit.MemfitError as error:
         print(f"{name}: {error}")
         return
@@ -254,6 +233,9 @@ def measure_peak(variant: Variant) -> None:
     """Measure what one step takes on top of what lives when it begins."""
     with variant.opened() as step:
         step()
+        if torch.cuda.is_available():
+            variant.activation_bytes = _peak_on_card(step)
+            return
         with AllocatorWatch() as watch:
             step()
     current = highest = 0
@@ -263,30 +245,62 @@ def measure_peak(variant: Variant) -> None:
     variant.activation_bytes = highest
 
 
-def time_in_turns(variants: list[Variant], num_rounds: int) -> None:
+def _could_be_run(variant: Variant) -> bool:
+    try:
+        measure_peak(variant)
+    except Exception as error:  # noqa: BLE001 - a machine may have no compiler
+        print(f"{variant.name}: {type(error).__name__}: {str(error)[:300]}")
+        return False
+    print(f"{variant.name}: {variant.activation_bytes / MIB:.1f} MiB", flush=True)
+    return True
+
+
+def _peak_on_card(step: Callable[[], None]) -> int:
+    torch.cuda.synchronize()
+    begin_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - begin_bytes
+
+
+def time_in_turns(
+    variants: list[Variant], num_timed: int, num_rounds: int, until: float = math.inf
+) -> None:
     """Time every variant in each round, the first of them before and after each of the others."""
     plain, others = variants[0], variants[1:]
     for number in range(num_rounds):
-        _time_once(plain)
+        started = time.monotonic()
+        _time_once(plain, num_timed)
         for variant in others if number % 2 else others[::-1]:
-            _time_once(variant)
-            _time_once(plain)
+            _time_once(variant, num_timed)
+            _time_once(plain, num_timed)
             beside_seconds = sum(plain.seconds[-2:]) / 2
             variant.ratios.append(variant.seconds[-1] / beside_seconds)
-        print(f"round {number + 1} of {num_rounds}: plain {plain.seconds[-1]:.2f} s", flush=True)
-    plain.ratios = [1.0] * num_rounds
+        print(f"round {number + 1} of {num_rounds}: plain {plain.seconds[-1]:.3f} s", flush=True)
+        plain.ratios.append(1.0)
+        if 2 * time.monotonic() - started > until:
+            break
 
 
-def _time_once(variant: Variant) -> None:
-    """Time the second step after a variant was set up."""
+def _time_once(variant: Variant, num_timed: int) -> None:
+    """Time the steps after the first one that follows when a variant was set up."""
     with variant.opened() as step:
         step()
+        _wait()
         started = time.perf_counter()
-        step()
-        variant.seconds.append(time.perf_counter() - started)
+        for _ in range(num_timed):
+            step()
+        _wait()
+        variant.seconds.append((time.perf_counter() - started) / num_timed)
 
 
-def _figures(variants: list[Variant], fixed_bytes: int, num_rounds: int) -> dict[str, Any]:
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _figures(variants: list[Variant], fixed_bytes: int) -> dict[str, Any]:
     plain = variants[0]
     rows = []
     for variant in variants:
@@ -302,7 +316,7 @@ def _figures(variants: list[Variant], fixed_bytes: int, num_rounds: int) -> dict
         rows.append(row)
         print(f"{row['name']:64s} {row['memory_ratio']:.3f} x at {row['time_ratio']:.3f} x")
     return {
-        "num_rounds": num_rounds,
+        "num_rounds": len(plain.ratios),
         "plain_step_seconds": round(statistics.median(plain.seconds), 4),
         "fixed_bytes": fixed_bytes,
         "rows": rows,

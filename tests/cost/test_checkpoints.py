@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from memfit import Job, Plan, predict
-from memfit.cost.checkpoints import checkpoint_seconds
+from memfit.cost.checkpoints import CheckpointedBlock, checkpoint_seconds
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
 from memfit.planner.recompute.blocks import chain_of
@@ -18,6 +18,15 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 
 DEVICE = load_device("cpu")
 NUM_BLOCKS = 3
+
+
+def a_block(num_operators=10, *, forward_seconds=0.0, again_seconds=0.0, chooses=False):
+    return CheckpointedBlock(
+        num_operators=num_operators,
+        forward_seconds=forward_seconds,
+        again_seconds=again_seconds,
+        chooses=chooses,
+    )
 
 
 def small_job():
@@ -42,23 +51,57 @@ def test_a_plan_pays_for_its_checkpoints(keep):
     recording, prediction = recorded(ActivationCheckpointing(blocks=("0-1",), keep=keep))
     (call,) = (each for each in recording.steady.calls if each.module == "0" and "f" in each.phase)
     num_operators = call.last_operation - call.first_operation
-    hooks = 2 * checkpoint_seconds(num_operators, DEVICE, chooses=bool(keep))
+    hooks = 2 * checkpoint_seconds(a_block(num_operators, chooses=bool(keep)), DEVICE)
     computed = OperatorTimes(device=DEVICE).step_seconds(recording.steady)
     assert hooks > 0
     assert prediction.step_seconds == pytest.approx(computed + hooks)
 
 
-def test_what_chooses_takes_longer_and_a_card_is_not_held_up():
-    assert checkpoint_seconds(10, DEVICE, chooses=True) > checkpoint_seconds(
-        10, DEVICE, chooses=False
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_what_chooses_takes_longer(device):
+    whole, chosen = (
+        checkpoint_seconds(a_block(chooses=chooses), load_device(device))
+        for chooses in (False, True)
     )
-    assert checkpoint_seconds(10, load_device("h200"), chooses=True) == 0.0
+    assert 0 < whole < chosen
+
+
+def test_a_card_that_computes_longer_is_not_held_up():
+    h200 = load_device("h200")
+    seconds = [
+        checkpoint_seconds(a_block(chooses=True, forward_seconds=each), h200)
+        for each in (0.0002, 0.0005, 0.01)
+    ]
+    assert seconds[0] > seconds[1] > seconds[2] == 0.0
+    again = a_block(chooses=True, forward_seconds=0.0005, again_seconds=0.0001)
+    assert checkpoint_seconds(again, h200) == pytest.approx(seconds[1] - 0.0001)
+
+
+def test_a_processor_is_held_up_however_long_it_computes():
+    blocks = (a_block(forward_seconds=each, again_seconds=each) for each in (0.0, 1.0))
+    assert len({checkpoint_seconds(block, DEVICE) for block in blocks}) == 1
+
+
+def test_a_host_that_is_late_anyway_is_no_fault_of_the_checkpoint():
+    h200 = load_device("h200")
+    tiny = checkpoint_seconds(a_block(forward_seconds=1e-6), h200)
+    small = checkpoint_seconds(a_block(forward_seconds=5e-5), h200)
+    assert tiny == pytest.approx(small)
+
+
+def test_on_a_card_a_plan_pays_for_checkpoints_that_the_card_does_not_cover():
+    plain, planned = (
+        predict(small_job(), "h200", Plan(strategies=strategies)).step_seconds
+        for strategies in ((), (ActivationCheckpointing(blocks=("0-1",)),))
+    )
+    hooks = 2 * checkpoint_seconds(a_block(3), load_device("h200"))
+    assert planned - plain > 0.8 * hooks
 
 
 def test_a_block_that_would_be_recomputed_is_priced_with_its_hooks():
     recording, _ = recorded()
     seconds = OperatorTimes(device=DEVICE).seconds
-    hooks = lambda num_operators, chooses: 1.0 + num_operators + 100 * chooses  # noqa: E731
+    hooks = lambda block: 1.0 + block.num_operators + 100 * block.chooses  # noqa: E731
     without = chain_of(recording.steady, rules_of(DEVICE), seconds)
     found = chain_of(recording.steady, rules_of(DEVICE), seconds, hooks_of=hooks)
     pairs = [

@@ -44,10 +44,15 @@ def candidate(size: int, seconds: float) -> Candidate:
 class Waiting:
     """A search in whose queue further candidates wait."""
 
-    def __init__(self, *waiting: Candidate) -> None:
+    def __init__(self, *waiting: Candidate, over_after: float = float("inf")) -> None:
         self.waiting = waiting
+        self.over_after = over_after
         self.asked: list[float] = []
         self.smaller: dict[int, Candidate] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.asked) >= self.over_after
 
     def further(self, found: list[Candidate], most_seconds: float) -> Candidate | None:
         self.asked.append(most_seconds)
@@ -126,6 +131,16 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
     chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=2),)
     assert timed.run == [8, 8, 8, 4, 4, 2, 2, 1]
+
+
+def test_where_the_time_is_over_the_fastest_at_first_sight_is_chosen(timed):
+    timed.table |= {8: 2.0, 4: 1.5, 2: 1.0}
+    search = Waiting(candidate(4, 1.1), candidate(2, 1.1), over_after=1)
+    search.smaller |= {4: candidate(2, 1.0)}
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
+    assert chosen.strategies == (MicroBatching(micro_batch_size=4),)
+    assert chosen.prediction.step_seconds == 1.5
+    assert timed.run == [8, 8, 4]
 
 
 @pytest.mark.parametrize(("seconds", "size"), [(0.98, 8), (0.96, 4)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.planner.test_search import World, ready, search_of
 
+import memfit
 from memfit.errors import UsageError
 from memfit.planner.result.ladder import Ladder
 from memfit.planner.search.patience import Patience
@@ -79,3 +80,25 @@ def test_when_the_time_is_over_the_first_plan_that_fits_is_taken(seed):
 def test_a_bound_that_is_no_time_is_refused(seconds):
     with pytest.raises(UsageError, match="seconds must be a positive number"):
         Patience(seconds)
+
+
+def test_a_part_of_the_seconds_counts_until_the_rest_is_given():
+    patience = Patience(60.0, 1e-9)
+    assert patience.is_over
+    patience.give_rest()
+    assert not patience.is_over
+
+
+def test_plans_are_measured_though_the_search_ran_out_of_its_part_of_the_time(
+    monkeypatch, regression_job
+):
+    run = []
+
+    def time_plans(job, plans, device, known, num_rounds=3, enough_seconds=0.0):
+        run.extend(plans)
+        return [1.0] * len(plans)
+
+    monkeypatch.setattr("memfit.planner.measured.time_plans", time_plans)
+    monkeypatch.setattr("memfit.planner.planning._SHARE_OF_ESTIMATES", 1e-9)
+    memfit.plan(regression_job, "cpu", measure=True, seconds=100)
+    assert run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import current_device_name
@@ -114,10 +115,10 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
     search goes on up to that time. What was measured of a combination corrects the estimates of
     those that have the same strategies and more. Last, smaller micro-batches are run as long as
     each is clearly faster than the one before: no estimate says that less memory at a time can be
-    faster, though caches often make it so.
+    faster, though caches often make it so. Where the time is over, first impressions have to do.
     """
     found, timed = [best], [_timed(clock, best)]
-    while len(timed) < _MOST_PLANS and len(found) < _MOST_FOUND:
+    while len(timed) < _MOST_PLANS and len(found) < _MOST_FOUND and not search.is_over:
         fastest_seconds = min(each.seconds for each in timed)
         most_seconds = max(fastest_seconds, best.prediction.step_seconds * _SLACK)
         candidate = search.further(found, most_seconds)
@@ -127,9 +128,11 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
         if candidate.prediction.step_seconds * _usual_error(candidate, timed) <= most_seconds:
             timed.append(_timed_beside(clock, candidate, timed[0]))
     least_seconds = min(each.seconds for each in timed)
+    if search.is_over:
+        return min(timed, key=attrgetter("seconds")).measured()
     near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
     chosen = _fastest_of(clock, near)
-    while smaller := search.halved(chosen.strategies):
+    while not search.is_over and (smaller := search.halved(chosen.strategies)):
         chosen, smaller = _run(clock, [chosen, smaller])
         if not _is_clearly_faster(smaller, chosen):
             break
@@ -153,6 +156,10 @@ class _Timed:
     def error(self) -> float:
         """Return how many times longer it took than was estimated."""
         return self.seconds / self.candidate.prediction.step_seconds
+
+    def measured(self) -> Candidate:
+        """Return the candidate with its measured time."""
+        return _with_seconds(self.candidate, self.seconds)
 
 
 def _timed(clock: PlanClock, candidate: Candidate) -> _Timed:
@@ -182,7 +189,8 @@ def _fastest_of(clock: PlanClock, candidates: Sequence[Candidate]) -> Candidate:
 def _run(clock: PlanClock, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Run plans in turns and give each with its measured time."""
     timed = zip(candidates, clock.compared(candidates), strict=True)
-    return [
-        replace(each, prediction=replace(each.prediction, step_seconds=seconds))
-        for each, seconds in timed
-    ]
+    return [_with_seconds(candidate, seconds) for candidate, seconds in timed]
+
+
+def _with_seconds(candidate: Candidate, seconds: float) -> Candidate:
+    return replace(candidate, prediction=replace(candidate.prediction, step_seconds=seconds))

@@ -139,6 +139,7 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
         best = search.run()
         if best is None:
             raise _no_plan_fits(search, wanted.bounds.num_bytes or 0)
+        wanted.patience.give_rest()
         is_measured = wanted.measure and not search.is_over
         if is_measured:
             clock = PlanClock(job, device, plain.facts.separation)

@@ -18,6 +18,9 @@ from memfit.planner.search.patience import Patience
 from memfit.planner.search.search import OnBetter
 from memfit.prediction.budget import MemoryBudget, read_budget
 
+_SHARE_OF_ESTIMATES = 0.6
+"""Of a bound on time, where the rest is for running the plans that are estimated to be fast."""
+
 
 @collecting_rarely()
 def plan(
@@ -101,7 +104,7 @@ def plan(
         prove=prove,
         progress=progress,
         on_better=on_better,
-        patience=Patience(seconds),
+        patience=Patience(seconds, _SHARE_OF_ESTIMATES if measure else 1.0),
         processes=processes,
         cache=cache,
     )

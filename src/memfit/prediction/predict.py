@@ -240,7 +240,7 @@ def evaluate(
     times = times or OperatorTimes(device=device)
     step_seconds = times.step_seconds(recording.steady) + waited_seconds(recording, device, times)
     step = _PricedStep(
-        step_seconds=step_seconds + hooks_seconds(recording, device, plan),
+        step_seconds=step_seconds + hooks_seconds(recording, device, plan, times),
         host_bytes=recording.spill.peak_host_bytes,
         disk_bytes=recording.spill.peak_disk_bytes,
         batch_size=job.batch_size,

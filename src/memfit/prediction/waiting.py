@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
-from memfit.cost.checkpoints import checkpoint_seconds
+from memfit.cost.checkpoints import CheckpointedBlock, checkpoint_seconds
 from memfit.cost.operator_times import OperatorTimes
 from memfit.cost.transfers import DISK_BYTES_PER_SECOND, BlockWork, added_seconds
 from memfit.devices.spec import Device
@@ -33,22 +34,41 @@ def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -
     return seconds
 
 
-def hooks_seconds(recording: Recording, device: Device, plan: Plan) -> float:
+def hooks_seconds(recording: Recording, device: Device, plan: Plan, times: OperatorTimes) -> float:
     """Return what a plan's checkpoints take in the steady step, besides what they run again."""
-    chooses = {
-        block: bool(strategy.keep)
+    keeps = {
+        block: frozenset(strategy.keep)
         for strategy in plan.strategies
         if isinstance(strategy, ActivationCheckpointing)
         for block in strategy.block_names(recording.facts)
     }
-    if not chooses:
+    if not keeps:
         return 0.0
     return sum(
-        checkpoint_seconds(
-            call.last_operation - call.first_operation, device, chooses=chooses[call.module]
-        )
+        checkpoint_seconds(_checkpointed(recording.steady, call, times, keeps[call.module]), device)
         for call in recording.steady.calls
-        if call.phase is Phase.FORWARD and call.module in chooses
+        if call.phase is Phase.FORWARD and call.module in keeps
+    )
+
+
+def _checkpointed(
+    trace: Trace, call: ModuleCall, times: OperatorTimes, keep: frozenset[str]
+) -> CheckpointedBlock:
+    """Take all that is not kept to be run again; that nobody needs some of it changes little."""
+    operations = trace.operations[call.first_operation : call.last_operation]
+    num_calls: Counter[str] = Counter()
+    forward_seconds = kept_seconds = 0.0
+    for operation in operations:
+        seconds = times.seconds(operation)
+        forward_seconds += seconds
+        if f"{operation.name}.{num_calls[operation.name]}" in keep:
+            kept_seconds += seconds
+        num_calls[operation.name] += 1
+    return CheckpointedBlock(
+        num_operators=len(operations),
+        forward_seconds=forward_seconds,
+        again_seconds=forward_seconds - kept_seconds,
+        chooses=bool(keep),
     )
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from memfit.allocator.simulate import AllocatorRules
+from memfit.cost.checkpoints import CheckpointedBlock
 from memfit.planner.recompute.chain import Chain, ChainBlock, Option
 from memfit.planner.recompute.forward_backward import ForwardBackward, highest_forward_backward
 from memfit.planner.recompute.knapsack import Item, Trade, frontier, spread
 from memfit.trace.events import ModuleCall, Operation, Phase, Trace
 
 Seconds = Callable[[Operation], float]
-Hooks = Callable[[int, bool], float]
+Hooks = Callable[[CheckpointedBlock], float]
 
 _LARGEST_SHARE = 1 / 6
 """A module that holds more of the saved bytes than this is looked into, where it has parts."""
@@ -32,7 +33,7 @@ def chain_of(
     link_bytes_per_second: float | None = None,
     as_it_is: Trace | None = None,
     *,
-    hooks_of: Hooks = lambda _num_operators, _chooses: 0.0,
+    hooks_of: Hooks = lambda _block: 0.0,
 ) -> Chain:
     """Return the chain of blocks of a step that stores everything.
 
@@ -45,8 +46,7 @@ def chain_of(
         as_it_is: the same step without any strategy. Modules that leave out what they do there
             are no blocks: a head whose logits are made in chunks after it would make them all at
             once if it were run again.
-        hooks_of: the seconds of a checkpoint besides what it runs again, by the number of its
-            operators and whether it keeps some of their results.
+        hooks_of: the seconds of a checkpoint besides what it runs again.
 
     Totals are of the highest micro-batch; the seconds of recomputation are of all of them. Does not
     account for what a block's choice changes in another block, such as the order of frees; a plan
@@ -211,19 +211,27 @@ class _ChainBuilder:
         input_bytes = self._input_bytes(part.call)
         trades = self._frontier(tuple(self._items(part)))
         useful = [trade for trade in trades if input_bytes + trade.num_bytes < part.inner_bytes]
-        num_operators = len(self._step.operations(part.call))
         again = [
             Option(
                 recomputes=True,
                 keep=trade.keep,
                 saved_bytes=input_bytes + trade.num_bytes,
                 unneeded_bytes=input_bytes + trade.unneeded_bytes,
-                seconds=(trade.seconds + self._hooks_of(num_operators, bool(trade.keep)))
-                * self._repeats,
+                seconds=(trade.seconds + self._hooks_seconds(part.call, trade)) * self._repeats,
             )
             for trade in reversed(spread(useful, _MOST_OPTIONS))
         ]
         return (store, *again, *self._offloading(before, window, again[-1:]))
+
+    def _hooks_seconds(self, call: ModuleCall, trade: Trade) -> float:
+        operations = self._step.operations(call)
+        block = CheckpointedBlock(
+            num_operators=len(operations),
+            forward_seconds=sum(map(self._seconds_of, operations)),
+            again_seconds=trade.seconds,
+            chooses=bool(trade.keep),
+        )
+        return self._hooks_of(block)
 
     def _offloading(
         self, before: _Window | None, window: _Window, whole: Sequence[Option]

@@ -348,16 +348,12 @@ class JobEvaluator:
         if latest is None or latest[0] is not recording or latest[1] is not may_offload:
             link = self.device.value("link_bytes_per_second") if may_offload else None
             plain, rules = self.plain.steady, rules_of(self.device)
-            hooks = partial(_seconds_of_hooks, self.device)
+            hooks = partial(checkpoint_seconds, device=self.device)
             chain = chain_of(
                 recording.steady, rules, self.times.seconds, link, plain, hooks_of=hooks
             )
             latest = self._latest_chain = recording, may_offload, chain, {}
         return latest[2:]
-
-
-def _seconds_of_hooks(device: Device, num_operators: int, chooses: bool) -> float:
-    return checkpoint_seconds(num_operators, device, chooses=chooses)
 
 
 def _keeping_nothing(strategy: Strategy) -> Strategy:

@@ -13,16 +13,18 @@ class Patience:
 
     Args:
         seconds: from now on; None sets no bound.
+        first_share: of them, after which it is over at first, until the rest is given.
 
     Raises:
         UsageError: if the bound is not a positive number.
     """
 
-    def __init__(self, seconds: float | None = None) -> None:
+    def __init__(self, seconds: float | None = None, first_share: float = 1.0) -> None:
         if seconds is not None and not 0 < seconds < math.inf:
             msg = f"seconds must be a positive number, not {seconds}; leave it out for no bound."
             raise UsageError(msg)
         self.seconds = seconds
+        self._share = first_share
         self.is_interrupted = False
         self._begun = time.perf_counter()
 
@@ -36,7 +38,11 @@ class Patience:
         """Return whether the best that is known has to do."""
         if self.is_interrupted:
             return True
-        return self.seconds is not None and self.elapsed_seconds >= self.seconds
+        return self.seconds is not None and self.elapsed_seconds >= self._share * self.seconds
+
+    def give_rest(self) -> None:
+        """Have all of the seconds count from now on."""
+        self._share = 1.0
 
     def interrupt(self) -> None:
         """Have it be over now."""

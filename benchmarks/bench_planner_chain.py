@@ -1,6 +1,6 @@
 """Memory against time on a chain of blocks: memfit's plans beside torch's own remedies.
 
-Run: python benchmarks/bench_planner_chain.py           (about 30 minutes on two idle cores)
+Run: python benchmarks/bench_planner_chain.py           (about 40 minutes on two idle cores)
      PYTORCH_ALLOC_CONF=expandable_segments:True python benchmarks/bench_planner_chain.py \
          --device cuda                                          (seven minutes on a card)
 
@@ -8,9 +8,11 @@ A transformer of 16 blocks: width 256, 512 tokens and batch 4 in float32 on the 
 1024, 1024 tokens and batch 16 in bfloat16 on a card. Everything runs in one process on the same
 model and optimizer: each round takes every variant in turn, so that all see the same machine and
 the same addresses. The activation peak is what a step takes on top of what lives when it begins, by
-the allocator. Times are of the steps after the first one of a variant that was set up, as medians
-of the ratios to the two plain ones before and after it: a machine may change its speed within a
-round. torch.compile's memory budgets are run with inductor, beside a compiled step without.
+the allocator. Times are of the third step of a variant that was set up, on a card of the fifth to
+the seventh, as medians of the ratios to the two plain ones before and after it: a machine may
+change its speed within a round. In the first, second, fourth, eighth and so on checkpoints of
+memfit's look at every operator. torch.compile's memory budgets are run with inductor, beside a
+compiled step without.
 Budgets of memfit's plans are made from the peers' peaks; on a card they bound the whole process, so
 what the allocator reserves besides is counted against memfit alone.
 """
@@ -29,7 +31,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from chain_job import SIZES, build_job
+from chain_job import SIZES, Sizes, build_job
 from results_file import save_result
 from torch import nn
 from torch._functorch import config as functorch_config
@@ -117,7 +119,7 @@ def main() -> None:
     until = began + args.seconds * _PLANNING_SHARE
     setting = Setting(job, device, session, batch, fixed_bytes, until)
     variants = [*peers, *_plans(setting, peers)]
-    time_in_turns(variants, sizes.num_timed, args.num_rounds, began + args.seconds)
+    time_in_turns(variants, sizes, args.num_rounds, began + args.seconds)
     figures = {"device": device, **_figures(variants, setting.fixed_bytes)}
     save_result("planner_chain_card" if is_card else "planner_chain", figures)
 
@@ -265,16 +267,16 @@ def _peak_on_card(step: Callable[[], None]) -> int:
 
 
 def time_in_turns(
-    variants: list[Variant], num_timed: int, num_rounds: int, until: float = math.inf
+    variants: list[Variant], sizes: Sizes, num_rounds: int, until: float = math.inf
 ) -> None:
     """Time every variant in each round, the first of them before and after each of the others."""
     plain, others = variants[0], variants[1:]
     for number in range(num_rounds):
         started = time.monotonic()
-        _time_once(plain, num_timed)
+        _time_once(plain, sizes)
         for variant in others if number % 2 else others[::-1]:
-            _time_once(variant, num_timed)
-            _time_once(plain, num_timed)
+            _time_once(variant, sizes)
+            _time_once(plain, sizes)
             beside_seconds = sum(plain.seconds[-2:]) / 2
             variant.ratios.append(variant.seconds[-1] / beside_seconds)
         print(f"round {number + 1} of {num_rounds}: plain {plain.seconds[-1]:.3f} s", flush=True)
@@ -283,16 +285,17 @@ def time_in_turns(
             break
 
 
-def _time_once(variant: Variant, num_timed: int) -> None:
-    """Time the steps after the first one that follows when a variant was set up."""
+def _time_once(variant: Variant, sizes: Sizes) -> None:
+    """Time the steps after the first ones that follow when a variant was set up."""
     with variant.opened() as step:
-        step()
-        _wait()
-        started = time.perf_counter()
-        for _ in range(num_timed):
+        for _ in range(sizes.num_first):
             step()
         _wait()
-        variant.seconds.append((time.perf_counter() - started) / num_timed)
+        started = time.perf_counter()
+        for _ in range(sizes.num_timed):
+            step()
+        _wait()
+        variant.seconds.append((time.perf_counter() - started) / sizes.num_timed)
 
 
 def _wait() -> None:

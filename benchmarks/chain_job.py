@@ -22,16 +22,30 @@ class Sizes:
     batch_size: int
     num_heads: int
     dtype: torch.dtype
+    num_first: int
+    """Steps before: checkpoints of memfit's look at every operator in the first, second, fourth."""
     num_timed: int
     """Steps that are timed together."""
 
 
 SIZES = {
     "cpu": Sizes(
-        width=256, num_tokens=512, batch_size=4, num_heads=4, dtype=torch.float32, num_timed=1
+        width=256,
+        num_tokens=512,
+        batch_size=4,
+        num_heads=4,
+        dtype=torch.float32,
+        num_first=2,
+        num_timed=1,
     ),
     "cuda": Sizes(
-        width=1024, num_tokens=1024, batch_size=16, num_heads=16, dtype=torch.bfloat16, num_timed=4
+        width=1024,
+        num_tokens=1024,
+        batch_size=16,
+        num_heads=16,
+        dtype=torch.bfloat16,
+        num_first=4,
+        num_timed=3,
     ),
 }
 

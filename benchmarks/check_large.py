@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -89,8 +90,16 @@ def _all_carried_out(cases: list[dict[str, Any]], args: argparse.Namespace) -> i
     Whatever takes longer than there is time for is said to have.
     """
     until = time.monotonic() + args.seconds
-    found: dict[str, Any] = {"device": _DEVICE, "card": torch.cuda.get_device_name(), "cases": []}
-    found |= {"torch": str(torch.__version__), "date": time.strftime("%Y-%m-%d")}
+    found: dict[str, Any] = {
+        "benchmark": "large_card",
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "num_threads": torch.get_num_threads(),
+        "device": _DEVICE,
+        "card": torch.cuda.get_device_name(),
+        "cases": [],
+    }
     for number in reversed(range(len(cases))):
         part = args.out.with_suffix(f".{number}.json")
         command = [sys.executable, __file__, str(args.plans), "--case", str(number)]

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from memfit.units import format_bytes, format_seconds
+from memfit.prediction.budget import read_budget
+from memfit.units import GIB, format_bytes, format_seconds
 
 from .blocks import Figures, table
 
 _KEPT = re.compile(r"keep=[^)]*")
 """What a block keeps is a long list of operators."""
+_SETTING = re.compile(r"\(blocks=.*\)")
+"""Which blocks are run again, and what of them is kept."""
 _SOON_SECONDS = 10
 _DONE_SECONDS = 30
 _AT_ONCE_SECONDS = 5
@@ -21,14 +24,40 @@ _NEVER = float("inf")
 
 def chain(figures: Figures) -> Iterator[str]:
     """Compare time and memory of plans for many like blocks, beside other tools."""
-    rows = figures["rows"]
     yield (
-        "A transformer of 16 blocks, width 256, 512 tokens, batch 4, AdamW. The activation "
-        "peak is what a step takes on top of what lives when it begins, as a share of the "
-        f"plain step's; the time is the median of {figures['num_rounds']} ratios to the plain "
-        "steps before and after it, with quartiles. Rows of memfit are plans for a budget, found "
-        "with `--measure`."
+        "A transformer of 16 blocks, width 256, 512 tokens, batch 4, AdamW. "
+        f"{_how_timed(figures)} Rows of memfit are plans for a budget, found with `--measure`."
     )
+    yield from _chain_rows(figures)
+
+
+def chain_on_card(figures: Figures) -> Iterator[str]:
+    """Compare the same on a card, where the step is short for its operators."""
+    yield (
+        "The same chain on an NVIDIA H200, of width 1024, 1024 tokens, batch 16, bfloat16, with "
+        f"growing segments for all; a plain step takes {1000 * figures['plain_step_seconds']:.0f} "
+        f"ms. {_how_timed(figures)} Rows of memfit are plans as they were made before this was "
+        "known: 30 seconds were given for each, and no plan was run within them, as the search "
+        "had taken them; of the four steps that were timed together two were of those in which "
+        "its checkpoints look at every operator, which few of many steps are. **Both plans take "
+        "longer than torch's own checkpoints of whole blocks, with more memory**: the host did "
+        "not keep ahead of the card, which was priced as nothing. Since then [it has a "
+        "price](how-planning-works.md#times), four tenths of the seconds are left for running "
+        "plans, and for these budgets other plans are made; how long those take was not measured."
+    )
+    yield from _chain_rows(figures)
+
+
+def _how_timed(figures: Figures) -> str:
+    return (
+        "The activation peak is what a step takes on top of what lives when it begins, as a share "
+        f"of the plain step's; the time is the median of {figures['num_rounds']} ratios to the "
+        "plain steps before and after it, with quartiles."
+    )
+
+
+def _chain_rows(figures: Figures) -> Iterator[str]:
+    rows = figures["rows"]
     yield table("| activation peak | share | time | quartiles", "lrrrl", map(_chain_row, rows))
     yield "\n".join(_beside_peers(rows))
     if "left_out" in figures:
@@ -80,6 +109,56 @@ def large_plan(figures: Figures) -> Iterator[str]:
             )
             for row in (*figures["large"], figures["small"])
         ),
+    )
+
+
+def large_card(figures: Figures) -> Iterator[str]:
+    """Hold the plans of a large model against what a card took under them."""
+    yield (
+        "The 8 B decoder of the section before, under its plans, on an NVIDIA H200. The plans and "
+        "all that is predicted were made on two cores, without a card, before; no step of this "
+        "model had been run on one. Each plan ran in a process of its own, four steps of one "
+        "batch from one seed; peaks are of the steps after the first."
+    )
+    yield table(
+        "budget | plan | allocated | measured | process | measured | seconds | measured | loss "
+        "before step 4",
+        "llrrrrrrr",
+        map(_large_row, figures["cases"]),
+    )
+    losses = [case["measured"]["losses"] for case in figures["cases"]]
+    apart = max(abs(a - b) / b for each in losses for a, b in zip(each, losses[-1], strict=True))
+    held = sum(
+        _process(c, "measured") <= read_budget(c["budget"] or "140GiB") for c in figures["cases"]
+    )
+    off = max(
+        abs(_process(case, "predicted") / _process(case, "measured") - 1)
+        for case in figures["cases"]
+    )
+    yield (
+        f"{held} of {len(losses)} budgets held; the process takes what was predicted to within "
+        f"{off:.2%}. The losses of four steps under the four plans are the same to {apart:.1e} "
+        "(products in bfloat16, added up in pieces of other sizes)."
+    )
+
+
+def _process(case: Figures, kind: str) -> int:
+    return int(case[kind]["process_bytes"])
+
+
+def _large_row(case: Figures) -> tuple[str, ...]:
+    predicted, measured = case["predicted"], case["measured"]
+    names = dict.fromkeys(_SETTING.sub("", label) for label in case["strategies"])
+    return (
+        case["budget"] or "the card",
+        " + ".join(names),
+        f"{predicted['peak_allocated_bytes'] / GIB:.3f} GiB",
+        f"{measured['peak_allocated_bytes'] / GIB:.3f} GiB",
+        f"{predicted['process_bytes'] / GIB:.2f} GiB",
+        f"{measured['process_bytes'] / GIB:.2f} GiB",
+        f"{predicted['step_seconds']:.2f} s",
+        f"{measured['step_seconds']:.2f} s",
+        f"{measured['losses'][-1]:.4f}",
     )
 
 

@@ -156,7 +156,9 @@ def page_sizes(figures: Figures) -> Iterator[str]:
 
 def readme_figures() -> str:
     """Return the paragraphs of README that name figures."""
-    return "\n\n".join(map(_filled, (_on_the_cpu(), _on_cards(), _blind_on_a_card())))
+    return "\n\n".join(
+        map(_filled, (_on_the_cpu(), _on_cards(), _blind_on_a_card(), _large_on_a_card()))
+    )
 
 
 def _on_the_cpu() -> str:
@@ -220,6 +222,25 @@ def _blind_on_a_card() -> str:
         "[All of them](docs/accuracy.md#recorded-on-a-card-for-this), and the plans "
         "[there](docs/benchmarks.md#plans-on-a-card) and "
         "[there](docs/benchmarks.md#plans-on-another-card)."
+    )
+
+
+def _large_on_a_card() -> str:
+    cases = load_result("large_card")["cases"]
+
+    def worst(quantity: str) -> float:
+        return max(abs(e["predicted"][quantity] / e["measured"][quantity] - 1) for e in cases)
+
+    off_bytes = max(
+        abs(e["predicted"]["peak_allocated_bytes"] - e["measured"]["peak_allocated_bytes"])
+        for e in cases
+    )
+    budgets = ", ".join(str(e["budget"]).replace("GiB", "") for e in cases if e["budget"])
+    return (
+        f"Plans for that decoder, made without a card for {budgets} GiB and all of an H200, were "
+        f"run on one: their peaks were as predicted to {format_bytes(off_bytes)}, the process's "
+        f"bytes to {worst('process_bytes'):.2%}, seconds to {worst('step_seconds'):.0%}, and the "
+        "same losses. [All four](docs/benchmarks.md#a-large-model-under-its-plans-on-a-card)."
     )
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from installed import compile_installed, user_environment
 from results_file import save_result
 
 from memfit.units import format_bytes
@@ -25,6 +26,7 @@ _SMALL_BUDGET = "20MiB"
 
 def main() -> None:
     """Plan at budgets from the whole card to what nothing fits in."""
+    compile_installed(_HERE.parent)
     large = [_planned(_LARGE, "h200", budget) for budget in _BUDGETS]
     save_result("large_plan", {"large": large, "small": _planned(_SMALL, "cpu", _SMALL_BUDGET)})
 
@@ -35,7 +37,9 @@ def _planned(job: str, device: str, budget: str | None) -> dict[str, Any]:
     if budget is not None:
         command += ["--budget", budget]
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=user_environment({})
+    )
     seconds = time.perf_counter() - started
     figures = {
         "job": Path(job).name,

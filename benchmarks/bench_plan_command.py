@@ -6,8 +6,8 @@ Five ordinary trainings are planned for a card of 12 GiB, each once, then with a
 then as at first, with what the calls before have kept; a decoder of 8 billion parameters is planned
 for the memory of an H200 and for 66 GiB, each with nothing kept, and as at first. Every command is
 a process of its own; the first plan that fits is the first one that it tells of, a known one among
-them. A loop of plain Python is timed before each, as the processor of a shared machine is not
-always equally fast.
+them. Modules are compiled before, as they are after any first command. A loop of plain Python is
+timed before each, as the processor of a shared machine is not always equally fast.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from installed import compile_installed, user_environment
 from results_file import commit_of, save_result
 
 NAME = "plan_command"
@@ -54,6 +55,8 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="*", choices=_COMMANDS, default=list(_COMMANDS))
     parser.add_argument("--seconds", type=float, default=900, help="after which one is given up")
     arguments = parser.parse_args()
+    for checkout in filter(None, (_HERE.parent, arguments.beside)):
+        compile_installed(checkout)
     rows = []
     for name in arguments.jobs:
         with tempfile.TemporaryDirectory() as folder:
@@ -88,8 +91,8 @@ def _timed(
         plan = Path(folder, "plan.yaml")
         command = [sys.executable, "-m", "memfit", "plan", f"{_HERE / file}:job", *words]
         command += ["--save", str(plan)]
-        environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
-        environment["MEMFIT_CACHE_DIR"] = str(cache)
+        changes = {"PYTHONPATH": str(checkout.resolve() / "src"), "MEMFIT_CACHE_DIR": str(cache)}
+        environment = user_environment(changes)
         environment.setdefault("OMP_NUM_THREADS", "1")
         loop_seconds = _loop_seconds()
         begun = time.perf_counter()

@@ -102,3 +102,13 @@ def test_plans_are_measured_though_the_search_ran_out_of_its_part_of_the_time(
     monkeypatch.setattr("memfit.planner.planning._SHARE_OF_ESTIMATES", 1e-9)
     memfit.plan(regression_job, "cpu", measure=True, seconds=100)
     assert run
+
+
+def test_an_interrupt_while_plans_are_run_keeps_the_best_estimate(monkeypatch, regression_job):
+    def time_plans(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memfit.planner.measured.time_plans", time_plans)
+    found = memfit.plan(regression_job, "cpu", measure=True)
+    assert found.prediction is not None
+    assert any("was interrupted" in note for note in found.notes)

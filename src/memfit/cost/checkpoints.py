@@ -22,7 +22,7 @@ _BESIDE_CARD = 1.35
 A guess from one job on one H200: 16 blocks of 3.5 ms took 4.0 ms each where torch's selective
 checkpoints kept the products and attention, which leaves the card 0.2 ms of work to do again; whole
 blocks run again took what the card computed (benchmarks/results/planner_chain_card.json)."""
-_BACKWARD_OVER_FORWARD = 2.0
+BACKWARD_OVER_FORWARD = 2.0
 """Two products of matrices in backward for each one in forward."""
 
 
@@ -54,7 +54,7 @@ def checkpoint_seconds(block: CheckpointedBlock, device: Device) -> float:
     if device.kind == CPU:
         return hooks * launch_seconds
     plain = _PLAIN_OPERATOR_LAUNCHES * block.num_operators
-    plain_seconds = (1 + _BACKWARD_OVER_FORWARD) * block.forward_seconds
+    plain_seconds = (1 + BACKWARD_OVER_FORWARD) * block.forward_seconds
     late_anyway = max(0.0, _BESIDE_CARD * plain * launch_seconds - plain_seconds)
     host_seconds = _BESIDE_CARD * (plain + hooks) * launch_seconds
     return max(0.0, host_seconds - plain_seconds - block.again_seconds - late_anyway)

@@ -35,10 +35,9 @@ _SHORT_SECONDS = 0.3
 _IMPRESSION_SECONDS = 3.0
 """After so long a first impression has what rounds it has."""
 _SMALLER_GAIN = 0.03
-"""Smaller micro-batches must save this share of a step, or no estimate speaks for them.
+"""Smaller micro-batches must save this share of a step: no estimate speaks for them.
 
-The same plan timed again differs by more than that in a tenth of the cases, and by half of it in
-half of them, so a smaller gain is as likely to be none.
+On two shared cores the same plan, timed again, differed by 10 % and more in a tenth of the cases.
 """
 _FREE_SHARE = 0.8
 _FEWER = 4

@@ -143,7 +143,11 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
         is_measured = wanted.measure and not search.is_over
         if is_measured:
             clock = PlanClock(job, device, plain.facts.separation)
-            best = fastest_measured(clock, best, search)
+            try:
+                best = fastest_measured(clock, best, search)
+            except KeyboardInterrupt:  # the best by its estimate is known
+                search.patience.interrupt()
+                is_measured = False
         finished = FinishedSearch(
             device=device,
             plain=plain,

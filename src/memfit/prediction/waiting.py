@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from memfit.cost.checkpoints import CheckpointedBlock, checkpoint_seconds
+from memfit.cost.checkpoints import BACKWARD_OVER_FORWARD, CheckpointedBlock, checkpoint_seconds
 from memfit.cost.operator_times import OperatorTimes
 from memfit.cost.transfers import DISK_BYTES_PER_SECOND, BlockWork, added_seconds
 from memfit.devices.spec import Device
@@ -13,9 +13,6 @@ from memfit.prediction.recording import Recording
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.plan import Plan
 from memfit.trace.events import ModuleCall, Phase, Trace
-
-_BACKWARD_OVER_FORWARD = 2.0
-"""Two products of matrices in backward for each one in forward."""
 
 
 def waited_seconds(recording: Recording, device: Device, times: OperatorTimes) -> float:
@@ -83,7 +80,7 @@ def _blocks_wait_seconds(recording: Recording, device: Device, times: OperatorTi
         blocks.append(
             BlockWork(
                 forward_seconds=seconds,
-                backward_seconds=_BACKWARD_OVER_FORWARD * seconds,
+                backward_seconds=BACKWARD_OVER_FORWARD * seconds,
                 out_bytes=spill.out_bytes[module] // num_pieces,
                 in_bytes=spill.in_bytes.get(module, 0) // num_pieces,
             )

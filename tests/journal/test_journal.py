@@ -155,6 +155,10 @@ def test_a_long_timeline_is_thinned_and_keeps_its_peak(tmp_path: Path) -> None:
             '{"memfit_timeline": 1, "step": 1, "predicted": null, "measured": '
             '{"allocated_bytes": [1, 2], "by_category": {"parameters": [1]}, "phases": []}}'
         ),
+        (
+            '{"memfit_timeline": 1, "step": 1, "predicted": null, "measured": '
+            '{"allocated_bytes": [1, 1e999], "by_category": {}, "phases": []}}'
+        ),
     ],
 )
 def test_a_file_that_is_no_timeline_is_refused(tmp_path: Path, content: str) -> None:

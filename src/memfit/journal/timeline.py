@@ -68,7 +68,7 @@ def read_timeline(folder: Path) -> StepTimeline | None:
             measured=timeline_from_json(content["measured"]),
             predicted=None if predicted is None else timeline_from_json(predicted),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         reason = f"it is no timeline of a step ({type(error).__name__}: {error})"
         raise DataError(str(path), reason) from error
 

@@ -85,7 +85,7 @@ def read_prediction(path: Path) -> SavedPrediction:
         raise DataError(str(path), reason)
     try:
         return _saved(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         missing = isinstance(error, KeyError)
         what = f"{error} is missing" if missing else text(str(error))
         reason = f"it is no whole prediction: {what}. Write it again with --save."

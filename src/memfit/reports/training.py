@@ -110,7 +110,7 @@ def read_training(folder: Path) -> Training | None:
             measured=None if measured is None else Measurement(**_with_timeline(measured)),
             **content,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         reason = f"it does not tell of a training ({type(error).__name__}: {error})"
         raise DataError(str(path), reason) from error
 

@@ -61,8 +61,8 @@ class PlanningProgress:
             self._write(f"memfit: an earlier call has found a plan that fits in {sizes}: {plan}\n")
 
     def better(self, found: PlanSoFar) -> None:
-        """Take note of a plan that is better than those before it, unless one is known that is."""
-        if found.step_seconds > self._known_seconds:
+        """Take note of a plan that is better than those before it, and than one that is known."""
+        if found.step_seconds >= self._known_seconds:
             return
         sizes = f"{format_bytes(found.peak_bytes)}, {_against(found)}"
         self._best = f"fits: {sizes}"

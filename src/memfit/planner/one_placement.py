@@ -18,7 +18,7 @@ from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.measured import PlanClock, fastest_measured, measured_times
 from memfit.planner.result.assembly import FinishedSearch
 from memfit.planner.result.planning_result import PlanningResult
-from memfit.planner.search.candidates import Evaluator
+from memfit.planner.search.candidates import Evaluator, Strategies
 from memfit.planner.search.evaluation import JobEvaluator, Progress
 from memfit.planner.search.options import SearchSpace, calls_blocks_again, search_space
 from memfit.planner.search.patience import Patience
@@ -135,7 +135,8 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
     job, device, plain = evaluator.job, evaluator.device, evaluator.plain
     with beside(recorded, wanted.processes) as others:
         recordings = Evaluator(recorded.in_short, recorded.in_full, others.ahead)
-        search = _search(recordings, evaluator.space, plain, wanted)
+        known = recorded.fastest_known()
+        search = _search(recordings, evaluator.space, plain, wanted, known)
         best = search.run()
         if best is None:
             raise _no_plan_fits(search, wanted.bounds.num_bytes or 0)
@@ -157,6 +158,7 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
         )
         rungs = finished.rungs(best)
         others.learn_effects()
+        recorded.keep_known()
         return finished.result(best, rungs)
 
 
@@ -201,7 +203,13 @@ def trial_of(
     return trial if prove or trial.is_quick else None
 
 
-def _search(evaluate: Evaluator, space: SearchSpace, plain: Recording, wanted: Wanted) -> Search:
+def _search(
+    evaluate: Evaluator,
+    space: SearchSpace,
+    plain: Recording,
+    wanted: Wanted,
+    known: Strategies | None,
+) -> Search:
     slack, most_operators = _SLACK, float(_MOST_OPERATORS)
     if wanted.thorough:
         most_operators = float("inf")
@@ -215,6 +223,7 @@ def _search(evaluate: Evaluator, space: SearchSpace, plain: Recording, wanted: W
         most_operators=most_operators,
         patience=wanted.patience,
         on_better=wanted.on_better,
+        known=known,
     )
 
 

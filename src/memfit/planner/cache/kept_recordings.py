@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from memfit.job import Job
+from memfit.planner.cache.known_plans import KnownPlan, Name
 from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.evaluation import Foreseen, JobEvaluator
@@ -87,6 +88,37 @@ class KeptRecordings:
     kept: JobCache
     besides: dict[Strategies, Candidate] = field(default_factory=dict)
     """What copies of this process found besides what they were asked."""
+    whole: dict[Name, KnownPlan] = field(default_factory=dict)
+    """What was recorded whole, as far as this call has asked for it."""
+
+    def fastest_known(self) -> Strategies | None:
+        """Return the fastest combination that earlier calls have recorded, may be chosen and fits.
+
+        None if they have recorded none.
+        """
+        evaluator = self.evaluator
+        known = self._known()
+        for name in sorted(known, key=lambda each: known[each].seconds):
+            strategies = known[name].strategies
+            as_now = (self._name(kind, strategies) for kind in ("short", "full"))
+            if (
+                name in as_now
+                and known[name].fits(evaluator.budget)
+                and evaluator.space.contains(strategies)
+                and evaluator.space.obstacle(strategies) is None
+            ):
+                return strategies
+        return None
+
+    def keep_known(self) -> None:
+        """Keep what is known of the plans that were recorded whole, for ``fastest_known``."""
+        known = self._known()
+        if self.whole.keys() - known.keys():
+            self.kept.put({**known, **self.whole}, "known")
+
+    def _known(self) -> dict[Name, KnownPlan]:
+        found = self.kept.get("known")
+        return found if isinstance(found, dict) else {}
 
     def in_short(self, strategies: Strategies) -> Candidate:
         """Record the step, with a few micro-batches only where there are many."""
@@ -101,10 +133,10 @@ class KeptRecordings:
         name = self._name("short", found.candidate.strategies)
         candidate = self.evaluator.accept(found)
         if candidate is not None:
-            self.kept.put(found, *name)
+            self._keep(found, name)
             for each in found.besides:
                 alone = replace(found, candidate=each, besides=())
-                self.kept.put(alone, *self._name("short", each.strategies))
+                self._keep(alone, self._name("short", each.strategies))
                 self.besides[each.strategies] = each
         return candidate
 
@@ -124,10 +156,15 @@ class KeptRecordings:
         if kind == "short" and strategies in self.besides:
             return self.besides[strategies]
         new = self.evaluator.learning(record, strategies)
-        self.kept.put(new, *name)
+        self._keep(new, name)
         return new.candidate
 
-    def _name(self, kind: str, strategies: Strategies) -> tuple[object, ...]:
+    def _keep(self, found: Foreseen, name: Name) -> None:
+        self.kept.put(found, *name)
+        if found.candidate.is_exact:
+            self.whole[name] = KnownPlan.of(found.candidate)
+
+    def _name(self, kind: str, strategies: Strategies) -> Name:
         """Name a recording by all that it depends on besides the job and the device."""
         evaluator = self.evaluator
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from memfit.planner.search.candidates import Refinement, Strategies
 from memfit.planner.search.first_guess import SPARING, likely_to_fit, piece_guesses
@@ -76,12 +77,22 @@ class FirstPlan:
                 return
 
     def _likely_smaller(self) -> Iterator[Strategies]:
-        """Yield what may fit; whether pieces may be taken is asked only where it comes to that."""
+        """Yield what may fit; whether pieces may be taken is asked only where it comes to that.
+
+        What is known to take several steps' time takes as long to record, and is left to the
+        search.
+        """
         root = self.recordings.of(self.tree.nodes[0].strategies)
         yield from (node.strategies for node in self.neighbours.mildest(root.strategies))
         guesses = piece_guesses(root, [*self.recordings.tried.values()], self.space)
-        yield from (each.strategies for each in guesses[:_MOST_GUESSES])
-        yield from (node.strategies for node in self.neighbours.strongest())
+        quick = (each.strategies for each in guesses if not self._is_slow(each.strategies))
+        yield from islice(quick, _MOST_GUESSES)
+        for node in self.neighbours.strongest():
+            if not self._is_slow(node.strategies):
+                yield node.strategies
+
+    def _is_slow(self, strategies: Strategies) -> bool:
+        return any(self.space.slowdowns.get(each, 1.0) > 1.0 for each in strategies)
 
     def _try_guess(self, strategies: Strategies) -> None:
         """Record a combination for some plan; recompute blocks where that is estimated to do.

@@ -49,6 +49,27 @@ class SearchSpace:
         """Return whether a combination has the micro-batches that were required, if any were."""
         return not self.must_split or any(s in self.splits for s in strategies)
 
+    def contains(self, strategies: Sequence[Strategy]) -> bool:
+        """Return whether a combination is made of what may be combined, with what it must have.
+
+        Whether its micro-batches keep the results is not asked.
+        """
+        names = {
+            option.name for options in (*self.options, self.splits) for option in options if option
+        }
+        if self.may_recompute:
+            names.add(ActivationCheckpointing.name)
+        writes_disk = any(
+            o is not None and o.needs_disk for options in self.options for o in options
+        )
+        present = {strategy.name for strategy in strategies}
+        required = {strategy.name for strategy in self.required}
+        return (
+            required <= present <= names
+            and self.allows(strategies)
+            and (writes_disk or not any(strategy.needs_disk for strategy in strategies))
+        )
+
     def obstacle(self, strategies: Sequence[Strategy]) -> tuple[str, str] | None:
         """Name the strategy whose micro-batches would not keep the results, and say why.
 

@@ -57,7 +57,8 @@ class Search:
 
     ``slack`` is the share of a step's time that is not worth another recording: what fits is taken
     when all that is left could be faster by no more than that. ``is_long`` says that recording a
-    step takes long.
+    step takes long, and ``known`` what fits by an earlier call, which then takes the place of
+    guesses.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Search:
         most_operators: float = float("inf"),
         patience: Patience | None = None,
         on_better: OnBetter | None = None,
+        known: Strategies | None = None,
     ) -> None:
         self.space = space
         self.is_long = is_long
@@ -80,6 +82,7 @@ class Search:
         self.neighbours = Neighbours(space, self.recordings.refused)
         self.tree = SearchTree(self.recordings, space)
         self._slack = slack
+        self._known = known
         self._on_better = on_better
         self._queue = SearchQueue()
         self._first_plan = FirstPlan(
@@ -126,6 +129,7 @@ class Search:
     def _run(self) -> Candidate | None:
         likely = self._first_plan.begin()
         self._look_ahead()
+        self._take_up_known()
         self._first_plan.go_on(likely)
         for root in starting_points(self.recordings, self.space, is_long=self.is_long):
             node = SearchNode(root, 0, None)
@@ -141,6 +145,15 @@ class Search:
             return found
         self._settle_largest_pieces()
         return relaxed(found, self.recordings, self.neighbours)
+
+    def _take_up_known(self) -> None:
+        """Queue what fits by an earlier call: nothing slower need be looked at."""
+        if self._known is None:
+            return
+        candidate = self.recordings.attempt(self._known, in_full=True)
+        if candidate is not None and candidate.prediction.fits:
+            node = SearchNode(candidate.strategies, 0, None, candidate)
+            self._queue.push_candidate(node, candidate)
 
     def _look_ahead(self) -> None:
         """Have pieces of a batch looked into beside this process, if any may be needed."""

@@ -45,8 +45,8 @@ class Looking(SomeRefused):
         super().__init__(set())
         self.world, self.began = world, []
 
-    def look_ahead(self, first=None) -> None:
-        del first
+    def look_ahead(self, likely=()) -> None:
+        del likely
         self.began.append([*self.world.short])
 
 

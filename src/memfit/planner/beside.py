@@ -11,8 +11,10 @@ from memfit.planner.cache.kept_recordings import KeptRecordings
 from memfit.planner.search.aside import Aside, can_fork
 from memfit.planner.search.evaluation import Foreseen
 from memfit.planner.search.foresight import Foresight
+from memfit.planner.search.splits import SplitChecks
 from memfit.prediction.predict import wants_effects
-from memfit.separation.separation import Findings, Separation
+from memfit.separation.findings import Findings
+from memfit.separation.separation import Separation
 
 _NICE = 19
 """It is wanted last, so recordings come first."""
@@ -25,15 +27,13 @@ _MOST_TIMES = 20
 class Beside:
     """Recordings of plans that will be asked for, and what the notes of every plan say."""
 
-    separation: Separation | None = None
     ahead: Foresight[Foreseen] | None = None
-    effects: Aside[Findings] | None = None
+    checks: SplitChecks | None = None
 
     def learn_effects(self) -> None:
         """Take over what the step changes besides gradients, waiting for it."""
-        found = None if self.effects is None else self.effects.result()
-        if found is not None and self.separation is not None:
-            self.separation.learn(found)
+        if self.checks is not None:
+            self.checks.learn_effects()
 
 
 @contextmanager
@@ -53,13 +53,12 @@ def beside(kept: KeptRecordings, num_processes: int) -> Iterator[Beside]:
         num_processes=num_processes,
         most_seconds=_LEAST_WAIT_SECONDS + _MOST_TIMES * plain.record_seconds,
     )
-    effects = None if separation is None else Aside(partial(_with_effects, separation), _NICE)
+    if checks is not None and separation is not None:
+        checks.effects = Aside(partial(_with_effects, separation), _NICE)
     try:
-        yield Beside(separation=separation, ahead=ahead, effects=effects)
+        yield Beside(ahead=ahead, checks=checks)
     finally:
         ahead.close()
-        if effects is not None:
-            effects.stop()
         if checks is not None:
             checks.close()
 

@@ -134,7 +134,9 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
     evaluator = recorded.evaluator
     job, device, plain = evaluator.job, evaluator.device, evaluator.plain
     with beside(recorded, wanted.processes) as others:
-        recordings = Evaluator(recorded.in_short, recorded.in_full, others.ahead)
+        recordings = Evaluator(
+            recorded.in_short, recorded.in_full, others.ahead, recorded.before_proof
+        )
         known = recorded.fastest_known()
         search = _search(recordings, evaluator.space, plain, wanted, known)
         best = search.run()

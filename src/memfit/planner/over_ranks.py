@@ -12,7 +12,8 @@ from memfit.figures import ConsideredPlacement
 from memfit.job import Job
 from memfit.planner.one_placement import Wanted, plan_here, recorded_plain, trial_of
 from memfit.planner.result.planning_result import PlanningResult
-from memfit.planner.search.evaluation import Progress, failure_of
+from memfit.planner.search.evaluation import Progress
+from memfit.planner.search.failures import failure_of
 from memfit.planner.search.splits import SplitChecks, may_be_unproved
 from memfit.prediction.recording import Recording
 from memfit.session.batches import BatchLayout, find_layout

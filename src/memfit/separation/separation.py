@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 from memfit.analysis.alignment import RecordingsDifferError
 from memfit.analysis.effects import Effects
@@ -24,6 +24,7 @@ from memfit.analysis.walk import follow
 from memfit.errors import MemfitError
 from memfit.job import Job
 from memfit.separation.effects import find_effects
+from memfit.separation.findings import Findings
 from memfit.separation.recorded_step import RecordedStep, record_step, unread_names
 from memfit.separation.recording_scope import undisturbed
 from memfit.separation.representations import find_representations, rows_are_apart
@@ -47,17 +48,6 @@ _SMALL_SIZES = (2, 3)
 """Sizes that are looked at besides those that are asked for: thresholds on the batch size."""
 _MANY_CALLS = 5000
 """Steps of more operators are looked at in the sizes that are asked for alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What was found out about a job's step, without the recordings that it was found from."""
-
-    judged: Mapping[tuple[int, bool], Separability]
-    settled: Mapping[tuple[int, bool], Separability]
-    of_rows: Mapping[str, Separability]
-    representations: tuple[str, ...] | None
-    effects: Effects | None = None
 
 
 class Separation:
@@ -90,6 +80,16 @@ class Separation:
         self._effects: Effects | None = None
         self._representations: tuple[str, ...] | None = None
         self._of_rows: dict[str, Separability] = {}
+        self._assumed_size: int | None = None
+
+    @contextmanager
+    def assuming(self, micro_batch_size: int) -> Iterator[None]:
+        """Take micro-batches of a size as proved inside, while a copy of this looks into them."""
+        self._assumed_size = micro_batch_size
+        try:
+            yield
+        finally:
+            self._assumed_size = None
 
     def of(self, micro_batch_size: int, *, given_statistics: bool = False) -> Separability:
         """Return whether micro-batches of a size keep the results.
@@ -99,6 +99,8 @@ class Separation:
             given_statistics: whether batch normalisation takes its statistics as given, as
                 batchnorm-replay has it.
         """
+        if micro_batch_size == self._assumed_size:
+            return PROVED
         key = micro_batch_size, given_statistics
         if (settled := self._settled.get(key)) is not None:
             return settled

@@ -14,7 +14,8 @@ from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.evaluation import Foreseen, JobEvaluator
 from memfit.prediction.recording import Recording
-from memfit.separation.separation import Findings, Separation
+from memfit.separation.findings import Findings
+from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.strategies.activation_offload import ActivationOffload
 
@@ -127,6 +128,11 @@ class KeptRecordings:
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record the whole step; of a long one, what stands for it."""
         return self._of("full", strategies, self.evaluator.in_full)
+
+    def before_proof(self, strategies: Strategies) -> None:
+        """Record pieces while a copy looks into them, unless an earlier call has recorded them."""
+        if not self.is_known(strategies):
+            self.evaluator.record_before_proof(strategies)
 
     def accept(self, found: Foreseen) -> Candidate | None:
         """Take over what a copy of this process has recorded in short, and keep it."""

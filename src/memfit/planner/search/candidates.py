@@ -10,6 +10,7 @@ from memfit.figures import Prediction
 from memfit.planner.recompute.assignment import Known
 from memfit.planner.recompute.chain import Chain
 from memfit.strategies.base import Strategy
+from memfit.strategies.plan import splitting_of
 
 Strategies = tuple[Strategy, ...]
 
@@ -78,10 +79,13 @@ class Evaluator:
         in_short: Callable[[Strategies], Candidate],
         in_full: Callable[[Strategies], Candidate] | None = None,
         ahead: Ahead | None = None,
+        before_proof: Callable[[Strategies], None] | None = None,
     ) -> None:
         self.in_short = in_short
         self.in_full = in_full or in_short
         self.ahead = ahead
+        self.before_proof = before_proof
+        """Records pieces before it is known whether they may be taken; None where nothing does."""
 
     def once_expected(self, strategies: Strategies) -> Candidate:
         """Record a combination in short, or take what was recorded ahead."""
@@ -92,3 +96,17 @@ class Evaluator:
 def recorded_members(strategies: Strategies) -> Strategies:
     """Leave out what changes nothing that is recorded, such as what the allocator is told."""
     return tuple(strategy for strategy in strategies if strategy.is_recorded)
+
+
+def keeping_nothing(strategy: Strategy) -> Strategy:
+    """Return a strategy that runs all of its pieces again, where it runs any again."""
+    split = strategy.splitting
+    return strategy if split is None else split.keeping(0) or strategy
+
+
+def num_recomputed(strategies: Strategies, batch_size: int) -> int:
+    """Count the pieces that a strategy runs again by itself; choosing blocks adds nothing then."""
+    split = splitting_of(strategies)
+    if split is None or not split.keeps_batch_whole:
+        return 0
+    return -(-batch_size // split.micro_batch_size)

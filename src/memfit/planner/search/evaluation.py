@@ -19,8 +19,11 @@ from memfit.planner.recompute.chain import Chain
 from memfit.planner.search.candidates import (
     Candidate,
     Strategies,
+    keeping_nothing,
+    num_recomputed,
     recorded_members,
 )
+from memfit.planner.search.failures import failure_of
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.refinements import refined
 from memfit.prediction.budget import MemoryBudget
@@ -30,7 +33,6 @@ from memfit.prediction.recording import Recording, record
 from memfit.session.batches import BatchLayout
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.activation_offload import ActivationOffload
-from memfit.strategies.base import Strategy
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order, splitting_of
 from memfit.trace.abridgement import Abridgement, few_pieces
 from memfit.trace.events import Category, Phase
@@ -88,6 +90,27 @@ class JobEvaluator:
     """Whether micro-batches were seen to be unlike one another, so that all are recorded."""
     _recorded: set[Strategies] = field(default_factory=set, init=False, repr=False)
     """What was recorded without failing."""
+    _is_assuming: bool = field(default=False, init=False, repr=False)
+    _assumed: set[tuple[Strategies, int, bool]] = field(default_factory=set, init=False, repr=False)
+    """Which of the last recordings were made before their pieces were known to be such as may be
+    taken."""
+
+    def record_before_proof(self, strategies: Strategies) -> None:
+        """Record pieces while a copy of this process still looks into them.
+
+        The recording counts once they are asked for, if they turn out to be proved by then.
+        """
+        split, separation = splitting_of(strategies), self.plain.facts.separation
+        if split is None or separation is None:
+            return
+        self._is_assuming = True
+        try:
+            with separation.assuming(split.micro_batch_size):
+                self.in_short(strategies)
+        except StrategyError:
+            return  # it is seen again where it can be reported
+        finally:
+            self._is_assuming = False
 
     def foresee(self, strategies: Strategies) -> Foreseen:
         """Record in short in a copy of this process, and return all that it has learnt by it."""
@@ -141,7 +164,7 @@ class JobEvaluator:
 
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record the whole step; of a long one, what stands for it."""
-        is_many = _num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
+        is_many = num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
         if self.plain.is_long or is_many:
             return self.in_short(strategies)
         return self._whole(strategies)
@@ -151,7 +174,7 @@ class JobEvaluator:
 
         That has to do for steps that take long to record.
         """
-        if _num_recomputed(strategies, self.job.batch_size) > _FEW_PIECES:
+        if num_recomputed(strategies, self.job.batch_size) > _FEW_PIECES:
             return self._abridged(strategies)
         num_samples = self._enough_samples(strategies)
         if num_samples == self.job.batch_size:
@@ -203,7 +226,7 @@ class JobEvaluator:
         missing = self._seconds_left_out(strategies)
         prediction = replace(prediction, step_seconds=prediction.step_seconds + missing)
         found = self._candidate(strategies, prediction, recording, 1.0)
-        is_many = _num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
+        is_many = num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
         return replace(found, is_exact=self.plain.is_long or is_many)
 
     def _seconds_left_out(self, strategies: Strategies) -> float:
@@ -215,7 +238,7 @@ class JobEvaluator:
         if members not in self._few:
             return 0.0  # no call was cut
         few, _ = self._few[members]
-        bare = tuple(_keeping_nothing(member) for member in members)
+        bare = tuple(keeping_nothing(member) for member in members)
         if bare not in self._few:
             self._abridged(bare)
         bare_few, bare_seconds = self._few[bare]
@@ -232,15 +255,33 @@ class JobEvaluator:
         if job is self.job and not members:
             return self.plain
         key = (members, job.batch_size, is_abridged)
+        if key in self._assumed and not self._is_assuming:
+            self._assumed.remove(key)
+            if not self._is_as_assumed(strategies):
+                self._latest.pop(key, None)
         if key not in self._latest:
             recording = self._recorded_now(members, job)
             if len(self._latest) == _MOST_KEPT:
                 del self._latest[next(iter(self._latest))]
             self._latest[key] = recording
+            if self._is_assuming:
+                self._assumed.add(key)
         return self._latest[key]
 
-    def _recorded_now(self, strategies: Strategies, job: Job) -> Recording:
+    def _is_as_assumed(self, strategies: Strategies) -> bool:
+        """Return whether pieces leave nothing behind that the whole batch would not.
+
+        Raises:
+            StrategyError: if they may not be taken.
+        """
         if obstacle := self.space.obstacle(strategies):
+            raise StrategyError(*obstacle)
+        split = splitting_of(strategies)
+        separation = self.plain.facts.separation
+        return split is None or not split.separability(separation).overwritten
+
+    def _recorded_now(self, strategies: Strategies, job: Job) -> Recording:
+        if not self._is_assuming and (obstacle := self.space.obstacle(strategies)):
             raise StrategyError(*obstacle)
         self.tell(strategies)
         plan = Plan(strategies=strategies)
@@ -333,7 +374,7 @@ class JobEvaluator:
         )
         if not self.space.may_recompute or ActivationCheckpointing.name in names:
             return found
-        if _num_recomputed(strategies, 1):
+        if num_recomputed(strategies, 1):
             return found
         if conflict([*strategies, ActivationCheckpointing()]):
             return found
@@ -354,24 +395,3 @@ class JobEvaluator:
             )
             latest = self._latest_chain = recording, may_offload, chain, {}
         return latest[2:]
-
-
-def _keeping_nothing(strategy: Strategy) -> Strategy:
-    """Return a strategy that runs all of its pieces again, where it runs any again."""
-    split = strategy.splitting
-    return strategy if split is None else split.keeping(0) or strategy
-
-
-def _num_recomputed(strategies: Strategies, batch_size: int) -> int:
-    """Count the pieces that a strategy runs again by itself; choosing blocks adds nothing then."""
-    split = splitting_of(strategies)
-    if split is None or not split.keeps_batch_whole:
-        return 0
-    return -(-batch_size // split.micro_batch_size)
-
-
-def failure_of(error: Exception) -> str:
-    """Quote an error's first line."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return f"the step could not be recorded with it ({said.rstrip('.')})."

@@ -99,10 +99,29 @@ def is_ruled_out(node: SearchNode, recorded: Iterable[SearchNode], space: Search
     return False
 
 
-def likely_pieces(whole: SearchNode, space: SearchSpace) -> AbstractSplitting | None:
+def is_hopeless(recorded: Iterable[Candidate], space: SearchSpace) -> bool:
+    """Test whether what lives all the time and nothing acts on is over the budget by itself.
+
+    Args:
+        recorded: what was recorded, the step with what is required only first.
+        space: what may be combined.
+    """
+    options = (*space.splits, *(o for os in space.options for o in os if o))
+    reached = {category for option in options for category in option.acts_on}
+    prediction = next(iter(recorded)).prediction
+    least_bytes = sum(
+        prediction.by_category.get(category.value, 0)
+        for category in LASTING
+        if category not in reached
+    )
+    return prediction.budget_bytes is not None and least_bytes > prediction.budget_bytes
+
+
+def likely_pieces(whole: Candidate, space: SearchSpace) -> AbstractSplitting | None:
     """Return the largest pieces that may fit with nothing recomputed; None if none may."""
+    node = SearchNode(whole.strategies, 0, None, whole)
     alike = (split for split in space.splits if not split.keeps_batch_whole)
-    return next((split for split in alike if may_fit_as_it_is(whole, split, space)), None)
+    return next((split for split in alike if may_fit_as_it_is(node, split, space)), None)
 
 
 def least_time_ratio(child: SearchNode, tree: SearchTree, space: SearchSpace) -> float:

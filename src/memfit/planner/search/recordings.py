@@ -75,6 +75,11 @@ class Recordings:
             new = [each for each in dict.fromkeys(combinations) if each not in self.tried]
             self._evaluate.ahead.expect(new, is_sure=is_sure)
 
+    def before_proof(self, strategies: Strategies) -> None:
+        """Record pieces, for when it is known that they may be taken."""
+        if self._evaluate.before_proof is not None and strategies not in self.tried:
+            self._evaluate.before_proof(strategies)
+
     def in_full(self, strategies: Strategies) -> Candidate:
         """Record a combination with all of its micro-batches.
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.first_guess import bytes_in_pieces
+from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.pieces import may_fit_as_it_is
+from memfit.planner.search.tree import SearchNode
 from memfit.strategies.base import AbstractSplitting
 from memfit.strategies.plan import conflict, in_catalogue_order
 
@@ -14,6 +17,22 @@ RESERVE_SHARE = 0.7
 """The peak of the plan in reserve, at most, as a share of the chosen one's."""
 _MARGIN = 0.98
 """Of that peak: pieces take about what is estimated, by what the whole batch takes."""
+
+
+def reserve_beside(node: SearchNode, space: SearchSpace) -> Strategies | None:
+    """Return what will be held in reserve of a node, if it is pieces that are likely to fit.
+
+    That can be recorded beside the node.
+    """
+    whole = node.parent
+    while whole is not None and whole.split:
+        whole = whole.parent
+    if not node.split or whole is None or whole.candidate is None:
+        return None
+    split = space.splits[node.split - 1]
+    if not may_fit_as_it_is(whole, split, space):
+        return None
+    return reserve_in_pieces(whole.candidate, split)
 
 
 def reserve_in_pieces(whole: Candidate, split: AbstractSplitting) -> Strategies | None:

@@ -27,19 +27,20 @@ from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.patience import Patience
 from memfit.planner.search.pieces import (
     TOLERANCE,
+    is_hopeless,
     is_ruled_out,
     least_time_ratio,
     likely_pieces,
-    may_fit_as_it_is,
 )
 from memfit.planner.search.queue import Entry, SearchQueue
 from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.relaxation import relaxed
-from memfit.planner.search.reserve import reserve_in_pieces
+from memfit.planner.search.reserve import reserve_beside
+from memfit.planner.search.so_far import plan_so_far
 from memfit.planner.search.starting_points import starting_points
-from memfit.planner.search.tree import LASTING, SearchNode, SearchTree
-from memfit.strategies.plan import in_catalogue_order
+from memfit.planner.search.tree import SearchNode, SearchTree
+from memfit.strategies.plan import in_catalogue_order, splitting_of
 
 OnBetter = Callable[[PlanSoFar], None]
 
@@ -137,7 +138,11 @@ class Search:
             self.tree.open(node)
         if self.best_so_far is None:
             self._first_plan.look_for_any()
-        found = None if self._is_hopeless() else self._first_that_fits()
+        found = (
+            None
+            if is_hopeless(self.recordings.tried.values(), self.space)
+            else self._first_that_fits()
+        )
         if found is None:
             reached = self.smallest()
             found = reached if reached.prediction.fits else None
@@ -158,12 +163,11 @@ class Search:
     def _look_ahead(self) -> None:
         """Have pieces of a batch looked into beside this process, if any may be needed."""
         checks = self.space.split_checks
-        root = self.recordings.of(in_catalogue_order(self.space.required))
-        is_enough = root.prediction.fits or self.best_so_far is not None
-        if checks is None or not self.recordings.looks_ahead or is_enough:
+        if checks is None or not self.recordings.looks_ahead or self.best_so_far is not None:
             return
-        whole = SearchNode(root.strategies, 0, None, root)
-        checks.look_ahead(likely_pieces(whole, self.space))
+        recorded = sorted(self.recordings.tried.values(), key=lambda each: each.cost)
+        likely = (likely_pieces(each, self.space) for each in recorded)
+        checks.look_ahead([*dict.fromkeys(filter(None, likely))])
 
     def _settle_largest_pieces(self) -> None:
         """Find out whether pieces may be taken, for the report, where they were to be considered.
@@ -190,19 +194,8 @@ class Search:
             return
         self.best_so_far = candidate
         if self._on_better is not None:
-            self._on_better(self._described(candidate))
-
-    def _described(self, candidate: Candidate) -> PlanSoFar:
-        first = next(iter(self.recordings.tried.values()))
-        return PlanSoFar(
-            strategies=tuple(strategy.label() for strategy in candidate.strategies),
-            peak_bytes=candidate.peak_bytes,
-            step_seconds=candidate.prediction.step_seconds,
-            plain_step_seconds=first.prediction.step_seconds,
-            num_recorded=len(self.recordings.tried),
-            num_left=self.num_left,
-            elapsed_seconds=self.patience.elapsed_seconds,
-        )
+            seconds = self.patience.elapsed_seconds
+            self._on_better(plan_so_far(candidate, self.recordings, self.num_left, seconds))
 
     def further(self, found: Sequence[Candidate], most_seconds: float) -> Candidate | None:
         """Go on after ``run`` and give one more that fits, up to a time; None if there is none.
@@ -230,8 +223,11 @@ class Search:
             if self.is_over and self.best_so_far is not None:
                 return self.best_so_far
             entry = self._next()
-            likely = self._guesses.after(entry, self._queue.entries, may_open=self._may_go_on())
-            self.recordings.expect(likely, is_sure=False)
+            if not (
+                entry.is_node and self._is_looked_into(entry.node)
+            ):  # which would get what guesses leave
+                likely = self._guesses.after(entry, self._queue.entries, may_open=self._may_go_on())
+                self.recordings.expect(likely, is_sure=False)
             if entry.candidate is not None:
                 confirmed = self._confirmed(entry)
                 if confirmed is not None:
@@ -248,14 +244,29 @@ class Search:
             self._queue.push_node(entry.node, self._least_seconds(entry.node))
         elif is_ruled_out(entry.node, self.tree.nodes, self.space):
             return
-        elif self.space.obstacle(entry.node.strategies) is not None:
+        elif self._is_refused(entry.node):
             self._go_around(entry.node)
         elif self._may_go_on() and self._opened(entry.node):
             self._expand(entry.node)
 
+    def _is_refused(self, node: SearchNode) -> bool:
+        """Return whether a node's pieces may not be taken.
+
+        While another process looks into them, they are recorded here.
+        """
+        if self._is_looked_into(node) and self._may_go_on():
+            self.recordings.expect(())
+            self.recordings.before_proof(node.strategies)
+        return self.space.obstacle(node.strategies) is not None
+
+    def _is_looked_into(self, node: SearchNode) -> bool:
+        """Return whether another process looks into the pieces of a node by now."""
+        split, checks = splitting_of(node.strategies), self.space.split_checks
+        return split is not None and checks is not None and checks.is_awaited(split)
+
     def _opened(self, node: SearchNode) -> bool:
         """Record a node, and its plan in reserve beside it; False if it cannot be smaller."""
-        reserve = self._in_reserve(node)
+        reserve = reserve_beside(node, self.space) if self.is_long else None
         if reserve is not None:
             self.recordings.expect([node.strategies])  # instead of what else was begun with
             self.recordings.expect([reserve], is_sure=False)
@@ -263,16 +274,6 @@ class Search:
         if reserve is not None and not (node.candidate and node.candidate.prediction.fits):
             self.recordings.expect(())
         return is_smaller
-
-    def _in_reserve(self, node: SearchNode) -> Strategies | None:
-        """Return what will be held in reserve of pieces that are likely to be chosen."""
-        parent = node.parent
-        if not self.is_long or not node.split or parent is None or parent.split:
-            return None
-        split = self.space.splits[node.split - 1]
-        if parent.candidate is None or not may_fit_as_it_is(parent, split, self.space):
-            return None
-        return reserve_in_pieces(parent.candidate, split)
 
     def _next(self) -> Entry:
         """Take what could be fastest; within the slack, what fits, or halves a batch further."""
@@ -393,15 +394,3 @@ class Search:
             return 0.0
         ratio = least_time_ratio(node, self.tree, self.space)
         return max(before.prediction.step_seconds, self.tree.expected_seconds(node) * ratio)
-
-    def _is_hopeless(self) -> bool:
-        """Test whether what lives all the time and nothing acts on is over the budget by itself."""
-        options = (*self.space.splits, *(o for os in self.space.options for o in os if o))
-        reached = {category for option in options for category in option.acts_on}
-        prediction = next(iter(self.recordings.tried.values())).prediction
-        least_bytes = sum(
-            prediction.by_category.get(category.value, 0)
-            for category in LASTING
-            if category not in reached
-        )
-        return prediction.budget_bytes is not None and least_bytes > prediction.budget_bytes

@@ -12,10 +12,10 @@ import torch
 from memfit.analysis.separability import Separability
 from memfit.errors import StrategyError
 from memfit.figures import Refusal, RefusalKind
-from memfit.planner.search.aside import AsideSeries
+from memfit.planner.search.aside import Aside, AsideSeries
 from memfit.planner.trial import BatchTrial
 from memfit.separation.batch_conditions import broken_condition
-from memfit.separation.separation import Findings
+from memfit.separation.findings import Findings
 from memfit.session.batches import real_batch
 from memfit.session.deterministic_draws import untouched_randomness
 from memfit.strategies import CATALOGUE
@@ -31,7 +31,8 @@ _NICE = 19
 class LookedInto:
     """What a copy of this process has found out about pieces."""
 
-    split: AbstractSplitting
+    split: AbstractSplitting | None
+    """None where what the step changes was found besides."""
     refusal: Refusal | None
     findings: Findings | None
 
@@ -60,20 +61,47 @@ class SplitChecks:
         self._batch: Any = None
         self._refusals: dict[AbstractSplitting, Refusal | None] = {}
         self._ahead: AsideSeries[LookedInto] | None = None
+        self.effects: Aside[Findings] | None = None
+        """Finds what the step changes besides gradients in a process beside this one."""
         self._foreseen: dict[AbstractSplitting, Refusal | None] = {}
 
-    def look_ahead(self, first: AbstractSplitting | None = None) -> None:
+    def look_ahead(self, likely: Sequence[AbstractSplitting] = ()) -> None:
         """Look into pieces in a process beside this one, in the order in which they are wanted.
 
         Args:
-            first: what is likely to be asked for before the others, which come from the largest on.
+            likely: what is likely to be asked for before the others, which come from the largest
+                on.
         """
-        if self._splits and self._facts.separation is not None:
-            order = dict.fromkeys([*([] if first is None else [first]), *self._splits])
-            self._ahead = AsideSeries(partial(self._looked_ahead, [*order]), _NICE)
+        if not self._splits or self._facts.separation is None:
+            return
+        # Pieces rest on what the step changes, which need not be found twice.
+        takes_over = self.effects is not None and self.effects.is_running
+        if takes_over and self.effects is not None:
+            self.effects.stop()
+        else:
+            self.learn_effects()
+        work = partial(self._looked_ahead, likely, finds_effects=takes_over)
+        self._ahead = AsideSeries(work, _NICE)
+
+    def learn_effects(self) -> None:
+        """Take over what the step changes besides gradients, waiting for it."""
+        while self._ahead is not None:
+            self._take_over_next()
+        found = None if self.effects is None else self.effects.result()
+        if found is not None and self._facts.separation is not None:
+            self._facts.separation.learn(found)
+
+    def is_awaited(self, split: AbstractSplitting) -> bool:
+        """Return whether a copy of this process still looks into pieces, or is about to."""
+        return not self.is_settled(split) and self._ahead is not None
 
     def close(self) -> None:
-        """End what looks ahead, if nobody has asked for it."""
+        """End what is found out ahead, if nobody has asked for it."""
+        self._end_series()
+        if self.effects is not None:
+            self.effects.stop()
+
+    def _end_series(self) -> None:
         if self._ahead is not None:
             self._ahead.stop()
             self._ahead = None
@@ -103,22 +131,26 @@ class SplitChecks:
             self._take_over_next()
         return split in self._refusals or split in self._foreseen
 
-    def _looked_ahead(self, splits: Sequence[AbstractSplitting]) -> Iterator[LookedInto]:
+    def _looked_ahead(
+        self, likely: Sequence[AbstractSplitting], *, finds_effects: bool
+    ) -> Iterator[LookedInto]:
         """Look into pieces one after the other; called in a copy.
 
-        It ends with the first that may be taken: others are rarely asked for, and looking into
-        them would take from what is recorded meanwhile.
+        Beyond the likely ones it ends with the first that may be taken: others are rarely asked
+        for, and looking into them would take from what is recorded meanwhile.
         """
-        for split in splits:
+        separation = self._facts.separation
+        assert separation is not None, "else nothing is looked into ahead"
+        is_refused = True
+        for split in dict.fromkeys((*likely, *self._splits)):
+            if not is_refused and split not in likely:
+                break
             is_refused = self.obstacle(split) is not None
-            separation = self._facts.separation
-            yield LookedInto(
-                split=split,
-                refusal=self._refusals[split],
-                findings=None if separation is None else separation.findings(),
-            )
-            if not is_refused:
-                return
+            refusal = self._refusals[split]
+            yield LookedInto(split=split, refusal=refusal, findings=separation.findings())
+        if finds_effects:
+            separation.effects()
+            yield LookedInto(split=None, refusal=None, findings=separation.findings())
 
     def _learn(self, split: AbstractSplitting) -> None:
         """Take over what was looked into ahead, down to a size; waits for it."""
@@ -129,9 +161,10 @@ class SplitChecks:
         """Wait for what is looked into ahead now; end that if there is nothing more to come."""
         found = None if self._ahead is None else self._ahead.next()
         if found is None:
-            self.close()
+            self._end_series()
             return
-        self._foreseen[found.split] = found.refusal
+        if found.split is not None:
+            self._foreseen[found.split] = found.refusal
         if self._facts.separation is not None and found.findings is not None:
             self._facts.separation.learn(found.findings)
 

@@ -48,7 +48,7 @@ MemfitError
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -329,9 +329,14 @@ class OpaqueTensorError(RecordingError):
 
 
 class NoPlanFitsError(MemfitError):
-    """Name the smallest peak that any plan reached, and what holds it."""
+    """Name the smallest peak that any plan reached, and what holds it.
+
+    ``smallest_plan``, where it is known, gives that plan with all that was tried, a
+    ``PlanningResult`` as of plans that fit.
+    """
 
     exit_code = 3
+    smallest_plan: Callable[[], Any] | None = None
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from memfit.devices.catalogue import load_device
 from memfit.figures import Prediction
 from memfit.job import load_job
 from memfit.planner.cache import inputs
+from memfit.planner.cache.kept_recordings import KeptRecordings
 from memfit.planner.cache.recording_cache import RecordingCache, cache_folder
 from memfit.planner.search.evaluation import JobEvaluator
 
@@ -94,10 +95,13 @@ def planned(
 
 
 def said(plan: memfit.Plan) -> object:
-    """Return all that a plan says, but how long recording took, and the order of small frees."""
+    """Return all that a plan says, but how long recording took, and the order of small frees.
+
+    What a call looks at besides is less where it begins with a plan that is known.
+    """
     quick = [dataclasses.replace(each, prediction=None) for each in plan.ladder]
     rungs = [_at_any_time(each.prediction) for each in plan.ladder]
-    whole = dataclasses.replace(plan, prediction=None, ladder=())
+    whole = dataclasses.replace(plan, prediction=None, ladder=(), considered=(), pareto=())
     return whole, _at_any_time(plan.prediction), quick, rungs
 
 
@@ -126,6 +130,39 @@ def test_another_budget_gives_what_it_gives_without_a_cache(job_file, recorded, 
     fresh, _ = planned(job_file, budget, folder="other")
     assert said(kept) == said(fresh)
     assert num_recorded < len(recorded)
+
+
+@pytest.fixture
+def begun_with(monkeypatch: pytest.MonkeyPatch) -> list:
+    """List what each search was told to begin with."""
+    found = []
+    look = KeptRecordings.fastest_known
+
+    def noted(self):
+        found.append(look(self))
+        return found[-1]
+
+    monkeypatch.setattr(KeptRecordings, "fastest_known", noted)
+    return found
+
+
+def test_the_fastest_that_was_recorded_and_fits_is_begun_with(job_file, begun_with):
+    first, _ = planned(job_file, "6MiB")
+    again, _ = planned(job_file, "9MiB")
+    assert begun_with[0] is None
+    assert begun_with[1] is not None
+    assert again.prediction.step_seconds <= first.prediction.step_seconds
+
+
+@pytest.mark.slow
+def test_what_another_question_was_allowed_is_not_begun_with(job_file, begun_with):
+    planned(job_file, require=["bf16"], allow=["bf16"])
+    planned(job_file, forbid=["micro-batching"])
+    planned(job_file, require=["micro-batching"])
+    names = [{each.name for each in known or ()} for known in begun_with[1:]]
+    assert not any("bf16" in each for each in names)
+    assert "micro-batching" not in names[0]
+    assert not names[1] or "micro-batching" in names[1]
 
 
 def test_other_wishes_give_what_they_give_without_a_cache(job_file):

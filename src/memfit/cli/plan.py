@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import UsageError
+from memfit.errors import NoPlanFitsError, UsageError
 
 from .command import Command, add_json_argument
 from .job_arguments import (
@@ -48,7 +48,7 @@ class PlanCommand:
     shared over ranks, each on such a device with such a budget. Micro-batches are
     used where the recorded step proves that they keep the results; --prove tries on a real batch
     what could not be followed, and --measure runs a few steps. The exit code is 3 when no plan
-    fits; the message names the smallest peak.
+    fits; the message names the smallest peak, and --html shows what was tried.
     """
 
     example = "memfit plan examples/transformer.py:job --budget 220MiB --save plan.yaml"
@@ -82,7 +82,7 @@ class PlanCommand:
         from memfit.devices.catalogue import load_device
 
         from .kept_plan import KeptPlan
-        from .plan_output import check_can_write, form_of, output_of
+        from .plan_output import check_can_write, form_of, output_of, write_what_was_tried
 
         _check_seconds(args)
         device = load_device(args.device)
@@ -92,7 +92,11 @@ class PlanCommand:
             if output is None:
                 check_can_write(args)
                 found = kept.result()
-                plan = _new_plan(args, console, device, kept) if found is None else found
+                try:
+                    plan = _new_plan(args, console, device, kept) if found is None else found
+                except NoPlanFitsError as error:
+                    write_what_was_tried(error, args, console)
+                    raise
                 output = output_of(plan, args, console)
                 kept.keep(plan, form, output)
                 note = _num_kept(kept.cache) if found is None else _ANSWERED

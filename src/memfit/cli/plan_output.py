@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
 
+    from memfit.errors import NoPlanFitsError
     from memfit.planner.result.planning_result import PlanningResult
 
 _RUNG = ("strategies", "numerics", "proof", "reasons", "prediction")
@@ -79,6 +80,23 @@ def output_of(plan: PlanningResult, args: argparse.Namespace, console: Console) 
         json_text=json_text(_as_json(plan)) if args.json else "",
         segments=() if args.json else _report(plan, args, console),
     )
+
+
+def write_what_was_tried(
+    error: NoPlanFitsError, args: argparse.Namespace, console: Console
+) -> None:
+    """Write the picture and the page that were asked for, of the smallest plan, as none fits.
+
+    A plan that does not fit is not saved.
+    """
+    if error.smallest_plan is None or not (args.pareto or args.html):
+        return
+    plan: PlanningResult = error.smallest_plan()
+    wanted = argparse.Namespace(**{**vars(args), "save": None})
+    for path, content in _files(plan, wanted).items():
+        write_atomically(Path(path), content)
+        if not args.json:
+            console.print(f"Wrote {path}, of what was tried.", markup=False)
 
 
 def _files(plan: PlanningResult, args: argparse.Namespace) -> dict[str, bytes]:

@@ -141,7 +141,10 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
         search = _search(recordings, evaluator.space, plain, wanted, known)
         best = search.run()
         if best is None:
-            raise _no_plan_fits(search, wanted.bounds.num_bytes or 0)
+            tried = FinishedSearch(
+                device=device, plain=plain, evaluate=recordings, search=search, is_measured=False
+            )
+            raise _no_plan_fits(tried, wanted.bounds.num_bytes or 0)
         wanted.patience.give_rest()
         is_measured = wanted.measure and not search.is_over
         if is_measured:
@@ -229,9 +232,10 @@ def _search(
     )
 
 
-def _no_plan_fits(search: Search, budget_bytes: int) -> NoPlanFitsError:
+def _no_plan_fits(tried: FinishedSearch, budget_bytes: int) -> NoPlanFitsError:
     """Return how small it got, what else could be allowed, and what could not be recorded."""
-    smallest, space = search.smallest(), search.space
+    search, space = tried.search, tried.search.space
+    smallest = search.smallest()
     remedies = [
         f"{each.strategy} ({each.sentence})"
         for each in space.refused
@@ -243,10 +247,12 @@ def _no_plan_fits(search: Search, budget_bytes: int) -> NoPlanFitsError:
     failed = search.recordings.refused
     advice += [f"Left out: {name}: {reason}" for name, reason in failed.items()]
     advice += [f"Left out: {each.strategy}: {each.sentence}" for each in space.refused_splits()]
-    return NoPlanFitsError(
+    error = NoPlanFitsError(
         budget_bytes=budget_bytes,
         smallest_peak_bytes=smallest.peak_bytes,
         by_category=smallest.prediction.by_category,
         strategies=[strategy.label() for strategy in smallest.strategies],
         remedies=advice,
     )
+    error.smallest_plan = partial(tried.result, smallest, ())
+    return error

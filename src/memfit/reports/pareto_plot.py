@@ -72,7 +72,7 @@ def pareto_figure(plan: PlanningResult) -> Figure:
     axes = figure.subplots()
     style_axes(axes)
     axes.grid(axis="x", color=LINE, linewidth=0.8)
-    _draw_curve(axes, points, scale)
+    _draw_curve(axes, points, scale, fits=prediction.fits is not False)
     if plain is not None and plain.strategies not in {point.strategies for point in points}:
         _draw_marker(axes, scale.place(plain), f"plain step: {_figures(plain)}", marker="s")
     _draw_budget(axes, prediction.budget_bytes, entries, scale)
@@ -97,7 +97,7 @@ def _scale(entries: Sequence[_Entry]) -> _Scale:
     )
 
 
-def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale) -> None:
+def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale, *, fits: bool) -> None:
     """Draw the trades, with the fastest that was recorded for each budget as a line behind them."""
     ordered = sorted(scale.place(point) for point in points if point.is_recorded)
     peaks, times = [place[0] for place in ordered], accumulate((p[1] for p in ordered), min)
@@ -121,7 +121,7 @@ def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale) -> Non
             )
     for point in points:
         if point.is_chosen:
-            label = f"chosen: {_figures(point)}"
+            label = f"{'chosen' if fits else 'smallest'}: {_figures(point)}"
             _draw_marker(axes, scale.place(point), label, colour=RED, diameter=9)
 
 

@@ -45,6 +45,12 @@ class PlanPoint:
     """What more memory would buy, or which plan is better in both figures."""
 
     @property
+    def role(self) -> str:
+        """Return what it is called: of plans that are all too large, the smallest is chosen."""
+        is_smallest = self.kind is PointKind.CHOSEN and not self.fits
+        return "smallest" if is_smallest else self.kind.value
+
+    @property
     def name(self) -> str:
         """Return its strategies with their settings, long lists counted."""
         return brief_plan(self.strategies)

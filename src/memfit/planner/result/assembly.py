@@ -136,7 +136,8 @@ class FinishedSearch:
 
     def _approximations(self, best: Candidate) -> tuple[tuple[Approximation, ...], list[str]]:
         """Record what approximations would buy where that is quick; return notes as well."""
-        if self.is_measured or self.search.is_over or not not_allowed(self.search.space):
+        is_wanted = not self.is_measured and best.prediction.fits is not False
+        if not is_wanted or self.search.is_over or not not_allowed(self.search.space):
             return (), []
         num_operators = max(len(self.plain.steady.operations), best.num_operators)
         if num_operators > _MOST_OPERATORS:

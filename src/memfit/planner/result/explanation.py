@@ -106,7 +106,7 @@ def _most_bytes(strategy: type[Strategy], held: Held) -> int:
 def _reason(candidate: Candidate, best: Candidate) -> str:
     """Say in a few words what became of a plan."""
     if candidate.strategies == best.strategies:
-        return "the fastest that fits"
+        return "the fastest that fits" if best.prediction.fits else "the smallest that was reached"
     prediction = candidate.prediction
     budget_bytes = prediction.budget_bytes or 0
     if not prediction.fits:

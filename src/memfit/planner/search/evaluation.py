@@ -257,8 +257,9 @@ class JobEvaluator:
         key = (members, job.batch_size, is_abridged)
         if key in self._assumed and not self._is_assuming:
             self._assumed.remove(key)
-            if not self._is_as_assumed(strategies):
-                self._latest.pop(key, None)
+            early = self._latest.pop(key, None)
+            if self._is_as_assumed(strategies) and early is not None:
+                self._latest[key] = early
         if key not in self._latest:
             recording = self._recorded_now(members, job)
             if len(self._latest) == _MOST_KEPT:

@@ -69,7 +69,7 @@ def frontier_chart(
         "label_pixels": _LABEL_PIXELS,
         "figure_name": figure_name,
         "line": {"name": "fastest recorded for each budget", "without": PointKind.ESTIMATED.value},
-        "kinds": _PLANS,
+        "kinds": _kinds(points),
         "points": [
             {
                 "id": f"plan-{index}",
@@ -84,6 +84,12 @@ def frontier_chart(
             for index, (point, label) in enumerate(zip(points, labels, strict=True))
         ],
     }
+
+
+def _kinds(points: Sequence[PlanPoint]) -> list[dict[str, Any]]:
+    """Return how the points look, each kind by the name that its points have."""
+    roles = {point.kind.value: point.role for point in points if point.kind is PointKind.CHOSEN}
+    return [{**each, "name": roles.get(str(each["kind"]), each["name"])} for each in _PLANS]
 
 
 def cards_chart(cards: Sequence[ComparedCard]) -> dict[str, Any] | None:
@@ -136,7 +142,7 @@ def _label(point: PlanPoint, chosen: Sequence[str]) -> str:
     """Name a point by its figures, or by how it differs from the chosen plan."""
     if point.kind in (PointKind.CHOSEN, PointKind.PLAIN):
         figures = f"{format_bytes(point.peak_bytes)}, {format_seconds(point.step_seconds)}"
-        return f"{point.kind.value}: {figures}"
+        return f"{point.role}: {figures}"
     return instead_of(point.strategies, chosen)
 
 

@@ -144,6 +144,7 @@ class _Sharing:
             with one_rank_of(None if parallel is None else placement):
                 plan = plan_here(job, self._device, wanted, parallel)
         except NoPlanFitsError as error:
+            error.smallest_plan = None  # it could only be described among the ranks
             reason = "no plan keeps to the budget."
             return _Found(placement=placement, parallel=parallel, error=error, reason=reason)
         except _FAILURES as error:

@@ -5,7 +5,7 @@ The search would come to pieces step by step, and where a step takes seconds to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from memfit.planner.search.candidates import Candidate, Refinement, Strategies
@@ -29,10 +29,18 @@ class PieceGuess:
     """Of the same on the whole batch, at least."""
 
 
-def likely_to_fit(candidate: Candidate, budget_bytes: int) -> Refinement | None:
+def _estimated_bytes(refinement: Refinement) -> int:
+    return refinement.peak_bytes
+
+
+def likely_to_fit(
+    candidate: Candidate,
+    budget_bytes: int,
+    expected_bytes: Callable[[Refinement], int] = _estimated_bytes,
+) -> Refinement | None:
     """Return the fastest refinement that fits by its estimate with room to spare, or at all."""
     for most_bytes in (SPARING * budget_bytes, budget_bytes):
-        enough = [each for each in candidate.refinements if each.peak_bytes <= most_bytes]
+        enough = [each for each in candidate.refinements if expected_bytes(each) <= most_bytes]
         if enough:
             return min(enough, key=lambda each: each.seconds)
     return None

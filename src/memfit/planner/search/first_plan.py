@@ -104,7 +104,7 @@ class FirstPlan:
             return
         node = SearchNode(found.strategies, 0, None, found)
         for _ in range(_MOST_TRIES):
-            enough = likely_to_fit(found, self._budget_bytes(node) - (node.correction_bytes or 0))
+            enough = likely_to_fit(found, self._budget_bytes(node), node.expected_bytes)
             if enough is None or self.is_found():
                 return
             self.try_refinement(node, enough)

@@ -152,7 +152,8 @@ def _time_ratio_of_pieces(whole: Candidate, share: float) -> float:
 def _time_ratio_of_saving(parent: SearchNode, saved_bytes: int) -> float:
     whole = parent.candidate
     assert whole is not None, "only recorded nodes have children"
-    is_shown = parent.correction_bytes is not None  # how far off the estimates are
+    shown = (parent.correction_bytes(each) for each in whole.refinements)
+    is_shown = any(each is not None for each in shown)  # how far off the estimates are
     most_bytes = (whole.prediction.budget_bytes or 0) if is_shown else _most_bytes(whole)
     ways = ((each.seconds, parent.expected_bytes(each)) for each in whole.refinements)
     return _least_ratio(whole, whole.peak_bytes, ways, most_bytes + saved_bytes)

@@ -345,15 +345,17 @@ class Search:
     def _may_fit(self, node: SearchNode, refinement: Refinement) -> bool:
         """Return whether a refinement is worth recording, by what others showed of the estimates.
 
-        The smallest one is recorded to learn that, where nothing else has shown it.
+        The smallest one of a kind is recorded to learn that, where nothing else has shown it.
         """
         whole = self.recordings.of(node.strategies)
         most_bytes = (whole.prediction.budget_bytes or 0) * (1 + TOLERANCE)
         if self.recordings.is_spent:
             most_bytes *= 1 - TOLERANCE  # nothing over the budget is tried any more
-        if node.correction_bytes is not None:
+        if node.correction_bytes(refinement) is not None:
             return node.expected_bytes(refinement) <= most_bytes
-        if refinement is whole.refinements[-1]:
+        kind = node.kind_of(refinement)
+        alike = (each for each in reversed(whole.refinements) if node.kind_of(each) == kind)
+        if refinement is next(alike, None):
             most_bytes *= 1 + _LARGEST_ERROR
         return refinement.peak_bytes <= most_bytes
 

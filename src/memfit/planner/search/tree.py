@@ -27,18 +27,29 @@ class SearchNode:
     parent: SearchNode | None
     candidate: Candidate | None = None
     """What recording it gave when it was opened."""
-    correction_bytes: int | None = None
-    """What the last recorded refinement took more than was estimated; None before there is one."""
+    _corrections_bytes: dict[frozenset[str], int] = field(default_factory=dict)
+    """What the last recorded refinement of each kind took more than was estimated."""
     skipped: list[Refinement] = field(default_factory=list)
     """Refinements that were not recorded, because they were estimated to be too large."""
 
     def learn(self, refinement: Refinement, candidate: Candidate) -> None:
         """Note by how much a refinement's estimate was off, once it is recorded."""
-        self.correction_bytes = candidate.peak_bytes - refinement.peak_bytes
+        self._corrections_bytes[self.kind_of(refinement)] = (
+            candidate.peak_bytes - refinement.peak_bytes
+        )
+
+    def kind_of(self, refinement: Refinement) -> frozenset[str]:
+        """Name what a refinement adds: what moves inputs away is estimated less well."""
+        present = {strategy.name for strategy in self.strategies}
+        return frozenset(each.name for each in refinement.strategies) - present
+
+    def correction_bytes(self, refinement: Refinement) -> int | None:
+        """Return by how much others of the kind were off; None if none was recorded."""
+        return self._corrections_bytes.get(self.kind_of(refinement))
 
     def expected_bytes(self, refinement: Refinement) -> int:
-        """Estimate a refinement's peak, by what others of the node have shown."""
-        return refinement.peak_bytes + (self.correction_bytes or 0)
+        """Estimate a refinement's peak, by what others of its kind have shown."""
+        return refinement.peak_bytes + (self.correction_bytes(refinement) or 0)
 
     @property
     def root(self) -> SearchNode:

@@ -130,7 +130,7 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
     search.smaller |= {8: candidate(4, 9.0), 4: candidate(2, 9.0), 2: candidate(1, 9.0)}
     chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=2),)
-    assert timed.run == [8, 8, 8, 4, 4, 2, 2, 1]
+    assert timed.run == [8, 8, *(8, 4) * 2, *(4, 2) * 2, 2, 1]
 
 
 def test_where_the_time_is_over_the_fastest_at_first_sight_is_chosen(timed):
@@ -150,6 +150,21 @@ def test_smaller_micro_batches_are_taken_only_if_they_are_clearly_faster(timed, 
     search.smaller |= {8: candidate(4, 9.0)}
     chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=size),)
+
+
+def test_smaller_micro_batches_that_are_faster_once_are_not_taken(monkeypatch):
+    small_seconds = iter((0.9, 0.99))
+
+    def time_plans(job, plans, device, known, num_rounds=5, enough_seconds=0.0):
+        sizes = [plan.strategies[0].micro_batch_size for plan in plans]
+        return [1.0 if size == 8 else next(small_seconds) for size in sizes]
+
+    monkeypatch.setattr(measured, "time_plans", time_plans)
+    search = Waiting()
+    search.smaller |= {8: candidate(4, 9.0)}
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
+    assert chosen.strategies == (MicroBatching(micro_batch_size=8),)
+    assert next(small_seconds, None) is None
 
 
 def test_a_machine_that_has_slowed_down_since_does_not_hide_the_fastest_plan(monkeypatch):

@@ -132,11 +132,25 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
     near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
     chosen = _fastest_of(clock, near)
     while not search.is_over and (smaller := search.halved(chosen.strategies)):
-        chosen, smaller = _run(clock, [chosen, smaller])
-        if not _is_clearly_faster(smaller, chosen):
+        faster = _if_clearly_faster(clock, smaller, chosen)
+        if faster is None:
             break
-        chosen = smaller
+        chosen = faster
     return chosen
+
+
+def _if_clearly_faster(
+    clock: PlanClock, candidate: Candidate, other: Candidate
+) -> Candidate | None:
+    """Return a candidate with its measured time if it is clearly faster, twice in a row.
+
+    What chance shows once, it rarely shows again.
+    """
+    for _ in range(2):
+        other, candidate = _run(clock, [other, candidate])
+        if not _is_clearly_faster(candidate, other):
+            return None
+    return candidate
 
 
 def _is_clearly_faster(candidate: Candidate, other: Candidate) -> bool:

@@ -95,14 +95,25 @@ def test_recorded_and_estimated_points_are_told_apart_in_the_chart() -> None:
     assert frontier_chart(points[:1], budget_bytes=None, figure_name="") is None
 
 
+def test_of_plans_that_are_all_too_large_the_smallest_is_called_so() -> None:
+    rows = [make_row(200, 1.0, "a", chosen=True), make_row(400, 0.5)]
+    chart = frontier_chart(plan_points(rows), budget_bytes=150 * MIB, figure_name="")
+    assert [point["label"] for point in chart["points"]][-1].startswith("smallest: 200.0 MiB")
+    names = {kind["kind"]: kind["name"] for kind in chart["kinds"]}
+    assert names["chosen"] == "smallest"
+    fitting = plan_points([make_row(100, 1.0, "a", chosen=True), make_row(400, 0.5)])
+    kinds = frontier_chart(fitting, budget_bytes=150 * MIB, figure_name="")["kinds"]
+    assert "chosen" in {kind["name"] for kind in kinds}
+
+
 def test_labels_that_would_look_alike_are_written_once() -> None:
     checkpoints = [make_row(200 + n, 3.0 - n / 10, f"checkpoints(blocks={n})") for n in range(5)]
-    rows = [make_row(400, 1.0, chosen=True), *checkpoints, make_row(90, 4.0, "small")]
+    rows = [make_row(140, 1.0, chosen=True), *checkpoints, make_row(90, 4.0, "small")]
     chart = frontier_chart(plan_points(rows), budget_bytes=None, figure_name="peak allocated")
     labels = [point["label"] for point in chart["points"]]
     assert len(labels) == 7
     assert [each for each in labels if each] == [
-        "chosen: 400.0 MiB, 1 s",
+        "chosen: 140.0 MiB, 1 s",
         "with checkpoints(blocks=4)",
         "with checkpoints(blocks=3)",
         "with checkpoints(blocks=2)",

@@ -106,7 +106,8 @@ def _most_bytes(strategy: type[Strategy], held: Held) -> int:
 def _reason(candidate: Candidate, best: Candidate) -> str:
     """Say in a few words what became of a plan."""
     if candidate.strategies == best.strategies:
-        return "the fastest that fits" if best.prediction.fits else "the smallest that was reached"
+        is_too_large = best.prediction.fits is False
+        return "the smallest that was reached" if is_too_large else "the fastest that fits"
     prediction = candidate.prediction
     budget_bytes = prediction.budget_bytes or 0
     if not prediction.fits:

@@ -50,7 +50,7 @@ def main() -> None:
     """Plan everything under one or two checkouts, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--beside", type=Path, help="another checkout, asked the questions with nothing kept"
+        "--beside", type=Path, help="another checkout, asked each question in turn"
     )
     parser.add_argument("--jobs", nargs="*", choices=_COMMANDS, default=list(_COMMANDS))
     parser.add_argument("--seconds", type=float, default=900, help="after which one is given up")
@@ -77,7 +77,7 @@ def _asked(name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[d
         row: dict[str, Any] = {"job": name, "asked": " ".join(words), "is_kept": cache in begun}
         begun.add(cache)
         row |= _timed(file, words, _HERE.parent, arguments.seconds, cache)
-        if arguments.beside and not row["is_kept"]:
+        if arguments.beside:
             other = _timed(file, words, arguments.beside, arguments.seconds, cache / "other")
             row |= {f"other_{key}": value for key, value in other.items()}
         yield row

@@ -244,29 +244,44 @@ def _before(figures: Figures) -> Iterator[str]:
     if not rows:
         return
     yield (
-        f"Beside it, in turns, commit {figures['other']}, from before planning was made faster; it "
-        "told of no plan before it was done:"
+        f"Beside it, in turns, commit {figures['other']}, with what its own calls have kept. A "
+        "shared machine's speed differs from one command to the next by a third and more:"
     )
     yield table(
-        "job | asked | all, before | all | processor, before | processor | memory, before | memory",
-        "llrrrrrr",
+        "job | asked | kept | first plan, before | first plan | all, before | all | ratio | "
+        "processor, before | processor | step, before | step",
+        "lllrrrrrrrrr",
         (
             (
                 row["job"],
                 f"`{row['asked']}`",
+                "yes" if row["is_kept"] else "no",
+                _after(row.get("other_first_plan_seconds")),
+                _after(row.get("first_plan_seconds")),
                 _after(row["other_seconds"]),
                 _after(row["seconds"]),
+                f"{row['seconds'] / row['other_seconds']:.2f}",
                 _after(row["other_cpu_seconds"]),
                 _after(row["cpu_seconds"]),
-                format_bytes(row["other_peak_bytes"]),
-                format_bytes(row["peak_bytes"]),
+                format_seconds(row["other_step_seconds"]),
+                _step_of(row),
             )
             for row in rows
         ),
     )
+    firsts = [row for row in rows if row["is_kept"] is False]
+    others = [row for row in rows if row["is_kept"] and "first_plan_seconds" in row]
+    yield (
+        f"The median of the ratios is {_median_ratio(firsts):.2f} with nothing kept, and "
+        f"{_median_ratio(others):.2f} for another budget."
+    )
     failed = dict.fromkeys(row["job"] for row in asked if row["other_exit_code"])
     if failed:
         yield f"It could not load {', '.join(failed)} beside the packages that are installed now."
+
+
+def _median_ratio(rows: Sequence[Figures]) -> float:
+    return median(row["seconds"] / row["other_seconds"] for row in rows)
 
 
 def _step_of(row: Figures) -> str:

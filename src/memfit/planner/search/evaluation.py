@@ -101,7 +101,7 @@ class JobEvaluator:
         The recording counts once they are asked for, if they turn out to be proved by then.
         """
         split, separation = splitting_of(strategies), self.plain.facts.separation
-        if split is None or separation is None:
+        if split is None or split.keeps_batch_whole or separation is None:
             return
         self._is_assuming = True
         try:

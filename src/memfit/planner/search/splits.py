@@ -63,6 +63,8 @@ class SplitChecks:
         self._ahead: AsideSeries[LookedInto] | None = None
         self.effects: Aside[Findings] | None = None
         """Finds what the step changes besides gradients in a process beside this one."""
+        self._finds_effects = False
+        """Whether the series is still to find that as well."""
         self._foreseen: dict[AbstractSplitting, Refusal | None] = {}
 
     def look_ahead(self, likely: Sequence[AbstractSplitting] = ()) -> None:
@@ -75,17 +77,16 @@ class SplitChecks:
         if not self._splits or self._facts.separation is None:
             return
         # Pieces rest on what the step changes, which need not be found twice.
-        takes_over = self.effects is not None and self.effects.is_running
-        if takes_over and self.effects is not None:
+        if self.effects is not None and self.effects.is_running:
             self.effects.stop()
+            self._finds_effects = True
         else:
             self.learn_effects()
-        work = partial(self._looked_ahead, likely, finds_effects=takes_over)
-        self._ahead = AsideSeries(work, _NICE)
+        self._ahead = AsideSeries(partial(self._looked_ahead, likely), _NICE)
 
     def learn_effects(self) -> None:
         """Take over what the step changes besides gradients, waiting for it."""
-        while self._ahead is not None:
+        while self._ahead is not None and self._finds_effects:
             self._take_over_next()
         found = None if self.effects is None else self.effects.result()
         if found is not None and self._facts.separation is not None:
@@ -131,9 +132,7 @@ class SplitChecks:
             self._take_over_next()
         return split in self._refusals or split in self._foreseen
 
-    def _looked_ahead(
-        self, likely: Sequence[AbstractSplitting], *, finds_effects: bool
-    ) -> Iterator[LookedInto]:
+    def _looked_ahead(self, likely: Sequence[AbstractSplitting]) -> Iterator[LookedInto]:
         """Look into pieces one after the other; called in a copy.
 
         Beyond the likely ones it ends with the first that may be taken: others are rarely asked
@@ -148,9 +147,10 @@ class SplitChecks:
             is_refused = self.obstacle(split) is not None
             refusal = self._refusals[split]
             yield LookedInto(split=split, refusal=refusal, findings=separation.findings())
-        if finds_effects:
-            separation.effects()
-            yield LookedInto(split=None, refusal=None, findings=separation.findings())
+            if self._finds_effects:
+                self._finds_effects = False
+                separation.effects()
+                yield LookedInto(split=None, refusal=None, findings=separation.findings())
 
     def _learn(self, split: AbstractSplitting) -> None:
         """Take over what was looked into ahead, down to a size; waits for it."""
@@ -163,7 +163,9 @@ class SplitChecks:
         if found is None:
             self._end_series()
             return
-        if found.split is not None:
+        if found.split is None:
+            self._finds_effects = False
+        else:
             self._foreseen[found.split] = found.refusal
         if self._facts.separation is not None and found.findings is not None:
             self._facts.separation.learn(found.findings)

@@ -237,6 +237,39 @@ def plan_command(figures: Figures) -> Iterator[str]:
     )
 
 
+def known_plans(figures: Figures) -> Iterator[str]:
+    """Say whether plans are as fast where earlier calls have recorded some."""
+    rows = figures["rows"]
+    both = [row for row in rows if row["alone"] and row["after_others"]]
+    ratios = [
+        row["after_others"]["step_seconds"] / row["alone"]["step_seconds"] for row in both
+    ]
+    alike = sum(row["after_others"]["strategies"] == row["alone"]["strategies"] for row in both)
+    yield (
+        f"Budgets on a virtual `{figures['device']}`, asked in a row: each with what those before "
+        "have kept, whose fastest that fits takes the place of guesses, and with nothing kept. "
+        f"Of {len(rows)} plans {alike} are the same; the slowest is estimated to take "
+        f"{max(ratios):.4f} times as long as the one found with nothing kept, the fastest "
+        f"{min(ratios):.4f} times."
+    )
+    yield table(
+        "job | budget | step | step, nothing kept | ratio | considered | considered, nothing kept",
+        "lrrrrrr",
+        (
+            (
+                row["job"],
+                row["budget"],
+                format_seconds(row["after_others"]["step_seconds"]),
+                format_seconds(row["alone"]["step_seconds"]),
+                f"{ratio:.4f}",
+                row["after_others"]["num_considered"],
+                row["alone"]["num_considered"],
+            )
+            for row, ratio in zip(both, ratios, strict=True)
+        ),
+    )
+
+
 def _before(figures: Figures) -> Iterator[str]:
     """Show what an earlier state of the code took for the same, in the same run."""
     asked = [row for row in figures["rows"] if "other_seconds" in row]

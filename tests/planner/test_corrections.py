@@ -81,3 +81,29 @@ def test_a_known_plan_that_moves_inputs_hides_no_faster_one_that_does_not():
     search._known = known
     found = search.run()
     assert found.strategies == (BLOCKS[2],)
+
+
+class FewMovingAreLarger(MovingIsLarger):
+    """All blocks but the last way to move inputs away take half as much again."""
+
+    def peak_bytes(self, strategies) -> int:
+        is_off = OFFLOAD in strategies and BLOCKS[-1] not in strategies
+        return int(self.estimated_bytes(strategies) * (1.5 if is_off else 1.0))
+
+
+def test_the_smallest_of_a_kind_is_tried_though_others_of_it_were_too_low():
+    world = FewMovingAreLarger(seed=2, errors=False)
+    world.sample_bytes = 800
+    world.factors[FUSED] = 40.0  # a way out that is slow by far
+    world.savings[FUSED] = 50_000
+    smallest = (BLOCKS[-1], OFFLOAD)
+    budget_bytes = world.estimated_bytes(smallest)
+    assert not any(world.fits((each, OFFLOAD), budget_bytes) for each in BLOCKS[:-1])
+    search = search_of(world, budget_bytes, splits=(), fixed=((None, FUSED),))
+    node = SearchNode((), 0, None, world.evaluator(budget_bytes).in_short(()))
+    search.tree.open(node)
+    first, *_, last = [each for each in node.candidate.refinements if OFFLOAD in each.strategies]
+    node.learn(first, world.evaluator(budget_bytes).in_short(first.strategies))
+    assert node.expected_bytes(last) > 1.02 * budget_bytes
+    assert search._may_fit(node, last)
+    assert not search._may_fit(node, first)

@@ -345,17 +345,19 @@ class Search:
     def _may_fit(self, node: SearchNode, refinement: Refinement) -> bool:
         """Return whether a refinement is worth recording, by what others showed of the estimates.
 
-        The smallest one of a kind is recorded to learn that, where nothing else has shown it.
+        The smallest one of a kind is recorded to learn that, where nothing else has shown it, and
+        where others were too low but its own estimate is not: they may be off by something else.
         """
         whole = self.recordings.of(node.strategies)
         most_bytes = (whole.prediction.budget_bytes or 0) * (1 + TOLERANCE)
         if self.recordings.is_spent:
             most_bytes *= 1 - TOLERANCE  # nothing over the budget is tried any more
+        is_smallest = refinement is node.smallest_like(refinement, whole.refinements)
         if node.correction_bytes(refinement) is not None:
-            return node.expected_bytes(refinement) <= most_bytes
-        kind = node.kind_of(refinement)
-        alike = (each for each in reversed(whole.refinements) if node.kind_of(each) == kind)
-        if refinement is next(alike, None):
+            if node.expected_bytes(refinement) <= most_bytes:
+                return True
+            return is_smallest and refinement.peak_bytes <= most_bytes
+        if is_smallest:
             most_bytes *= 1 + _LARGEST_ERROR
         return refinement.peak_bytes <= most_bytes
 

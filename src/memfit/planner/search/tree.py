@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memfit.planner.search.candidates import Candidate, Refinement, Strategies
@@ -42,6 +42,13 @@ class SearchNode:
         """Name what a refinement adds: what moves inputs away is estimated less well."""
         present = {strategy.name for strategy in self.strategies}
         return frozenset(each.name for each in refinement.strategies) - present
+
+    def smallest_like(
+        self, refinement: Refinement, refinements: Sequence[Refinement]
+    ) -> Refinement | None:
+        """Return the last, and so the smallest, of a refinement's kind."""
+        kind = self.kind_of(refinement)
+        return next((each for each in reversed(refinements) if self.kind_of(each) == kind), None)
 
     def correction_bytes(self, refinement: Refinement) -> int | None:
         """Return by how much others of the kind were off; None if none was recorded."""

@@ -49,9 +49,7 @@ _EACH_ALONE = frozenset({"8b"})
 def main() -> None:
     """Plan everything under one or two checkouts, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--beside", type=Path, help="another checkout, asked each question in turn"
-    )
+    parser.add_argument("--beside", type=Path, help="another checkout, asked each question in turn")
     parser.add_argument("--jobs", nargs="*", choices=_COMMANDS, default=list(_COMMANDS))
     parser.add_argument("--seconds", type=float, default=900, help="after which one is given up")
     arguments = parser.parse_args()

@@ -241,9 +241,7 @@ def known_plans(figures: Figures) -> Iterator[str]:
     """Say whether plans are as fast where earlier calls have recorded some."""
     rows = figures["rows"]
     both = [row for row in rows if row["alone"] and row["after_others"]]
-    ratios = [
-        row["after_others"]["step_seconds"] / row["alone"]["step_seconds"] for row in both
-    ]
+    ratios = [row["after_others"]["step_seconds"] / row["alone"]["step_seconds"] for row in both]
     alike = sum(row["after_others"]["strategies"] == row["alone"]["strategies"] for row in both)
     yield (
         f"Budgets on a virtual `{figures['device']}`, asked in a row: each with what those before "

@@ -154,7 +154,6 @@ def test_the_fastest_that_was_recorded_and_fits_is_begun_with(job_file, begun_wi
     assert again.prediction.step_seconds <= first.prediction.step_seconds
 
 
-@pytest.mark.slow
 def test_what_another_question_was_allowed_is_not_begun_with(job_file, begun_with):
     planned(job_file, require=["bf16"], allow=["bf16"])
     planned(job_file, forbid=["micro-batching"])

@@ -50,20 +50,6 @@ def evaluator_of(job: memfit.Job) -> JobEvaluator:
     return evaluator
 
 
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """List what is recorded, besides the job as it is."""
-    seen: list[object] = []
-    record = JobEvaluator._recorded_now
-
-    def noted(self, strategies, job):
-        seen.append(strategies)
-        return record(self, strategies, job)
-
-    monkeypatch.setattr(JobEvaluator, "_recorded_now", noted)
-    return seen
-
-
 def said(candidate: Candidate) -> object:
     prediction = replace(candidate.prediction, record_seconds=0.0, timeline=None)
     return replace(candidate, prediction=prediction, chain=None, known={}), [

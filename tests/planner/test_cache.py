@@ -21,7 +21,6 @@ from memfit.job import load_job
 from memfit.planner.cache import inputs
 from memfit.planner.cache.kept_recordings import KeptRecordings
 from memfit.planner.cache.recording_cache import RecordingCache, cache_folder
-from memfit.planner.search.evaluation import JobEvaluator
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
@@ -68,20 +67,6 @@ def job_file(tmp_path: pathlib.Path) -> pathlib.Path:
     for each in tmp_path.iterdir():
         os.utime(each, (1e9, 1e9))
     return path
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """List what is recorded, besides the job as it is."""
-    seen: list[object] = []
-    record = JobEvaluator._recorded_now
-
-    def noted(self, strategies, job):
-        seen.append(strategies)
-        return record(self, strategies, job)
-
-    monkeypatch.setattr(JobEvaluator, "_recorded_now", noted)
-    return seen
 
 
 def planned(

@@ -223,9 +223,8 @@ class Search:
             if self.is_over and self.best_so_far is not None:
                 return self.best_so_far
             entry = self._next()
-            if not (
-                entry.is_node and self._is_looked_into(entry.node)
-            ):  # which would get what guesses leave
+            # What looks into pieces would get what guesses leave of the processor.
+            if not (entry.is_node and self._is_looked_into(entry.node)):
                 likely = self._guesses.after(entry, self._queue.entries, may_open=self._may_go_on())
                 self.recordings.expect(likely, is_sure=False)
             if entry.candidate is not None:
